@@ -1,0 +1,119 @@
+"""The only module that knows there may be more than one process.
+
+Every rank runs its own images through the networks and calls `gather`; from there on every
+rank holds the whole batch and computes the same loss, so no other code mentions ranks.
+"""
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def world_size() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Which of them this is; the first, 0, is the one that writes files and prints."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def share(batch_size: int) -> slice:
+    """The rows of a batch that are this rank's to load and encode.
+
+    >>> share(256)
+    slice(0, 256, None)
+    """
+    size = batch_size // world_size()
+    return slice(rank() * size, (rank() + 1) * size)
+
+
+class _Gather(torch.autograd.Function):
+    """All-gather along the first dimension, with gradients summed back over the ranks."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x) for _ in range(world_size())]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> Tensor:
+        grad = grads[0].contiguous()
+        dist.all_reduce(grad)
+        return grad.chunk(world_size())[rank()]
+
+
+def gather(x: Tensor) -> Tensor:
+    """The rows of every rank, in rank order. Differentiable; the identity on one process."""
+    gathered: Tensor = x if world_size() == 1 else _Gather.apply(x)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+def wrap(module: nn.Module) -> nn.Module:
+    """Start every rank from the state of the first, and average gradients from then on.
+
+    Buffers are not synchronized again: ranks write the same rows, so they stay equal.
+    """
+    if world_size() == 1:
+        return module
+    for tensor in module.state_dict().values():
+        dist.broadcast(tensor, src=0)
+    return DistributedDataParallel(module, **_NO_BUFFER_SYNC)
+
+
+# torch 2.15 renames the option that keeps DDP from copying the first rank's buffers each step.
+_NO_BUFFER_SYNC: dict[str, Any] = (
+    {"forward_sync_buffers": False}
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else {"broadcast_buffers": False}
+)
+
+
+@contextmanager
+def process_group(backend: str, **rendezvous: Any) -> Iterator[None]:
+    """Join the other processes for the length of a `with` block."""
+    dist.init_process_group(backend, **rendezvous)
+    try:
+        yield
+        dist.barrier()  # or a rank that is done hangs up on one that is not
+    finally:
+        dist.destroy_process_group()
+
+
+def launched() -> bool:
+    """Whether torchrun, or something that speaks like it, started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; `auto` takes this rank's GPU, Apple's, or else the processor."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu" and torch.backends.mps.is_available():
+            name = "mps"
+    if name == "cuda" and world_size() > 1:
+        name = f"cuda:{os.environ.get('LOCAL_RANK', rank())}"
+    return torch.device(name)
+
+
+def device_name(device: torch.device) -> str:
+    """What a person calls the device."""
+    if device.type == "cuda":
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
+def available_cpus() -> int:
+    """Processors this process may use, by affinity; what the machine has can be far more."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

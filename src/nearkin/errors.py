@@ -1,0 +1,60 @@
+"""What can go wrong, and the exit code each kind of failure has.
+
+Every message is one line that says what went wrong, with which file or value, and what to do.
+"""
+
+from typing import ClassVar
+
+
+class NearkinError(Exception):
+    """A failure that nearkin foresees. Its class decides the exit code of the command."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(NearkinError):
+    """An option or a configuration that cannot be carried out."""
+
+    exit_code = 2
+
+
+class DataError(NearkinError):
+    """Pictures or labels that cannot be used."""
+
+    exit_code = 3
+
+
+class OutputError(NearkinError):
+    """An output folder or file that cannot be written, or must not be overwritten."""
+
+    exit_code = 4
+
+
+class CheckpointError(NearkinError):
+    """No checkpoint, a damaged one, or one of another run."""
+
+    exit_code = 5
+
+
+class DivergedError(NearkinError):
+    """A loss that is not finite."""
+
+    exit_code = 6
+
+
+class CollapsedError(NearkinError):
+    """Embeddings that have become alike, where the user asked to stop on it."""
+
+    exit_code = 7
+
+
+class ResourceError(NearkinError):
+    """Too little disk, memory or something else of the machine."""
+
+    exit_code = 8
+
+
+class WorkerError(NearkinError):
+    """A loader worker or a rank that failed or hung."""
+
+    exit_code = 9

@@ -1,0 +1,57 @@
+"""MoCo's end-to-end baseline: keys come from the batch, and gradients reach them.
+
+He et al. 2020, figure 2a.
+"""
+
+import copy
+from typing import Literal
+
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch, mlp
+from nearkin.objectives import in_batch, unit
+from nearkin.types import Batch, Step
+
+
+class MoCoEndToEnd(Method[None]):
+    """The query must find its key among the keys of its own batch.
+
+    Args:
+        backbone: The network to train.
+        dim: Numbers in an embedding.
+        hidden_dim: Width of the projector's hidden layer; 0 means that of the features.
+        key_encoder: Whether keys come from the `same` network as queries, from a `separate`
+            one that is trained as well, or from a projector of their own on a
+            `shared_backbone`.
+        temperature: Divides the similarities.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        dim: int = 128,
+        hidden_dim: int = 0,
+        key_encoder: Literal["same", "separate", "shared_backbone"] = "same",
+        temperature: float = 0.2,
+    ) -> None:
+        super().__init__()
+        self.temperature = temperature
+        features = backbone.feature_dim
+        projector = mlp(features, hidden_dim or features, dim, norm=False)
+        self.online = Branch(backbone, projector)
+        if key_encoder == "same":
+            self.key_branch = self.online
+        elif key_encoder == "separate":
+            self.key_branch = copy.deepcopy(self.online)
+        else:
+            self.key_branch = Branch(backbone, copy.deepcopy(projector))
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[None]:
+        first, second = batch.views
+        query, key = gather(unit(self.online(first))), gather(unit(self.key_branch(second)))
+        return Step(in_batch(query, key, self.temperature), memo=None)

@@ -1,0 +1,75 @@
+"""MoCo's memory-bank baseline: keys are kept per image, not per encoder.
+
+He et al. 2020, figure 2b.
+"""
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.memory import MemoryBank, own_entries
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch, mlp
+from nearkin.objectives import info_nce, unit
+from nearkin.types import Batch, Step
+
+
+class Visits(NamedTuple):
+    """Images and the keys they are given."""
+
+    index: Tensor
+    keys: Tensor
+
+
+class MoCoMemoryBank(Method[Visits]):
+    """The query must find its image's key among keys sampled from the bank.
+
+    Args:
+        backbone: The network to train.
+        num_images: Rows of the bank: the images to train on.
+        dim: Numbers in an embedding.
+        hidden_dim: Width of the projector's hidden layer; 0 means that of the features.
+        num_negatives: Rows drawn at each step, with replacement, shared by the batch. Draws of
+            the query's own image are left out.
+        momentum: How much of itself a row keeps at each visit.
+        temperature: Divides the similarities.
+    """
+
+    num_views: ClassVar[int] = 1
+    memory_sizes: ClassVar[tuple[str, ...]] = ("num_negatives",)
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        num_images: int,
+        dim: int = 128,
+        hidden_dim: int = 0,
+        num_negatives: int = 65_536,
+        momentum: float = 0.5,
+        temperature: float = 0.2,
+    ) -> None:
+        super().__init__()
+        self.num_negatives = num_negatives
+        self.temperature = temperature
+        features = backbone.feature_dim
+        self.online = Branch(backbone, mlp(features, hidden_dim or features, dim, norm=False))
+        self.bank = MemoryBank(num_images, dim, momentum)
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[Visits]:
+        query, index = gather(unit(self.online(batch.views[0]))), gather(batch.index)
+        noise = self.bank.sample(self.num_negatives)
+        same = own_entries(index, noise)
+        key, negatives = self.bank.keys[index], self.bank.keys[noise]
+        loss = info_nce(query, key, negatives, self.temperature, same)
+        return Step(loss, memo=Visits(index, query.detach()))
+
+    @override
+    @torch.no_grad()
+    def commit(self, visits: Visits, progress: float, /) -> None:
+        self.bank.write(visits.index, visits.keys)

@@ -1,0 +1,45 @@
+"""SimCLR: contrast within one large batch.
+
+Chen, Kornblith, Norouzi, Hinton. A simple framework for contrastive learning of visual
+representations. ICML 2020, arXiv:2002.05709.
+"""
+
+import torch
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch, mlp
+from nearkin.objectives import nt_xent, unit
+from nearkin.types import Batch, Step
+
+
+class SimCLR(Method[None]):
+    """Each view must find the other view of its image among all the batch's views.
+
+    Args:
+        backbone: The network to train.
+        dim: Numbers in an embedding.
+        hidden_dim: Width of the projector's hidden layer; 0 means that of the features.
+        temperature: Divides the similarities.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        dim: int = 128,
+        hidden_dim: int = 0,
+        temperature: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.temperature = temperature
+        features = backbone.feature_dim
+        self.online = Branch(backbone, mlp(features, hidden_dim or features, dim))
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[None]:
+        z = unit(self.online(torch.cat(batch.views)))  # one pass: shared batch-norm statistics
+        z1, z2 = (gather(view) for view in z.chunk(2))
+        return Step(nt_xent(z1, z2, self.temperature), memo=None)

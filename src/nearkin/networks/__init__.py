@@ -1,0 +1,1 @@
+"""Networks: a backbone gives features, a projector embeddings, a predictor predictions."""

@@ -1,0 +1,1 @@
+"""Runs: the composition root, one function per verb of the command line."""

@@ -1,0 +1,1 @@
+"""Training: the loop, its optimizer, its checkpoints and its health."""
