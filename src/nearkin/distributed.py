@@ -117,3 +117,15 @@ def available_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def native_precision(device: torch.device) -> torch.dtype:
+    """bfloat16 where the device computes it natively, float32 elsewhere."""
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "cpu":
+        able = torch.cpu.get_capabilities()
+        native = any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    else:
+        native = False
+    return torch.bfloat16 if native else torch.float32

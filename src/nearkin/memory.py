@@ -37,9 +37,7 @@ class Queue(nn.Module):
         self.register_buffer("cursor", torch.zeros((), dtype=torch.long))
 
     @torch.no_grad()
-    def enqueue(
-        self, keys: Float[Tensor, "batch dim"], index: Int[Tensor, " batch"]
-    ) -> None:
+    def enqueue(self, keys: Float[Tensor, "batch dim"], index: Int[Tensor, " batch"]) -> None:
         """Overwrite the oldest keys with these, which show the images `index`."""
         size = len(self.keys)
         slots = (self.cursor + torch.arange(len(keys), device=keys.device)) % size

@@ -59,7 +59,9 @@ def adopt(body: nn.Module, image_size: int, feature_dim: int | None = None) -> B
     if feature_dim is None:
         training = body.training
         with torch.no_grad():
-            feature_dim = body.eval()(torch.zeros(1, 3, image_size, image_size)).flatten(1).shape[1]
+            feature_dim = (
+                body.eval()(torch.zeros(1, 3, image_size, image_size)).flatten(1).shape[1]
+            )
         body.train(training)
     return Backbone(body, feature_dim)
 

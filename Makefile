@@ -1,0 +1,36 @@
+# make demo   train and evaluate on real digits      make test   everything that must pass
+# PYTHON names the interpreter (3.11 or newer) that the environment in .venv is made with.
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/
+
+.PHONY: demo test check format clean
+
+demo: $(VENV)/installed
+	$(RUN)nearkin demo
+
+test: check
+	$(RUN)python -m pytest -q
+
+check: $(VENV)/developed
+	$(RUN)ruff check .
+	$(RUN)ruff format --check .
+	$(RUN)mypy
+	$(RUN)lint-imports --no-cache
+
+format: $(VENV)/developed
+	$(RUN)ruff check --fix .
+	$(RUN)ruff format .
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nearkin needs Python 3.11 or newer: make PYTHON=python3.12")'
+	test -x $(RUN)python || $(PYTHON) -m venv $(VENV)
+	$(RUN)python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/developed: $(VENV)/installed
+	$(RUN)python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

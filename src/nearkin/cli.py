@@ -1,0 +1,249 @@
+"""The command line: parse, call one function of `runs`, print. The only module that prints.
+
+Importing it loads neither torch nor any other heavy library, so that `--help` is instant.
+"""
+
+import json
+import sys
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from cyclopts.config import Env
+from rich.console import Console
+
+from nearkin import __version__
+from nearkin.config import TrainConfig, read_toml
+from nearkin.errors import NearkinError, UsageError
+
+app = App(
+    name="nearkin",
+    version=__version__,
+    help=(
+        "Learn from pictures without labels which are alike.\n\n"
+        "nearkin demo\n\nnearkin train PICTURES --epochs 100"
+    ),
+    config=Env("NEARKIN_", command=False),
+)
+out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+class Terminal:
+    """Shows how a run goes: a bar on a terminal, lines elsewhere. On standard error."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._bar: Any = None
+
+    def line(self, text: str) -> None:
+        """Show a line above the bar."""
+        if not self._quiet:
+            (self._bar.console if self._bar else err).print(text, markup=False)
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Move the bar, if this is a terminal."""
+        if self._quiet or not err.is_terminal:
+            return
+        if self._bar is None:
+            from rich.progress import Progress
+
+            self._bar = Progress(console=err, transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=total)
+        self._bar.update(self._task, completed=done, description=text)
+        if done == total:
+            self._bar.stop()
+            self._bar = None
+
+
+def show(value: Any, as_json: bool, lines: list[str]) -> None:
+    """Print a result: as JSON, or as lines for people."""
+    if as_json:
+        print(json.dumps(value))
+    else:
+        print("\n".join(lines))
+
+
+@app.command
+def demo(*, out: Path = Path("runs/demo"), json: Flag = False) -> None:
+    """Train and evaluate on real handwritten digits that come with scikit-learn; no download.
+
+    Args:
+        out: The run folder; an earlier demo in it is replaced.
+        json: Print the measures as JSON.
+    """
+    from nearkin.runs.demo import demo as run_demo
+    from nearkin.runs.evaluate import rows_of
+
+    run = run_demo(out=out, reporter=Terminal(json))
+    show(run.summary, json, rows_of(run.summary))
+
+
+@app.command
+def check(
+    data: str, /, *, labels: str = "auto", scan: str = "headers", json: Flag = False
+) -> None:
+    """Look at pictures before training: counts, sizes, bad files, duplicates, proposed settings.
+
+    Args:
+        data: A folder, a CSV or Parquet table, a zip or tar, an .npz, or a name such as digits.
+        labels: For scoring only: auto, none, folders, or a table with columns path and label.
+        scan: headers opens every file; full decodes every picture.
+        json: Print the findings as JSON.
+    """
+    from nearkin.runs.check import check as run_check
+
+    found = run_check(data, labels=labels, scan=scan)
+    show(found.to_dict(), json, found.lines())
+
+
+@app.command
+def train(
+    data: str | None = None,
+    /,
+    *,
+    config: Annotated[TrainConfig, Parameter(name="*")] | None = None,
+    config_file: Annotated[Path | None, Parameter(name="--config")] = None,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    resume: Flag = False,
+    overwrite: Flag = False,
+    init_from: Path | None = None,
+    json: Flag = False,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    **options: str,
+) -> None:
+    """Train an encoder on pictures without labels, and measure it.
+
+    Args:
+        data: A folder, a CSV or Parquet table, a zip or tar, an .npz, or a name such as digits.
+        config: Settings.
+        config_file: A TOML file of settings, such as the config.toml of a run. What is typed or
+            set in the environment goes before it.
+        out: The run folder; runs/DATA-METHOD if not given.
+        resume: Continue the run that is in the folder.
+        overwrite: Replace the run that is in the folder.
+        init_from: A run whose encoder's weights to start from.
+        json: Print the measures as JSON.
+        quiet: Show no progress.
+        options: The method's own options, such as --temperature 0.2; `nearkin config METHOD`
+            shows them.
+    """
+    settings = read_toml(config_file) if config_file else {}
+    data = data or settings.pop("data", None)
+    if data is None:
+        raise UsageError("no pictures given; say nearkin train DATA, or --config with a data key")
+    settings.pop("data", None)
+    named = {name.replace("-", "_"): value for name, value in options.items()}
+    typed = config or TrainConfig()
+    merged = {f.name: getattr(typed, f.name) for f in fields(TrainConfig) if _set(typed, f.name)}
+    merged["options"] = {**settings.pop("options", {}), **named}
+    from nearkin.runs.evaluate import rows_of
+    from nearkin.runs.train import train as run_train
+
+    run = run_train(
+        data,
+        TrainConfig(**{**settings, **merged}),
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        init_from=init_from,
+        reporter=Terminal(quiet or json),
+    )
+    show(run.summary, json, rows_of(run.summary))
+
+
+def _set(config: TrainConfig, name: str) -> bool:
+    """Whether a setting differs from its default: what is typed goes before a file."""
+    return bool(getattr(config, name) != getattr(TrainConfig(), name))
+
+
+@app.command
+def evaluate(run: Path, data: str | None = None, /, *, json: Flag = False) -> None:
+    """Measure a run's encoder beside its floors: raw pixels and the untrained network.
+
+    Args:
+        run: A run folder.
+        data: Other pictures than those of the run.
+        json: Print the measures as JSON.
+    """
+    from nearkin.runs.evaluate import evaluate as run_evaluate
+    from nearkin.runs.evaluate import table_lines
+
+    evaluation = run_evaluate(run, data)
+    show(evaluation.to_dict(), json, table_lines(evaluation))
+
+
+@app.command
+def embed(
+    run: Path, data: str, /, *, output: Annotated[Path, Parameter(name=["--output", "-o"])]
+) -> None:
+    """Write the features of pictures as .parquet, .npz, or .npy with a .csv beside it.
+
+    Args:
+        run: A run folder, or an encoder.safetensors.
+        data: The pictures: what `nearkin train` takes.
+        output: The file; its ending says how it is written.
+    """
+    from nearkin.runs.embed import embed as run_embed
+
+    embeddings = run_embed(run, data, output=output)
+    count, dim = embeddings.vectors.shape
+    out.print(f"{count} pictures, {dim} features each: {output.resolve()}", markup=False)
+
+
+@app.command
+def methods() -> None:
+    """List the methods."""
+    from nearkin.runs.info import method_lines
+
+    print("\n".join(method_lines()))
+
+
+@app.command
+def backbones(pattern: str = "", /) -> None:
+    """List the networks that can be trained.
+
+    Args:
+        pattern: Only names that contain this.
+    """
+    from nearkin.runs.info import backbone_lines
+
+    print("\n".join(backbone_lines(pattern)))
+
+
+@app.command
+def config(method: str = "simclr", /) -> None:
+    """Print every setting of a method with its default, as TOML for `nearkin train --config`.
+
+    Args:
+        method: Its name.
+    """
+    from nearkin.runs.info import config_lines
+
+    print("\n".join(config_lines(method)))
+
+
+@app.command
+def doctor() -> None:
+    """Print versions, device, precision, threads and what else helps to help."""
+    from nearkin.runs.info import doctor_lines
+
+    print("\n".join(doctor_lines()))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit code; see docs/exit-codes.md."""
+    try:
+        app(arguments, console=out, error_console=err, exit_on_error=False, print_error=True)
+    except NearkinError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("error: stopped by Ctrl-C; continue with --resume", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,187 @@
+"""What a run can be told, with its defaults, and the files that hold it.
+
+One data class drives the command line, the Python call and `config.toml`. The options of a
+method are not here: a method's constructor is its configuration, and they travel as `options`.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from nearkin.errors import UsageError
+
+Auto = Literal["auto"]
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Settings of a training run. `auto` is replaced by what the data and machine call for."""
+
+    method: str = "simclr"
+    """What to train by; `nearkin methods` lists them."""
+    backbone: str = "auto"
+    """The network to train; `nearkin backbones` lists them."""
+    epochs: int | Auto = "auto"
+    """Passes over the pictures."""
+    max_time: str = ""
+    """Length as time, such as 45m or 2h: turned into epochs by a measurement at the start."""
+    batch_size: int | Auto = "auto"
+    """Pictures per step, over all processes."""
+    optimizer: Literal["auto", "sgd", "lars", "adamw"] = "auto"
+    """What turns gradients into steps."""
+    lr: float | Auto = "auto"
+    """Peak learning rate, as it is used (not scaled by the batch)."""
+    weight_decay: float | Auto = "auto"
+    """Strength of weight decay."""
+    warmup: float = 0.1
+    """Share of the training over which the learning rate rises; it then falls along a cosine."""
+    augment: str = "auto"
+    """How views are drawn: a preset named as in the papers, or characters."""
+    image_size: int | Auto = "auto"
+    """Side of the views in pixels."""
+    labels: str = "auto"
+    """For scoring only: auto, none, folders, or a table with the columns path and label."""
+    val: float = 0.1
+    """Share of the pictures held out for scoring, where the data name no test part."""
+    evaluate_every: int | Auto = "auto"
+    """Epochs between looks at health and kNN accuracy; 0 means only at the end."""
+    save_every: int | Auto = "auto"
+    """Steps between checkpoints; auto saves once a minute."""
+    seed: int = 0
+    """Decides everything that is drawn."""
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Arithmetic of the networks; auto is bf16 where the processor has it."""
+    workers: int | Auto = "auto"
+    """Processes that decode photographs."""
+    max_bad: float = 0.1
+    """Largest share of unreadable pictures to go on with."""
+    options: Mapping[str, Value] = field(default_factory=dict)
+    """Options of the method, named as in its constructor."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be carried out, before anything is read."""
+        for name, smallest in (
+            ("epochs", 1),
+            ("batch_size", 2),
+            ("image_size", 8),
+            ("workers", 0),
+        ):
+            value = getattr(self, name)
+            if value != "auto" and value < smallest:
+                raise UsageError(f"{option(name)} {value} is too small; give {smallest} or more")
+        for name in ("warmup", "val", "max_bad"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(
+                    f"{option(name)} {getattr(self, name)} is a share; give 0 or more, below 1"
+                )
+        if self.lr != "auto" and not self.lr > 0:
+            raise UsageError(f"--lr {self.lr} would not learn; give a number above 0")
+        if self.max_time:
+            seconds(self.max_time)
+
+
+def option(name: str) -> str:
+    """A setting's name as it is typed.
+
+    >>> option("batch_size")
+    '--batch-size'
+    """
+    return "--" + name.replace("_", "-")
+
+
+def seconds(duration: str) -> float:
+    """A duration in seconds.
+
+    >>> seconds("45m"), seconds("1.5h"), seconds("90")
+    (2700.0, 5400.0, 90.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", duration.strip())
+    if not found or float(found[1]) == 0:
+        raise UsageError(f"--max-time {duration} is not a duration; write it as 45m or 2h")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """` Did you mean x?`, where something known is close enough; else nothing.
+
+    >>> suggestion("epocs", ["epochs", "seed"])
+    ' Did you mean epochs?'
+    """
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a file: names of `TrainConfig`, `data`, and a table `options`.
+
+    Raises:
+        UsageError: If it cannot be read, is not TOML, or has a key that is no setting.
+    """
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"cannot read the configuration {path}: {error}") from error
+    known = {"data", *(f.name for f in fields(TrainConfig))}
+    for key in settings:
+        if key not in known:
+            raise UsageError(f"{path} has an unknown key {key}.{suggestion(key, known)}")
+    return settings
+
+
+def to_toml(config: TrainConfig, data: str) -> str:
+    """A file that repeats the run: `nearkin train --config config.toml`."""
+    lines = [f"data = {_toml(data)}"]
+    for entry in fields(config):
+        if entry.name != "options":
+            lines.append(f"{entry.name} = {_toml(getattr(config, entry.name))}")
+    lines += ["", "[options]"]
+    lines += [f"{name} = {_toml(value)}" for name, value in config.options.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = "".join(
+            f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c
+            for c in value.replace("\\", "\\\\").replace('"', '\\"')
+        )
+        return f'"{escaped}"'
+    return repr(value)
+
+
+def continued(asked: TrainConfig, stored: TrainConfig) -> TrainConfig:
+    """The stored settings of a run, if what is asked for now does not contradict them.
+
+    What is left to `auto` is taken from the run, so that the same command continues it.
+
+    Raises:
+        UsageError: Naming every setting that differs.
+    """
+    differences = []
+    for entry in fields(TrainConfig):
+        mine, theirs = getattr(asked, entry.name), getattr(stored, entry.name)
+        if entry.name in FREE or mine == "auto":
+            continue
+        if entry.name == "options":
+            theirs = {name: theirs.get(name) for name in mine}
+        if mine != theirs:
+            differences.append(f"{option(entry.name)} {theirs} became {mine}")
+    if differences:
+        raise UsageError(
+            f"the run was started with other settings ({'; '.join(differences)}); "
+            "repeat its own command, or choose another --out"
+        )
+    return replace(stored, **{name: getattr(asked, name) for name in FREE})
+
+
+FREE = ("save_every", "workers", "max_bad")
+"""Settings that may change when a run is resumed: they do not touch its result."""

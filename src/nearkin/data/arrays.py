@@ -1,0 +1,130 @@
+"""Pictures that are already pixels: arrays and .npz files."""
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nearkin.data.labels import Said
+from nearkin.errors import DataError
+from nearkin.types import UNKNOWN
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Pixels in memory, gray (n, h, w) or RGB (n, h, w, 3)."""
+
+    pixels: np.ndarray
+    rows: Mapping[str, int]
+
+    def read(self, name: str, limit: int | None = None) -> np.ndarray:
+        """A picture's RGB pixels."""
+        del limit
+        picture = self.pixels[self.rows[name]]
+        return np.repeat(picture[..., None], 3, axis=2) if picture.ndim == 2 else picture
+
+
+@dataclass(frozen=True)
+class Part:
+    """The pictures of one side of the split ('' where there is none), and their labels."""
+
+    split: str
+    pixels: np.ndarray
+    labels: np.ndarray | None = None
+    classes: tuple[str, ...] | None = None
+    """Names of the classes 0, 1, ...; by default the labels' own text."""
+
+
+def join(where: str, parts: Sequence[Part]) -> tuple[Arrays, Said]:
+    """Put the parts into one array, and name each picture by its split and number.
+
+    Raises:
+        DataError: the arrays are not pictures, or pictures and labels do not fit together.
+    """
+    parts = sorted(parts, key=lambda part: part.split)
+    pixels = [_pictures(where, part.pixels) for part in parts]
+    if len({array.shape[1:] for array in pixels}) > 1:
+        raise DataError(f"{where}: train and test pictures differ in shape; give one shape")
+    names: list[str] = []
+    labels: list[str] = []
+    for part in parts:
+        count = len(part.pixels)
+        prefix, digits = f"{part.split}/" if part.split else "", len(str(count - 1))
+        names += [f"{prefix}{row:0{digits}}" for row in range(count)]
+        labels += _labels(where, part)
+    splits = [part.split for part in parts for _ in part.pixels]
+    everything = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
+    rows = {name: row for row, name in enumerate(names)}
+    return Arrays(everything, rows), Said(labels, [""] * len(names), splits)
+
+
+def _pictures(where: str, pixels: np.ndarray) -> np.ndarray:
+    if pixels.ndim == 4 and pixels.shape[3] == 1:
+        pixels = pixels[..., 0]
+    if pixels.ndim not in (3, 4) or pixels.shape[3:] not in ((), (3,)) or 0 in pixels.shape:
+        raise DataError(
+            f"{where}: shape {pixels.shape}; give (n, h, w), (n, h, w, 1) or (n, h, w, 3)"
+        )
+    if np.issubdtype(pixels.dtype, np.floating):
+        low, high = pixels.min(), pixels.max()
+        if not (low >= 0 and high <= 1):  # false for NaN, too
+            raise DataError(f"{where}: floats from {low} to {high}; scale to 0...1, or give uint8")
+        return np.rint(pixels * 255).astype(np.uint8)
+    if pixels.dtype != np.uint8:
+        raise DataError(f"{where}: pixels of type {pixels.dtype}; give uint8, or floats in 0...1")
+    return pixels
+
+
+def _labels(where: str, part: Part) -> list[str]:
+    count = len(part.pixels)
+    if part.labels is None:
+        return [""] * count
+    labels = part.labels.ravel()
+    if len(labels) != count:
+        raise DataError(f"{where}: {count} pictures but {len(labels)} labels; give one each")
+    if labels.dtype.kind not in "iuUS":
+        raise DataError(f"{where}: labels of type {labels.dtype}; give whole numbers or text")
+    if labels.dtype.kind in "US":
+        return [str(label) for label in labels.astype(np.str_)]
+    classes = part.classes or [str(number) for number in range(labels.max() + 1)]
+    if labels.min() < UNKNOWN or labels.max() >= len(classes):
+        raise DataError(
+            f"{where}: labels from {labels.min()} to {labels.max()} for {len(classes)} classes; "
+            f"count from 0, with {UNKNOWN} for unknown"
+        )
+    return ["" if label == UNKNOWN else classes[label] for label in labels]
+
+
+def from_npz(path: Path) -> list[Part]:
+    """The pictures of an .npz file: x (or images), y (or labels), or x_train, y_train, x_test...
+
+    The key class_names, if there, names the classes 0, 1, ... Nothing is ever unpickled.
+
+    Raises:
+        DataError: it is damaged, or has none of these keys.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            held = {key: file[key] for key in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not a readable .npz ({error}); save plain arrays") from error
+    names = held.get("class_names")
+    classes = None if names is None else tuple(str(name) for name in names)
+    parts = []
+    for split, suffix in (("", ""), ("train", "_train"), ("test", "_test")):
+        pixels = held.get(f"x{suffix}", held.get(f"images{suffix}"))
+        if pixels is not None:
+            labels = held.get(f"y{suffix}", held.get(f"labels{suffix}"))
+            parts.append(Part(split, pixels, labels, classes))
+    if not parts:
+        keys = ", ".join(held) or "none"
+        raise DataError(f"{path}: keys are {keys}; call the pictures x, or x_train and x_test")
+    return parts
+
+
+def from_memory(data: np.ndarray | tuple[np.ndarray, np.ndarray]) -> list[Part]:
+    """Pixels, or pixels and labels, given from Python."""
+    pixels, labels = data if isinstance(data, tuple) else (data, None)
+    return [Part("", np.asarray(pixels), None if labels is None else np.asarray(labels))]

@@ -1,0 +1,88 @@
+"""Augmentations by name, with the numbers of the papers and their official code.
+
+They are applied in one order: crop, jitter, gray, blur, solarize, flip. That is the papers' own
+but for InstDisc and MoCo v1, which remove color first and jitter then. It makes no difference to
+an image that keeps its color, and one that loses it is gray either way, only not of the very
+same brightness. The crop is resampled bilinearly; SimCLR's and BYOL's code does it bicubically.
+"""
+
+import difflib
+from dataclasses import replace
+from typing import Final
+
+from nearkin.data.views import View
+from nearkin.errors import UsageError
+
+INSTDISC: Final = View(
+    flip=0.5, jitter=1.0, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.4, gray=0.2
+)
+"""Wu et al. 2018; He et al. 2020."""
+
+MOCO: Final = replace(INSTDISC, jitter=0.8, hue=0.1, blur=0.5)
+"""Chen, Fan et al. 2020 (MoCo v2); Chen & He 2021 (SimSiam)."""
+
+SIMCLR: Final = View(
+    scale=(0.08, 1.0),
+    flip=0.5,
+    jitter=0.8,
+    brightness=0.8,
+    contrast=0.8,
+    saturation=0.8,
+    hue=0.2,
+    gray=0.2,
+    blur=0.5,
+)
+"""Chen, Kornblith et al. 2020, appendix A, color distortion of strength 1."""
+
+SMALL: Final = replace(MOCO, scale=(0.08, 1.0), blur=0.0)
+"""The CIFAR-10 demonstration of MoCo, and SimCLR's appendix B.9: strength 0.5, no blur."""
+
+BYOL: Final = replace(SIMCLR, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1)
+"""Grill et al. 2020, appendix B, what the two views have in common."""
+
+SWAV: Final = replace(SIMCLR, scale=(0.14, 1.0))
+"""Caron et al. 2020, the large views."""
+
+CHARACTERS: Final = View(
+    scale=(0.6, 1.0), jitter=0.8, brightness=0.4, contrast=0.4, rotate=15.0, translate=0.1
+)
+"""For digits and letters, which a flip turns into others and whose color says nothing."""
+
+AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
+    "simclr": (SIMCLR,),
+    "moco_v1": (INSTDISC,),
+    "moco_v2": (MOCO,),
+    "byol": (replace(BYOL, blur=1.0), replace(BYOL, blur=0.1, solarize=0.2)),
+    "swav": (SWAV,) * 2 + (replace(SWAV, scale=(0.05, 0.14), size=96),) * 6,
+    "simsiam": (MOCO,),
+    "simclr_cifar": (SMALL,),
+    "moco_cifar": (SMALL,),
+    "asymmetric_cifar": (replace(BYOL, blur=0.0), replace(BYOL, blur=0.0, solarize=0.2)),
+    "characters": (CHARACTERS,),
+}
+"""The views of each augmentation. A single one is drawn as often as a method asks for views."""
+
+
+def views_of(name: str, count: int) -> tuple[View, ...]:
+    """The first `count` views of an augmentation, or its only view `count` times.
+
+    Raises:
+        UsageError: If there is no such augmentation, or it has fewer views, more than one.
+    """
+    views = AUGMENTATIONS.get(name)
+    if views is None:
+        hint = difflib.get_close_matches(name, AUGMENTATIONS, n=1)
+        suggestion = f" Did you mean {hint[0]}?" if hint else ""
+        raise UsageError(f"unknown augmentation {name}.{suggestion} One of {_names()}")
+    if len(views) == 1:
+        return views * count
+    if len(views) < count:
+        raise UsageError(
+            f"augmentation {name} has {len(views)} views, and the method needs {count}; "
+            f"choose another of {_names()}"
+        )
+    return views[:count]
+
+
+def _names() -> str:
+    return ", ".join(AUGMENTATIONS)

@@ -1,0 +1,94 @@
+"""The views of one picture: crops for training, the middle for everything else.
+
+Nothing here is random: who calls decides where to cut.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image
+
+from nearkin.data.header import BadImage, opened, upright_size
+from nearkin.data.images import Images
+from nearkin.data.rgb import decode, load
+
+__all__ = ["BadImage", "center", "crops", "decode", "load_small"]
+
+MIDDLE_GRAY: Final = 128
+CENTER: Final = 0.875
+"""Share of the shorter side that the evaluation view keeps (256 pixels cropped to 224)."""
+
+
+def crops(
+    encoded: bytes,
+    boxes: Float[np.ndarray, "views 4"],
+    sizes: Sequence[int],
+) -> list[UInt8[np.ndarray, "_ _ 3"]]:
+    """Cut several square views out of a picture that is decoded once.
+
+    Decodes at the smallest scale that still gives every crop the pixels it needs. Resampling
+    is bicubic with antialiasing, as in the papers.
+
+    Args:
+        encoded: the file's bytes.
+        boxes: left, top, width and height of each crop, as fractions of the upright picture.
+        sizes: the side of each view in pixels.
+
+    Raises:
+        BadImage: as `decode` does.
+    """
+    with opened(encoded) as picture:
+        size = upright_size(picture)
+        needed = np.asarray(sizes)[:, None] / (boxes[:, 2:] * size)
+        loaded = load(picture, math.ceil(min(size) * needed.max()))
+    return [_crop(loaded, box, side) for box, side in zip(boxes, sizes, strict=True)]
+
+
+def center(
+    picture: bytes | UInt8[np.ndarray, "_ _ 3"], size: int
+) -> UInt8[np.ndarray, "{size} {size} 3"]:
+    """The evaluation view: the middle of a picture, without randomness.
+
+    Keeps the central square of .875 of the shorter side, as the papers do at 224 pixels; the
+    whole shorter side for views below 64 pixels or a picture that already has the right size.
+
+    Raises:
+        BadImage: as `decode` does.
+    """
+    if isinstance(picture, bytes):
+        image = decode(picture, min_side=math.ceil(size / CENTER))
+    else:
+        image = Image.fromarray(picture)
+    whole = size < 64 or image.size == (size, size)
+    extent = np.minimum(1, min(image.size) * (1 if whole else CENTER) / np.array(image.size))
+    return _crop(image, np.concatenate([(1 - extent) / 2, extent]), size)
+
+
+def load_small(
+    images: Images, size: int
+) -> tuple[UInt8[np.ndarray, "images {size} {size} 3"], dict[int, str]]:
+    """Every picture's `center` in one array, for data that fit in memory.
+
+    Returns:
+        The pixels, and the reason for each row that turned out to be bad. Those are gray.
+    """
+    pixels = np.full((len(images), size, size, 3), MIDDLE_GRAY, np.uint8)
+    bad: dict[int, str] = {}
+    for row in range(len(images)):
+        try:
+            pixels[row] = center(images.read(row), size)
+        except BadImage as error:
+            bad[row] = error.reason
+    return pixels, bad
+
+
+def _crop(
+    picture: Image.Image, box: Float[np.ndarray, " 4"], size: int
+) -> UInt8[np.ndarray, "{size} {size} 3"]:
+    limits = np.tile(picture.size, 2)
+    corners = np.concatenate([box[:2], box[:2] + box[2:]]).clip(0, 1) * limits
+    region = (corners[0], corners[1], corners[2], corners[3])
+    return np.array(picture.resize((size, size), Image.Resampling.BICUBIC, box=region))

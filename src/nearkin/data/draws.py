@@ -1,0 +1,61 @@
+"""Randomness without state: every number is a function of what it is drawn for.
+
+A counter-based hash in the manner of Salmon et al. 2011 ("Parallel random numbers: as easy as
+1, 2, 3"), built on the finalizer of splitmix64 (Steele et al. 2014, figure 15). No generator
+has to be carried along or saved, and a picture's draws do not depend on its company: not on the
+batch, the worker or the process that happens to load it.
+"""
+
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float64, Int64, UInt64
+
+GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+WORD: Final = (1 << 64) - 1
+
+
+def uniform(
+    seed: int, epoch: int, index: Int64[np.ndarray, " batch"], view: int, count: int
+) -> Float64[np.ndarray, "batch count"]:
+    """Numbers from 0 up to, not including, 1; a row depends on nothing but its own arguments.
+
+    Args:
+        seed: Any integer, of which the lowest 64 bits count; so do epoch and view.
+        epoch: Which pass over the data.
+        index: Which images; one row each.
+        view: Which view of the image.
+        count: Numbers per image. Asking for more leaves the first ones as they are.
+    """
+    key = _hash(_image_keys(seed, epoch, index), _word(view))
+    bits = _hash(key[:, None], np.arange(count, dtype=np.uint64))
+    numbers: np.ndarray = (bits >> np.uint64(11)) * 2.0**-53
+    return numbers
+
+
+def permutation(seed: int, epoch: int, size: int) -> Int64[np.ndarray, " size"]:
+    """The numbers from 0 to `size` - 1 in an order that is new in every epoch."""
+    keys = _image_keys(seed, epoch, np.arange(size, dtype=np.int64))
+    return np.argsort(keys, kind="stable").astype(np.int64)
+
+
+def _image_keys(
+    seed: int, epoch: int, index: Int64[np.ndarray, " batch"]
+) -> UInt64[np.ndarray, " batch"]:
+    key = _hash(_hash(_word(0), _word(seed)), _word(epoch))
+    return _hash(key, index.astype(np.uint64))
+
+
+def _word(value: int) -> UInt64[np.ndarray, "1"]:
+    return np.array([value & WORD], np.uint64)
+
+
+def _hash(
+    start: UInt64[np.ndarray, "*#shape"], place: UInt64[np.ndarray, "*#shape"]
+) -> UInt64[np.ndarray, "..."]:
+    """The number at that place of the splitmix64 sequence with that start."""
+    z = start + (place + np.uint64(1)) * GAMMA
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    return mixed

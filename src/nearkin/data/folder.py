@@ -1,0 +1,91 @@
+"""Pictures in a folder, flat or nested to any depth."""
+
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nearkin.data.sources import BadFile, Listing, Stat, is_hidden, is_picture, no_pictures
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Reads files below a folder."""
+
+    root: Path
+
+    def read(self, name: str, limit: int | None = None) -> bytes:
+        """The file's first `limit` bytes, or all of it."""
+        with (self.root / name).open("rb") as file:
+            return file.read(-1 if limit is None else limit)
+
+
+def list_folder(root: Path) -> Listing:
+    """Find the pictures below a folder.
+
+    Hidden files and folders are passed over. A link is followed only to a target inside the
+    folder. Every folder is entered once, real ones before links to them, which cuts loops.
+
+    Raises:
+        DataError: there are none.
+    """
+    root = root.resolve()
+    files: dict[str, Stat] = {}
+    bad: list[BadFile] = []
+    others: list[str] = []
+    for name, found in _walk(root):
+        if isinstance(found, BadFile):
+            bad.append(found)
+        elif not is_picture(name):
+            others.append(name)
+        elif stat.S_ISREG(found.st_mode):
+            files[name] = Stat(found.st_size, found.st_mtime_ns)
+        else:
+            bad.append(BadFile(name, "not a regular file", 0))
+    if not files and not bad:
+        raise no_pictures(str(root), others)
+    return Listing(str(root), Folder(root), files, bad)
+
+
+def _walk(root: Path) -> Iterator[tuple[str, os.stat_result | BadFile]]:
+    """Every visible file's name and state, breadth first, links to folders last."""
+    real, linked = deque([""]), deque[str]()
+    entered = set[tuple[int, int]]()
+    while real or linked:
+        folder = real.popleft() if real else linked.popleft()
+        state = (root / folder).stat()
+        if (state.st_dev, state.st_ino) in entered:
+            continue
+        entered.add((state.st_dev, state.st_ino))
+        for name, entry in _entries(root, folder):
+            if isinstance(entry, BadFile):
+                yield name, entry
+            elif stat.S_ISDIR(entry.st_mode):
+                (linked if (root / name).is_symlink() else real).append(name)
+            else:
+                yield name, entry
+
+
+def _entries(root: Path, folder: str) -> Iterator[tuple[str, os.stat_result | BadFile]]:
+    try:
+        entries = sorted(os.listdir(root / folder))  # noqa: PTH208  (names, not paths)
+    except OSError:
+        yield folder, BadFile(folder, "unreadable folder", 0)
+        return
+    for entry in entries:
+        name = f"{folder}/{entry}" if folder else entry
+        if not is_hidden(entry):
+            yield name, state(root, name)
+
+
+def state(root: Path, name: str) -> os.stat_result | BadFile:
+    """What the file system knows of a file below a (resolved) folder, or what is wrong with it."""
+    path = root / name
+    try:
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            return BadFile(name, "link leaves the folder", 0)
+        return path.stat()
+    except (OSError, RuntimeError):  # a dangling link, or one that leads to itself
+        return BadFile(name, "broken link", 0)

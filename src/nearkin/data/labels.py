@@ -1,0 +1,96 @@
+"""What the data say about their pictures: class, group and side of the split."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Int64
+
+from nearkin.errors import DataError
+from nearkin.types import UNKNOWN
+
+SIDES: Final = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "val": "test",
+    "valid": "test",
+    "validation": "test",
+}
+"""Folder and table words for the two sides of a split."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """One entry per picture, each '' where nothing is said."""
+
+    labels: Sequence[str]
+    groups: Sequence[str]
+    splits: Sequence[str]
+
+    def numbered(self) -> tuple[tuple[str, ...], Int64[np.ndarray, " images"]]:
+        """The class names, in order, and each picture's position among them.
+
+        Classes that are all whole numbers are ordered as numbers, others by their bytes.
+        """
+        names = set(self.labels) - {""}
+        if all(name.isascii() and name.isdecimal() for name in names):
+            classes = sorted(names, key=lambda name: (int(name), name))
+        else:
+            classes = sorted(names, key=in_bytes)
+        number = {name: i for i, name in enumerate(classes)} | {"": UNKNOWN}
+        return tuple(classes), np.array([number[name] for name in self.labels], np.int64)
+
+    def grouped(self) -> Int64[np.ndarray, " images"]:
+        """Each picture's group: the row of the group's first picture, its own by default."""
+        first: dict[str, int] = {}
+        rows = enumerate(self.groups)
+        return np.array([first.setdefault(g, i) if g else i for i, g in rows], np.int64)
+
+
+def in_bytes(name: str) -> bytes:
+    """A sort key that does not depend on locale, and keeps names that are not valid UTF-8."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def said_by_folders(names: Sequence[str], labels: str) -> Said:
+    """Read classes and splits off the folders.
+
+    A wrapper folder that holds everything is passed over. If all top-level folders are then
+    called train, val, test or the like, they set the split. Of what remains, a picture's folder
+    is its class, if the folders look like classes: every picture lies in one, all equally deep,
+    at least two of them, with two pictures or more on average.
+
+    Args:
+        names: the pictures' names.
+        labels: "auto", "folders" to insist on classes, or "none" for splits alone.
+
+    Raises:
+        DataError: "folders" is asked for, and a picture lies in no folder.
+    """
+    paths = _unwrapped([name.split("/")[:-1] for name in names])
+    sided = all(path and path[0].lower() in SIDES for path in paths)
+    splits = [SIDES[path[0].lower()] if sided else "" for path in paths]
+    classes = [path[1:] if side else path for path, side in zip(paths, splits, strict=True)]
+    if labels == "folders" and not all(classes):
+        stray = names[classes.index([])]
+        raise DataError(f"{stray}: lies in no class folder; move it, or do not ask for folders")
+    if labels == "none" or (labels == "auto" and not _are_classes(classes)):
+        classes = [[]] * len(names)
+    return Said(["/".join(path) for path in classes], [""] * len(names), splits)
+
+
+def _unwrapped(paths: list[list[str]]) -> list[list[str]]:
+    while all(len(path) > 1 and path[0] == paths[0][0] for path in paths):
+        if paths[0][0].lower() in SIDES:
+            break
+        paths = [path[1:] for path in paths]
+    return paths
+
+
+def _are_classes(classes: list[list[str]]) -> bool:
+    distinct = Counter(map(tuple, classes))
+    depths = set(map(len, distinct))
+    return len(depths) == 1 and depths != {0} and 2 <= len(distinct) <= len(classes) / 2

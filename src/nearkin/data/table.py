@@ -1,0 +1,178 @@
+"""Labels, groups and splits in a CSV or Parquet file, which may also be the list of pictures."""
+
+import csv
+import os
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from nearkin.data.folder import Folder, state
+from nearkin.data.labels import SIDES, Said
+from nearkin.data.sources import BadFile, Listing, Stat
+from nearkin.errors import DataError
+
+TABLES: Final = (".csv", ".parquet")
+
+
+class Row(NamedTuple):
+    """What a table says about one picture; '' where it says nothing."""
+
+    label: str
+    group: str
+    split: str
+    line: int
+    """Where it says so: in a CSV the line, in Parquet the row, counted from 1."""
+
+
+def read_table(path: Path, required: Sequence[str] = ("path",)) -> dict[str, Row]:
+    """Read the columns path, label, group and split; a row's key is its path.
+
+    A CSV is UTF-8, with commas or semicolons. Cells are text and nothing else: no formula is
+    ever evaluated. A picture listed twice alike counts once.
+
+    Raises:
+        DataError: the file cannot be read, lacks a required column or contradicts itself.
+    """
+    rows: dict[str, Row] = {}
+    read = _parquet if path.suffix.lower() == ".parquet" else _csv
+    for line, cells in read(path, required):
+        side = cells.get("split", "").strip().lower()
+        if side and side not in SIDES:
+            raise DataError(f"{path}, line {line}: split {side!r}; say train, val or test")
+        label, group = (cells.get(column, "").strip() for column in ("label", "group"))
+        row = Row(label, group, SIDES.get(side, ""), line)
+        first = rows.setdefault(cells["path"].removeprefix("./"), row)
+        if first[:3] != row[:3]:
+            raise DataError(
+                f"{path}: {cells['path']!r} is described in line {first.line} and, differently, "
+                f"in line {line}; keep one of them"
+            )
+    if not rows:
+        raise DataError(f"{path}: no rows; give one per picture")
+    return rows
+
+
+def _csv(path: Path, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            heading = file.readline()
+            file.seek(0)
+            delimiter = ";" if heading.count(";") > heading.count(",") else ","
+            reader = csv.reader(file, delimiter=delimiter)
+            columns = [cell.strip().lower() for cell in next(reader, [])]
+            _check_columns(path, columns, required)
+            for cells in filter(None, reader):
+                if len(cells) > len(columns):
+                    raise DataError(
+                        f"{path}, line {reader.line_num}: {len(cells)} cells for {len(columns)} "
+                        "columns; put quotes around cells that hold the separator"
+                    )
+                yield reader.line_num, dict(zip(columns, cells, strict=False))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not a readable CSV ({error}); save it as UTF-8") from error
+
+
+def _parquet(path: Path, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        schema = parquet.read_schema(path)
+        _check_columns(path, schema.names, required)
+        wanted = [name for name in ("path", "label", "group", "split") if name in schema.names]
+        table: Any = parquet.read_table(path, columns=wanted)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: not a readable Parquet file ({error}); write it anew") from error
+    for line, cells in enumerate(table.to_pylist(), start=1):
+        yield line, {name: "" if cell is None else str(cell) for name, cell in cells.items()}
+
+
+def _check_columns(path: Path, columns: Sequence[str], required: Sequence[str]) -> None:
+    missing = [name for name in required if name not in columns]
+    if missing:
+        found = ", ".join(columns)[:200] or "none"
+        raise DataError(f"{path}: no column {missing[0]!r} among: {found}; add it to the heading")
+
+
+def list_table(path: Path, rows: Mapping[str, Row]) -> tuple[Listing, dict[str, Row]]:
+    """The pictures that a table lists, by paths relative to its own folder.
+
+    Returns:
+        The pictures, and the rows under the pictures' names.
+
+    Raises:
+        DataError: a path leads out of the folder, or to no file.
+    """
+    root = path.resolve().parent
+    named = {_name(path, written, row): row for written, row in rows.items()}
+    missing = [name for name in named if not os.path.lexists(root / name)]
+    if missing:
+        raise DataError(
+            f"{path}: {len(missing)} of {len(named)} files do not exist below {root}, such as "
+            f"{_examples(missing)}; give paths relative to the table"
+        )
+    files: dict[str, Stat] = {}
+    bad: list[BadFile] = []
+    for name in named:
+        found = state(root, name)
+        if isinstance(found, BadFile):
+            bad.append(found)
+        elif stat.S_ISREG(found.st_mode):
+            files[name] = Stat(found.st_size, found.st_mtime_ns)
+        else:
+            bad.append(BadFile(name, "not a regular file", 0))
+    return Listing(str(path.resolve()), Folder(root), files, bad), named
+
+
+def _name(path: Path, written: str, row: Row) -> str:
+    root = path.resolve().parent
+    name = written.removeprefix(f"{root}/")
+    if "\\" in name and not os.path.lexists(root / name):
+        name = name.replace("\\", "/")
+    if name.startswith("/") or ".." in name.split("/"):
+        raise DataError(
+            f"{path}, line {row.line}: {written!r} leads out of the table's folder; "
+            "move the table above the pictures"
+        )
+    return name
+
+
+def match(
+    path: Path, rows: Mapping[str, Row], names: Collection[str]
+) -> tuple[dict[str, Row], list[BadFile]]:
+    """Look the rows of a table of labels up among the pictures; no file is opened.
+
+    Returns:
+        The rows by picture, and the rows without a picture, as bad files.
+
+    Raises:
+        DataError: no row belongs to any picture.
+    """
+    known = frozenset(names)
+    found: dict[str, Row] = {}
+    stray: list[BadFile] = []
+    for written, row in rows.items():
+        name = written if written in known else written.replace("\\", "/")
+        if name in known:
+            found[name] = row
+        else:
+            stray.append(BadFile(written, "labeled, but there is no such picture", 0))
+    if not found:
+        raise DataError(
+            f"{path}: labels {_examples(rows)}, but the pictures are called "
+            f"{_examples(names)}; write the paths as they are below the data"
+        )
+    return found, stray
+
+
+def said_by_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Said:
+    """What a table says about these pictures."""
+    silent = Row("", "", "", 0)
+    said = [rows.get(name, silent) for name in names]
+    return Said([r.label for r in said], [r.group for r in said], [r.split for r in said])
+
+
+def _examples(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, islice(names, 3)))

@@ -1,0 +1,79 @@
+"""Do the classes fall into clusters by themselves?"""
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nearkin.errors import DataError
+from nearkin.evaluation.features import known
+from nearkin.evaluation.measure import Measure
+from nearkin.measures.intervals import bootstrap
+from nearkin.measures.matching import cluster_accuracy
+from nearkin.objectives import unit
+
+WIDEST = 64
+"""Wider features are reduced to this many principal components; k-means is faster there."""
+
+Labels = Int[np.ndarray, " n"]
+
+
+def clusters(
+    features: Float[Tensor, "n dim"], labels: Int[np.ndarray, " n"], *, seed: int
+) -> list[Measure]:
+    """How well k-means, told only the number of classes, finds the classes.
+
+    Accuracy under the best one-to-one match, normalized mutual information (arithmetic mean)
+    and adjusted Rand index. Their intervals resample the images and keep the clustering. Images
+    without a label are left out.
+
+    Raises:
+        DataError: If fewer than two classes have labels.
+    """
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+    truth = labels[known(labels)]
+    k = len(np.unique(truth))
+    if k < 2:
+        raise DataError("clusters need labeled test images of two classes or more")
+    found = _k_means(features[known(labels)], k, seed)
+    protocol = (
+        f"k-means of {len(truth)} test images, k {k} (the number of classes), 10 starts, "
+        f"unit features, {min(features.shape[1], WIDEST)} dimensions; "
+        "interval over images, clustering fixed"
+    )
+
+    def score(
+        name: str, statistic: Callable[[Labels, Labels], float], lowest: float = 0.0
+    ) -> Measure:
+        value = float(statistic(truth, found))
+        low, high = bootstrap(
+            lambda rows: statistic(truth[rows], found[rows]),
+            len(truth),
+            seed=seed,
+            bounds=(lowest, 1.0),
+        )
+        return Measure(name, value, low, high, protocol)
+
+    return [
+        score("cluster accuracy", lambda labels, found: cluster_accuracy(labels, found)[0]),
+        score("NMI", normalized_mutual_info_score),
+        score("ARI", adjusted_rand_score, lowest=-0.5),
+    ]
+
+
+def _k_means(features: Float[Tensor, "n dim"], k: int, seed: int) -> Int[np.ndarray, " n"]:
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    x = unit(features.float())
+    if x.shape[1] > WIDEST:
+        x = x - x.mean(dim=0)
+        x = x @ torch.linalg.eigh(x.T @ x).eigenvectors[:, -WIDEST:]
+    with warnings.catch_warnings():  # collapsed features have fewer points than clusters
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = KMeans(k, n_init=10, random_state=seed).fit_predict(x.cpu().numpy())
+    return np.asarray(found, dtype=np.int64)

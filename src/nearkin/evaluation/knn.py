@@ -1,0 +1,43 @@
+"""Weighted nearest neighbors: the classifier without training."""
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nearkin.errors import DataError
+from nearkin.evaluation.features import known, unseen
+from nearkin.evaluation.measure import Measure, accuracy
+from nearkin.measures.neighbors import vote
+
+
+def knn(
+    bank: Float[Tensor, "bank dim"],
+    bank_labels: Int[np.ndarray, " bank"],
+    queries: Float[Tensor, "queries dim"],
+    query_labels: Int[np.ndarray, " queries"],
+    *,
+    k: int = 200,
+    temperature: float = 0.1,
+) -> Measure:
+    """Share of queries whose class wins the vote of their `k` nearest images in the bank.
+
+    The protocol of Wu et al. 2018 and of MoCo's CIFAR-10 demonstration. Images without a label
+    are left out. Of classes with equal votes, the lowest number wins.
+
+    Raises:
+        DataError: If either side has no label.
+    """
+    in_bank, asked = known(bank_labels), known(query_labels)
+    if not in_bank.any() or not asked.any():
+        raise DataError("kNN needs labeled training images and labeled test images")
+    bank, queries, truth = bank[in_bank], queries[asked], query_labels[asked]
+    classes, bank_classes = np.unique(bank_labels[in_bank], return_inverse=True)
+    scores = vote(
+        bank, bank_classes, queries, k=k, temperature=temperature, num_classes=len(classes)
+    )
+    answers = classes[scores.argmax(dim=1).cpu().numpy()]
+    protocol = (
+        f"weighted kNN by cosine, k {min(k, len(bank))}, temperature {temperature:g}, "
+        f"bank of {len(bank)} training images, {len(queries)} test images"
+    )
+    return accuracy("kNN top-1", answers == truth, protocol + unseen(classes, truth))

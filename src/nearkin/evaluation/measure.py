@@ -1,0 +1,37 @@
+"""One number, how far to trust it, and how it was found."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool
+
+from nearkin.measures.intervals import wilson
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number with its 95 % confidence interval and its protocol."""
+
+    name: str
+    value: float
+    low: float | None
+    """Lower end of the interval; None if the number has none."""
+    high: float | None
+    protocol: str
+    """All that must be the same for two numbers to be compared, in words."""
+
+    def __str__(self) -> str:
+        """The value and its interval, to three digits."""
+        if self.low is None or self.high is None:
+            return _short(self.value)
+        return f"{_short(self.value)} [{_short(self.low)}, {_short(self.high)}]"
+
+
+def accuracy(name: str, correct: Bool[np.ndarray, " n"], protocol: str) -> Measure:
+    """The share of correct answers, with Wilson's interval."""
+    low, high = wilson(int(correct.sum()), len(correct))
+    return Measure(name, float(correct.mean()), low, high, protocol)
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"

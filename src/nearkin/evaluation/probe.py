@@ -1,0 +1,139 @@
+"""The linear probe: how much of the classes a linear classifier can read off the features."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nearkin.errors import DataError
+from nearkin.evaluation.features import known, unseen
+from nearkin.evaluation.logistic import fit_path
+from nearkin.evaluation.measure import Measure, accuracy
+
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
+"""Values of `C` to choose from, the strongest regularization first."""
+HELD_OUT = 0.15
+"""Share of the training images that decides between them."""
+CHOICE_LIMIT = 12_000
+"""Training images, at the most, that the choice is made with."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearProbe:
+    """A multinomial logistic regression on standardized features."""
+
+    mean: Float[Tensor, " dim"]
+    std: Float[Tensor, " dim"]
+    weight: Float[Tensor, "dim classes"]
+    bias: Float[Tensor, " classes"]
+    classes: Int[np.ndarray, " classes"]
+    strength: float
+    """The `C` that was chosen: the inverse of the regularization, as scikit-learn has it."""
+
+    def predict(self, features: Float[Tensor, "n dim"]) -> Int[np.ndarray, " n"]:
+        """The most likely class of each row."""
+        logits = (features.float() - self.mean) / self.std @ self.weight + self.bias
+        return np.asarray(self.classes[logits.argmax(dim=1).cpu().numpy()])
+
+
+def linear_probe(
+    train: Float[Tensor, "train dim"],
+    train_labels: Int[np.ndarray, " train"],
+    test: Float[Tensor, "test dim"],
+    test_labels: Int[np.ndarray, " test"],
+    *,
+    seed: int,
+    groups: Int[np.ndarray, " train"] | None = None,
+) -> Measure:
+    """Share of test images that a linear classifier of the frozen features gets right.
+
+    Images without a label are left out. See `train_probe` for how it is trained.
+
+    Raises:
+        DataError: If no test image, or fewer than two classes of training images, have labels.
+    """
+    asked = known(test_labels)
+    if not asked.any():
+        raise DataError("the linear probe needs labeled test images")
+    probe = train_probe(train, train_labels, seed=seed, groups=groups)
+    truth = test_labels[asked]
+    protocol = (
+        f"logistic regression on standardized features, C {probe.strength:g} chosen on "
+        f"{HELD_OUT:.0%} of the training images, {int(known(train_labels).sum())} training "
+        f"images, {len(truth)} test images"
+    )
+    answers = probe.predict(test[asked])
+    return accuracy("linear probe", answers == truth, protocol + unseen(probe.classes, truth))
+
+
+def train_probe(
+    features: Float[Tensor, "n dim"],
+    labels: Int[np.ndarray, " n"],
+    *,
+    seed: int,
+    groups: Int[np.ndarray, " n"] | None = None,
+) -> LinearProbe:
+    """Choose the regularization on a held-out slice of these images, then fit all of them.
+
+    Args:
+        features: Frozen features.
+        labels: Classes; images without one are left out.
+        seed: Decides which images are held out.
+        groups: Images of the same group are held out together, or not at all.
+
+    Raises:
+        DataError: If there are fewer than two classes.
+    """
+    rows = np.flatnonzero(known(labels))
+    classes, target = np.unique(labels[rows], return_inverse=True)
+    if len(classes) < 2:
+        raise DataError("the linear probe needs labeled training images of two classes or more")
+    groups = rows if groups is None else groups[rows]
+    mean, std, x = _standardize(features[rows].float())
+    y = torch.from_numpy(target).to(x.device)
+    few = np.random.default_rng(seed).permutation(len(rows))[:CHOICE_LIMIT]
+    held_out = hold_out(target[few], groups[few], seed)
+    strength = _choose(x[few], y[few], held_out, len(classes))
+    weight, bias = fit_path(x, y, len(classes), (strength,))[-1]
+    return LinearProbe(mean, std, weight, bias, classes, strength)
+
+
+def hold_out(
+    labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"], seed: int
+) -> Bool[np.ndarray, " n"]:
+    """Which images decide: the same share of the groups of each class, drawn at random.
+
+    A group has the class of its first image. Classes of fewer than four groups give none.
+    """
+    names, first, member = np.unique(groups, return_index=True, return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(names))
+    chosen = np.zeros(len(names), dtype=bool)
+    for label in np.unique(labels):
+        own = order[labels[first][order] == label]
+        chosen[own[: round(HELD_OUT * len(own))]] = True
+    return np.asarray(chosen[member])
+
+
+def _standardize(
+    x: Float[Tensor, "n dim"],
+) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"], Float[Tensor, "n dim"]]:
+    std, mean = torch.std_mean(x, dim=0, correction=0)
+    std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # a constant carries nothing but noise
+    return mean, std, (x - mean) / std
+
+
+def _choose(
+    x: Float[Tensor, "n dim"],
+    y: Int[Tensor, " n"],
+    held_out: Bool[np.ndarray, " n"],
+    num_classes: int,
+) -> float:
+    """The strength that gets most held-out images right; of equals, the strongest."""
+    judge = torch.from_numpy(held_out).to(x.device)
+    if not judge.any():
+        return 1.0
+    fits = fit_path(x[~judge], y[~judge], num_classes, STRENGTHS)
+    right = [int(((x[judge] @ w + b).argmax(dim=1) == y[judge]).sum()) for w, b in fits]
+    return STRENGTHS[right.index(max(right))]

@@ -1,0 +1,117 @@
+"""Nearest neighbors by cosine similarity, exact and in little memory."""
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nearkin.errors import DataError
+from nearkin.objectives import unit
+
+SIMILARITIES = 2**24
+"""Similarities held at once; 64 MiB in float32."""
+
+
+def nearest(
+    bank: Float[Tensor, "bank dim"],
+    queries: Float[Tensor, "queries dim"],
+    k: int,
+    *,
+    exclude_self: bool = False,
+) -> tuple[Float[Tensor, "queries k"], Int[Tensor, "queries k"]]:
+    """The `k` rows of the bank most similar to each query, most similar first.
+
+    Equal similarities are ordered by their place in the bank, so the answer is unique.
+
+    Args:
+        bank: Features of any length.
+        queries: Features of any length.
+        k: How many; no more are given than the bank has.
+        exclude_self: The queries are the bank, and no row is its own neighbor.
+
+    Returns:
+        Cosine similarities, and rows of the bank.
+
+    Raises:
+        DataError: If the bank has no row to offer.
+
+    >>> nearest(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), torch.tensor([[1.0, 0.0]]), k=1)
+    (tensor([[1.]]), tensor([[1]]))
+    """
+    k = min(k, len(bank) - exclude_self)
+    if k < 1:
+        raise DataError("no image to compare with; nearest neighbors need at least one other")
+    bank, rows, start = unit(bank), max(1, SIMILARITIES // len(bank)), 0
+    found = []
+    for chunk in unit(queries).split(rows):
+        similarity = chunk @ bank.T
+        if exclude_self:
+            similarity.diagonal(offset=start).fill_(-torch.inf)
+        found.append(_largest(similarity, k))
+        start += len(chunk)
+    values, index = zip(*found, strict=True)
+    return torch.cat(values), torch.cat(index)
+
+
+def _largest(
+    similarity: Float[Tensor, "rows bank"], k: int
+) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
+    """The largest `k` of each row, equal ones from left to right."""
+    values, index = similarity.topk(k)
+    # topk may pick any of several equals at the cut; there a stable sort decides instead.
+    cut_through = (similarity >= values[:, -1:]).sum(dim=1) > k
+    if cut_through.any():
+        order = similarity[cut_through].argsort(dim=1, descending=True, stable=True)
+        index[cut_through] = order[:, :k]
+    index = index.sort(dim=1).values
+    values, order = similarity.gather(1, index).sort(dim=1, descending=True, stable=True)
+    return values, index.gather(1, order)
+
+
+def vote(
+    bank: Float[Tensor, "bank dim"],
+    bank_labels: Int[np.ndarray, " bank"],
+    queries: Float[Tensor, "queries dim"],
+    *,
+    k: int,
+    temperature: float,
+    num_classes: int,
+    exclude_self: bool = False,
+) -> Float[Tensor, "queries num_classes"]:
+    """Classes of the `k` nearest neighbors, weighted by `exp(cosine / temperature)`.
+
+    The classifier of Wu et al. 2018, section 3.4. The scores of a query sum to one.
+
+    Args:
+        bank: Features of any length.
+        bank_labels: Their classes, from 0 to `num_classes - 1`.
+        queries: Features of any length.
+        k: How many neighbors vote; the whole bank if it has fewer.
+        temperature: Above 0. The larger, the more alike the votes count.
+        num_classes: Number of classes.
+        exclude_self: The queries are the bank, and no image votes for itself.
+
+    Raises:
+        DataError: If the bank has no image that could vote.
+    """
+    similarity, index = nearest(bank, queries, k, exclude_self=exclude_self)
+    weights = torch.softmax(similarity / temperature, dim=1)
+    classes = torch.from_numpy(bank_labels).to(index)[index]
+    scores = weights.new_zeros(len(queries), num_classes)
+    return scores.scatter_add_(1, classes, weights)
+
+
+def neighbor_agreement(
+    a: Float[Tensor, "images dim"], b: Float[Tensor, "images dim"], k: int
+) -> Float[Tensor, ""]:
+    """Share of the `k` nearest other images that two views of the same images have in common.
+
+    Needs no labels. About `k / (images - 1)` by chance, 1 if the views agree on everything.
+
+    Raises:
+        DataError: If there is only one image.
+    """
+    neighbors = [nearest(x, x, k, exclude_self=True)[1] for x in (a, b)]
+    both = torch.cat(neighbors, dim=1).sort(dim=1).values
+    shared = (both[:, 1:] == both[:, :-1]).sum(dim=1)
+    return shared.float().mean() / neighbors[0].shape[1]

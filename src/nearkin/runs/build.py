@@ -1,0 +1,213 @@
+"""From settings to objects: what `auto` comes to, and the method with its networks."""
+
+import copy
+import inspect
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+import torch
+from torch import nn
+
+from nearkin.config import TrainConfig, Value, option, suggestion
+from nearkin.data.images import Images
+from nearkin.distributed import available_cpus
+from nearkin.errors import DataError, UsageError
+from nearkin.method import Method
+from nearkin.methods import METHODS
+from nearkin.networks.backbone import SMALL_IMAGE, Backbone
+from nearkin.runs.recipes import recipe
+
+SIZES = (32, 64, 96, 128, 160, 192, 224)
+"""Sides of views that `auto` chooses from for photographs, in pixels."""
+PICTURES_TO_SEE = {"cpu": 2_000_000, "mps": 4_000_000, "cuda": 20_000_000}
+"""What `--epochs auto` aims at: about half an hour of small pictures, or some hours of a GPU."""
+
+
+def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainConfig:
+    """The settings with every `auto` replaced, and the method's data-dependent sizes among them.
+
+    Args:
+        config: What was asked for.
+        images: What will be trained on.
+        device: Where.
+
+    Raises:
+        UsageError: If an explicit setting does not fit the method or the data.
+        DataError: If there are too few pictures to train on.
+    """
+    if len(images) < 2:
+        raise DataError(f"{len(images)} picture to train on; contrast needs 2 or more")
+    chosen = recipe(config.method)
+    size = config.image_size if config.image_size != "auto" else image_size(images)
+    batch = config.batch_size if config.batch_size != "auto" else min(256, len(images))
+    if batch > len(images):
+        raise UsageError(
+            f"--batch-size {batch} is more than the {len(images)} pictures; give at most that"
+        )
+    optimizer = config.optimizer if config.optimizer != "auto" else chosen.optimizer
+    growth = batch / 256 if optimizer != "adamw" else math.sqrt(batch / 256)
+    small = size < SMALL_IMAGE
+    preset = chosen.augment_small if small else chosen.augment
+    if small and config.augment == "auto" and is_gray(images):
+        preset = "characters"
+    resolved = replace(
+        config,
+        image_size=size,
+        batch_size=batch,
+        optimizer=optimizer,
+        lr=_or(config.lr, chosen.lr * growth),
+        weight_decay=_or(config.weight_decay, chosen.weight_decay),
+        augment=_or(config.augment, preset),
+        backbone=_or(config.backbone, backbone_for(size, device)),
+        epochs=_or(config.epochs, epochs_for(len(images), device)),
+        workers=_or(config.workers, 0 if images.is_small else available_cpus()),
+        options=method_options(config.method, config.options, len(images), batch),
+    )
+    look = max(1, int(resolved.epochs) // 20)
+    return replace(resolved, evaluate_every=_or(config.evaluate_every, look))
+
+
+def _or(value: Any, automatic: Any) -> Any:
+    return automatic if value == "auto" else value
+
+
+def image_size(images: Images) -> int:
+    """The largest usual size that the median picture's shorter side fills."""
+    side = int(np.median(images.sizes.min(axis=1)))
+    if images.is_small:
+        return max(8, side)
+    return max((size for size in SIZES if size <= side), default=SIZES[0])
+
+
+def is_gray(images: Images, count: int = 64) -> bool:
+    """Whether pictures have no color, by a look at some of them."""
+    from nearkin.data.decode import center
+
+    rows = np.linspace(0, len(images) - 1, min(count, len(images))).astype(int)
+    shown = np.stack([center(images.read(int(row)), 16) for row in rows])
+    return bool((shown == shown[..., :1]).all())
+
+
+def backbone_for(size: int, device: torch.device) -> str:
+    """The network that gets furthest on such pictures in the time people have."""
+    if size <= 16:
+        return "tiny"
+    if device.type == "cpu" and size < SMALL_IMAGE:
+        return "small"
+    return "resnet18"
+
+
+def epochs_for(num_images: int, device: torch.device) -> int:
+    """Passes that show `PICTURES_TO_SEE`, between 20 and 400."""
+    return min(400, max(20, PICTURES_TO_SEE[device.type] // num_images))
+
+
+def method_class(name: str) -> type[Method[Any]]:
+    """The method of that name.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if name not in METHODS:
+        raise UsageError(
+            f"unknown method {name}.{suggestion(name, METHODS)} "
+            f"`nearkin methods` lists them: {', '.join(METHODS)}"
+        )
+    return METHODS[name]
+
+
+def method_parameters(name: str) -> dict[str, inspect.Parameter]:
+    """The options of a method that a user may set, from its constructor."""
+    given_by_the_run = ("self", "backbone", "num_images")
+    parameters = inspect.signature(method_class(name).__init__).parameters
+    return {key: value for key, value in parameters.items() if key not in given_by_the_run}
+
+
+def method_options(
+    name: str, asked: Mapping[str, Value], num_images: int, batch_size: int
+) -> dict[str, Value]:
+    """All options of a method: as asked, or the paper's, or as much as the data allow.
+
+    Raises:
+        UsageError: For an unknown option, a value of the wrong kind, or a memory larger than
+            half of the images.
+    """
+    parameters = method_parameters(name)
+    for key in asked:
+        if key not in parameters:
+            known = [*parameters, *TrainConfig.__dataclass_fields__]
+            raise UsageError(
+                f"unknown option {option(key)} for {name}.{suggestion(key, known)} "
+                f"`nearkin config {name}` shows them"
+            )
+    types = typing.get_type_hints(method_class(name).__init__)
+    options = {
+        key: _checked(name, key, asked[key], types[key]) if key in asked else parameter.default
+        for key, parameter in parameters.items()
+    }
+    half = num_images // 2
+    most = half // batch_size * batch_size or half
+    for key in method_class(name).memory_sizes:
+        if key not in asked:
+            options[key] = min(options[key], most)
+        elif options[key] > half:
+            raise UsageError(
+                f"{option(key)} {options[key]} is more than half of the {num_images} pictures; "
+                f"give at most {half}"
+            )
+    return options
+
+
+def _checked(method: str, key: str, value: Value, kind: Any) -> Value:
+    """A value of an option as its constructor wants it, from text if need be."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise UsageError(
+                f"{option(key)} {value} is none of {', '.join(get_args(kind))} ({method})"
+                f"{suggestion(str(value), get_args(kind))}"
+            )
+        return value
+    try:
+        checked = _from_text(value, kind) if isinstance(value, str) else kind(value)
+    except (ValueError, KeyError) as error:
+        raise UsageError(
+            f"{option(key)} {value} is not of type {kind.__name__} ({method})"
+        ) from error
+    if key == "temperature" and not checked >= 1e-3:
+        raise UsageError(f"--temperature {value} is too small; give .001 or more, such as .2")
+    if key.endswith(("size", "dim")) and checked < 0 or key.startswith("num_") and checked < 1:
+        raise UsageError(f"{option(key)} {value} is too small")
+    if key == "momentum" and not 0 <= checked <= 1:
+        raise UsageError(f"--momentum {value} is a share; give 0 to 1")
+    return checked
+
+
+def _from_text(value: str, kind: Any) -> Value:
+    if kind is bool:
+        return {"true": True, "false": False}[value.lower()]
+    converted: Value = kind(value)
+    return converted
+
+
+def build_method(config: TrainConfig, backbone: Backbone, num_images: int) -> Method[Any]:
+    """The method that a resolved configuration describes, around a backbone."""
+    cls = method_class(config.method)
+    wanted = inspect.signature(cls.__init__).parameters
+    given = {"num_images": num_images} if "num_images" in wanted else {}
+    return cls(backbone, **given, **config.options)
+
+
+def named_backbone(config: TrainConfig, network: nn.Module | None) -> Backbone:
+    """The backbone a resolved configuration names, or the user's own network."""
+    from nearkin.networks.backbone import adopt, build_backbone
+
+    size = int(config.image_size)
+    return (
+        adopt(copy.deepcopy(network), size)
+        if network is not None
+        else build_backbone(config.backbone, size)
+    )

@@ -1,0 +1,80 @@
+"""The pictures of a run: what is trained on, what is held out, and what could not be read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearkin.config import TrainConfig
+from nearkin.data.duplicates import duplicates
+from nearkin.data.images import Images, open_images
+from nearkin.data.split import split
+from nearkin.errors import DataError
+from nearkin.tables import write_csv
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """All pictures of the data, and their two parts."""
+
+    images: Images
+    train_rows: np.ndarray
+    test_rows: np.ndarray
+    """Held out: scored, never trained on. Empty if nothing is held out."""
+
+    @cached_property
+    def train(self) -> Images:
+        """What is trained on."""
+        return self.images.subset(self.train_rows)
+
+    @cached_property
+    def test(self) -> Images:
+        """What is held out."""
+        return self.images.subset(self.test_rows)
+
+    def describe(self) -> str:
+        """One line on the data."""
+        images = self.images
+        kinds = ", ".join(f"{count} {kind}" for kind, count in images.formats.items())
+        side = np.median(images.sizes, axis=0).astype(int)
+        labels = f"{len(images.classes)} classes, for scoring only" if images.classes else "none"
+        bad = f"; {len(images.bad)} unreadable, see bad_files.csv" if images.bad else ""
+        return (
+            f"data   {len(images)} pictures ({kinds}), median {side[0]}x{side[1]} px; "
+            f"labels: {labels}; {len(self.test)} held out for scoring{bad}"
+        )
+
+
+def open_parts(data: Any, config: TrainConfig) -> Parts:
+    """Open the data and hold a part of them out.
+
+    Where the data name no test part, groups of near-duplicates stay on one side: a burst that
+    is split over both would be found again, and the score would be a lie.
+
+    Raises:
+        DataError: If there are no pictures, or more than `max_bad` of them are unreadable.
+    """
+    images = open_images(data, labels=config.labels)
+    share_bad = len(images.bad) / (len(images) + len(images.bad))
+    if share_bad > config.max_bad:
+        first = ", ".join(f"{bad.name} ({bad.reason})" for bad in images.bad[:3])
+        raise DataError(
+            f"{len(images.bad)} of {len(images) + len(images.bad)} pictures are unreadable: "
+            f"{first}, ...; remove them, or allow more with --max-bad"
+        )
+    if config.val == 0 and not images.splits.astype(bool).any():
+        return Parts(images, np.arange(len(images)), np.zeros(0, np.int64))
+    if not images.splits.astype(bool).any():
+        images = replace(images, groups=duplicates(images).groups)
+    return Parts(images, *split(images, config.val, config.seed))
+
+
+def write_bad_files(path: Path, images: Images, found: Mapping[str, str] | None = None) -> None:
+    """List the pictures that could not be read: at the start, and `found` while training."""
+    rows = [(bad.name, bad.reason, bad.bytes) for bad in images.bad]
+    rows += [(name, reason, "") for name, reason in sorted((found or {}).items())]
+    if rows:
+        write_csv(path, ("path", "reason", "bytes"), rows)

@@ -1,0 +1,160 @@
+"""The steps of a run: training, with everything that is written on the way."""
+
+import copy
+import time
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from nearkin.config import TrainConfig, seconds
+from nearkin.data.batches import Batches
+from nearkin.method import Method
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.monitor import Monitor
+from nearkin.runs.reporter import Logged
+from nearkin.tables import Journal
+from nearkin.training import checkpoint
+from nearkin.training.loop import steps
+from nearkin.training.optimizer import build_optimizer
+from nearkin.training.schedules import warmup_cosine
+
+COLUMNS = (
+    "step", "epoch", "loss", "lr", "feature_std", "effective_rank", "mean_cosine", "knn",
+)  # fmt: skip
+"""Of metrics.csv. Nothing in it depends on the clock, so equal runs have equal files."""
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass
+class Pace:
+    """How fast a run goes, for people to read; nothing depends on it."""
+
+    done: int
+    started: float = field(default_factory=time.perf_counter)
+
+    def lap(self, done: int, total: int, batch_size: int) -> str:
+        """Pictures per second since the last lap, and the time left at that rate."""
+        elapsed = max(time.perf_counter() - self.started, 1e-9)
+        rate = (done - self.done) / elapsed
+        self.done, self.started = done, time.perf_counter()
+        left = time.strftime("%H:%M:%S", time.gmtime((total - done) / rate))
+        return f"{rate * batch_size:.0f} img/s  {left} left"
+
+
+@dataclass
+class Saver:
+    """When a checkpoint is due. Saving writes no state, so a clock may decide it."""
+
+    every: int | str
+    last: float = field(default_factory=time.monotonic)
+
+    def due(self, done: int) -> bool:
+        """Whether to save after `done` steps."""
+        if self.every != "auto":
+            return done % int(self.every) == 0
+        if time.monotonic() - self.last < 60:
+            return False
+        self.last = time.monotonic()
+        return True
+
+
+def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optimizer:
+    """The optimizer a resolved configuration describes."""
+    assert config.optimizer != "auto"
+    return build_optimizer(
+        method,
+        name=config.optimizer,
+        lr=float(config.lr),
+        weight_decay=float(config.weight_decay),
+    )
+
+
+def fit(
+    folder: RunFolder,
+    config: TrainConfig,
+    method: Method[Any],
+    batches: Batches,
+    monitor: Monitor,
+    told: Logged,
+) -> bool:
+    """Train from the newest checkpoint of the run folder to the last step.
+
+    Returns:
+        Whether there was anything left to do.
+    """
+    per_epoch = batches.order.steps_per_epoch
+    total = int(config.epochs) * per_epoch
+    optimizer = optimizer_for(method, config)
+    restored = checkpoint.load(folder.checkpoints, method, optimizer)
+    for damaged in restored.damaged:
+        told.line(f"warning: {damaged.name} is damaged and was set aside")
+    start = restored.step
+    if start:
+        told.line(f"resuming after step {start} of {total}")
+    journal = Journal(folder.metrics, COLUMNS, upto=start)
+    losses = [row["loss"] for row in journal.rows()][start - start % per_epoch :]
+    pace, saver = Pace(start), Saver(config.save_every)
+    every = int(config.evaluate_every) * per_epoch
+    for done, step in steps(
+        method,
+        optimizer,
+        batches.between(start, total),
+        start=start,
+        total=total,
+        schedule=warmup_cosine(config.warmup),
+        seed=config.seed,
+        precision=PRECISIONS[config.precision],
+    ):
+        losses.append(step.loss.item())
+        last = done == total
+        looked = monitor.look(method.eval()) if last or every and done % every == 0 else {}
+        method.train()
+        lr = optimizer.param_groups[0]["lr"]
+        journal.append(
+            {"step": done, "epoch": done / per_epoch, "loss": losses[-1], "lr": lr, **looked}
+        )
+        if done % per_epoch == 0:
+            epoch = f"epoch {done // per_epoch}/{config.epochs}  loss {fmean(losses):.3f}"
+            lap = pace.lap(done, total, batches.order.batch_size)
+            told.line("  ".join([epoch, *_looks(looked), lap]))
+            losses.clear()
+        told.progress(done, total, f"loss {step.loss.item():.3f}")
+        if last or saver.due(done):
+            journal.flush()
+            checkpoint.save(folder.checkpoints, done, method, optimizer)
+    journal.close()
+    return start < total
+
+
+def _looks(looked: dict[str, float]) -> list[str]:
+    """What the monitor saw, for a line."""
+    form = {"knn": "kNN {:.1%}", "feature_std": "std {:.2f}", "effective_rank": "rank {:.1f}"}
+    return [text.format(looked[name]) for name, text in form.items() if name in looked]
+
+
+def epochs_within(
+    duration: str, config: TrainConfig, method: Method[Any], batches: Batches
+) -> int:
+    """How many epochs fit into a duration, by timing a few steps of a copy of the method.
+
+    A fifteenth is kept back for looks on the way and the evaluation at the end.
+    """
+    trial = copy.deepcopy(method)
+    laps, before = [], time.perf_counter()
+    for _ in steps(
+        trial,
+        optimizer_for(trial, config),
+        batches.between(0, 8),
+        start=0,
+        total=8,
+        schedule=warmup_cosine(),
+        seed=config.seed,
+        precision=PRECISIONS[config.precision],
+    ):
+        laps.append(time.perf_counter() - before)
+        before = time.perf_counter()
+    epoch = median(laps[2:]) * batches.order.steps_per_epoch
+    return max(1, int(seconds(duration) * 14 / 15 / epoch))

@@ -1,0 +1,163 @@
+"""The run folder: the only place that knows the names of files."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nearkin.config import TrainConfig, read_toml, to_toml
+from nearkin.errors import OutputError, UsageError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where everything about one run is kept."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The settings, resolved; `nearkin train --config` repeats the run from it."""
+        return self.path / "config.toml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def encoder(self) -> Path:
+        """The trained backbone, which other tools load."""
+        return self.path / "encoder.safetensors"
+
+    @property
+    def metrics(self) -> Path:
+        """A row per training step."""
+        return self.path / "metrics.csv"
+
+    @property
+    def summary(self) -> Path:
+        """Final measures, versions, timings."""
+        return self.path / "summary.json"
+
+    @property
+    def log(self) -> Path:
+        """What was printed, with times."""
+        return self.path / "train.log"
+
+    @property
+    def bad_files(self) -> Path:
+        """Pictures that could not be read, with the reason."""
+        return self.path / "bad_files.csv"
+
+    @property
+    def embeddings(self) -> Path:
+        """Features of every picture of the data."""
+        return self.path / "embeddings.parquet"
+
+    @property
+    def plots(self) -> Path:
+        """The folder of pictures about the run."""
+        return self.path / "plots"
+
+    def settings(self) -> tuple[TrainConfig, str]:
+        """The stored configuration, and the data it names.
+
+        Raises:
+            UsageError: If this is no run folder.
+        """
+        if not self.config.exists():
+            raise UsageError(f"{self.path} is no run folder: it has no {self.config.name}")
+        stored = read_toml(self.config)
+        data = str(stored.pop("data"))
+        return TrainConfig(**stored), data
+
+    def write_settings(self, config: TrainConfig, data: str) -> None:
+        """Store the configuration."""
+        replace_text(self.config, to_toml(config, data))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Store the final measures."""
+        replace_text(self.summary, json.dumps(summary, indent=2) + "\n")
+
+    def read_summary(self) -> dict[str, Any]:
+        """The stored measures; empty before there are any."""
+        if not self.summary.exists():
+            return {}
+        stored: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
+        return stored
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def default_folder(data: str, method: str) -> Path:
+    """`runs/DATA-METHOD`, with a number behind it where that exists."""
+    stem = Path(data).name.split(".")[0].replace(":", "-") or "run"
+    first = Path("runs") / f"{stem}-{method}"
+    path, number = first, 2
+    while path.exists():
+        path, number = first.with_name(f"{first.name}-{number}"), number + 1
+    return path
+
+
+@contextmanager
+def opened(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
+    """A run folder for writing, which no other process can open meanwhile.
+
+    Raises:
+        OutputError: If it cannot be written, is in use, or is not empty and neither `resume`
+            nor `overwrite` was asked for.
+    """
+    run = RunFolder(path)
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite contradict each other; give one")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / ".lock").open("w")
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to {path}: {error.strerror}; choose another --out"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise OutputError(
+                f"{path} is in use by another run; wait for it or choose another --out"
+            ) from error
+        occupied = [entry for entry in path.iterdir() if entry.name != ".lock"]
+        if occupied and not (resume or overwrite):
+            raise OutputError(
+                f"{path} is not empty; continue it with --resume, or replace it with --overwrite"
+            )
+        if overwrite:
+            _empty(run)
+        run.checkpoints.mkdir(exist_ok=True)
+        run.plots.mkdir(exist_ok=True)
+        yield run
+
+
+def _empty(run: RunFolder) -> None:
+    """Remove what a run makes, and nothing else: the folder may hold other things."""
+    for folder in (run.checkpoints, run.plots):
+        shutil.rmtree(folder, ignore_errors=True)
+    for file in (
+        run.config,
+        run.encoder,
+        run.metrics,
+        run.summary,
+        run.log,
+        run.bad_files,
+        run.embeddings,
+    ):
+        file.unlink(missing_ok=True)

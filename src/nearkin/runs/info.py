@@ -1,0 +1,111 @@
+"""What the one-screen commands show: methods, backbones, a method's settings, this machine."""
+
+import inspect
+import platform
+import sys
+from dataclasses import fields
+
+import torch
+
+from nearkin import __version__
+from nearkin.config import TrainConfig, option
+from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
+from nearkin.methods import METHODS
+from nearkin.networks.backbone import small_names, timm_names, torchvision_names
+from nearkin.runs.build import method_class, method_parameters
+from nearkin.runs.recipes import recipe
+
+
+def method_lines() -> list[str]:
+    """Each method in a sentence."""
+    width = max(map(len, METHODS))
+    return [f"{name:{width}}  {_sentence(cls)}" for name, cls in METHODS.items()]
+
+
+def _sentence(cls: type) -> str:
+    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def backbone_lines(pattern: str) -> list[str]:
+    """Names of networks, as `--backbone` takes them."""
+    names = [
+        *small_names(),
+        *(f"torchvision/{name}" for name in torchvision_names()),
+        *(f"timm/{name}" for name in timm_names()),
+    ]
+    return [name for name in names if pattern in name]
+
+
+def config_lines(method: str) -> list[str]:
+    """A method's settings as commented TOML."""
+    cls, chosen = method_class(method), recipe(method)
+    notes = documented(TrainConfig)
+    automatic = {
+        "optimizer": chosen.optimizer,
+        "lr": f"{chosen.lr:g} for a batch of 256",
+        "weight_decay": f"{chosen.weight_decay:g}",
+        "augment": f"{chosen.augment}, below 64 px {chosen.augment_small}",
+    }
+    lines = [f"# {method}: {_sentence(cls)}", ""]
+    for entry in fields(TrainConfig):
+        if entry.name == "options":
+            continue
+        value = method if entry.name == "method" else entry.default
+        written = f'"{value}"' if isinstance(value, str) else f"{value}"
+        means = f" Here auto is {automatic[entry.name]}." if entry.name in automatic else ""
+        lines += [f"# {notes[entry.name]}{means}", f"{entry.name} = {written}", ""]
+    lines += ["[options]"]
+    notes = arguments(cls)
+    for name, parameter in method_parameters(method).items():
+        value = parameter.default
+        written = f'"{value}"' if isinstance(value, str) else f"{value}"
+        lines += [f"# {notes.get(name, '')} Typed as {option(name)}.", f"{name} = {written}"]
+    return lines
+
+
+def documented(cls: type) -> dict[str, str]:
+    """The sentence below each field of a data class."""
+    import ast
+    import textwrap
+
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    notes = {}
+    for entry, note in zip(body.body, body.body[1:], strict=False):
+        if isinstance(entry, ast.AnnAssign) and isinstance(note, ast.Expr):
+            assert isinstance(entry.target, ast.Name)
+            assert isinstance(note.value, ast.Constant)
+            notes[entry.target.id] = str(note.value.value)
+    return notes
+
+
+def arguments(cls: type) -> dict[str, str]:
+    """The descriptions under `Args:` in a class's docstring."""
+    _, _, section = (inspect.getdoc(cls) or "").partition("Args:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if not line.strip():
+            break
+        if line.startswith("     "):
+            found[name] += " " + line.strip()
+        else:
+            name, _, text = line.strip().partition(": ")
+            found[name] = text
+    return found
+
+
+def doctor_lines() -> list[str]:
+    """Versions and what this machine can do."""
+    from importlib.metadata import version
+
+    device = choose_device("auto")
+    packages = ("torch", "torchvision", "timm", "numpy", "Pillow", "scikit-learn")
+    return [
+        f"nearkin    {__version__}",
+        f"python     {sys.version.split()[0]} on {platform.platform()}",
+        *(f"{name:10} {version(name)}" for name in packages),
+        f"device     {device_name(device)}",
+        f"precision  {str(native_precision(device)).removeprefix('torch.')} is native here",
+        f"processors {available_cpus()} may be used; torch uses {torch.get_num_threads()} threads",
+    ]

@@ -1,0 +1,36 @@
+"""What `auto` means: how each method is trained where the user does not say.
+
+Chosen on pictures held out of the training part of CIFAR-10, without its test part; see
+docs/results.md.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a method is trained."""
+
+    optimizer: Literal["sgd", "lars", "adamw"] = "sgd"
+    lr: float = 0.12
+    """Peak learning rate for a batch of 256; it grows with the batch."""
+    weight_decay: float = 5e-4
+    augment: str = "simclr"
+    """How views of photographs are drawn."""
+    augment_small: str = "simclr_cifar"
+    """How views of pictures below 64 px are drawn."""
+
+
+RECIPES: dict[str, Recipe] = {
+    "moco": Recipe(lr=0.06, augment="moco_v2", augment_small="moco_cifar"),
+    "moco_memory_bank": Recipe(lr=0.06, augment="moco_v2", augment_small="moco_cifar"),
+    "moco_end_to_end": Recipe(lr=0.06, augment="moco_v2", augment_small="moco_cifar"),
+    "simclr": Recipe(),
+}
+"""A method without an entry is trained by `Recipe()`."""
+
+
+def recipe(method: str) -> Recipe:
+    """How a method is trained by default."""
+    return RECIPES.get(method, Recipe())

@@ -1,0 +1,47 @@
+"""How a run tells what it does, without printing: the command line decides what is shown."""
+
+import time
+from pathlib import Path
+from typing import Protocol
+
+
+class Reporter(Protocol):
+    """Someone who wants to know how a run goes."""
+
+    def line(self, text: str) -> None:
+        """Something worth a line."""
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """`done` of `total` steps are done; `text` says how it stands."""
+
+
+class Silent:
+    """A reporter that shows nothing."""
+
+    def line(self, text: str) -> None:
+        """Nothing."""
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Nothing."""
+
+
+class Logged:
+    """A reporter that also writes its lines, with the time, to a file."""
+
+    def __init__(self, reporter: Reporter, path: Path) -> None:
+        self._reporter = reporter
+        self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+
+    def line(self, text: str) -> None:
+        """Show a line and write it down."""
+        self._reporter.line(text)
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        """Write a line down without showing it."""
+        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        self._file.flush()
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        """Show progress."""
+        self._reporter.progress(done, total, text)

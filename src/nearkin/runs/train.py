@@ -1,0 +1,188 @@
+"""`nearkin train`: from a folder of pictures to a measured encoder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from nearkin import __version__
+from nearkin.config import TrainConfig, continued
+from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Batches
+from nearkin.data.order import Order
+from nearkin.distributed import choose_device, device_name, native_precision
+from nearkin.method import Method
+from nearkin.runs.build import build_method, named_backbone, resolve
+from nearkin.runs.data import Parts, open_parts, write_bad_files
+from nearkin.runs.embed import table
+from nearkin.runs.encoder import load, write_encoder
+from nearkin.runs.evaluate import evaluate_parts, table_lines
+from nearkin.runs.fit import PRECISIONS, epochs_within, fit
+from nearkin.runs.folder import RunFolder, default_folder, opened
+from nearkin.runs.monitor import Monitor
+from nearkin.runs.pictures import augmentation_sheet, curves
+from nearkin.runs.reporter import Logged, Reporter, Silent
+from nearkin.training.health import verdict
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    folder: RunFolder
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.folder.path
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """What was measured, as in summary.json."""
+        return self.folder.read_summary()
+
+
+def train(
+    data: Any,
+    config: TrainConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    init_from: str | Path | None = None,
+    network: nn.Module | None = None,
+    reporter: Reporter | None = None,
+) -> Run:
+    """Train an encoder on pictures and measure it.
+
+    Args:
+        data: What `open_images` takes: a folder, a table, an archive, arrays, or a name.
+        config: Settings; the defaults if None.
+        out: The run folder; `runs/DATA-METHOD` if None.
+        resume: Continue the run that is in `out`.
+        overwrite: Replace the run that is in `out`.
+        init_from: A run whose encoder's weights to start from.
+        network: A network of your own instead of `config.backbone`, untrained.
+        reporter: Who is told how it goes.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        NearkinError: One line on what cannot be done; see `nearkin.errors`.
+    """
+    config = config or TrainConfig()
+    path = Path(out) if out is not None else default_folder(str(data), config.method)
+    with opened(path, resume=resume, overwrite=overwrite) as folder:
+        told = Logged(reporter or Silent(), folder.log)
+        device = choose_device(config.device)
+        told.line(
+            f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
+            f"writing {path.resolve()}"
+        )
+        parts = open_parts(data, config)
+        told.line(parts.describe())
+        config = _settled(config, folder, parts, device, resume)
+        method = _method(config, network, init_from, parts, device)
+        batches = _batches(config, parts, method, device)
+        if config.max_time:
+            epochs = epochs_within(config.max_time, config, method, batches)
+            config = replace(config, epochs=epochs, max_time="")
+        folder.write_settings(config, str(data))
+        told.line(describe(config))
+        sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
+        told.line(f"look at the augmentations before waiting: {sheet.resolve()}")
+        monitor = Monitor(
+            parts.train, parts.test, int(config.image_size), device, int(config.workers)
+        )
+        worked = fit(folder, config, method, batches, monitor, told)
+        if worked or not folder.summary.exists():
+            details = _details(config, network)
+            write_encoder(folder.encoder, method.backbone, details)
+            found = {parts.train.names[row]: reason for row, reason in batches.bad.items()}
+            write_bad_files(folder.bad_files, parts.images, found)
+            curves(folder.metrics, folder.plots / "curves.png")
+            seen = monitor.look(method)
+            told.line(f"health  {verdict(seen)}")
+            encoder = load(path, backbone=network)
+            evaluation, features = evaluate_parts(
+                encoder, parts, config, network=network, device=device
+            )
+            splits = [name for name, part in features.items() for _ in part]
+            divided = parts.images.subset(np.concatenate([parts.train_rows, parts.test_rows]))
+            table(divided, torch.cat(list(features.values())), splits).write(folder.embeddings)
+            folder.write_summary({**details, "health": seen, **evaluation.to_dict()})
+            told.note("\n".join(table_lines(evaluation)))
+        else:
+            told.line("already complete")
+        told.line(f"done   {path.resolve()}")
+    return Run(folder)
+
+
+def _settled(
+    config: TrainConfig, folder: RunFolder, parts: Parts, device: torch.device, resume: bool
+) -> TrainConfig:
+    """The settings of a new run, or those of the run that is continued."""
+    if resume and folder.config.exists():
+        return continued(config, folder.settings()[0])
+    resolved = resolve(config, parts.train, device)
+    if config.precision != "auto":
+        return resolved
+    native = native_precision(device)
+    return replace(resolved, precision="bf16" if native == PRECISIONS["bf16"] else "fp32")
+
+
+def _method(
+    config: TrainConfig,
+    network: nn.Module | None,
+    init_from: str | Path | None,
+    parts: Parts,
+    device: torch.device,
+) -> Method[Any]:
+    torch.manual_seed(config.seed)
+    backbone = named_backbone(config, network)
+    if init_from is not None:
+        backbone.load_state_dict(load(init_from, backbone=network).backbone.state_dict())
+    method = build_method(config, backbone, len(parts.train))
+    return method.to(device, memory_format=torch.channels_last)
+
+
+def _batches(
+    config: TrainConfig, parts: Parts, method: Method[Any], device: torch.device
+) -> Batches:
+    return Batches(
+        parts.train,
+        views_of(config.augment, method.num_views),
+        image_size=int(config.image_size),
+        order=Order(len(parts.train), int(config.batch_size), config.seed),
+        device=device,
+        workers=int(config.workers),
+    )
+
+
+def describe(config: TrainConfig) -> str:
+    """The recipe in one line."""
+    options = ", ".join(f"{name} {value}" for name, value in config.options.items())
+    return (
+        f"recipe {config.method} ({options}), {config.backbone}, {config.image_size} px, "
+        f"augmentation {config.augment}, batch {config.batch_size} (global), {config.optimizer} "
+        f"lr {config.lr:.4g}, weight decay {config.weight_decay:g}, {config.epochs} epochs, "
+        f"{config.precision}; all of it in config.toml"
+    )
+
+
+def _details(config: TrainConfig, network: nn.Module | None) -> dict[str, Any]:
+    """Where the weights come from."""
+    return {
+        "method": config.method,
+        "backbone": "" if network is not None else config.backbone,
+        "image_size": int(config.image_size),
+        "epochs": int(config.epochs),
+        "seed": config.seed,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }

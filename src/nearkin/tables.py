@@ -1,0 +1,72 @@
+"""Tables as files: rows of plain values, written as CSV that other programs can open."""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a table with a header line."""
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+
+
+def read_csv(path: Path) -> Iterator[Mapping[str, str]]:
+    """The rows of a table that `write_csv` wrote, as dictionaries."""
+    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        yield from csv.DictReader(file)
+
+
+def _cell(value: object) -> object:
+    """A cell no spreadsheet takes for a formula (a file may be called `=cmd|...`)."""
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return "'" + value
+    return value
+
+
+class Journal:
+    """A CSV file that grows by a row per training step and can be cut back to a step.
+
+    Its first column is the step. Numbers are written in full, so that two runs that computed
+    the same wrote the same bytes.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str], upto: int) -> None:
+        """Open the file for appending, without the rows after step `upto`."""
+        self.path = path
+        self.columns = tuple(columns)
+        kept = [line for line in self._lines() if int(line.split(",", 1)[0]) <= upto]
+        path.write_text("\n".join([",".join(self.columns), *kept]) + "\n", encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
+
+    def _lines(self) -> list[str]:
+        """Complete rows; a row cut short by a kill has no line end and is left out."""
+        if not self.path.exists():
+            return []
+        text = self.path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1].splitlines()
+        return whole[1:]
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row; columns it does not name stay empty."""
+        cells = ("" if row.get(name) is None else repr(row[name]) for name in self.columns)
+        self._file.write(",".join(cells) + "\n")
+
+    def flush(self) -> None:
+        """Hand all rows to the operating system."""
+        self._file.flush()
+
+    def rows(self) -> list[dict[str, float]]:
+        """All rows so far, without their empty cells."""
+        self.flush()
+        return [
+            {name: float(cell) for name, cell in row.items() if cell}
+            for row in read_csv(self.path)
+        ]
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._file.close()

@@ -1,0 +1,213 @@
+"""Checkpoints: what to remember is the step, the method and the optimizer. Nothing else.
+
+A checkpoint is written whole or not at all, proves itself whole, and is read as data, never as
+code. One process at a time writes to a folder; any number may read.
+"""
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from nearkin.errors import CheckpointError, ResourceError, UsageError
+from nearkin.method import Method
+from nearkin.training import sealed
+
+FORMAT: Final = 1
+"""How the content of a file is arranged."""
+
+NAME: Final = re.compile(r"ckpt-(\d{8,})\.pt")
+PLAIN: Final = (Tensor, bool, int, float, str, type(None))
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Where training goes on."""
+
+    step: int
+    """Steps that are done; 0 if there was no checkpoint."""
+    path: Path | None
+    """The checkpoint that was read."""
+    damaged: tuple[Path, ...]
+    """Newer ones that were damaged, under the names they now have."""
+
+
+def save(
+    folder: Path, step: int, method: Method[Any], optimizer: Optimizer, *, keep: int = 3
+) -> Path:
+    """Write a checkpoint, whole or not at all, then remove all but the newest `keep`.
+
+    Once this returns, the new file survives a crash of the machine.
+
+    Args:
+        folder: Where the checkpoints are; made if it does not exist.
+        step: Steps that are done.
+        method: What is trained, with all that it remembers.
+        optimizer: What trains it.
+        keep: How many checkpoints stay; at least 1.
+
+    Raises:
+        CheckpointError: If the state holds more than tensors and plain Python values.
+        ResourceError: If the file cannot be written. The older checkpoints stay.
+    """
+    if keep < 1:
+        raise UsageError(f"keep is {keep}; at least 1 checkpoint must stay")
+    path, content = folder / _name(step), _packed(_state(step, method, optimizer))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sealed.remove_partial(folder)
+        sealed.write(path, content)
+        for old in _newest_first(folder)[keep:]:
+            old.unlink()
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write the checkpoint {path} of {len(content):,} bytes "
+            f"({error.strerror}); make room or allow writing there, then resume"
+        ) from error
+    return path
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest checkpoint in the folder. Only `load` finds out whether it is sound."""
+    return next(iter(_newest_first(folder)), None)
+
+
+def load(folder: Path, method: Method[Any], optimizer: Optimizer) -> Restored:
+    """Restore the newest sound checkpoint in place.
+
+    Damaged ones that are newer than it get the ending `.corrupt`. A folder without checkpoints
+    is where training starts; one with none but damaged checkpoints is an error.
+
+    Raises:
+        CheckpointError: If no checkpoint is sound, or the newest sound one does not fit the
+            method and the optimizer. Both are then left as they were.
+    """
+    try:
+        sealed.remove_partial(folder)
+        damaged: list[Path] = []
+        for path in _newest_first(folder):
+            content = sealed.read(path)
+            if content is not None:
+                step = _restore(path, content, method, optimizer)
+                return Restored(step, path, tuple(map(_set_aside, damaged)))
+            damaged.append(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read the checkpoints in {folder} ({error.strerror}); allow reading and "
+            "writing there"
+        ) from error
+    if damaged:
+        raise CheckpointError(
+            f"{damaged[0]} is damaged or no checkpoint, and so is every older one; "
+            "put back a copy, or start anew in another folder"
+        )
+    return Restored(0, None, ())
+
+
+def _name(step: int) -> str:
+    return f"ckpt-{step:08d}.pt"
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    names = {path: NAME.fullmatch(path.name) for path in folder.glob("ckpt-*.pt")}
+    steps = {path: int(match[1]) for path, match in names.items() if match}
+    return sorted(steps, key=steps.__getitem__, reverse=True)
+
+
+def _set_aside(path: Path) -> Path:
+    aside = path.with_name(f"{path.name}.corrupt")
+    with contextlib.suppress(FileNotFoundError):  # another rank was faster
+        path.replace(aside)
+    return aside
+
+
+def _state(step: int, method: Method[Any], optimizer: Optimizer) -> State:
+    states = {"method": method.state_dict(), "optimizer": optimizer.state_dict()}
+    return {"format": FORMAT, "step": step, **states}
+
+
+def _packed(state: State) -> bytes:
+    for place in _foreign(state):
+        raise CheckpointError(f"the state holds {place}; make it a tensor or a plain number")
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _foreign(value: object, place: str = "") -> Iterator[str]:
+    """What is in a state that could not be read back as mere data."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _foreign(part, f"{place}.{key}")
+    elif isinstance(value, list | tuple):
+        for position, part in enumerate(value):
+            yield from _foreign(part, f"{place}.{position}")
+    elif type(value) not in PLAIN:
+        yield f"a {type(value).__name__} at {place.removeprefix('.')}"
+
+
+def _restore(path: Path, content: bytes, method: Method[Any], optimizer: Optimizer) -> int:
+    state = _unpacked(path, content)
+    for misfit in _misfits(state, _state(0, method, optimizer)):
+        raise CheckpointError(
+            f"{path} is of another configuration: {misfit}; resume with the one it was made with"
+        )
+    method.load_state_dict(state["method"])
+    optimizer.load_state_dict(state["optimizer"])
+    step: int = state["step"]
+    return step
+
+
+def _unpacked(path: Path, content: bytes) -> State:
+    try:
+        state: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        version, name = state["format"], _name(state["step"])
+    except Exception as error:  # whatever foreign content does to the reader
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint ({type(error).__name__}); "
+            "take it away if another program made it"
+        ) from error
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {version}, this release reads format {FORMAT}; "
+            "resume with the release that wrote it"
+        )
+    if name != path.name:
+        raise CheckpointError(f"{path} has been renamed; give it back its name {name}")
+    return state
+
+
+def _misfits(saved: State, here: State) -> Iterator[str]:
+    """Where a saved state does not fit the state that is to take it up."""
+    then, now = _layout(saved), _layout(here)
+    for place in {**now, **then}:
+        was, wanted = then.get(place, "absent"), now.get(place, "absent")
+        if was != wanted:
+            yield f"{place} is {was} there and {wanted} here"
+    for option in sorted(_options(saved) - _options(here)):  # a newer torch may have more
+        yield f"its optimizer has the option {option}, the one here has not"
+
+
+def _layout(state: State) -> dict[str, str]:
+    tensors = {
+        name: f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        for name, value in state["method"].items()
+    }
+    groups = {
+        f"parameter group {position}": f"{len(group['params'])} parameters"
+        for position, group in enumerate(state["optimizer"]["param_groups"])
+    }
+    return {**tensors, **groups}
+
+
+def _options(state: State) -> set[str]:
+    return {option for group in state["optimizer"]["param_groups"] for option in group}

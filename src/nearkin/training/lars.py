@@ -1,0 +1,93 @@
+"""LARS: momentum SGD whose step in each layer is proportional to the layer's weights.
+
+You, Gitman, Ginsburg. Large batch training of convolutional networks. arXiv:1708.03888, in the
+form that SimCLR and BYOL train with: the learning rate outside of the momentum, and biases and
+norm parameters treated as in plain SGD.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+from typing_extensions import override
+
+EPSILON = 1e-8
+"""Keeps the trust ratio finite where a layer's gradient and weight decay vanish."""
+
+
+class LARS(Optimizer):
+    """Layer-wise adaptive rate scaling.
+
+    With weights `w` and gradient `g` of one layer, each step is
+
+        ratio = eta |w| / (|g| + weight_decay |w|)
+        v <- momentum v + ratio (g + weight_decay w)
+        w <- w - lr v
+
+    Where `|w|` or `|g|` is zero the ratio is 1. Parameters of one dimension or none (biases,
+    norms) take `v <- momentum v + g`: neither weight decay nor adaptation.
+
+    Args:
+        params: Parameters, or groups of them.
+        lr: Learning rate.
+        momentum: How much of the last step is kept.
+        weight_decay: Pull of the weights towards zero.
+        eta: Trust coefficient: the step's share of the layer's norm, at learning rate 1.
+        clip: Never let a layer move faster than plain SGD would (LARC): the ratio becomes
+            `min(ratio / lr, 1)`.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        eta: float = 1e-3,
+        clip: bool = False,
+    ) -> None:
+        defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, eta=eta, clip=clip)
+        super().__init__(params, defaults)
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Move every parameter that has a gradient."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            vectors = [p for p in trained if p.ndim <= 1]
+            layers = [p for p in trained if p.ndim > 1]
+            if vectors:
+                self._move(vectors, [p.grad for p in vectors], group)
+            if layers:
+                self._move(layers, _adapted(layers, [p.grad for p in layers], group), group)
+        return loss
+
+    def _move(self, params: list[Tensor], steps: list[Tensor], group: dict[str, Any]) -> None:
+        velocities = [self._velocity(p) for p in params]
+        torch._foreach_mul_(velocities, group["momentum"])
+        torch._foreach_add_(velocities, steps)
+        torch._foreach_add_(params, velocities, alpha=-group["lr"])
+
+    def _velocity(self, param: Tensor) -> Tensor:
+        state: dict[str, Tensor] = self.state[param]
+        if not state:
+            state["velocity"] = torch.zeros_like(param)
+        return state["velocity"]
+
+
+def _adapted(layers: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    """The decayed gradient of each layer times the layer's trust ratio."""
+    w = torch.stack(torch._foreach_norm(layers))
+    g = torch.stack(torch._foreach_norm(gradients))
+    decay = group["weight_decay"]
+    ratio = group["eta"] * w / (g + decay * w + EPSILON)
+    if group["clip"]:
+        ratio = (ratio / group["lr"]).clamp(max=1)
+    ratio = torch.where((w > 0) & (g > 0), ratio, 1)
+    decayed = torch._foreach_add(gradients, layers, alpha=decay)
+    return list(torch._foreach_mul(decayed, list(ratio)))

@@ -1,0 +1,67 @@
+"""The training loop. It yields after every step; what to log or save is its caller's business."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from nearkin.distributed import wrap
+from nearkin.errors import DivergedError
+from nearkin.method import Method, Schedule
+from nearkin.training.optimizer import set_learning_rates
+from nearkin.types import Batch, Step
+
+
+def fold(seed: int, step: int) -> int:
+    """A seed for one step, so that randomness needs no state and resuming needs no generator.
+
+    >>> fold(seed=0, step=7), fold(seed=2, step=7)
+    (7, 2000013)
+    """
+    return (seed * 1_000_003 + step) % 2**63
+
+
+def steps(
+    method: Method[Any],
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Batch],
+    *,
+    start: int,
+    total: int,
+    schedule: Schedule,
+    seed: int,
+    precision: torch.dtype = torch.float32,
+) -> Iterator[tuple[int, Step[Any]]]:
+    """Train from step `start` to step `total`, yielding the number of steps done and the last.
+
+    Args:
+        method: What to train. It is left in training mode.
+        optimizer: Over the method's parameters, from `build_optimizer`.
+        batches: The batches of the steps from `start` on.
+        start: Steps that are already done.
+        total: Steps of the whole training; progress is `step / total`.
+        schedule: The learning rate relative to its peak, as a function of progress.
+        seed: Decides what methods draw.
+        precision: Arithmetic of the networks; objectives and memories keep float32.
+
+    Raises:
+        DivergedError: If the loss is not finite, before anything is written.
+    """
+    model = wrap(method.train())
+    device = next(method.parameters()).device.type
+    for step, batch in zip(range(start, total), batches, strict=False):
+        progress = step / total
+        torch.manual_seed(fold(seed, step))
+        set_learning_rates(optimizer, method, schedule, progress)
+        with torch.autocast(device, precision, enabled=precision != torch.float32):
+            found: Step[Any] = model(batch, progress)
+        if not torch.isfinite(found.loss):
+            raise DivergedError(
+                f"the loss is {found.loss.item()} at step {step}; "
+                "nothing was written since the step before. Try a smaller --lr"
+            )
+        optimizer.zero_grad(set_to_none=True)
+        found.loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        method.commit(found.memo, progress)
+        yield step + 1, found

@@ -1,0 +1,60 @@
+"""Sealed files: written whole or not at all, and proving themselves whole when read.
+
+A file is its content, followed by the seal:
+
+    "nearkin" and a line feed | length of the content, 8 bytes | SHA-256 of the content
+"""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Final
+
+MAGIC: Final = b"nearkin\n"
+SEAL_SIZE: Final = len(MAGIC) + 8 + hashlib.sha256().digest_size
+PARTIAL: Final = ".partial."
+
+
+def seal(content: bytes) -> bytes:
+    """What proves that nothing of the content has changed, and nothing is missing."""
+    return MAGIC + len(content).to_bytes(8, "big") + hashlib.sha256(content).digest()
+
+
+def write(path: Path, content: bytes) -> None:
+    """Make a sealed file appear at once and for good: its bytes reach the disk before its name.
+
+    Raises:
+        OSError: If that fails. What had the name before still has it, and nothing else is left.
+    """
+    partial = path.with_name(f"{path.name}{PARTIAL}{os.getpid()}")
+    try:
+        with partial.open("xb") as file:
+            file.write(content)
+            file.write(seal(content))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read(path: Path) -> bytes | None:
+    """The content of a sealed file; None if the file is damaged, absent, or was never sealed."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:  # listed a moment ago; another rank has set it aside since
+        return None
+    content = raw[:-SEAL_SIZE]
+    return content if raw[-SEAL_SIZE:] == seal(content) else None
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what killed processes left unfinished in a folder that nobody is writing to."""
+    for partial in folder.glob(f"*{PARTIAL}*"):
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,251 @@
+"""LARS against timm and worked examples, and the groups that learning rates belong to."""
+
+import math
+
+import numpy as np
+import pytest
+import timm.optim
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nearkin.errors import UsageError
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch, mlp
+from nearkin.networks.momentum import frozen_copy
+from nearkin.training.lars import LARS
+from nearkin.training.optimizer import build_optimizer, set_learning_rates
+from nearkin.training.schedules import warmup_cosine
+from nearkin.types import Step
+
+
+class Siamese(Method[None]):
+    """A method with a frozen copy and a predictor that has its own learning rate."""
+
+    def __init__(self, rates=("predictor",)):
+        super().__init__()
+        body = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8))
+        self.online = Branch(Backbone(body, 8), mlp(8, 6, 4))
+        self.target = frozen_copy(self.online)
+        self.predictor = mlp(4, 4)
+        self.predictors = mlp(4, 2)  # shares the beginning of its name, not the rate
+        self.rates = rates
+
+    def forward(self, batch, progress):
+        loss = self.predictor(self.online(batch.views[0])).mean()
+        return Step(loss * (1 - progress), memo=None)
+
+    def learning_rates(self, schedule, /):
+        return dict.fromkeys(self.rates, lambda progress: schedule(0.0 * progress))
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3)
+    ).double()
+
+
+def train(model, optimizer, steps, lr):
+    """Learn which of three numbers of a picture is the largest."""
+    for step in steps:
+        x = torch.randn(8, 2, 4, 4, generator=torch.Generator().manual_seed(step)).double()
+        for group in optimizer.param_groups:
+            group["lr"] = lr(step)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), x[:, 0, 0, :3].argmax(1)).backward()
+        optimizer.step()
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def cosine(step):
+    return 0.3 * math.cos(step / 20)
+
+
+def like_timm(model, *, weight_decay, clip, eta):
+    """timm has no rule for vectors; a group without decay or adaptation is that rule."""
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    layers = [p for p in model.parameters() if p.ndim > 1]
+    options = dict(lr=0.3, momentum=0.9, trust_coeff=eta, trust_clip=clip)
+    groups = [
+        dict(params=layers, weight_decay=weight_decay, always_adapt=True),
+        dict(params=vectors, weight_decay=0.0, always_adapt=False),
+    ]
+    return timm.optim.Lars(groups, **options)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-4, 0.1])
+@pytest.mark.parametrize(("clip", "eta"), [(False, 1e-3), (True, 0.02), (True, 50.0)])
+def test_lars_walks_the_same_way_as_timms(weight_decay, clip, eta):
+    ours, theirs = net(), net()
+    start = nn.utils.parameters_to_vector(ours.parameters()).detach()
+    options = dict(weight_decay=weight_decay, clip=clip, eta=eta)
+    walked = train(ours, LARS(ours.parameters(), 0.3, **options), range(30), cosine)
+    expected = train(theirs, like_timm(theirs, **options), range(30), cosine)
+    assert (walked - start).norm() > 1
+    torch.testing.assert_close(walked, expected, rtol=1e-11, atol=1e-13)
+
+
+def one_step(weights, gradient, **options):
+    parameter = nn.Parameter(torch.tensor(weights, dtype=torch.float64))
+    parameter.grad = torch.tensor(gradient, dtype=torch.float64)
+    LARS([parameter], **options).step()
+    return parameter.detach()
+
+
+def assert_equal(found, expected, atol=0.0):
+    torch.testing.assert_close(
+        found, torch.tensor(expected, dtype=torch.float64), rtol=1e-7, atol=atol
+    )
+
+
+def test_lars_takes_the_step_worked_out_by_hand():
+    """|w| = 5, |g| = 1: the ratio is .001 x 5 / 1.5 and the decayed gradient (.9, 1.2)."""
+    found = one_step([[3.0, 4.0]], [[0.6, 0.8]], lr=1.0, weight_decay=0.1, momentum=0.0)
+    assert_equal(found, [[2.997, 3.996]])
+
+
+def test_clipped_lars_takes_the_step_worked_out_by_hand():
+    """The ratio .02 x 5 / 1.5 = 1/15 becomes 1/15 / .4 = 1/6."""
+    options = dict(weight_decay=0.1, eta=0.02, clip=True, momentum=0.0)
+    found = one_step([[3.0, 4.0]], [[0.6, 0.8]], lr=0.4, **options)
+    assert_equal(found, [[2.94, 3.92]])
+
+
+def test_clipping_never_exceeds_plain_gradient_descent():
+    found = one_step([[3.0, 4.0]], [[0.6, 0.8]], lr=0.5, eta=100.0, clip=True)
+    assert_equal(found, [[2.7, 3.6]])
+
+
+def test_lars_treats_a_vector_as_plain_gradient_descent_does():
+    found = one_step([3.0, 4.0], [0.6, 0.8], lr=0.5, weight_decay=0.1)
+    assert_equal(found, [2.7, 3.6])
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_lars_leaves_zero_weights_free_to_move(clip):
+    found = one_step([[0.0, 0.0]], [[0.6, 0.8]], lr=0.5, weight_decay=0.1, clip=clip)
+    assert_equal(found, [[-0.3, -0.4]])
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_lars_survives_a_learning_rate_and_a_gradient_of_zero(clip):
+    found = one_step([[3.0, 4.0]], [[0.0, 0.0]], lr=0.0, clip=clip)
+    assert_equal(found, [[3.0, 4.0]])
+
+
+def test_lars_takes_steps_that_do_not_depend_on_the_scale_of_the_loss():
+    small = one_step([[3.0, 4.0]], [[0.6, 0.8]], lr=1.0)
+    large = one_step([[3.0, 4.0]], [[600.0, 800.0]], lr=1.0)
+    torch.testing.assert_close(small, large, rtol=1e-7, atol=0)
+
+
+def test_lars_remembers_its_velocity_in_its_state():
+    straight, resumed = net(), net()
+    expected = train(straight, LARS(straight.parameters(), 0.3), range(6), cosine)
+    first, second = (LARS(resumed.parameters(), 0.3) for _ in range(2))
+    train(resumed, first, range(3), cosine)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(train(resumed, second, range(3, 6), cosine), expected)
+
+
+def test_lars_skips_what_has_no_gradient():
+    kept = nn.Parameter(torch.ones(2, 2))
+    LARS([kept], 1.0, weight_decay=0.1).step()
+    assert torch.equal(kept, torch.ones(2, 2))
+
+
+def names_of(method, params):
+    names = {id(p): name for name, p in method.named_parameters()}
+    return {names[id(p)] for p in params}
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars", "adamw"])
+def test_an_optimizer_holds_exactly_what_requires_gradients(name):
+    method = Siamese()
+    optimizer = build_optimizer(method, name=name, lr=0.1, weight_decay=0.01)
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert len(held) == len({id(p) for p in held})
+    trained = {n for n, p in method.named_parameters() if p.requires_grad}
+    assert names_of(method, held) == trained
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars", "adamw"])
+def test_a_group_has_the_learning_rate_of_its_prefix(name):
+    method = Siamese()
+    optimizer = build_optimizer(method, name=name, lr=0.4, weight_decay=0.01)
+    set_learning_rates(optimizer, method, warmup_cosine(), progress=0.5)
+    rates = {
+        n: group["lr"]
+        for group in optimizer.param_groups
+        for n in names_of(method, group["params"])
+    }
+    assert rates == {n: pytest.approx(0.4 if n.startswith("predictor.") else 0.2) for n in rates}
+
+
+def test_the_most_specific_prefix_wins():
+    method = Siamese(rates=("online", "online.projector"))
+    groups = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0).param_groups
+    held = {group["name"]: names_of(method, group["params"]) for group in groups}
+    assert all(n.startswith("online.projector.") for n in held["online.projector"])
+    assert all(n.startswith("online.backbone.") for n in held["online"])
+    assert all(n.startswith("predictor") for n in held[""])
+
+
+def test_a_prefix_that_names_nothing_is_refused():
+    with pytest.raises(UsageError, match=r"Siamese.learning_rates names 'predictr'"):
+        build_optimizer(Siamese(rates=("predictr",)), name="sgd", lr=0.1, weight_decay=0.0)
+
+
+def decayed(name):
+    """Parameters that shrink in a step without any gradient."""
+    method = Siamese()
+    for p in method.parameters():
+        nn.init.ones_(p)
+        p.grad = torch.zeros_like(p) if p.requires_grad else None
+    build_optimizer(method, name=name, lr=0.1, weight_decay=0.1).step()
+    return {n for n, p in method.named_parameters() if (p < 1).any()}
+
+
+@pytest.mark.parametrize("name", ["lars", "adamw"])
+def test_biases_and_norms_are_not_decayed(name):
+    method = Siamese()
+    trained = {n: p for n, p in method.named_parameters() if p.requires_grad}
+    assert decayed(name) == {n for n, p in trained.items() if p.ndim > 1}
+
+
+def test_sgd_decays_everything():
+    assert decayed("sgd") == {n for n, p in Siamese().named_parameters() if p.requires_grad}
+
+
+def test_learning_rates_are_plain_numbers_even_from_a_numpy_schedule():
+    method = Siamese()
+    optimizer = build_optimizer(method, name="adamw", lr=0.1, weight_decay=0.0)
+    set_learning_rates(optimizer, method, np.cos, progress=0.25)
+    assert {type(group["lr"]) for group in optimizer.param_groups} == {float}
+
+
+@pytest.mark.parametrize("final", [0.0, 0.1])
+def test_a_cosine_starts_at_its_peak_and_ends_at_its_final_value(final):
+    schedule = warmup_cosine(final=final)
+    assert schedule(0.0) == 1.0
+    assert schedule(0.5) == pytest.approx((1 + final) / 2)
+    assert schedule(1.0) == pytest.approx(final, abs=1e-15)
+
+
+def test_a_cosine_without_warmup_is_torchs():
+    weight = nn.Parameter(torch.zeros(1))
+    sgd = torch.optim.SGD([weight], lr=1.0)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, T_max=20, eta_min=0.1)
+    schedule = warmup_cosine(final=0.1)
+    for step in range(21):
+        assert schedule(step / 20) == pytest.approx(sgd.param_groups[0]["lr"], abs=1e-12)
+        sgd.step()
+        theirs.step()
+
+
+@pytest.mark.parametrize("options", [dict(warmup=1.0), dict(warmup=-0.1), dict(final=1.5)])
+def test_a_schedule_outside_of_its_range_is_refused(options):
+    with pytest.raises(UsageError, match=f"{next(iter(options))} is"):
+        warmup_cosine(**options)

@@ -1,0 +1,401 @@
+"""Views against Pillow and torchvision, image by image, and what must hold for any of them."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.functional as TF
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from scipy import stats
+from torchvision.transforms import ColorJitter, RandomResizedCrop
+
+from nearkin.data import color, resample
+from nearkin.data.augmentations import AUGMENTATIONS, SMALL, views_of
+from nearkin.data.views import MEAN, STD, Draws, View, augment, crop, draw, normalize
+from nearkin.errors import UsageError
+
+CLOSE = 2e-6
+"""Sixteen roundings of float32 near 1: references round at other places than we do."""
+EVERYTHING = View(
+    flip=0.5,
+    jitter=0.8,
+    brightness=0.8,
+    contrast=0.8,
+    saturation=0.8,
+    hue=0.5,
+    gray=0.2,
+    blur=0.5,
+    solarize=0.2,
+    translate=0.1,
+    rotate=20.0,
+)
+
+
+def pictures(count: int, size: int = 32, channels: int = 3, seed: int = 0) -> torch.Tensor:
+    return torch.rand(count, channels, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def drawn(view: View, count: int, size: int = 32, **changes) -> Draws:
+    given = dict(seed=0, epoch=0, index=np.arange(count), number=0, width=size, height=size)
+    return draw(view, **given | changes)
+
+
+def only(draws: Draws, rows) -> Draws:
+    return Draws(**{field.name: getattr(draws, field.name)[rows] for field in fields(draws)})
+
+
+def assert_close(ours, theirs, tolerance: float = CLOSE) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
+
+
+# One operation, against its reference
+
+
+@pytest.mark.parametrize(
+    ("ours", "reference", "strengths"),
+    [
+        (color.brightness, TF.adjust_brightness, (0.0, 2.0)),
+        (color.contrast, TF.adjust_contrast, (0.0, 2.0)),
+        (color.saturation, TF.adjust_saturation, (0.0, 2.0)),
+        (color.hue, TF.adjust_hue, (-0.5, 0.5)),
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_color_is_changed_as_torchvision_does(ours, reference, strengths, channels):
+    images = pictures(9, channels=channels)
+    images[0, :, :8] = 0  # hue and saturation of black, white and gray are nobody's
+    images[0, :, 8:16] = 1
+    images[0, :, 16:24] = 0.5
+    images[1] = images[1].round()  # two or three equal channels
+    strength = torch.linspace(*strengths, 9)
+    expected = [reference(x, s.item()) for x, s in zip(images, strength)]
+    assert_close(ours(images, strength), torch.stack(expected), 1e-5)  # hue divides by chroma
+
+
+def test_gray_and_solarized_as_torchvision_does():
+    images = pictures(4)
+    images[0, 0, 0, 0] = 0.5
+    assert_close(color.grayscale(images), TF.rgb_to_grayscale(images, num_output_channels=3))
+    assert_close(color.solarize(images), TF.solarize(images, 0.5))
+
+
+@pytest.mark.parametrize(("size", "kernel"), [(8, 3), (32, 3), (64, 7), (96, 9), (224, 23)])
+def test_each_image_is_blurred_with_its_own_sigma(size, kernel):
+    images, sigma = pictures(3, size), torch.tensor([0.1, 0.9, 2.0])
+    expected = [TF.gaussian_blur(x, kernel, s.item()) for x, s in zip(images, sigma)]
+    assert_close(resample.blur(images, sigma), torch.stack(expected))
+
+
+def test_warp_is_torchvisions_affine_on_a_picture_with_repeated_edges():
+    """The tolerance is that of sampling places: their rounding times 32 pixels."""
+    images, pad = pictures(4), 32
+    angle = torch.tensor([0.0, 15.0, -40.0, 90.0])
+    shift = torch.tensor([[0.25, -0.125], [0.0, 0.0], [0.125, 0.25], [-0.0625, 0.0]])
+    padded = TF.pad(images, [pad], padding_mode="edge")
+    expected = [
+        TF.center_crop(
+            TF.affine(
+                x,
+                angle=a.item(),
+                translate=(32 * s).int().tolist(),
+                scale=1.0,
+                shear=[0.0, 0.0],
+                interpolation=TF.InterpolationMode.BILINEAR,
+            ),
+            [32, 32],
+        )
+        for x, a, s in zip(padded, angle, shift)
+    ]
+    assert_close(resample.warp(images, angle, shift), torch.stack(expected), 2e-4)
+
+
+def test_a_flip_swaps_left_and_right():
+    assert torch.equal(resample.flip(pictures(2)), TF.hflip(pictures(2)))
+
+
+# Crops
+
+BOXES = np.array([[0, 0, 32, 32], [3, 5, 20, 11], [31, 0, 1, 32], [8, 8, 16, 24]], np.float32)
+
+
+@pytest.mark.parametrize("size", [8, 20, 32, 64])
+def test_crops_are_pillows_both_larger_and_smaller(size):
+    images = pictures(4)
+    expected = [
+        Image.fromarray(channel.numpy()).resize(
+            (size, size), Image.Resampling.BILINEAR, box=(x, y, x + w, y + h)
+        )
+        for image, (x, y, w, h) in zip(images, BOXES.tolist())
+        for channel in image
+    ]
+    expected = torch.from_numpy(np.stack(expected)).view(4, 3, size, size)
+    assert_close(crop(images, BOXES / 32, size), expected, 1e-5)  # places round, times 32 pixels
+
+
+def test_enlarged_crops_are_torchvisions():
+    """But for the outermost half pixel, where torchvision cannot see beside the box."""
+    images = pictures(4)
+    ours = crop(images, BOXES / 32, 64)
+    for row, (x, y, w, h) in enumerate(BOXES.astype(int).tolist()):
+        theirs = TF.resized_crop(images[row], y, x, h, w, [64, 64], antialias=False)
+        edge_x, edge_y = (int(np.ceil(32 / side)) if side < 32 else 0 for side in (w, h))
+        inner = np.s_[:, edge_y : 64 - edge_y, edge_x : 64 - edge_x]
+        assert_close(ours[row][inner], theirs[inner], 1e-5)
+
+
+def test_the_whole_picture_at_its_own_size_is_itself():
+    pixels = (pictures(2) * 255).to(torch.uint8)
+    whole = np.tile(np.array([0, 0, 1, 1], np.float32), (2, 1))
+    assert torch.equal(crop(pixels, whole, 32), pixels / 255)
+    assert torch.equal(crop(pixels.to(memory_format=torch.channels_last), whole, 32), pixels / 255)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "scale"),
+    [(32, 32, (0.08, 1.0)), (500, 375, (0.2, 1.0)), (40, 200, (0.5, 1.0)), (7, 3, (0.05, 0.14))],
+)
+def test_boxes_are_distributed_like_torchvisions(width, height, scale):
+    view, count = View(scale=scale), 3000
+    box = drawn(view, count, width=width, height=height).box
+    pixels = box.astype(float) * [width, height, width, height]
+    assert np.allclose(pixels, pixels.round(), atol=1e-3)
+    torch.manual_seed(0)
+    canvas = torch.empty(1, height, width)
+    theirs = [RandomResizedCrop.get_params(canvas, view.scale, view.ratio) for _ in range(count)]
+    top, left, tall, wide = np.array(theirs).T
+    x, y, w, h = pixels.round().T
+    assert abs((w * h).mean() - (tall * wide).mean()) < 0.02 * width * height
+    assert abs(np.log(w / h).mean() - np.log(wide / tall).mean()) < 0.02
+    for ours, reference in [(x, left), (y, top), (w, wide), (h, tall), (w * h, tall * wide)]:
+        assert stats.ks_2samp(ours, reference).pvalue > 1e-3
+
+
+@given(width=st.integers(1, 300), height=st.integers(1, 300), seed=st.integers(0, 1000))
+def test_boxes_lie_in_the_picture(width, height, seed):
+    view = View(scale=(0.0, 1.0), ratio=(0.01, 100.0))
+    left, top, wide, tall = drawn(view, 20, width=width, height=height, seed=seed).box.T
+    assert (left >= 0).all()
+    assert (top >= 0).all()
+    assert (wide > 0).all()
+    assert (tall > 0).all()
+    assert (left + wide <= 1 + 1e-6).all()
+    assert (top + tall <= 1 + 1e-6).all()
+
+
+def test_pictures_of_many_sizes_are_drawn_together():
+    sizes = np.array([[20, 300, 64], [90, 30, 64]])
+    together = drawn(View(), 3, width=sizes[0], height=sizes[1])
+    for row, (width, height) in enumerate(sizes.T.tolist()):
+        alone = drawn(View(), 3, width=width, height=height)
+        assert np.array_equal(together.box[row], alone.box[row])
+
+
+# What is drawn
+
+
+def test_strengths_are_distributed_like_torchvisions():
+    view = View(jitter=1.0, brightness=0.4, contrast=1.5, saturation=0.8, hue=0.3)
+    ours = drawn(view, 2000)
+    torch.manual_seed(0)
+    jitter = ColorJitter(0.4, 1.5, 0.8, 0.3)
+    limits = (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
+    theirs = [ColorJitter.get_params(*limits) for _ in range(2000)]
+    for place in range(4):
+        reference = [params[1 + place] for params in theirs]
+        assert stats.ks_2samp(ours.jitter[:, place], reference).pvalue > 1e-3
+    counts = np.unique(ours.order, axis=0, return_counts=True)[1]
+    assert len(counts) == 24
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_probabilities_are_kept():
+    draws = drawn(EVERYTHING, 4000)
+    shares = {
+        "flip": draws.flip.mean(),
+        "jitter": (draws.jitter[:, 0] != 1).mean(),
+        "gray": draws.gray.mean(),
+        "blur": (draws.sigma > 0).mean(),
+        "solarize": draws.solarize.mean(),
+    }
+    for name, share in shares.items():
+        assert abs(share - getattr(EVERYTHING, name)) < 0.03, name  # over four deviations
+
+
+def test_ranges_are_filled_and_kept():
+    draws = drawn(replace(EVERYTHING, blur=1.0), 4000)
+    for values, low, high in [
+        (draws.angle, -20, 20),
+        (draws.shift, -0.1, 0.1),
+        (draws.sigma, 0.1, 2.0),
+    ]:
+        assert low <= values.min() < low + 0.02 * (high - low)
+        assert high - 0.02 * (high - low) < values.max() <= np.float32(high)
+
+
+def test_switching_one_operation_off_moves_no_other():
+    everything = drawn(EVERYTHING, 50)
+    plain = drawn(replace(EVERYTHING, jitter=0.0, blur=0.0, rotate=0.0), 50)
+    for name in ("box", "shift", "gray", "solarize", "flip"):
+        assert np.array_equal(getattr(everything, name), getattr(plain, name)), name
+
+
+@pytest.mark.parametrize("changed", ["seed", "epoch", "number"])
+def test_views_differ(changed):
+    images = pictures(8)
+    a, b = (augment(images, drawn(EVERYTHING, 8, **{changed: value})) for value in (0, 1))
+    assert ((a - b).abs().amax(dim=(1, 2, 3)) > 0.01).all()
+
+
+# Whole views
+
+
+def one_by_one(image: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """What `augment` should make of one image, in torchvision's words."""
+    operations: list[Callable[..., torch.Tensor]] = [
+        TF.adjust_brightness,
+        TF.adjust_contrast,
+        TF.adjust_saturation,
+        TF.adjust_hue,
+    ]
+    for place in draws.order[0]:
+        image = operations[place](image, draws.jitter[0, place].item())
+    if draws.gray[0]:
+        image = TF.rgb_to_grayscale(image, num_output_channels=3)
+    if draws.sigma[0] > 0:
+        image = TF.gaussian_blur(image, 3, draws.sigma[0].item())
+    if draws.solarize[0]:
+        image = TF.solarize(image, 0.5)
+    return TF.hflip(image) if draws.flip[0] else image
+
+
+def test_a_view_is_what_torchvision_makes_of_each_image():
+    """Order included. Solarizing is a jump, so pixels within rounding of 0.5 do not count."""
+    images, view = pictures(64), replace(EVERYTHING, translate=0.0, rotate=0.0)
+    draws = drawn(view, 64)
+    ours = augment(images, draws)
+    theirs = torch.stack([one_by_one(x, only(draws, [row])) for row, x in enumerate(images)])
+    at_the_jump = torch.from_numpy(draws.solarize)[:, None, None, None] & (ours > 0.5 - 1e-4)
+    assert at_the_jump.float().mean() < 0.001
+    assert_close(ours[~at_the_jump], theirs[~at_the_jump], 1e-4)  # contrast doubles what hue lost
+
+
+@settings(max_examples=25)
+@given(rows=st.lists(st.integers(0, 15), min_size=1, max_size=16))
+def test_an_image_gets_the_same_view_in_any_company(rows):
+    """Up to the last bits: sums in matrix products depend on their number."""
+    images, view = pictures(16), replace(EVERYTHING, solarize=0.0)
+    draws = drawn(view, 16)
+    everyone = augment(crop(images, draws.box, 32), draws)
+    index = np.array(rows)
+    again = drawn(view, len(index), index=index)
+    chosen = augment(crop(images[index], again.box, 32), again)
+    assert_close(chosen, everyone[index], 1e-4)
+
+
+def test_images_of_a_batch_share_nothing():
+    """The same picture many times over: every copy is drawn for itself."""
+    images = pictures(1).expand(32, -1, -1, -1)
+    for view in (EVERYTHING, SMALL, *AUGMENTATIONS["byol"]):
+        draws = drawn(view, 32)
+        views = augment(crop(images, draws.box, 32), draws)
+        assert all(not torch.allclose(a, b, atol=1e-3) for a, b in pairwise(views))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_probability_zero_leaves_the_image_as_it_is(channels):
+    images = pictures(4, channels=channels)
+    strong = View(brightness=0.8, contrast=0.8, saturation=0.8, hue=0.5)
+    assert torch.equal(augment(images, drawn(strong, 4)), images)
+    assert torch.equal(augment(images, drawn(View(jitter=1.0), 4)), images)
+
+
+def test_what_is_given_is_not_written_to():
+    images = pictures(16)
+    before = images.clone()
+    augment(images, drawn(EVERYTHING, 16))
+    assert torch.equal(images, before)
+
+
+def test_one_channel_is_a_gray_picture():
+    """Color changes treat it as they treat three equal channels."""
+    gray = pictures(16, channels=1)
+    draws = drawn(replace(EVERYTHING, solarize=0.0), 16)
+    three = augment(gray.expand(-1, 3, -1, -1), draws)
+    one = augment(gray, draws)
+    assert one.shape == gray.shape
+    assert_close(three, one.expand(-1, 3, -1, -1), 2e-4)  # luminance weights sum to 0.9999
+    assert normalize(one).shape == three.shape
+
+
+@settings(max_examples=25)
+@given(
+    name=st.sampled_from([*AUGMENTATIONS]),
+    size=st.integers(8, 64),
+    stored=st.integers(1, 64),
+    channels=st.sampled_from([1, 3]),
+    seed=st.integers(0, 2**32),
+)
+def test_any_view_is_finite_and_between_0_and_1(name, size, stored, channels, seed):
+    images = (pictures(3, stored, channels, seed) * 255).to(torch.uint8)
+    for number, view in enumerate(AUGMENTATIONS[name]):
+        draws = drawn(view, 3, stored, seed=seed, number=number)
+        views = augment(crop(images, draws.box, size), draws)
+        assert views.shape == (3, channels, size, size)
+        assert views.is_contiguous(memory_format=torch.channels_last)
+        assert views.isfinite().all()
+        assert views.min() >= 0
+        assert views.max() <= 1
+
+
+def test_normalize_is_torchvisions_and_keeps_the_layout():
+    views = augment(pictures(2), drawn(SMALL, 2))
+    assert_close(normalize(views), TF.normalize(views, MEAN, STD))
+    assert normalize(views).is_contiguous(memory_format=torch.channels_last)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "expected"),
+    [
+        ("simclr", 2, AUGMENTATIONS["simclr"] * 2),
+        ("moco_v1", 1, AUGMENTATIONS["moco_v1"]),
+        ("byol", 2, AUGMENTATIONS["byol"]),
+        ("byol", 1, AUGMENTATIONS["byol"][:1]),
+        ("swav", 8, AUGMENTATIONS["swav"]),
+        ("swav", 2, AUGMENTATIONS["swav"][:2]),
+    ],
+)
+def test_a_method_gets_as_many_views_as_it_asks_for(name, count, expected):
+    assert views_of(name, count) == expected
+
+
+def test_too_few_views_and_unknown_names_are_told():
+    with pytest.raises(UsageError, match=r"byol has 2 views, and the method needs 3"):
+        views_of("byol", 3)
+    with pytest.raises(UsageError, match=r"unknown augmentation simcrl. Did you mean simclr\?"):
+        views_of("simcrl", 2)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"flip": 1.5},
+        {"jitter": -0.1},
+        {"scale": (0.9, 0.2)},
+        {"scale": (0.2, 2.0)},
+        {"ratio": (0.0, 1.0)},
+        {"hue": 0.6},
+        {"gray": float("nan")},
+        {"size": -1},
+    ],
+)
+def test_a_view_out_of_range_is_refused(bad):
+    with pytest.raises(UsageError, match=f"a view's {next(iter(bad))} is .*; give "):
+        View(**bad)
