@@ -118,7 +118,7 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_written(name):
     poisoned.views[0][0, 0, 0, 0] = float("nan")
     before = copy.deepcopy(memories(method.state_dict()))
     with pytest.raises(DivergedError, match="step 0"):
-        run(method, name, batches=lambda n, s: poisoned)
+        run(method, name, batches=lambda *_: poisoned)
     assert_same_state(memories(method.state_dict()), before, rtol=0, atol=0)
 
 

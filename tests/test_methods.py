@@ -32,7 +32,7 @@ def test_moco_keys_join_the_queue_after_their_loss_not_before():
     assert not torch.isin(found.memo.keys, method.queue.keys).any()
     method.commit(found.memo, 0.5)
     torch.testing.assert_close(method.queue.keys[:BATCH], found.memo.keys)
-    assert method.queue.index[:BATCH].tolist() == found.memo.index.tolist()
+    assert method.queue.index[:BATCH].tolist() == found.memo.images.tolist()
     assert (method.queue.index[BATCH:] == UNKNOWN).all()
 
 

@@ -19,8 +19,8 @@ from nearkin.data.augmentations import AUGMENTATIONS, SMALL, views_of
 from nearkin.data.views import MEAN, STD, Draws, View, augment, crop, draw, normalize
 from nearkin.errors import UsageError
 
-CLOSE = 2e-6
-"""Sixteen roundings of float32 near 1: references round at other places than we do."""
+CLOSE = 1e-5
+"""Some eighty roundings of float32 near 1, as references round elsewhere; a byte is 4e-3."""
 EVERYTHING = View(
     flip=0.5,
     jitter=0.8,
@@ -74,7 +74,7 @@ def test_color_is_changed_as_torchvision_does(ours, reference, strengths, channe
     images[1] = images[1].round()  # two or three equal channels
     strength = torch.linspace(*strengths, 9)
     expected = [reference(x, s.item()) for x, s in zip(images, strength)]
-    assert_close(ours(images, strength), torch.stack(expected), 1e-5)  # hue divides by chroma
+    assert_close(ours(images, strength), torch.stack(expected))
 
 
 def test_gray_and_solarized_as_torchvision_does():
@@ -134,7 +134,7 @@ def test_crops_are_pillows_both_larger_and_smaller(size):
         for channel in image
     ]
     expected = torch.from_numpy(np.stack(expected)).view(4, 3, size, size)
-    assert_close(crop(images, BOXES / 32, size), expected, 1e-5)  # places round, times 32 pixels
+    assert_close(crop(images, BOXES / 32, size), expected)
 
 
 def test_enlarged_crops_are_torchvisions():
@@ -145,7 +145,7 @@ def test_enlarged_crops_are_torchvisions():
         theirs = TF.resized_crop(images[row], y, x, h, w, [64, 64], antialias=False)
         edge_x, edge_y = (int(np.ceil(32 / side)) if side < 32 else 0 for side in (w, h))
         inner = np.s_[:, edge_y : 64 - edge_y, edge_x : 64 - edge_x]
-        assert_close(ours[row][inner], theirs[inner], 1e-5)
+        assert_close(ours[row][inner], theirs[inner])
 
 
 def test_the_whole_picture_at_its_own_size_is_itself():
@@ -237,6 +237,17 @@ def test_ranges_are_filled_and_kept():
         assert high - 0.02 * (high - low) < values.max() <= np.float32(high)
 
 
+def test_what_is_drawn_is_uncorrelated():
+    """Every operation has numbers of its own; by chance 4,000 draws correlate to about 0.06."""
+    always = replace(EVERYTHING, jitter=1.0, blur=1.0)
+    draws = drawn(always, 4000, size=1000)
+    area = draws.box[:, 2] * draws.box[:, 3]
+    single = [area, draws.angle, draws.gray, draws.sigma, draws.solarize, draws.flip]
+    columns = np.column_stack([*single, draws.shift, draws.jitter, draws.order[:, 0]])
+    correlation = np.corrcoef(columns.T) - np.eye(columns.shape[1])
+    assert np.abs(correlation).max() < 0.08
+
+
 def test_switching_one_operation_off_moves_no_other():
     everything = drawn(EVERYTHING, 50)
     plain = drawn(replace(EVERYTHING, jitter=0.0, blur=0.0, rotate=0.0), 50)
@@ -281,20 +292,20 @@ def test_a_view_is_what_torchvision_makes_of_each_image():
     theirs = torch.stack([one_by_one(x, only(draws, [row])) for row, x in enumerate(images)])
     at_the_jump = torch.from_numpy(draws.solarize)[:, None, None, None] & (ours > 0.5 - 1e-4)
     assert at_the_jump.float().mean() < 0.001
-    assert_close(ours[~at_the_jump], theirs[~at_the_jump], 1e-4)  # contrast doubles what hue lost
+    assert_close(ours[~at_the_jump], theirs[~at_the_jump])
 
 
 @settings(max_examples=25)
 @given(rows=st.lists(st.integers(0, 15), min_size=1, max_size=16))
 def test_an_image_gets_the_same_view_in_any_company(rows):
-    """Up to the last bits: sums in matrix products depend on their number."""
+    """Up to the last bits, which some processors' matrix products owe to the batch's size."""
     images, view = pictures(16), replace(EVERYTHING, solarize=0.0)
     draws = drawn(view, 16)
     everyone = augment(crop(images, draws.box, 32), draws)
     index = np.array(rows)
     again = drawn(view, len(index), index=index)
     chosen = augment(crop(images[index], again.box, 32), again)
-    assert_close(chosen, everyone[index], 1e-4)
+    assert_close(chosen, everyone[index])
 
 
 def test_images_of_a_batch_share_nothing():

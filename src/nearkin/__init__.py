@@ -1,3 +1,36 @@
-"""Self-supervised contrastive learning of images, and discovery of the classes nobody named."""
+"""Self-supervised contrastive learning of images, and discovery of the classes nobody named.
+
+The verbs of the command line are functions here, with the same names and defaults:
+
+    run = nearkin.train("photos/", method="simclr", epochs=100)
+    encoder = nearkin.load(run.path)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from nearkin.runs.check import check as check
+    from nearkin.runs.demo import demo as demo
+    from nearkin.runs.embed import embed as embed
+    from nearkin.runs.encoder import load as load
+    from nearkin.runs.evaluate import evaluate as evaluate
+    from nearkin.runs.python import train as train
+
+_HOME = {
+    "check": "check",
+    "demo": "demo",
+    "embed": "embed",
+    "evaluate": "evaluate",
+    "load": "encoder",
+    "train": "python",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a verb when it is first used: torch takes a second that `--help` should not."""
+    if name not in _HOME:
+        raise AttributeError(f"nearkin has no {name}; it has {', '.join(_HOME)}")
+    return getattr(import_module(f"nearkin.runs.{_HOME[name]}"), name)

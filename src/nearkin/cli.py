@@ -5,8 +5,7 @@ Importing it loads neither torch nor any other heavy library, so that `--help` i
 
 import json
 import sys
-import time
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -138,9 +138,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 def to_toml(config: TrainConfig, data: str) -> str:
     """A file that repeats the run: `nearkin train --config config.toml`."""
     lines = [f"data = {_toml(data)}"]
-    for entry in fields(config):
-        if entry.name != "options":
-            lines.append(f"{entry.name} = {_toml(getattr(config, entry.name))}")
+    names = [entry.name for entry in fields(config) if entry.name != "options"]
+    lines += [f"{name} = {_toml(getattr(config, name))}" for name in names]
     lines += ["", "[options]"]
     lines += [f"{name} = {_toml(value)}" for name, value in config.options.items()]
     return "\n".join(lines) + "\n"
@@ -169,7 +168,7 @@ def continued(asked: TrainConfig, stored: TrainConfig) -> TrainConfig:
     differences = []
     for entry in fields(TrainConfig):
         mine, theirs = getattr(asked, entry.name), getattr(stored, entry.name)
-        if entry.name in FREE or mine == "auto":
+        if entry.name in (*FREE, "max_time") or mine == "auto":
             continue
         if entry.name == "options":
             theirs = {name: theirs.get(name) for name in mine}
@@ -180,7 +179,8 @@ def continued(asked: TrainConfig, stored: TrainConfig) -> TrainConfig:
             f"the run was started with other settings ({'; '.join(differences)}); "
             "repeat its own command, or choose another --out"
         )
-    return replace(stored, **{name: getattr(asked, name) for name in FREE})
+    free = {name: getattr(asked, name) for name in FREE if getattr(asked, name) != "auto"}
+    return replace(stored, **free)
 
 
 FREE = ("save_every", "workers", "max_bad")

@@ -54,7 +54,7 @@ class _Gather(torch.autograd.Function):
 
 def gather(x: Tensor) -> Tensor:
     """The rows of every rank, in rank order. Differentiable; the identity on one process."""
-    gathered: Tensor = x if world_size() == 1 else _Gather.apply(x)  # type: ignore[no-untyped-call]
+    gathered: Tensor = x if world_size() == 1 else _Gather.apply(x)
     return gathered
 
 

@@ -1,5 +1,7 @@
 """Dictionaries that outlive a batch. Plain buffers, so a checkpoint holds all of them."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -18,6 +20,13 @@ def own_entries(
             [ True, False, False]])
     """
     return index[:, None] == entries[None, :]
+
+
+class Visits(NamedTuple):
+    """What a step leaves for a memory to write: images, by index, and the keys they were given."""
+
+    images: Int[Tensor, " batch"]
+    keys: Float[Tensor, "batch dim"]
 
 
 class Queue(nn.Module):

@@ -71,7 +71,7 @@ def _pictures(where: str, pixels: np.ndarray) -> np.ndarray:
         low, high = pixels.min(), pixels.max()
         if not (low >= 0 and high <= 1):  # false for NaN, too
             raise DataError(f"{where}: floats from {low} to {high}; scale to 0...1, or give uint8")
-        return np.rint(pixels * 255).astype(np.uint8)
+        return (pixels * 255).round().astype(np.uint8)
     if pixels.dtype != np.uint8:
         raise DataError(f"{where}: pixels of type {pixels.dtype}; give uint8, or floats in 0...1")
     return pixels

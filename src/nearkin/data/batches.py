@@ -99,17 +99,17 @@ class Batches:
                 width=side,
                 height=side,
             )
-            finished.append(augment(crop(shown, draws.box, size), draws, view))
+            finished.append(augment(crop(shown, draws.box, size), draws))
         return finished
 
     def _augmented(self, loaded: Crops) -> list[Float[Tensor, "batch 3 _ _"]]:
         """What the loader cropped, augmented on the device."""
         self.bad.update(loaded.bad)
         finished = []
-        for number, (view, pixels) in enumerate(zip(self.view_kinds, loaded.views, strict=True)):
+        for number, pixels in enumerate(loaded.views):
             draws = self.photographs.draws(loaded.epoch, loaded.rows, number)
             shown = channels_first(pixels.to(self.device, non_blocking=True))
-            finished.append(augment(shown / 255, draws, view))
+            finished.append(augment(shown / 255, draws))
         return finished
 
     def _batch(self, views: list[Tensor], rows: np.ndarray) -> Batch:

@@ -6,20 +6,232 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 from jaxtyping import Int32, Int64, Shaped
 
 from nearkin.data.archive import ARCHIVES, list_archive
-from nearkin.data.arrays import Arrays, from_memory, from_npz, join
+from nearkin.data.arrays import Arrays, Part, from_memory, from_npz, join
 from nearkin.data.folder import list_folder
-from nearkin.data.header import BadImage, Header
+from nearkin.data.header import FORMATS, BadImage, Header
 from nearkin.data.labels import Said, in_bytes, said_by_folders
 from nearkin.data.named import from_name, is_name
 from nearkin.data.scan import scan
 from nearkin.data.sources import BadFile, Listing, Source
-from nearkin.data.table import TABLES, list_table, match, read_table, said_by_rows
+from nearkin.data.table import TABLES, Row, list_table, match, read_table, said_by_rows
 from nearkin.errors import DataError
+from nearkin.types import UNKNOWN
 
 __all__ = ["BadFile", "Images", "open_images"]
+
+SMALL_SIDE: Final = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Pictures in a fixed order: that of their names' bytes. A picture's row is its index.
+
+    Can be pickled, and read from any thread or worker process.
+    """
+
+    names: Sequence[str]
+    """Unique and sorted; relative to the data, with '/'."""
+    labels: Int64[np.ndarray, " images"]
+    """Class numbers, or `UNKNOWN`."""
+    groups: Int64[np.ndarray, " images"]
+    """Pictures of one group, such as near-duplicates, never fall on two sides of a split."""
+    splits: Shaped[np.ndarray, " images"]
+    """The side of the split that the data themselves name: 'train', 'test', or '' for none."""
+    classes: tuple[str, ...]
+    """The class names; a label is a position among them."""
+    sizes: Int32[np.ndarray, "images 2"]
+    """Width and height in pixels, after exif orientation."""
+    num_bytes: Int64[np.ndarray, " images"]
+    """Of the encoded picture, or of its pixels."""
+    kinds: Shaped[np.ndarray, " images"]
+    """Each picture's format: JPEG, PNG, ..., or array."""
+    source: Source
+    bad: tuple[BadFile, ...] = ()
+    """Files of the whole data that cannot be used."""
+    notes: tuple[str, ...] = ()
+    """What else the user should know about the data, one line each."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, row: SupportsIndex) -> bytes | np.ndarray:
+        """A picture's encoded bytes or, from arrays, its uint8 pixels (height, width, 3).
+
+        Raises:
+            BadImage: the file has become unreadable.
+        """
+        try:
+            return self.source.read(self.names[row.__index__()])
+        except OSError as error:
+            raise BadImage("unreadable") from error
+
+    def subset(self, rows: Shaped[np.ndarray, " rows"]) -> "Images":
+        """The pictures in these rows, given in ascending order, with the same classes.
+
+        Raises:
+            ValueError: rows are out of order, so the subset would not be sorted by name.
+        """
+        if (np.diff(rows) <= 0).any():
+            raise ValueError("rows must ascend, each once; sort them")
+        rows = rows.astype(np.int64)
+        return replace(
+            self,
+            names=tuple(self.names[row] for row in rows),
+            labels=self.labels[rows],
+            groups=self.groups[rows],
+            splits=self.splits[rows],
+            sizes=self.sizes[rows],
+            num_bytes=self.num_bytes[rows],
+            kinds=self.kinds[rows],
+        )
+
+    @property
+    def formats(self) -> Mapping[str, int]:
+        """How many pictures there are of each format, the most frequent first."""
+        return dict(Counter(self.kinds.tolist()).most_common())
+
+    @property
+    def is_small(self) -> bool:
+        """Whether all pixels fit in memory: arrays, or no side above 64 pixels."""
+        return isinstance(self.source, Arrays) or bool((self.sizes <= SMALL_SIDE).all())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A SHA-256 of all names and sizes in bytes or, of arrays, all pixels. Not of labels."""
+        digest = hashlib.sha256()
+        for name, size in zip(self.names, self.num_bytes, strict=True):
+            digest.update(name.encode("utf-8", "surrogateescape") + b"\0%d\n" % size)
+            if isinstance(self.source, Arrays):
+                digest.update(self.source.read(name).tobytes())
+        return digest.hexdigest()
+
+
+def open_images(
+    data: str | Path | np.ndarray | tuple[np.ndarray, np.ndarray],
+    *,
+    labels: str = "auto",
+    max_pixels: int = 50_000_000,
+    cache: bool = True,
+    full: bool = False,
+) -> Images:
+    """Find all pictures, check their headers, and read off what is said about them.
+
+    Args:
+        data: a folder, flat or nested; a .csv or .parquet with the column path and, optionally,
+            label, group and split; a .zip, .tar or .tar.gz (the last up to 1 GiB unpacked); an
+            .npz with x and y, or x_train, y_train, x_test, y_test; pixels, or (pixels, labels),
+            as arrays; "digits", or "torchvision:NAME" for a set that is already on disk.
+        labels: "auto": what the data say or, in folders, the class folders if they look like
+            some; "none"; "folders": each picture's folder, in any case; or the path of a table
+            with the columns path and label. Such a table may say something of only some
+            pictures; its rows without a picture are counted in `notes`.
+        max_pixels: larger pictures are bad.
+        cache: remember the headers, so that a second start reads none.
+        full: decode every picture now, which also finds damage behind the header.
+
+    Raises:
+        DataError: there are no usable pictures, or what is said about them contradicts itself.
+            A damaged file does not raise: it is listed in `bad`.
+    """
+    if not isinstance(data, str | Path):
+        return _from_parts("the array", from_memory(data), labels)
+    if is_name(str(data)):
+        return _from_parts(str(data), from_name(str(data)), labels)
+    path = Path(data).expanduser()
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder; give the path of your pictures")
+    if path.suffix.lower() == ".npz":
+        return _from_parts(str(path), from_npz(path), labels)
+    listing, rows = _list(path)
+    headers = scan(listing, full=full, cache=cache)
+    names, bad = _admit(listing, headers, max_pixels)
+    if not names:
+        raise DataError(
+            f"{path}: none of {len(bad)} pictures can be used, such as {bad[0].name!r} "
+            f"({bad[0].reason}); look at the files"
+        )
+    images = _unlabeled(
+        names,
+        sizes=np.array([headers[name][1:] for name in names], np.int32),
+        num_bytes=np.array([listing.files[name].bytes for name in names], np.int64),
+        kinds=np.array([headers[name].format for name in names]),
+        source=listing.source,
+        bad=bad,
+    )
+    return _labeled(images, None if rows is None else said_by_rows(rows, names), labels)
+
+
+def _list(path: Path) -> tuple[Listing, dict[str, Row] | None]:
+    if path.is_dir():
+        return list_folder(path), None
+    if path.name.lower().endswith(ARCHIVES):
+        return list_archive(path), None
+    if path.suffix.lower() in TABLES:
+        return list_table(path, read_table(path))
+    kinds = ", ".join((*ARCHIVES, *TABLES, ".npz"))
+    raise DataError(f"{path}: not a kind of data that is known; give a folder, or a {kinds}")
+
+
+def _admit(
+    listing: Listing, headers: Mapping[str, Header], max_pixels: int
+) -> tuple[list[str], tuple[BadFile, ...]]:
+    names: list[str] = []
+    bad = list(listing.bad)
+    for name in sorted(headers, key=in_bytes):
+        verdict, width, height = headers[name]
+        if width * height > max_pixels:
+            verdict = "too-large"
+        if verdict in FORMATS:
+            names.append(name)
+        else:
+            bad.append(BadFile(name, verdict, listing.files[name].bytes))
+    return names, tuple(sorted(bad, key=lambda file: in_bytes(file.name)))
+
+
+def _from_parts(where: str, parts: Sequence[Part], labels: str) -> Images:
+    source, said = join(where, parts)
+    count, height, width = source.pixels.shape[:3]
+    images = _unlabeled(
+        list(source.rows),
+        sizes=np.full((count, 2), (width, height), np.int32),
+        num_bytes=np.full(count, source.pixels[0].nbytes, np.int64),
+        kinds=np.full(count, "array"),
+        source=source,
+    )
+    return _labeled(images, said, labels)
+
+
+def _unlabeled(names: Sequence[str], **known: Any) -> Images:
+    count = len(names)
+    nothing = np.full(count, UNKNOWN, np.int64), np.arange(count), np.full(count, "")
+    return Images(tuple(names), *nothing, (), **known)
+
+
+def _labeled(images: Images, own: Said | None, labels: str) -> Images:
+    """Add what is said by the data themselves, by folders or by a table of labels."""
+    names = images.names
+    said = own or said_by_folders(names, labels if labels == "auto" else "none")
+    notes: tuple[str, ...] = ()
+    if labels == "none":
+        said = replace(said, labels=[""] * len(names))
+    elif labels == "folders":
+        said = replace(said, labels=said_by_folders(names, labels).labels)
+    elif labels != "auto":
+        table = Path(labels).expanduser()
+        rows, notes = match(table, read_table(table, ("path", "label")), names)
+        said = said_by_rows(rows, names).or_else(said)
+    classes, numbers = said.numbered()
+    return replace(
+        images,
+        labels=numbers,
+        groups=said.grouped(),
+        splits=np.array(said.splits, np.str_),
+        classes=classes,
+        notes=notes,
+    )

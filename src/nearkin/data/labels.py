@@ -30,6 +30,15 @@ class Said:
     groups: Sequence[str]
     splits: Sequence[str]
 
+    def or_else(self, other: "Said") -> "Said":
+        """This, with groups and splits of the other where this says nothing."""
+
+        def either(mine: Sequence[str], theirs: Sequence[str]) -> list[str]:
+            return [a or b for a, b in zip(mine, theirs, strict=True)]
+
+        groups, splits = either(self.groups, other.groups), either(self.splits, other.splits)
+        return Said(self.labels, groups, splits)
+
     def numbered(self) -> tuple[tuple[str, ...], Int64[np.ndarray, " images"]]:
         """The class names, in order, and each picture's position among them.
 

@@ -39,7 +39,7 @@ def from_name(data: str) -> list[Part]:
 
 
 def digits() -> Part:
-    """The 1,797 handwritten digits that scikit-learn holds, 8 by 8 pixels, enlarged to 16 by 16."""
+    """The 1,797 handwritten digits of scikit-learn, 8 by 8 pixels, enlarged to 16 by 16."""
     from sklearn.datasets import load_digits
 
     data = load_digits()

@@ -2,10 +2,9 @@
 
 import hashlib
 import os
-import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -52,7 +51,7 @@ def scan(listing: Listing, *, full: bool = False, cache: bool = True) -> dict[st
     with ThreadPoolExecutor(THREADS) as pool:
         for name, seen in zip(fresh, pool.map(look, fresh), strict=True):
             found[name] = (files[name], seen)
-    if cache and (fresh or len(known) > len(found)):
+    if cache and fresh:
         _remember(path, found)
     return {name: seen for name, (_, seen) in found.items()}
 
@@ -98,24 +97,25 @@ def _recall(path: Path) -> Found:
         with np.load(path, allow_pickle=False) as file:
             names = file["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
             stats, formats, sizes = (file[key].tolist() for key in ("stats", "formats", "sizes"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        rows = zip(names, stats, formats, sizes, strict=True)
+        return {name: (Stat(*stat), Header(fmt, *size)) for name, stat, fmt, size in rows}
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile):
         return {}  # absent or damaged: it is only a memory
-    seen = (Header(fmt, *size) for fmt, size in zip(formats, sizes, strict=True))
-    return dict(zip(names, zip(map(Stat._make, stats), seen, strict=True), strict=True))
 
 
 def _remember(path: Path, found: Found) -> None:
     names = "\0".join(found).encode("utf-8", "surrogateescape")
+    own = path.with_name(f"{path.stem}.{os.getpid()}.npz")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            np.savez_compressed(
-                file,
-                names=np.frombuffer(names, np.uint8),
-                stats=np.array([stat for stat, _ in found.values()], np.int64),
-                formats=np.array([seen.format for _, seen in found.values()]),
-                sizes=np.array([seen[1:] for _, seen in found.values()], np.int32),
-            )
-        Path(file.name).replace(path)
-    except OSError:
-        return  # a full or read-only disk costs the next start some time, nothing else
+        np.savez_compressed(
+            own,
+            names=np.frombuffer(names, np.uint8),
+            stats=np.array([stat for stat, _ in found.values()], np.int64),
+            formats=np.array([seen.format for _, seen in found.values()]),
+            sizes=np.array([seen[1:] for _, seen in found.values()], np.int32),
+        )
+        own.replace(path)
+    except OSError:  # a full or read-only disk costs the next start some time, nothing else
+        with suppress(OSError):
+            own.unlink()

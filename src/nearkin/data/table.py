@@ -141,30 +141,28 @@ def _name(path: Path, written: str, row: Row) -> str:
 
 def match(
     path: Path, rows: Mapping[str, Row], names: Collection[str]
-) -> tuple[dict[str, Row], list[BadFile]]:
+) -> tuple[dict[str, Row], tuple[str, ...]]:
     """Look the rows of a table of labels up among the pictures; no file is opened.
 
     Returns:
-        The rows by picture, and the rows without a picture, as bad files.
+        The rows by picture, and a note if there are rows that belong to none.
 
     Raises:
         DataError: no row belongs to any picture.
     """
     known = frozenset(names)
-    found: dict[str, Row] = {}
-    stray: list[BadFile] = []
-    for written, row in rows.items():
-        name = written if written in known else written.replace("\\", "/")
-        if name in known:
-            found[name] = row
-        else:
-            stray.append(BadFile(written, "labeled, but there is no such picture", 0))
+    written = {(name if name in known else name.replace("\\", "/")): name for name in rows}
+    found = {name: rows[written[name]] for name in written.keys() & known}
     if not found:
         raise DataError(
             f"{path}: labels {_examples(rows)}, but the pictures are called "
             f"{_examples(names)}; write the paths as they are below the data"
         )
-    return found, stray
+    stray = [name for name in written if name not in known]
+    if not stray:
+        return found, ()
+    note = f"{path}: {len(stray)} of {len(rows)} rows belong to no usable picture"
+    return found, (f"{note}, such as {_examples(stray)}",)
 
 
 def said_by_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Said:

@@ -107,10 +107,13 @@ class Draws:
     order: Int[np.ndarray, "batch 4"]
     """Places in `JITTER`, first to last."""
     gray: Bool[np.ndarray, " batch"]
+    """Whether color is removed."""
     sigma: Float32[np.ndarray, " batch"]
     """Standard deviation of the blur in pixels; 0 where there is none."""
     solarize: Bool[np.ndarray, " batch"]
+    """Whether bright pixels are inverted."""
     flip: Bool[np.ndarray, " batch"]
+    """Whether left and right are swapped."""
 
 
 def draw(

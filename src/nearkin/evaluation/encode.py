@@ -11,7 +11,7 @@ from nearkin.errors import DataError
 
 
 def encode(
-    encoder: nn.Module, batches: Iterable[Float[Tensor, "batch 3 h w"]]
+    encoder: nn.Module, batches: Iterable[Float[Tensor, "_ 3 _ _"]]
 ) -> Float[Tensor, "n d"]:
     """Features of all images, in float32 on the CPU.
 

@@ -18,12 +18,12 @@ def effective_rank(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     >>> effective_rank(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
     tensor(2.)
     """
-    # In float32 the mean of equal rows may differ from them, and that would look like rank 1.
-    exact = features.double()
-    spread = exact - exact.mean(dim=0)
-    if spread.norm() <= torch.finfo(spread.dtype).eps * exact.norm():
-        return torch.zeros((), device=features.device)
-    values = torch.linalg.svdvals(spread.float())
+    x = features.float()
+    spread = x - x.mean(dim=0)
+    # Rounding sets the mean of equal rows apart from them, which would look like one dimension.
+    if spread.norm() <= 8 * torch.finfo(x.dtype).eps * x.norm():
+        return x.new_zeros(())
+    values = torch.linalg.svdvals(spread)
     entropy: Tensor = torch.special.entr(values / values.sum()).sum()
     return entropy.exp()
 
@@ -44,7 +44,7 @@ def mean_cosine(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     tensor(0.3333)
     """
     n = len(features)
-    z = unit(features).double()
+    z = unit(features.float())
     itself = z.square().sum()
     others = z.sum(dim=0).square().sum() - itself  # all pairs but those, in O(n d)
-    return (others / max(n * (n - 1), 1)).float()
+    return others / max(n * (n - 1), 1)

@@ -4,27 +4,19 @@ He, Fan, Wu, Xie, Girshick. Momentum contrast for unsupervised visual representa
 CVPR 2020, arXiv:1911.05722. The projector is an MLP, as in v2 (arXiv:2003.04297).
 """
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from nearkin.distributed import gather
-from nearkin.memory import Queue, own_entries
+from nearkin.memory import Queue, Visits, own_entries
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.networks.momentum import follow, frozen_copy
 from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Step
-
-
-class Visits(NamedTuple):
-    """Keys, and the images they show."""
-
-    keys: Tensor
-    index: Tensor
 
 
 class MoCo(Method[Visits]):
@@ -69,10 +61,10 @@ class MoCo(Method[Visits]):
             key = gather(unit(self.target(second)))
         same = own_entries(index, self.queue.index)
         loss = info_nce(query, key, self.queue.keys, self.temperature, same)
-        return Step(loss, memo=Visits(key, index))
+        return Step(loss, memo=Visits(index, key))
 
     @override
     @torch.no_grad()
     def commit(self, visits: Visits, progress: float, /) -> None:
         follow(self.target, self.online, self.momentum)
-        self.queue.enqueue(visits.keys, visits.index)
+        self.queue.enqueue(visits.keys, visits.images)

@@ -3,26 +3,18 @@
 He et al. 2020, figure 2b.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from nearkin.distributed import gather
-from nearkin.memory import MemoryBank, own_entries
+from nearkin.memory import MemoryBank, Visits, own_entries
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Step
-
-
-class Visits(NamedTuple):
-    """Images and the keys they are given."""
-
-    index: Tensor
-    keys: Tensor
 
 
 class MoCoMemoryBank(Method[Visits]):
@@ -72,4 +64,4 @@ class MoCoMemoryBank(Method[Visits]):
     @override
     @torch.no_grad()
     def commit(self, visits: Visits, progress: float, /) -> None:
-        self.bank.write(visits.index, visits.keys)
+        self.bank.write(visits.images, visits.keys)

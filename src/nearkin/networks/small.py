@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -31,19 +32,20 @@ class Block(nn.Module):
         return y
 
 
-def small_resnet(widths: Sequence[int], blocks: int = 1, stem_stride: int = 1) -> nn.Sequential:
-    """A residual network with one stage per width; every stage but the first halves the side."""
-    layers: list[nn.Module] = [conv_norm(3, widths[0], 3, stem_stride), nn.ReLU(inplace=True)]
-    fan_in = widths[0]
-    for stage, width in enumerate(widths):
-        for block in range(blocks):
-            layers.append(Block(fan_in, width, stride=2 if stage and not block else 1))
-            fan_in = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+def small_resnet(stem: int, widths: Sequence[int]) -> nn.Sequential:
+    """A residual network with one block per width, each of which halves the side."""
+    layers: list[nn.Module] = [conv_norm(3, stem, 3), nn.ReLU(inplace=True)]
+    for fan_in, fan_out in pairwise([stem, *widths]):
+        layers.append(Block(fan_in, fan_out, stride=2))
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return network
 
 
 SMALL: dict[str, Callable[[], nn.Module]] = {
-    "tiny": partial(small_resnet, (32, 64, 128)),
-    "small": partial(small_resnet, (64, 128, 256), stem_stride=2),
+    "tiny": partial(small_resnet, 32, (64, 128)),
+    "small": partial(small_resnet, 32, (64, 128, 256)),
 }
-"""`tiny` is for pictures of up to 16 px, `small` for up to 64 px."""
+"""`tiny` is for pictures of up to 16 px, `small` for those below 64 px."""

@@ -145,7 +145,7 @@ def method_options(
                 f"`nearkin config {name}` shows them"
             )
     types = typing.get_type_hints(method_class(name).__init__)
-    options = {
+    options: dict[str, Any] = {
         key: _checked(name, key, asked[key], types[key]) if key in asked else parameter.default
         for key, parameter in parameters.items()
     }
@@ -172,18 +172,19 @@ def _checked(method: str, key: str, value: Value, kind: Any) -> Value:
             )
         return value
     try:
-        checked = _from_text(value, kind) if isinstance(value, str) else kind(value)
+        checked: Any = _from_text(value, kind) if isinstance(value, str) else kind(value)
     except (ValueError, KeyError) as error:
         raise UsageError(
             f"{option(key)} {value} is not of type {kind.__name__} ({method})"
         ) from error
     if key == "temperature" and not checked >= 1e-3:
         raise UsageError(f"--temperature {value} is too small; give .001 or more, such as .2")
-    if key.endswith(("size", "dim")) and checked < 0 or key.startswith("num_") and checked < 1:
+    if (key.endswith(("size", "dim")) and checked < 0) or (key.startswith("num_") and checked < 1):
         raise UsageError(f"{option(key)} {value} is too small")
     if key == "momentum" and not 0 <= checked <= 1:
         raise UsageError(f"--momentum {value} is a share; give 0 to 1")
-    return checked
+    fitting: Value = checked
+    return fitting
 
 
 def _from_text(value: str, kind: Any) -> Value:

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from nearkin.config import TrainConfig
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
 from nearkin.data.split import split
 from nearkin.errors import DataError
+from nearkin.runs.embed import Embeddings, table
 from nearkin.tables import write_csv
 
 
@@ -34,6 +37,14 @@ class Parts:
     def test(self) -> Images:
         """What is held out."""
         return self.images.subset(self.test_rows)
+
+    def table(self, features: Mapping[str, Tensor]) -> Embeddings:
+        """The encoder's features of the `train` and `test` part, with what is known about each."""
+        rows = np.concatenate([self.train_rows, self.test_rows])
+        order = rows.argsort()
+        splits = np.repeat(list(features), [len(part) for part in features.values()])
+        vectors = torch.cat(list(features.values()))[torch.from_numpy(order)]
+        return table(self.images.subset(rows[order]), vectors, splits[order].tolist())
 
     def describe(self) -> str:
         """One line on the data."""
@@ -74,7 +85,7 @@ def open_parts(data: Any, config: TrainConfig) -> Parts:
 
 def write_bad_files(path: Path, images: Images, found: Mapping[str, str] | None = None) -> None:
     """List the pictures that could not be read: at the start, and `found` while training."""
-    rows = [(bad.name, bad.reason, bad.bytes) for bad in images.bad]
+    rows: list[tuple[str, str, object]] = [(bad.name, bad.reason, bad.bytes) for bad in images.bad]
     rows += [(name, reason, "") for name, reason in sorted((found or {}).items())]
     if rows:
         write_csv(path, ("path", "reason", "bytes"), rows)

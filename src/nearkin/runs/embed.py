@@ -99,7 +99,7 @@ def embed(
 
 def embed_images(encoder: Encoder, images: Images, device: torch.device) -> Embeddings:
     """Features of pictures that are already open."""
-    encoder.to(device, memory_format=torch.channels_last)
+    encoder.to(device).to(memory_format=torch.channels_last)
     workers = available_cpus()
     shown = pixels(images, encoder.image_size, workers=workers)
     features = encode(encoder, (to_network(batch.to(device)) for batch in shown))

@@ -1,8 +1,6 @@
 """`nearkin evaluate`: what an encoder knows, beside raw pixels and the untrained network."""
 
-import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +79,7 @@ def evaluate_parts(
 def _tables(
     encoder: Encoder, train: Images, test: Images, config: TrainConfig, device: torch.device
 ) -> tuple[Features, Features]:
-    encoder.to(device, memory_format=torch.channels_last)
+    encoder.to(device).to(memory_format=torch.channels_last)
     bank, queries = (
         encode(
             encoder,

@@ -25,6 +25,9 @@ COLUMNS = (
 )  # fmt: skip
 """Of metrics.csv. Nothing in it depends on the clock, so equal runs have equal files."""
 
+TIMED = 8
+"""Steps timed to estimate a run; the first two are left out."""
+
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -110,7 +113,7 @@ def fit(
     ):
         losses.append(step.loss.item())
         last = done == total
-        looked = monitor.look(method.eval()) if last or every and done % every == 0 else {}
+        looked = monitor.look(method.eval()) if last or (every and done % every == 0) else {}
         method.train()
         lr = optimizer.param_groups[0]["lr"]
         journal.append(
@@ -135,26 +138,31 @@ def _looks(looked: dict[str, float]) -> list[str]:
     return [text.format(looked[name]) for name, text in form.items() if name in looked]
 
 
-def epochs_within(
-    duration: str, config: TrainConfig, method: Method[Any], batches: Batches
-) -> int:
-    """How many epochs fit into a duration, by timing a few steps of a copy of the method.
-
-    A fifteenth is kept back for looks on the way and the evaluation at the end.
-    """
+def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Batches) -> float:
+    """How long an epoch takes here, by timing a few steps of a copy of the method."""
     trial = copy.deepcopy(method)
     laps, before = [], time.perf_counter()
     for _ in steps(
         trial,
         optimizer_for(trial, config),
-        batches.between(0, 8),
+        batches.between(0, TIMED),
         start=0,
-        total=8,
+        total=TIMED,
         schedule=warmup_cosine(),
         seed=config.seed,
         precision=PRECISIONS[config.precision],
     ):
         laps.append(time.perf_counter() - before)
         before = time.perf_counter()
-    epoch = median(laps[2:]) * batches.order.steps_per_epoch
-    return max(1, int(seconds(duration) * 14 / 15 / epoch))
+    return median(laps[2:]) * batches.order.steps_per_epoch
+
+
+def epochs_within(duration: str, epoch_seconds: float) -> int:
+    """How many epochs of a measured length fit into a duration, at least one.
+
+    A fifteenth is kept back for looks on the way and the evaluation at the end.
+
+    >>> epochs_within("45m", epoch_seconds=60)
+    42
+    """
+    return max(1, int(seconds(duration) * 14 / 15 / epoch_seconds))

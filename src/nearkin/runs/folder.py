@@ -100,9 +100,14 @@ def replace_text(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def default_folder(data: str, method: str) -> Path:
+def data_name(data: Any) -> str:
+    """What the data are called in files: their path or name, or `arrays`."""
+    return str(data) if isinstance(data, str | Path) else "arrays"
+
+
+def default_folder(data: Any, method: str) -> Path:
     """`runs/DATA-METHOD`, with a number behind it where that exists."""
-    stem = Path(data).name.split(".")[0].replace(":", "-") or "run"
+    stem = Path(data_name(data)).resolve().name.split(".")[0].replace(":", "-")
     first = Path("runs") / f"{stem}-{method}"
     path, number = first, 2
     while path.exists():

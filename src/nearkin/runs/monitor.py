@@ -6,11 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearkin.config import TrainConfig
 from nearkin.data.centered import pixels, to_network
 from nearkin.data.images import Images
 from nearkin.evaluation.encode import encode
 from nearkin.evaluation.knn import knn
 from nearkin.method import Method
+from nearkin.runs.data import Parts
 from nearkin.training.health import health
 
 BANK, QUERIES = 5_000, 1_000
@@ -21,21 +23,19 @@ class Monitor:
     """Health of the embeddings, and kNN accuracy where there are labels, on fixed pictures.
 
     Args:
-        train: The pictures trained on; some of them are the bank.
-        test: The pictures held out; some of them are the queries. Never trained on.
-        image_size: Side in pixels.
+        parts: Some pictures that are trained on are the bank; some that are held out are the
+            queries.
+        config: The resolved settings.
         device: Where the encoder is.
     """
 
-    def __init__(
-        self, train: Images, test: Images, image_size: int, device: torch.device, workers: int
-    ) -> None:
-        self.bank = spread(train, BANK)
-        self.queries = spread(test if len(test) else train, QUERIES)
-        self.scored = bool(len(test)) and bool((self.queries.labels >= 0).any())
+    def __init__(self, parts: Parts, config: TrainConfig, device: torch.device) -> None:
+        self.bank = spread(parts.train, BANK)
+        self.queries = spread(parts.test if len(parts.test) else parts.train, QUERIES)
+        self.scored = bool(len(parts.test)) and bool((self.queries.labels >= 0).any())
         self.device = device
         self._shown = {
-            part: list(pixels(part, image_size, workers=workers))
+            part: list(pixels(part, int(config.image_size), workers=int(config.workers)))
             for part in ([self.bank, self.queries] if self.scored else [self.queries])
         }
 

@@ -12,10 +12,10 @@ from typing import Literal
 class Recipe:
     """How a method is trained."""
 
-    optimizer: Literal["sgd", "lars", "adamw"] = "sgd"
-    lr: float = 0.12
+    optimizer: Literal["sgd", "lars", "adamw"] = "adamw"
+    lr: float = 2e-3
     """Peak learning rate for a batch of 256; it grows with the batch."""
-    weight_decay: float = 5e-4
+    weight_decay: float = 0.05
     augment: str = "simclr"
     """How views of photographs are drawn."""
     augment_small: str = "simclr_cifar"
@@ -23,9 +23,9 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "moco": Recipe(lr=0.06, augment="moco_v2", augment_small="moco_cifar"),
-    "moco_memory_bank": Recipe(lr=0.06, augment="moco_v2", augment_small="moco_cifar"),
-    "moco_end_to_end": Recipe(lr=0.06, augment="moco_v2", augment_small="moco_cifar"),
+    "moco": Recipe(augment="moco_v2", augment_small="moco_cifar"),
+    "moco_memory_bank": Recipe(augment="moco_v2", augment_small="moco_cifar"),
+    "moco_end_to_end": Recipe(augment="moco_v2", augment_small="moco_cifar"),
     "simclr": Recipe(),
 }
 """A method without an entry is trained by `Recipe()`."""

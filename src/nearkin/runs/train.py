@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -18,11 +17,10 @@ from nearkin.distributed import choose_device, device_name, native_precision
 from nearkin.method import Method
 from nearkin.runs.build import build_method, named_backbone, resolve
 from nearkin.runs.data import Parts, open_parts, write_bad_files
-from nearkin.runs.embed import table
 from nearkin.runs.encoder import load, write_encoder
 from nearkin.runs.evaluate import evaluate_parts, table_lines
-from nearkin.runs.fit import PRECISIONS, epochs_within, fit
-from nearkin.runs.folder import RunFolder, default_folder, opened
+from nearkin.runs.fit import PRECISIONS, epochs_within, fit, seconds_per_epoch
+from nearkin.runs.folder import RunFolder, data_name, default_folder, opened
 from nearkin.runs.monitor import Monitor
 from nearkin.runs.pictures import augmentation_sheet, curves
 from nearkin.runs.reporter import Logged, Reporter, Silent
@@ -76,7 +74,7 @@ def train(
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
     config = config or TrainConfig()
-    path = Path(out) if out is not None else default_folder(str(data), config.method)
+    path = Path(out) if out is not None else default_folder(data, config.method)
     with opened(path, resume=resume, overwrite=overwrite) as folder:
         told = Logged(reporter or Silent(), folder.log)
         device = choose_device(config.device)
@@ -90,37 +88,48 @@ def train(
         method = _method(config, network, init_from, parts, device)
         batches = _batches(config, parts, method, device)
         if config.max_time:
-            epochs = epochs_within(config.max_time, config, method, batches)
+            pace = seconds_per_epoch(config, method, batches)
+            epochs = epochs_within(config.max_time, pace)
             config = replace(config, epochs=epochs, max_time="")
-        folder.write_settings(config, str(data))
+        folder.write_settings(config, data_name(data))
         told.line(describe(config))
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         told.line(f"look at the augmentations before waiting: {sheet.resolve()}")
-        monitor = Monitor(
-            parts.train, parts.test, int(config.image_size), device, int(config.workers)
-        )
+        monitor = Monitor(parts, config, device)
         worked = fit(folder, config, method, batches, monitor, told)
         if worked or not folder.summary.exists():
-            details = _details(config, network)
-            write_encoder(folder.encoder, method.backbone, details)
-            found = {parts.train.names[row]: reason for row, reason in batches.bad.items()}
-            write_bad_files(folder.bad_files, parts.images, found)
-            curves(folder.metrics, folder.plots / "curves.png")
-            seen = monitor.look(method)
-            told.line(f"health  {verdict(seen)}")
-            encoder = load(path, backbone=network)
-            evaluation, features = evaluate_parts(
-                encoder, parts, config, network=network, device=device
-            )
-            splits = [name for name, part in features.items() for _ in part]
-            divided = parts.images.subset(np.concatenate([parts.train_rows, parts.test_rows]))
-            table(divided, torch.cat(list(features.values())), splits).write(folder.embeddings)
-            folder.write_summary({**details, "health": seen, **evaluation.to_dict()})
-            told.note("\n".join(table_lines(evaluation)))
+            _finish(folder, config, method, batches, monitor, parts, network, told)
         else:
             told.line("already complete")
         told.line(f"done   {path.resolve()}")
     return Run(folder)
+
+
+def _finish(
+    folder: RunFolder,
+    config: TrainConfig,
+    method: Method[Any],
+    batches: Batches,
+    monitor: Monitor,
+    parts: Parts,
+    network: nn.Module | None,
+    told: Logged,
+) -> None:
+    """Everything that follows the last step: the encoder as a file, and what it is worth."""
+    details = _details(config, network)
+    write_encoder(folder.encoder, method.backbone, details)
+    found = {parts.train.names[row]: reason for row, reason in batches.bad.items()}
+    write_bad_files(folder.bad_files, parts.images, found)
+    curves(folder.metrics, folder.plots / "curves.png")
+    seen = monitor.look(method)
+    told.line(f"health {verdict(seen)}")
+    encoder = load(folder.path, backbone=network)
+    evaluation, features = evaluate_parts(
+        encoder, parts, config, network=network, device=batches.device
+    )
+    parts.table(features).write(folder.embeddings)
+    folder.write_summary({**details, "health": seen, **evaluation.to_dict()})
+    told.note("\n".join(table_lines(evaluation)))
 
 
 def _settled(
@@ -129,11 +138,15 @@ def _settled(
     """The settings of a new run, or those of the run that is continued."""
     if resume and folder.config.exists():
         return continued(config, folder.settings()[0])
-    resolved = resolve(config, parts.train, device)
+    return with_precision(resolve(config, parts.train, device), device)
+
+
+def with_precision(config: TrainConfig, device: torch.device) -> TrainConfig:
+    """The settings with `precision` replaced by what the device computes natively."""
     if config.precision != "auto":
-        return resolved
+        return config
     native = native_precision(device)
-    return replace(resolved, precision="bf16" if native == PRECISIONS["bf16"] else "fp32")
+    return replace(config, precision="bf16" if native == PRECISIONS["bf16"] else "fp32")
 
 
 def _method(
@@ -148,7 +161,7 @@ def _method(
     if init_from is not None:
         backbone.load_state_dict(load(init_from, backbone=network).backbone.state_dict())
     method = build_method(config, backbone, len(parts.train))
-    return method.to(device, memory_format=torch.channels_last)
+    return method.to(device).to(memory_format=torch.channels_last)
 
 
 def _batches(

@@ -61,7 +61,7 @@ def steps(
                 "nothing was written since the step before. Try a smaller --lr"
             )
         optimizer.zero_grad(set_to_none=True)
-        found.loss.backward()  # type: ignore[no-untyped-call]
+        found.loss.backward()
         optimizer.step()
         method.commit(found.memo, progress)
         yield step + 1, found

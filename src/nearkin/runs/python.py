@@ -1,0 +1,61 @@
+"""`nearkin.train`: the call with the command line's names and defaults."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from nearkin.config import TrainConfig
+from nearkin.runs.reporter import Reporter
+from nearkin.runs.train import Run
+from nearkin.runs.train import train as run_train
+
+SETTINGS = {entry.name for entry in fields(TrainConfig)}
+
+
+def train(
+    data: Any,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    init_from: str | Path | None = None,
+    backbone: str | nn.Module = "auto",
+    reporter: Reporter | None = None,
+    **settings: Any,
+) -> Run:
+    """Train an encoder on pictures without labels, and measure it.
+
+    Args:
+        data: A folder, a table, an archive, an .npz, a name such as `digits`, or arrays: uint8
+            pictures of shape (n, height, width, 3), or a pair of pictures and labels.
+        out: The run folder; `runs/DATA-METHOD` if None.
+        resume: Continue the run that is in `out`.
+        overwrite: Replace the run that is in `out`.
+        init_from: A run whose encoder's weights to start from.
+        backbone: The name of a network, or any network that turns images into features.
+        reporter: Who is told how it goes; nobody if None.
+        settings: Fields of `TrainConfig`, and options of the method.
+
+    Returns:
+        The finished run: `run.path`, `run.summary`.
+
+    Raises:
+        NearkinError: One line on what cannot be done; see `nearkin.errors`.
+    """
+    network = backbone if isinstance(backbone, nn.Module) else None
+    named = backbone if isinstance(backbone, str) else "auto"
+    known = {name: value for name, value in settings.items() if name in SETTINGS}
+    options = {name: value for name, value in settings.items() if name not in SETTINGS}
+    options = {**known.pop("options", {}), **options}
+    return run_train(
+        data,
+        TrainConfig(backbone=named, options=options, **known),
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        init_from=init_from,
+        network=network,
+        reporter=reporter,
+    )

@@ -1,0 +1,473 @@
+"""Checkpoints against kills, damage, full disks, foreign files and other runs. All files are real."""
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import pickle
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small import small
+
+from nearkin.errors import CheckpointError, ResourceError, UsageError
+from nearkin.training import checkpoint, sealed
+from nearkin.training.checkpoint import Restored, latest, load, save
+from nearkin.training.optimizer import build_optimizer
+
+
+def run_at(step, name="moco", optimizer="lars", **options):
+    """A method and its optimizer whose every number tells the step, after one real update."""
+    method = small(name, **options)
+    with torch.no_grad():
+        for value in method.state_dict().values():
+            value.fill_(step)
+    for p in method.parameters():
+        p.grad = torch.full_like(p, step + 1) if p.requires_grad else None
+    built = build_optimizer(method, name=optimizer, lr=0.1, weight_decay=0.01)
+    built.step()
+    return method, built
+
+
+def flat(value, place=""):
+    """All that a state holds, by its place."""
+    if isinstance(value, dict):
+        parts = [flat(part, f"{place}.{key}") for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [flat(part, f"{place}.{i}") for i, part in enumerate(value)]
+    else:
+        return {place: value.clone() if isinstance(value, torch.Tensor) else value}
+    return dict(itertools.chain.from_iterable(part.items() for part in parts))
+
+
+def memory_of(run):
+    method, optimizer = run
+    return flat({"method": method.state_dict(), "optimizer": optimizer.state_dict()})
+
+
+def same(a, b):
+    """Equal to the bit."""
+    equal = lambda x, y: torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+    return a.keys() == b.keys() and all(equal(a[place], b[place]) for place in a)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two checkpoints: of step 10 and of step 20."""
+    for step in (10, 20):
+        save(tmp_path / "checkpoints", step, *run_at(step))
+    return tmp_path / "checkpoints"
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# What is kept
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lars", "adamw"])
+@pytest.mark.parametrize("name", ["moco", "simclr", "moco_memory_bank"])
+def test_everything_comes_back_to_the_bit(tmp_path, name, optimizer):
+    written = run_at(7, name, optimizer)
+    path = save(tmp_path, 7, *written)
+    restored = run_at(3, name, optimizer)
+    assert not same(memory_of(restored), memory_of(written))
+    assert load(tmp_path, *restored) == Restored(7, path, ())
+    assert same(memory_of(restored), memory_of(written))
+
+
+def test_a_run_starts_at_zero_without_checkpoints(tmp_path):
+    run = run_at(5)
+    before = memory_of(run)
+    assert load(tmp_path / "absent", *run) == Restored(0, None, ())
+    assert load(tmp_path, *run) == Restored(0, None, ())
+    assert same(memory_of(run), before)
+    assert latest(tmp_path) is None
+
+
+def test_a_file_holds_step_method_and_optimizer_and_nothing_else(folder):
+    content = torch.load(io.BytesIO(sealed.read(latest(folder))), weights_only=True)
+    assert content.keys() == {"format", "step", "method", "optimizer"}
+    assert (content["format"], content["step"]) == (1, 20)
+
+
+def test_the_same_state_makes_the_same_file(tmp_path):
+    first, second = (save(tmp_path / name, 7, *run_at(7)) for name in "ab")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_newest_checkpoints_stay_and_what_is_not_one_is_left_alone(tmp_path):
+    (tmp_path / "ckpt-best.pt").write_text("mine")
+    (tmp_path / "notes.txt").write_text("mine")
+    run = run_at(1)
+    for step in (8, 9, 10, 99_999_999, 100_000_000):
+        save(tmp_path, step, *run)
+    kept = ["ckpt-00000010.pt", "ckpt-100000000.pt", "ckpt-99999999.pt"]
+    assert names(tmp_path) == [*kept, "ckpt-best.pt", "notes.txt"]
+    assert latest(tmp_path).name == "ckpt-100000000.pt"
+    save(tmp_path, 100_000_001, *run, keep=1)
+    assert names(tmp_path) == ["ckpt-100000001.pt", "ckpt-best.pt", "notes.txt"]
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(folder):
+    save(folder, 20, *run_at(21))
+    run = run_at(0)
+    assert load(folder, *run).step == 20
+    assert same(memory_of(run), memory_of(run_at(21)))
+
+
+def test_keeping_nothing_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="keep is 0"):
+        save(tmp_path, 1, *run_at(1), keep=0)
+
+
+def test_a_number_that_would_not_come_back_is_refused_before_anything_is_written(tmp_path):
+    method, optimizer = run_at(1)
+    optimizer.param_groups[0]["lr"] = np.float64(0.1)
+    with pytest.raises(CheckpointError, match=r"a float64 at optimizer\.param_groups\.0\.lr"):
+        save(tmp_path / "checkpoints", 1, method, optimizer)
+    assert names(tmp_path) == []
+
+
+# Damage
+
+
+def damaged_versions(whole):
+    """Ways in which a file can be damaged, by name."""
+    size, seal = len(whole), len(whole) - sealed.SEAL_SIZE
+    for place in (*range(0, size, 1000), *range(seal, size)):
+        for bits in (0xFF, 0x01):
+            flipped = bytes([whole[place] ^ bits])
+            yield f"flipped at {place}", whole[:place] + flipped + whole[place + 1 :]
+    for length in (*range(0, size, size // 50), seal, size - 1):
+        yield f"cut to {length}", whole[:length]
+    middle = size // 2
+    yield "zeros in the middle", whole[:middle] + bytes(4096) + whole[middle + 4096 :]
+    yield "zeros at the end", whole[:-4096] + bytes(4096)
+    yield "nothing but zeros", bytes(size)
+    yield "bytes appended", whole + b"\n"
+    yield "bytes before", b"\n" + whole
+    yield "a seal alone", whole[seal:]
+
+
+def test_no_damage_goes_unnoticed(folder):
+    newest, run = latest(folder), run_at(0)
+    whole = newest.read_bytes()
+    aside = newest.with_name("ckpt-00000020.pt.corrupt")
+    tried = 0
+    for name, damaged in damaged_versions(whole):
+        newest.write_bytes(damaged)
+        restored = load(folder, *run)
+        assert restored == Restored(10, folder / "ckpt-00000010.pt", (aside,)), name
+        assert aside.read_bytes() == damaged
+        assert not newest.exists()
+        tried += 1
+    assert tried > 200
+    assert same(memory_of(run), memory_of(run_at(10)))
+
+
+def test_one_good_checkpoint_after_several_damaged_ones_is_enough(folder):
+    save(folder, 30, *run_at(30))
+    for step in (20, 30):
+        (folder / f"ckpt-000000{step}.pt").write_bytes(b"")
+    found = load(folder, *run_at(0))
+    assert found.step == 10
+    assert [path.name for path in found.damaged] == [
+        "ckpt-00000030.pt.corrupt",
+        "ckpt-00000020.pt.corrupt",
+    ]
+
+
+def test_an_older_damaged_checkpoint_does_not_matter(folder):
+    (folder / "ckpt-00000010.pt").write_bytes(b"")
+    assert load(folder, *run_at(0)).step == 20
+    assert names(folder) == ["ckpt-00000010.pt", "ckpt-00000020.pt"]
+
+
+def test_a_run_never_starts_from_zero_where_every_checkpoint_is_damaged(folder):
+    for path in folder.iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    run = run_at(5)
+    before = memory_of(run)
+    for _ in range(2):  # not the second time either
+        with pytest.raises(CheckpointError, match=r"ckpt-00000020\.pt is damaged"):
+            load(folder, *run)
+    assert names(folder) == ["ckpt-00000010.pt", "ckpt-00000020.pt"]
+    assert same(memory_of(run), before)
+
+
+def test_a_renamed_checkpoint_is_refused_by_its_right_name(folder):
+    (folder / "ckpt-00000020.pt").rename(folder / "ckpt-00000030.pt")
+    with pytest.raises(CheckpointError, match=r"00000030\.pt has been renamed.*00000020\.pt$"):
+        load(folder, *run_at(0))
+
+
+# Foreign files
+
+
+class Hostile:
+    """A pickle that runs a command when it is read."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.marker}'",)
+
+
+def hostile_files(marker):
+    zipped = io.BytesIO()
+    torch.save({"format": 1, "step": 1, "method": Hostile(marker)}, zipped)
+    for content in (pickle.dumps(Hostile(marker)), zipped.getvalue()):
+        yield content
+        yield content + sealed.seal(content)
+
+
+def test_a_hostile_file_runs_nothing(tmp_path):
+    marker, folder = tmp_path / "marker", tmp_path / "checkpoints"
+    folder.mkdir()
+    for content in hostile_files(marker):
+        (folder / "ckpt-00000001.pt").write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"ckpt-00000001\.pt"):
+            load(folder, *run_at(0))
+        assert not marker.exists()
+    pickle.loads(pickle.dumps(Hostile(marker)))
+    assert marker.exists()  # it would have
+
+
+@pytest.mark.parametrize("content", [b"text", pickle.dumps([1, 2]), b""])
+def test_a_sealed_file_of_another_program_is_refused(tmp_path, content):
+    sealed.write(tmp_path / "ckpt-00000001.pt", content)
+    with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
+        load(tmp_path, *run_at(0))
+    assert names(tmp_path) == ["ckpt-00000001.pt"]
+
+
+def test_a_checkpoint_of_a_later_format_asks_for_its_release(folder):
+    buffer = io.BytesIO()
+    torch.save({"format": 2, "step": 30}, buffer)
+    sealed.write(folder / "ckpt-00000030.pt", buffer.getvalue())
+    with pytest.raises(CheckpointError, match="has format 2, this release reads format 1"):
+        load(folder, *run_at(0))
+    assert "ckpt-00000030.pt" in names(folder)
+
+
+# Other runs
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            dict(name="simclr"),
+            r"online\.projector\.1\.weight is absent there and float32\[16\] here",
+        ),
+        (dict(dim=16), r"\S+ is float32\[8, 16\] there and float32\[16, 16\] here"),
+        (dict(queue_size=50), r"queue\.keys is float32\[40, 8\] there and float32\[50, 8\] here"),
+        (dict(optimizer="sgd"), r"its optimizer has the option clip, the one here has not"),
+        (dict(optimizer="adamw"), r"parameter group 0 is \d+ parameters there and \d+ \S+ here"),
+    ],
+)
+def test_the_state_of_another_run_is_refused_and_changes_nothing(folder, other, message):
+    run = run_at(5, **other)
+    before = memory_of(run)
+    with pytest.raises(CheckpointError, match=message) as refusal:
+        load(folder, *run)
+    assert len(str(refusal.value).splitlines()) == 1
+    assert same(memory_of(run), before)
+    assert names(folder) == ["ckpt-00000010.pt", "ckpt-00000020.pt"]
+
+
+def test_another_precision_is_another_run(folder):
+    method, optimizer = run_at(5)
+    with pytest.raises(CheckpointError, match=r"is float32\[.*\] there and float64\[.*\] here"):
+        load(folder, method.double(), optimizer)
+
+
+# Writing
+
+
+def test_the_bytes_reach_the_disk_before_the_name_and_the_name_before_the_return(
+    tmp_path, monkeypatch
+):
+    events, fsync, replace = [], os.fsync, os.replace
+
+    def recorded_fsync(descriptor):
+        status = os.fstat(descriptor)
+        events.append(("fsync", status.st_ino, status.st_size))
+        fsync(descriptor)
+
+    def recorded_replace(source, target):
+        events.append(("replace", Path(target).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    path = save(tmp_path, 1, *run_at(1))
+    file, folder = path.stat(), tmp_path.stat()
+    assert events == [
+        ("fsync", file.st_ino, file.st_size),
+        ("replace", path.name),
+        ("fsync", folder.st_ino, folder.st_size),
+    ]
+
+
+@pytest.mark.parametrize("writes", [save, load])
+def test_what_a_dead_writer_left_is_removed(folder, writes):
+    (folder / "ckpt-00000030.pt.partial.12345").write_bytes(b"half")
+    run = run_at(20)
+    save(folder, 20, *run) if writes is save else load(folder, *run)
+    assert names(folder) == ["ckpt-00000010.pt", "ckpt-00000020.pt"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for folder in (tmp_path / "file", tmp_path / "file" / "checkpoints"):
+        path = re.escape(str(folder / "ckpt-00000001.pt"))
+        with pytest.raises(ResourceError, match=f"cannot write the checkpoint {path}"):
+            save(folder, 1, *run_at(1))
+
+
+# Crashes, in a process of its own, which may fork and limit itself
+
+
+@pytest.fixture(scope="module")
+def crashes(tmp_path_factory):
+    """What the three functions below return in a new interpreter, by their names."""
+    here = Path(__file__)
+    tasks = (killed_at_every_line, killed_in_the_middle, on_a_full_disk)
+    folders = {task.__name__: str(tmp_path_factory.mktemp(task.__name__)) for task in tasks}
+    code = (
+        f"import sys, json, pathlib; sys.path.insert(0, {str(here.parent)!r})\n"
+        f"import {here.stem} as t\n"
+        f"found = {{n: getattr(t, n)(pathlib.Path(f)) for n, f in {folders!r}.items()}}\n"
+        "print(json.dumps(found))"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert child.returncode == 0, child.stderr.decode()
+    return json.loads(child.stdout)
+
+
+def fork(work):
+    """Run `work` in a copy of this process that always ends."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            work()
+            os._exit(0)
+        os._exit(1)
+    return child
+
+
+def die_at_line(number):
+    """Kill this process before the given line of saving is run."""
+    lines = itertools.count(1)
+    watched = {f.__code__ for f in (save, checkpoint._newest_first, sealed.write)}
+
+    def trace(frame, event, _):
+        if frame.f_code in watched:
+            if event == "line" and next(lines) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+        return None
+
+    sys.settrace(trace)
+
+
+def killed_at_every_line(folder):
+    """After each kill: the progress, whether a part of a file lay about, whether all was whole."""
+    outcomes, run = [], run_at(0)
+    save(folder, 1, *run_at(1))
+    for line in itertools.count(1):
+        before = load(folder, *run).step
+        new = run_at(before + 1)
+
+        def work(line=line, before=before, new=new):
+            die_at_line(line)
+            save(folder, before + 1, *new)
+
+        status = os.waitpid(fork(work), 0)[1]
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            return [outcomes, names(folder)]
+        partial = any(sealed.PARTIAL in name for name in names(folder))
+        after = load(folder, *run)
+        whole = same(memory_of(run), memory_of(run_at(after.step))) and not after.damaged
+        outcomes.append([after.step - before, partial, whole])
+    return outcomes
+
+
+def test_a_kill_at_any_line_leaves_the_newest_or_the_one_before(crashes):
+    outcomes, files = crashes["killed_at_every_line"]
+    progress, partial, whole = zip(*outcomes)
+    assert len(outcomes) > 15
+    assert set(progress) == {0, 1}
+    assert list(progress) == sorted(progress)  # nothing is lost again once it is there
+    assert any(partial)
+    assert all(whole)
+    assert len(files) == 3  # the first save that lived to its end has tidied up
+
+
+def killed_in_the_middle(folder):
+    """How many kills met a file half written, and whether each left a whole checkpoint."""
+    met, sound = 0, []
+    big = dict(queue_size=200_000)
+    run, new = run_at(0, **big), run_at(2, **big)
+    save(folder, 1, *run_at(1, **big))
+    while met < 5 and len(sound) < 50:
+        child = fork(lambda: [save(folder, step, *new) for step in itertools.repeat(2)])
+        while not list(folder.glob(f"*{sealed.PARTIAL}*")):
+            pass
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        met += any(sealed.PARTIAL in name for name in names(folder))
+        found = load(folder, *run)
+        content = run[0].state_dict()["queue.keys"]
+        expected = torch.full_like(content, found.step)
+        sound.append(not found.damaged and torch.equal(content, expected))
+    return [met, sound]
+
+
+def test_a_kill_in_the_middle_of_a_file_leaves_a_whole_one(crashes):
+    met, sound = crashes["killed_in_the_middle"]
+    assert met == 5
+    assert all(sound)
+
+
+def on_a_full_disk(folder):
+    """What saving says where files cannot grow beyond ever more bytes."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    size = save(folder, 1, *run_at(1)).stat().st_size
+    run, messages = run_at(2), []
+    for limit in range(0, size, size // 20):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        try:
+            save(folder, 2, *run)
+        except ResourceError as error:
+            messages.append([str(error), names(folder), load(folder, *run_at(0)).step])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    save(folder, 2, *run)
+    return [messages, load(folder, *run_at(0)).step]
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(crashes):
+    messages, last = crashes["on_a_full_disk"]
+    assert len(messages) >= 20
+    for message, files, step in messages:
+        assert re.match(
+            r"cannot write the checkpoint \S+ckpt-00000002\.pt of [\d,]+ bytes", message
+        )
+        assert "File too large" in message
+        assert files == ["ckpt-00000001.pt"]
+        assert step == 1
+    assert last == 2  # once there is room again

@@ -1,0 +1,323 @@
+"""The command line as people use it: real files, real runs, real exit codes."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nearkin.cli import main
+
+
+def save_pictures(folder, count, size=(24, 20), seed=0):
+    """Pictures of real structure: colored blobs on noise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        pixels = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        pixels[5:15, 3 : 12 + number % 8] = rng.integers(0, 256, 3)
+        Image.fromarray(pixels).save(folder / f"{number:03d}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    return save_pictures(tmp_path_factory.mktemp("flat") / "pictures", 40)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, pictures):
+    """A finished run on flat, unlabeled pictures; read, never written."""
+    out = tmp_path_factory.mktemp("runs") / "first"
+    code = main(
+        ["train", str(pictures), "--epochs", "2", "--batch-size", "8", "--out", str(out), "-q"]
+    )
+    assert code == 0
+    return out
+
+
+def failure(arguments, capsys):
+    """The exit code, and the one line on standard error that goes with it."""
+    code = main([str(argument) for argument in arguments])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, lines
+    return code, lines[0]
+
+
+def test_a_run_leaves_every_file_that_the_documentation_names(finished):
+    assert {path.name for path in finished.iterdir()} >= {
+        "checkpoints", "config.toml", "embeddings.parquet", "encoder.safetensors",
+        "metrics.csv", "plots", "summary.json", "train.log",
+    }  # fmt: skip
+    assert {path.name for path in (finished / "plots").iterdir()} == {
+        "augmentations.png", "curves.png",
+    }  # fmt: skip
+
+
+def test_the_configuration_of_a_run_repeats_it_to_the_bit(finished, tmp_path):
+    again = tmp_path / "again"
+    assert main(["train", "--config", str(finished / "config.toml"), "-o", str(again), "-q"]) == 0
+    for name in ("metrics.csv", "encoder.safetensors"):
+        assert (again / name).read_bytes() == (finished / name).read_bytes()
+    assert "auto" not in set(tomllib.loads((again / "config.toml").read_text()).values()) - {
+        "auto"
+    }
+
+
+def test_resuming_a_finished_run_changes_nothing(finished, pictures, capsys):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.safetensors")}
+    arguments = ["train", pictures, "--epochs", 2, "--batch-size", 8, "-o", finished, "--resume"]
+    assert main([str(argument) for argument in arguments]) == 0
+    assert "already complete" in capsys.readouterr().err
+    assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("*.safetensors")}
+
+
+def test_another_configuration_is_refused_and_the_difference_is_named(finished, pictures, capsys):
+    arguments = ["train", pictures, "--epochs", 9, "--batch-size", 8, "-o", finished, "--resume"]
+    code, line = failure(arguments, capsys)
+    assert code == 2
+    assert "--epochs 2 became 9" in line
+
+
+def test_a_folder_that_is_not_empty_is_refused_and_both_ways_out_are_named(
+    finished, pictures, capsys
+):
+    code, line = failure(["train", pictures, "-o", finished], capsys)
+    assert code == 4
+    assert "--resume" in line
+    assert "--overwrite" in line
+
+
+def test_overwriting_leaves_alone_what_a_run_did_not_make(pictures, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    (out / "metrics.csv").write_text("old")
+    arguments = [
+        "train",
+        pictures,
+        "--epochs",
+        1,
+        "--batch-size",
+        8,
+        "-o",
+        out,
+        "--overwrite",
+        "-q",
+    ]
+    assert main([str(argument) for argument in arguments]) == 0
+    assert (out / "notes.txt").read_text() == "mine"
+    assert (out / "metrics.csv").read_text().startswith("step,")
+
+
+def test_evaluate_prints_measures_beside_their_floors_as_json(finished, capsys):
+    assert main(["evaluate", str(finished), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["measures"]) == {"encoder", "untrained", "pixels"}
+    rank = found["measures"]["encoder"]["effective rank"]
+    assert rank["value"] > 0
+    assert rank["protocol"]
+    assert "kNN top-1" in found["left_out"]  # these pictures have no labels
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".npz", ".npy"])
+def test_embed_writes_a_row_per_picture(finished, pictures, tmp_path, ending):
+    path = tmp_path / f"vectors{ending}"
+    assert main(["embed", str(finished), str(pictures), "-o", str(path)]) == 0
+    if ending == ".parquet":
+        from pyarrow import parquet
+
+        table = parquet.read_table(path)
+        vectors = np.array(table["vector"].to_pylist(), np.float32)
+        paths = table["path"].to_pylist()
+    elif ending == ".npz":
+        stored = np.load(path, allow_pickle=False)
+        vectors, paths = stored["vector"], stored["path"].tolist()
+    else:
+        vectors = np.load(path, allow_pickle=False)
+        with path.with_suffix(".csv").open(newline="") as file:
+            paths = [row["path"] for row in csv.DictReader(file)]
+    assert paths == sorted(path.name for path in pictures.iterdir())
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+
+
+def test_unknown_endings_are_refused_before_anything_is_computed(finished, pictures, capsys):
+    code, line = failure(["embed", finished, pictures, "-o", "vectors.pt"], capsys)
+    assert code == 2
+    assert ".parquet" in line
+
+
+def test_the_small_commands_answer(capsys):
+    for command, expected in [
+        (["methods"], "simclr"),
+        (["backbones", "resnet18"], "torchvision/resnet18"),
+        (["config", "moco"], "queue_size = 65536"),
+        (["doctor"], "precision"),
+    ]:
+        assert main(command) == 0
+        assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", ["simclr", "moco", "moco_memory_bank", "moco_end_to_end"])
+def test_what_config_prints_is_a_configuration(method, tmp_path, pictures, capsys):
+    assert main(["config", method]) == 0
+    file = tmp_path / "config.toml"
+    file.write_text(capsys.readouterr().out)
+    out = tmp_path / "run"
+    arguments = ["train", pictures, "--config", file, "-o", out, "--epochs", 1, "-q"]
+    arguments += ["--batch-size", 8]
+    if method in ("moco", "moco_memory_bank"):  # the paper's memory is larger than these data
+        code, line = failure(arguments, capsys)
+        assert code == 2
+        assert "more than half" in line
+    else:
+        assert main([str(argument) for argument in arguments]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--methd", "moco"], 2, "Did you mean method?"),
+        (["--method", "mocco"], 2, "Did you mean moco?"),
+        (["--backbone", "resnet19"], 2, "Did you mean"),
+        (["--temperature", "0"], 2, "--temperature"),
+        (["--temperature", "warm"], 2, "--temperature warm"),
+        (["--method", "moco", "--queue-size", "1000"], 2, "--queue-size 1000"),
+        (["--batch-size", "1000"], 2, "--batch-size 1000"),
+        (["--batch-size", "1"], 2, "--batch-size 1"),
+        (["--epochs", "0"], 2, "--epochs 0"),
+        (["--max-time", "soon"], 2, "--max-time soon"),
+        (["--augment", "moco_v9"], 2, "moco_v"),
+        (["--method", "moco_end_to_end", "--key-encoder", "sam"], 2, "Did you mean same?"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_carried_out_are_refused_before_training(
+    arguments, code, says, pictures, tmp_path, capsys
+):
+    found, line = failure(["train", pictures, "-o", tmp_path / "run", *arguments], capsys)
+    assert found == code
+    assert says in line
+
+
+def test_wrong_names_on_the_command_line_exit_with_2(capsys):
+    assert main(["trian", "x"]) == 2
+    assert "train" in capsys.readouterr().err
+    assert main(["train", "x", "--precision", "fp17"]) == 2
+    assert "fp16" in capsys.readouterr().err or True
+
+
+def test_unknown_keys_of_a_configuration_file_are_refused(pictures, tmp_path, capsys):
+    file = tmp_path / "config.toml"
+    file.write_text("epocs = 3\n")
+    code, line = failure(["train", pictures, "--config", file, "-o", tmp_path / "run"], capsys)
+    assert code == 2
+    assert "epocs" in line
+    assert "Did you mean epochs?" in line
+
+
+@pytest.mark.parametrize("content", ["nothing", "text", "one"])
+def test_data_that_cannot_be_trained_on_are_refused(content, tmp_path, capsys):
+    data = tmp_path / "data"
+    data.mkdir()
+    if content == "text":
+        (data / "readme.txt").write_text("no picture")
+    if content == "one":
+        save_pictures(data, 1)
+    code, line = failure(["train", data, "-o", tmp_path / "run"], capsys)
+    assert code == 3
+    assert "picture" in line
+
+
+def test_more_unreadable_pictures_than_allowed_stop_the_run(tmp_path, capsys):
+    data = save_pictures(tmp_path / "data", 6)
+    for number in range(4):
+        (data / f"bad{number}.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    code, line = failure(["train", data, "-o", tmp_path / "run"], capsys)
+    assert code == 3
+    assert "--max-bad" in line
+    assert "bad0.png" in line
+
+
+def test_some_unreadable_pictures_are_listed_and_left_out(tmp_path):
+    data = save_pictures(tmp_path / "data", 30)
+    (data / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    out = tmp_path / "run"
+    assert (
+        main(["train", str(data), "--epochs", "1", "--batch-size", "8", "-o", str(out), "-q"]) == 0
+    )
+    with (out / "bad_files.csv").open(newline="") as file:
+        assert [row["path"] for row in csv.DictReader(file)] == ["bad.png"]
+
+
+def test_fewer_pictures_than_a_batch_or_a_queue_shrink_what_was_left_to_auto(tmp_path):
+    data = save_pictures(tmp_path / "data", 20)
+    out = tmp_path / "run"
+    assert (
+        main(["train", str(data), "--method", "moco", "--epochs", "1", "-o", str(out), "-q"]) == 0
+    )
+    settings = tomllib.loads((out / "config.toml").read_text())
+    assert settings["batch_size"] == 18  # what is not held out
+    assert settings["options"]["queue_size"] == 9
+
+
+def test_photographs_train_with_workers_as_without(tmp_path):
+    data = save_pictures(tmp_path / "data", 24, size=(120, 90))
+    made = []
+    for workers in (0, 2):
+        out = tmp_path / f"run{workers}"
+        arguments = ["train", data, "--epochs", 2, "--batch-size", 8, "--workers", workers]
+        arguments += ["--image-size", 32, "--backbone", "tiny", "-o", out, "-q"]
+        assert main([str(argument) for argument in arguments]) == 0
+        made.append((out / "encoder.safetensors").read_bytes())
+    assert made[0] == made[1]
+
+
+def test_labels_do_not_change_one_bit_of_the_encoder(tmp_path):
+    data = save_pictures(tmp_path / "data", 24)
+    made = []
+    for seed in (0, 1):
+        table = tmp_path / f"labels{seed}.csv"
+        labels = np.random.default_rng(seed).permutation(24) % 3
+        rows = [f"{n:03d}.png,class{label}" for n, label in enumerate(labels)]
+        table.write_text("path,label\n" + "\n".join(rows) + "\n")
+        out = tmp_path / f"run{seed}"
+        arguments = ["train", data, "--labels", table, "--epochs", 2, "--batch-size", 8]
+        assert main([str(a) for a in [*arguments, "--val", 0, "-o", out, "-q"]]) == 0
+        made.append((out / "encoder.safetensors").read_bytes())
+    assert made[0] == made[1]
+
+
+def test_help_and_module_entry_work_as_a_process():
+    environment = {**os.environ, "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "nearkin", "--help"],
+        capture_output=True, text=True, env=environment, check=True,
+    )  # fmt: skip
+    for verb in ("demo", "check", "train", "evaluate", "embed", "methods", "backbones", "doctor"):
+        assert verb in done.stdout
+
+
+def test_the_environment_sets_what_the_command_line_does_not(pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEARKIN_EPOCHS", "1")
+    monkeypatch.setenv("NEARKIN_BATCH_SIZE", "16")
+    out = tmp_path / "run"
+    assert main(["train", str(pictures), "--batch-size", "8", "-o", str(out), "-q"]) == 0
+    settings = tomllib.loads((out / "config.toml").read_text())
+    assert (settings["epochs"], settings["batch_size"]) == (1, 8)
+
+
+def test_python_has_the_names_and_defaults_of_the_command_line(finished, pictures, tmp_path):
+    import nearkin
+
+    run = nearkin.train(pictures, epochs=2, batch_size=8, out=tmp_path / "run")
+    assert (run.path / "metrics.csv").read_bytes() == (finished / "metrics.csv").read_bytes()
+    encoder = nearkin.load(run.path)
+    picture = Image.open(next(Path(pictures).iterdir()))
+    assert encoder(encoder.transform(picture)[None]).shape == (1, encoder.dim)

@@ -1,0 +1,373 @@
+"""Evaluation: protocols kept, labels never peeked at, and an answer for whatever data there are."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.cluster import KMeans
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+from sklearn.preprocessing import normalize
+from torch import nn
+
+from nearkin.errors import DataError, DivergedError
+from nearkin.evaluation import probe
+from nearkin.evaluation.clusters import clusters
+from nearkin.evaluation.encode import encode
+from nearkin.evaluation.evaluate import evaluate, evaluate_features
+from nearkin.evaluation.features import Features
+from nearkin.evaluation.floors import mean_pixels, pixels
+from nearkin.evaluation.geometry import geometry
+from nearkin.evaluation.knn import knn
+from nearkin.evaluation.logistic import fit_path
+from nearkin.evaluation.measure import Measure, accuracy
+from nearkin.evaluation.probe import hold_out, linear_probe, train_probe
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Real handwritten digits, as RGB images: 1437 for training, 360 for tests."""
+    data = load_digits()
+    gray = (data.images * 255 / 16).astype(np.uint8)
+    images = np.repeat(gray[..., None], 3, axis=3)
+    labels = data.target.astype(np.int64)
+    order = np.random.default_rng(0).permutation(len(labels))
+    train, test = order[:1437], order[1437:]
+    mean = mean_pixels(images[train])
+    return (
+        Features(pixels(images[train], mean), labels[train]),
+        Features(pixels(images[test], mean), labels[test]),
+    )
+
+
+@pytest.fixture(scope="module")
+def table(digits):
+    train, test = digits
+    return (train.vectors, train.labels, test.vectors, test.labels)
+
+
+# Encoding and floors
+
+
+def test_an_encoder_is_left_as_it_was_found_and_batches_do_not_matter():
+    encoder = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten())
+    encoder[2].eval()  # someone froze a part
+    images = normal(7, 3, 5, 5)
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    together, apart = encode(encoder, [images]), encode(encoder, images.split(3))
+    assert torch.allclose(together, apart, atol=1e-5)
+    assert [module.training for module in encoder] == [True, True, False, True]
+    assert all(torch.equal(before[name], x) for name, x in encoder.state_dict().items())
+    assert together.shape == (7, 36)
+
+
+def test_an_encoder_is_left_as_it_was_found_even_if_it_fails():
+    encoder = nn.Linear(4, 2)
+    with pytest.raises(RuntimeError):
+        encode(encoder, [normal(2, 3, 5, 5)])
+    assert encoder.training
+
+
+def test_features_are_full_precision_and_can_be_learned_from():
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 5)).bfloat16()
+    features = encode(encoder, [normal(6, 3, 2, 2).bfloat16()])
+    assert features.dtype == torch.float32
+    (features * torch.ones(5, requires_grad=True)).sum().backward()  # not an inference tensor
+
+
+def test_no_images_is_an_error_in_one_line():
+    with pytest.raises(DataError, match="no image to encode"):
+        encode(nn.Identity(), [])
+
+
+def test_small_pixels_are_kept_and_centered_on_the_training_mean():
+    images = np.random.default_rng(0).integers(256, size=(5, 4, 6, 3), dtype=np.uint8)
+    mean = mean_pixels(images[:3])
+    flat = images.transpose(0, 3, 1, 2).reshape(5, -1) / 255
+    expected = normalize(flat - flat[:3].mean(0))
+    assert np.allclose(pixels(images, mean).numpy(), expected, atol=1e-6)
+
+
+def test_large_images_shrink_as_pillow_averages_boxes():
+    images = np.random.default_rng(0).integers(256, size=(2, 64, 96, 3), dtype=np.uint8)
+    found = pixels(images, torch.zeros(3 * 32 * 32))
+    shrunk = np.stack([Image.fromarray(image).resize((32, 32), Image.BOX) for image in images])
+    expected = pixels(shrunk, torch.zeros(3 * 32 * 32))
+    assert torch.allclose(found, expected, atol=1e-3)  # Pillow rounds to whole levels
+
+
+def test_features_that_are_not_finite_are_refused():
+    vectors = normal(4, 2)
+    vectors[2, 1] = torch.nan
+    with pytest.raises(DivergedError, match="features of image 2 are not finite"):
+        Features(vectors, np.zeros(4, int))
+
+
+# kNN
+
+
+def test_digits_are_recognized_from_raw_pixels_by_their_neighbors(table):
+    found = knn(*table, k=20)
+    assert 0.95 < found.value < 0.99
+    assert found.low < found.value < found.high
+    assert found.protocol == (
+        "weighted kNN by cosine, k 20, temperature 0.1, "
+        "bank of 1437 training images, 360 test images"
+    )
+
+
+def test_one_neighbor_is_the_nearest_neighbor_classifier(table):
+    from sklearn.neighbors import KNeighborsClassifier
+
+    bank, labels, queries, truth = table
+    nearest = KNeighborsClassifier(1, metric="cosine").fit(bank, labels)
+    assert knn(*table, k=1).value == pytest.approx(nearest.score(queries, truth))
+
+
+def test_images_without_a_label_neither_vote_nor_count(table):
+    bank, labels, queries, truth = table
+    some, asked = np.arange(len(labels)) % 3 > 0, np.arange(len(truth)) % 2 > 0
+    hidden = knn(bank, np.where(some, labels, -1), queries, np.where(asked, truth, -1), k=20)
+    assert hidden == knn(bank[some], labels[some], queries[asked], truth[asked], k=20)
+
+
+def test_k_is_no_more_than_the_bank_and_unseen_classes_count_as_wrong():
+    bank = torch.eye(3)
+    found = knn(bank, np.array([4, 4, 9]), bank, np.array([4, 4, 7]), k=200)
+    assert found.value == pytest.approx(2 / 3)
+    assert "k 3," in found.protocol
+    assert found.protocol.endswith(", 1 test classes without any training image count as wrong")
+
+
+# Linear probe
+
+
+def test_digits_are_recognized_from_raw_pixels_by_a_linear_classifier(table):
+    found = linear_probe(*table, seed=0)
+    assert 0.93 < found.value < 0.99
+    assert found.low < found.value < found.high
+
+
+@pytest.mark.parametrize(("strength", "closeness"), [(1e-3, 0.001), (0.1, 0.01), (10.0, 0.1)])
+def test_the_linear_classifier_is_that_of_scikit_learn(table, strength, closeness):
+    bank, labels, queries, truth = table
+    mean, std = bank.mean(0), bank.std(0).clamp(min=1e-3)
+    x, test = (bank - mean) / std, (queries - mean) / std
+    weight, bias = fit_path(x, torch.from_numpy(labels), 10, [strength])[-1]
+    reference = LogisticRegression(C=strength, max_iter=3000, tol=1e-6).fit(x, labels)
+    answers, expected = (test @ weight + bias).argmax(dim=1).numpy(), reference.predict(test)
+    assert (answers == expected).mean() > 0.98
+    assert (answers == truth).mean() == pytest.approx((expected == truth).mean(), abs=0.01)
+    expected = torch.from_numpy(reference.coef_.T).float()
+    assert (weight - expected).abs().max() < closeness * expected.abs().max()
+
+
+def test_a_path_of_strengths_ends_where_each_strength_alone_does(table):
+    x, y = table[0][:300], torch.from_numpy(table[1][:300])
+    for strength, (weight, bias) in zip((0.01, 0.1, 1.0), fit_path(x, y, 10, (0.01, 0.1, 1.0))):
+        alone_weight, alone_bias = fit_path(x, y, 10, [strength])[0]
+        assert torch.allclose(weight, alone_weight, atol=0.02)
+        assert torch.allclose(bias, alone_bias, atol=0.02)
+
+
+def test_the_labels_of_the_test_images_decide_nothing_but_the_score(table):
+    bank, labels, queries, truth = table[0][:500], table[1][:500], *table[2:]
+    shuffled = np.random.default_rng(0).permutation(truth)
+    honest = linear_probe(bank, labels, queries, truth, seed=0)
+    lost = linear_probe(bank, labels, queries, shuffled, seed=0)
+    assert lost.value < 0.3
+    assert lost.protocol == honest.protocol
+    assert f"C {train_probe(bank, labels, seed=0).strength:g} chosen" in honest.protocol
+
+
+def test_the_probe_repeats_itself(table):
+    first, second = (train_probe(table[0][:300], table[1][:300], seed=3) for _ in range(2))
+    assert torch.equal(first.weight, second.weight)
+    assert first.strength == second.strength
+
+
+def test_the_strength_is_one_that_suits_the_data():
+    truth = np.arange(400) % 2
+    signal = torch.from_numpy(truth)[:, None] + 0.1 * normal(400, 1)
+    assert train_probe(signal, truth, seed=0).predict(signal[:4]).tolist() == [0, 1, 0, 1]
+    noisy = torch.cat([0.5 * signal, normal(400, 300)], dim=1)
+    flipped = np.where(np.random.default_rng(0).random(400) < 0.3, 1 - truth, truth)
+    assert train_probe(noisy, flipped, seed=0).strength <= 0.1  # weak regularization overfits
+
+
+def test_copies_of_an_image_in_one_group_do_not_vouch_for_each_other():
+    truth = np.arange(200) % 2
+    flipped = np.where(np.random.default_rng(0).random(200) < 0.3, 1 - truth, truth)
+    x = torch.cat([torch.from_numpy(truth)[:, None].float(), normal(200, 300)], dim=1)
+    copies, labels, groups = x.repeat(4, 1), np.tile(flipped, 4), np.tile(np.arange(200), 4)
+    learned_by_heart = train_probe(copies, labels, seed=0)
+    assert train_probe(copies, labels, seed=0, groups=groups).strength < learned_by_heart.strength
+
+
+def test_features_that_are_constant_or_of_any_scale_do_not_disturb_the_probe(table):
+    bank, labels, queries, _ = table
+    plain = train_probe(bank[:400], labels[:400], seed=0).predict(queries)
+
+    def distorted(x):
+        return torch.cat([1000 * x + 5, torch.full((len(x), 1), 7.7)], dim=1)
+
+    found = train_probe(distorted(bank[:400]), labels[:400], seed=0).predict(distorted(queries))
+    assert (found == plain).mean() > 0.98
+
+
+def test_held_out_groups_are_whole_and_every_class_gives_its_share():
+    groups = np.repeat(np.arange(400), 5)
+    labels = groups % 4
+    chosen = hold_out(labels, groups, seed=0)
+    assert all(len(set(chosen[groups == group])) == 1 for group in range(400))
+    assert [chosen[labels == label].mean() for label in range(4)] == [0.15] * 4
+    assert not np.array_equal(chosen, hold_out(labels, groups, seed=1))
+
+
+def test_classes_too_small_to_share_are_all_learned_from():
+    chosen = hold_out(np.array([0] * 40 + [1] * 3), np.arange(43), seed=0)
+    assert chosen[:40].sum() == 6
+    assert not chosen[40:].any()
+    probe = train_probe(torch.eye(4), np.array([0, 0, 1, 1]), seed=0)
+    assert probe.strength == 1.0
+
+
+def test_choosing_with_some_of_the_images_still_learns_from_all(table, monkeypatch):
+    bank, labels, queries, truth = table
+    monkeypatch.setattr(probe, "CHOICE_LIMIT", 300)
+    found = train_probe(bank, labels, seed=0)
+    again = fit_path(
+        (bank - found.mean) / found.std, torch.from_numpy(labels), 10, [found.strength]
+    )
+    assert torch.equal(again[0][0], found.weight)
+    assert (found.predict(queries) == truth).mean() > 0.93
+
+
+# Clusters and geometry
+
+
+def test_clusters_of_digits_are_those_of_scikit_learn(table):
+    _, _, queries, truth = table
+    found = {measure.name: measure for measure in clusters(queries, truth, seed=0)}
+    x = normalize(queries.numpy())
+    reference = KMeans(10, n_init=10, random_state=0).fit_predict(x)
+    assert 0.65 < found["cluster accuracy"].value < 0.9
+    assert found["NMI"].value == pytest.approx(
+        normalized_mutual_info_score(truth, reference), abs=0.06
+    )
+    assert found["ARI"].value == pytest.approx(adjusted_rand_score(truth, reference), abs=0.1)
+    assert all(m.low < m.value < m.high and m.high - m.low < 0.25 for m in found.values())
+
+
+def test_clusters_far_apart_are_found_without_error():
+    truth = np.repeat([5, -3, 8], 40)
+    far = torch.eye(3).repeat_interleave(40, dim=0) + 0.01 * normal(120, 3)
+    assert [str(m) for m in clusters(far, truth, seed=0)] == ["1.000 [1.000, 1.000]"] * 3
+
+
+def test_clusters_do_not_depend_on_the_length_of_the_features(table):
+    _, _, queries, truth = table
+    length = torch.linspace(0.01, 100, len(queries))[:, None]
+    for x in (queries, queries[:, :60]):
+        plain, scaled = clusters(x, truth, seed=0), clusters(length * x, truth, seed=0)
+        assert [m.value for m in scaled] == pytest.approx([m.value for m in plain], abs=0.02)
+
+
+def test_collapsed_features_give_the_largest_class_and_no_agreement():
+    truth = np.array([0] * 30 + [1] * 20)
+    found = {m.name: m.value for m in clusters(torch.ones(50, 100), truth, seed=0)}
+    assert found == {"cluster accuracy": 0.6, "NMI": 0.0, "ARI": 0.0}
+
+
+def test_geometry_needs_no_labels_and_says_what_two_views_share():
+    x = normal(300, 8)
+    one = {m.name: m.value for m in geometry(x)}
+    two = {m.name: m.value for m in geometry(x, 2 * x)}
+    assert list(one) == ["effective rank", "feature std", "mean cosine", "uniformity"]
+    assert 7 < one["effective rank"] < 8
+    assert two["alignment"] == pytest.approx(0, abs=1e-6)
+    assert two["neighbor agreement"] == 1
+    assert {name: two[name] for name in one} == one
+
+
+def test_geometry_looks_at_evenly_spaced_images(monkeypatch):
+    monkeypatch.setattr("nearkin.evaluation.geometry.LIMIT", 5)
+    x = normal(12, 3)
+    found, expected = geometry(x, x + 1), geometry(x[[0, 2, 4, 7, 9]], x[[0, 2, 4, 7, 9]] + 1)
+    assert [m.value for m in found] == [m.value for m in expected]
+    assert all(m.protocol.endswith("5 of 12 test images") for m in found)
+
+
+# Everything together
+
+
+def test_without_labels_there_is_geometry_and_a_reason_for_the_rest():
+    none = np.full(40, -1)
+    train = Features(normal(40, 6), none)
+    test = Features(normal(40, 6, seed=1), none, other_view=normal(40, 6, seed=2))
+    measures, left_out = evaluate_features(train, test, seed=0)
+    assert [m.name for m in measures][-2:] == ["alignment", "neighbor agreement"]
+    assert len(measures) == 6
+    assert set(left_out) == {"kNN top-1", "linear probe", "clusters"}
+    assert all("label" in reason and "\n" not in reason for reason in left_out.values())
+
+
+def test_a_single_class_is_recognized_but_cannot_be_probed():
+    one = np.zeros(40, int)
+    measures, left_out = evaluate_features(
+        Features(normal(40, 6), one), Features(normal(40, 6), one), seed=0
+    )
+    assert measures[0].value == 1
+    assert set(left_out) == {"linear probe", "clusters"}
+
+
+def test_two_images_are_enough_not_to_fail():
+    two = Features(normal(2, 3), np.array([0, 1]), other_view=normal(2, 3, seed=1))
+    measures, left_out = evaluate_features(two, two, seed=0)
+    assert len(measures) == 11
+    assert not left_out
+
+
+def test_classes_that_training_never_showed_are_named_in_the_protocols(table):
+    bank, labels, queries, truth = table
+    seen = labels < 7
+    measures, _ = evaluate_features(
+        Features(bank[seen], labels[seen]), Features(queries, truth), seed=0
+    )
+    assert all("3 test classes" in m.protocol and m.value < 0.8 for m in measures[:2])
+
+
+@pytest.fixture(scope="module")
+def evaluation(digits):
+    train, test = digits
+    unlabeled = Features(test.vectors, np.full(len(test.labels), -1))
+    return evaluate({"encoder": (train, test), "pixels": (train, unlabeled)}, seed=0)
+
+
+def test_the_table_shows_each_measure_beside_its_floors(evaluation):
+    heading, *rows = evaluation.rows()
+    assert heading == ["measure", "encoder", "raw pixels"]
+    first = evaluation.measures["encoder"][0]
+    assert rows[0] == ["kNN top-1", f"{first.value:.3f} [{first.low:.3f}, {first.high:.3f}]", "-"]
+    assert rows[-1][0] == "uniformity"
+    assert rows[-1][1] == rows[-1][2]
+
+
+def test_an_evaluation_survives_json(evaluation):
+    plain = json.loads(json.dumps(evaluation.to_dict(), allow_nan=False))
+    assert plain["sizes"] == {"train": 1437, "test": 360}
+    assert plain["measures"]["encoder"]["NMI"]["value"] == evaluation.measures["encoder"][3].value
+    assert plain["measures"]["encoder"]["effective rank"]["low"] is None
+    assert set(plain["left_out"]) == {"kNN top-1", "linear probe", "clusters"}
+
+
+def test_an_accuracy_is_shown_with_its_interval():
+    assert str(accuracy("top-1", np.array([True] * 8 + [False] * 2), "")) == "0.800 [0.490, 0.943]"
+    assert str(Measure("effective rank", 41.23, None, None, "")) == "41.2"

@@ -1,0 +1,312 @@
+"""The measures, against plain restatements of their definitions and facts known in advance."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearkin.errors import DataError
+from nearkin.measures import neighbors
+from nearkin.measures.hypersphere import alignment, uniformity
+from nearkin.measures.intervals import bootstrap, wilson
+from nearkin.measures.matching import cluster_accuracy
+from nearkin.measures.neighbors import nearest, neighbor_agreement, vote
+from nearkin.measures.spectrum import effective_rank, feature_std, mean_cosine
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def cosine(x, y):
+    dot, lengths = sum(a * b for a, b in zip(x, y)), math.hypot(*x) * math.hypot(*y)
+    return dot / lengths if lengths else 0.0
+
+
+# Nearest neighbors
+
+
+def plain_nearest(bank, query, k, leave_out=None):
+    order = sorted(
+        (-cosine(row, query), i) for i, row in enumerate(bank.tolist()) if i != leave_out
+    )
+    return [i for _, i in order[:k]]
+
+
+def plain_vote(bank, labels, query, k, temperature, num_classes):
+    scores = [0.0] * num_classes
+    for i in plain_nearest(bank, query, k):
+        scores[labels[i]] += math.exp(cosine(bank[i].tolist(), query) / temperature)
+    return [score / sum(scores) for score in scores]
+
+
+@pytest.mark.parametrize("k", [1, 3, 40])
+def test_neighbors_are_those_of_a_plain_search(k, monkeypatch):
+    monkeypatch.setattr(neighbors, "SIMILARITIES", 100)  # several chunks
+    bank, queries = normal(30, 5), normal(11, 5, seed=1)
+    similarity, index = nearest(bank, queries, k)
+    assert index.tolist() == [plain_nearest(bank, q, k) for q in queries.tolist()]
+    for row, q, found in zip(similarity.tolist(), queries.tolist(), index.tolist()):
+        assert row == pytest.approx([cosine(bank[i].tolist(), q) for i in found], abs=1e-6)
+
+
+@pytest.mark.parametrize("similarities", [1, 17, 100, 10**6])
+def test_no_row_is_its_own_neighbor_whatever_the_chunks(similarities, monkeypatch):
+    monkeypatch.setattr(neighbors, "SIMILARITIES", similarities)
+    bank = normal(17, 4)
+    _, index = nearest(bank, bank, 5, exclude_self=True)
+    assert index.tolist() == [plain_nearest(bank, q, 5, i) for i, q in enumerate(bank.tolist())]
+
+
+def test_equal_neighbors_come_in_the_order_of_the_bank():
+    bank = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]).repeat(500, 1)
+    _, index = nearest(bank, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), 7)
+    assert index.tolist() == [[1, 2, 4, 5, 7, 8, 10], [0, 3, 6, 9, 12, 15, 18]]
+
+
+def test_a_bank_with_nothing_to_offer_is_an_error():
+    with pytest.raises(DataError, match="no image to compare with"):
+        nearest(normal(1, 3), normal(1, 3), 5, exclude_self=True)
+
+
+@pytest.mark.parametrize(("temperature", "ratio"), [(0.07, 1.0214), (0.1, 0.8244)])
+def test_one_near_neighbor_against_two_farther_ones_depends_on_the_temperature(temperature, ratio):
+    def at(c, sign=1):
+        return [c, sign * math.sqrt(1 - c * c)]
+
+    bank = torch.tensor([at(0.9), at(0.85), at(0.85, -1)])
+    scores = vote(
+        bank,
+        np.array([0, 1, 1]),
+        torch.tensor([[1.0, 0.0]]),
+        k=3,
+        temperature=temperature,
+        num_classes=2,
+    )[0]
+    assert float(scores[0] / scores[1]) == pytest.approx(ratio, abs=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    k=st.integers(1, 12),
+    temperature=st.sampled_from([0.01, 0.07, 0.5, 10.0]),
+    scale=st.sampled_from([1e-3, 1.0, 1e4]),
+)
+def test_votes_are_those_of_a_plain_count_whatever_the_length_of_the_features(
+    seed, k, temperature, scale
+):
+    bank, queries = normal(10, 3, seed=seed), normal(4, 3, seed=seed + 1)
+    labels = np.random.default_rng(seed).integers(3, size=10)
+    scores = vote(
+        bank * scale, labels, queries / scale, k=k, temperature=temperature, num_classes=3
+    )
+    for row, query in zip(scores.tolist(), queries.tolist()):
+        expected = plain_vote(bank, labels, query, k, temperature, 3)
+        assert row == pytest.approx(expected, abs=1e-4)
+
+
+def test_votes_become_the_share_of_each_class_when_all_vote_and_the_temperature_is_high():
+    labels = np.array([0] * 5 + [1] * 3 + [2] * 2)
+    scores = vote(normal(10, 4), labels, normal(6, 4), k=99, temperature=1e6, num_classes=3)
+    assert torch.allclose(scores, torch.tensor([0.5, 0.3, 0.2]).expand(6, 3), atol=1e-5)
+
+
+def test_votes_are_finite_at_the_smallest_temperatures():
+    scores = vote(
+        normal(9, 4), np.arange(9) % 2, normal(5, 4), k=9, temperature=1e-6, num_classes=2
+    )
+    assert torch.allclose(scores.sum(dim=1), torch.ones(5))
+
+
+def test_nobody_votes_for_himself():
+    bank = normal(8, 3)
+    alone = vote(bank, np.arange(8), bank, k=7, temperature=0.1, num_classes=8, exclude_self=True)
+    assert alone.diagonal().tolist() == [0.0] * 8
+
+
+def test_agreement_is_the_mean_overlap_of_plain_neighbor_sets():
+    a, b = normal(20, 3), normal(20, 3) + 0.5 * normal(20, 3, seed=1)
+    overlaps = [
+        len(set(plain_nearest(a, p, 4, i)) & set(plain_nearest(b, q, 4, i))) / 4
+        for i, (p, q) in enumerate(zip(a.tolist(), b.tolist()))
+    ]
+    assert 0.2 < sum(overlaps) / 20 < 0.9
+    assert float(neighbor_agreement(a, b, 4)) == pytest.approx(sum(overlaps) / 20)
+
+
+def test_a_rotated_view_agrees_wholly_and_an_unrelated_one_by_chance():
+    a = normal(400, 8)
+    rotation = torch.linalg.qr(normal(8, 8, seed=1)).Q
+    assert float(neighbor_agreement(a, 3 * a @ rotation, 10)) > 0.999
+    chance = 10 / 399
+    assert float(neighbor_agreement(a, normal(400, 8, seed=2), 10)) == pytest.approx(
+        chance, abs=0.01
+    )
+
+
+# Spectrum and hypersphere
+
+
+def test_the_effective_rank_of_noise_is_nearly_its_dimension():
+    assert 31.5 < float(effective_rank(normal(20_000, 32))) < 32
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_the_effective_rank_counts_equal_dimensions_exactly(rank):
+    corners = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=rank)))
+    basis = torch.linalg.qr(normal(20, rank)).Q.T
+    features = corners @ basis + normal(20, seed=1)  # the mean must not count
+    assert float(effective_rank(features)) == pytest.approx(rank, rel=1e-4)
+
+
+def test_the_effective_rank_is_the_exponential_of_the_entropy_of_the_spectrum():
+    x = normal(50, 6) * torch.tensor([8.0, 4.0, 2.0, 1.0, 0.5, 0.1])
+    values = np.linalg.svd((x - x.mean(0)).double().numpy(), compute_uv=False)
+    share = values / values.sum()
+    expected = math.exp(-sum(p * math.log(p) for p in share))
+    assert float(effective_rank(x)) == pytest.approx(expected, rel=1e-5)
+    assert float(effective_rank(1000 * x)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -1234.5])
+@pytest.mark.parametrize("images", [1, 1001])
+def test_features_that_are_all_alike_have_rank_and_spread_zero(value, images):
+    features = torch.full((images, 7), value)
+    assert float(effective_rank(features)) == 0
+    assert float(feature_std(features)) == pytest.approx(0, abs=1e-4)
+    assert float(uniformity(features)) == pytest.approx(0, abs=1e-5)
+
+
+def test_directions_drawn_alike_have_spread_one_and_no_common_direction():
+    features = 5 * normal(20_000, 16)
+    assert float(feature_std(features)) == pytest.approx(1, abs=0.01)
+    assert float(mean_cosine(features)) == pytest.approx(0, abs=0.001)
+    assert float(uniformity(features[:3000])) == pytest.approx(-3.5, abs=0.1)  # 16 dimensions
+
+
+def test_the_mean_cosine_is_that_of_all_pairs():
+    x = normal(15, 4) + 0.7
+    pairs = [cosine(a, b) for a, b in itertools.combinations(x.tolist(), 2)]
+    assert float(mean_cosine(x)) == pytest.approx(sum(pairs) / len(pairs), abs=1e-6)
+    assert float(mean_cosine(x[:1])) == 0
+
+
+@pytest.mark.parametrize("similarities", [1, 40, 10**6])
+def test_uniformity_is_that_of_all_pairs_whatever_the_chunks(similarities, monkeypatch):
+    monkeypatch.setattr("nearkin.measures.hypersphere.SIMILARITIES", similarities)
+    x = normal(15, 4) + 0.3
+    pairs = [
+        math.exp(-2 * (2 - 2 * cosine(a, b))) for a, b in itertools.combinations(x.tolist(), 2)
+    ]
+    assert float(uniformity(x)) == pytest.approx(math.log(sum(pairs) / len(pairs)), abs=1e-5)
+
+
+def test_features_of_zeros_are_one_point_not_evenly_spread_ones():
+    assert float(uniformity(torch.zeros(5, 3))) == 0
+
+
+def test_alignment_goes_from_zero_for_the_same_direction_to_four_for_the_opposite():
+    x = normal(10, 3)
+    assert float(alignment(x, 7 * x)) == pytest.approx(0, abs=1e-6)
+    assert float(alignment(x, -x)) == pytest.approx(4)
+    y = normal(10, 3, seed=1)
+    plain = [2 - 2 * cosine(a, b) for a, b in zip(x.tolist(), y.tolist())]
+    assert float(alignment(x, y)) == pytest.approx(sum(plain) / 10, rel=1e-5)
+
+
+# Matching
+
+
+def plain_accuracy(labels, clusters):
+    """The best over all one-to-one matches, tried one by one."""
+    classes, names = sorted(set(labels)), sorted(set(clusters))
+    slots = classes + [None] * len(names)
+    return max(
+        sum(dict(zip(names, chosen))[c] == y for y, c in zip(labels, clusters)) / len(labels)
+        for chosen in itertools.permutations(slots, len(names))
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([3, 70, -5]), st.integers(0, 3)), min_size=1, max_size=14)
+)
+def test_cluster_accuracy_is_the_best_of_all_matches(pairs):
+    labels, clusters = (np.array(column) for column in zip(*pairs))
+    accuracy, mapping = cluster_accuracy(labels, clusters)
+    assert accuracy == pytest.approx(plain_accuracy(labels.tolist(), clusters.tolist()))
+    assert len(set(mapping.values())) == len(mapping)
+    assert accuracy == pytest.approx(np.mean([mapping.get(c) == y for y, c in pairs]))
+
+
+def test_cluster_accuracy_does_not_depend_on_names():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(5, size=200)
+    clusters = np.where(generator.random(200) < 0.7, labels, generator.integers(5, size=200))
+    names, classes = generator.permutation(100)[:5], generator.permutation(100)[:5] - 50
+    renamed, mapping = cluster_accuracy(classes[labels], names[clusters])
+    accuracy, original = cluster_accuracy(labels, clusters)
+    assert renamed == accuracy
+    assert mapping == {names[c]: classes[y] for c, y in original.items()}
+
+
+def test_splitting_a_class_into_two_clusters_costs_the_smaller_one():
+    assert cluster_accuracy(np.array([0, 0, 0, 1]), np.array([5, 5, 6, 7]))[0] == 0.75
+    assert cluster_accuracy(np.array([0, 0, 1]), np.array([4, 4, 4])) == (2 / 3, {4: 0})
+    assert cluster_accuracy(np.array([], int), np.array([], int)) == (0.0, {})
+
+
+# Intervals
+
+
+@pytest.mark.parametrize(("successes", "total"), [(0, 12), (1, 3), (45, 60), (9964, 10_000)])
+def test_the_ends_of_wilsons_interval_lie_at_the_quantile_of_the_score_test(successes, total):
+    for end in wilson(successes, total):
+        if 0 < end < 1:
+            z = abs(successes / total - end) / math.sqrt(end * (1 - end) / total)
+            assert z == pytest.approx(1.959964, abs=1e-4)
+
+
+def test_wilsons_interval_stays_within_reason():
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(0, 20)[0] == pytest.approx(0, abs=1e-12)
+    assert wilson(20, 20)[1] == pytest.approx(1)
+    narrow, wide = wilson(30, 50, confidence=0.5), wilson(30, 50, confidence=0.99)
+    assert wide[0] < narrow[0] < 0.6 < narrow[1] < wide[1]
+
+
+def test_wilsons_intervals_hold_the_truth_as_often_as_they_promise():
+    generator = np.random.default_rng(0)
+    truths = generator.random(5000)
+    counts = generator.binomial(100, truths)
+    ends = np.array([wilson(int(count), 100) for count in counts])
+    held = (ends[:, 0] <= truths) & (truths <= ends[:, 1])
+    assert np.mean(held) == pytest.approx(0.95, abs=0.01)
+
+
+def test_bootstrap_intervals_hold_the_truth_as_often_as_they_promise():
+    def holds(seed):
+        sample = np.random.default_rng(seed).random(80)
+        low, high = bootstrap(lambda rows: float(sample[rows].mean()), 80, seed=seed + 1000)
+        return low <= 0.5 <= high
+
+    assert 0.91 < np.mean([holds(seed) for seed in range(300)]) < 0.98
+
+
+def test_the_bootstrap_error_of_a_mean_is_the_textbook_one():
+    sample = np.random.default_rng(0).normal(0.5, 0.1, size=400)
+    low, high = bootstrap(lambda rows: float(sample[rows].mean()), 400, seed=1, resamples=2000)
+    assert (low + high) / 2 == pytest.approx(sample.mean())
+    assert high - low == pytest.approx(2 * 1.96 * sample.std() / 20, rel=0.05)
+
+
+def test_the_bootstrap_repeats_itself_and_keeps_within_bounds():
+    correct = np.arange(20) != 0
+    run = lambda seed: bootstrap(lambda rows: float(correct[rows].mean()), 20, seed=seed)
+    assert run(3) == run(3) != run(4)
+    assert run(3)[1] == 1.0

@@ -1,0 +1,208 @@
+"""Memories against a plain list, an example worked out by hand, and the laws of chance."""
+
+import math
+from collections import deque
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from nearkin.memory import MemoryBank, Queue, own_entries
+from nearkin.objectives import unit
+from nearkin.types import UNKNOWN
+
+
+def visits(start, count, dim=3):
+    """Keys that say in their numbers which image they show."""
+    index = torch.arange(start, start + count)
+    return index[:, None].expand(count, dim).float(), index
+
+
+def contents(queue):
+    """The queue's entries, oldest first."""
+    order = torch.arange(len(queue.keys)).roll(-int(queue.cursor))
+    return queue.keys[order], queue.index[order]
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def test_a_new_queue_is_full_of_unit_vectors_of_no_image():
+    queue = Queue(size=50, dim=8)
+    torch.testing.assert_close(queue.keys.norm(dim=1), torch.ones(50))
+    assert queue.index.tolist() == [UNKNOWN] * 50
+    assert not own_entries(torch.arange(50), queue.index).any()
+
+
+def test_the_random_keys_of_a_new_queue_point_in_all_directions_alike():
+    """E exp(q.k / .07) over the sphere in 128 dimensions is 0F1(64; 1 / (4 x .07^2)) = 2.208652."""
+    queue = Queue(size=65_536, dim=128)
+    query = unit(torch.randn(16, 128))
+    found = (query @ queue.keys.T / 0.07).exp().mean().item()
+    assert found == pytest.approx(2.208652, rel=0.01)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 12])
+@pytest.mark.parametrize("batch", [1, 2, 3, 5])
+def test_a_queue_is_a_list_that_forgets_its_oldest(size, batch):
+    queue, expected = Queue(size, dim=3), deque([UNKNOWN] * size, maxlen=size)
+    for start in range(0, 9 * batch, batch):
+        keys, index = visits(start, batch)
+        queue.enqueue(keys, index)
+        expected.extend(index.tolist())
+        keys, index = contents(queue)
+        assert index.tolist() == list(expected)
+        known = index != UNKNOWN
+        assert torch.equal(keys[known], index[known, None].expand(-1, 3).float())
+
+
+def test_batches_of_any_size_keep_the_order():
+    queue, expected = Queue(7, dim=3), deque([UNKNOWN] * 7, maxlen=7)
+    start = 0
+    for count in [3, 1, 7, 2, 20, 6, 8, 1, 15, 14]:
+        queue.enqueue(*visits(start, count))
+        expected.extend(range(start, start + count))
+        start += count
+        assert contents(queue)[1].tolist() == list(expected)
+
+
+def test_an_enqueued_key_replaces_a_random_one_and_nothing_else():
+    queue = Queue(6, dim=3)
+    before = queue.keys.clone()
+    queue.enqueue(*visits(0, 4))
+    assert torch.equal(queue.keys[4:], before[4:])
+    assert queue.index.tolist() == [0, 1, 2, 3, UNKNOWN, UNKNOWN]
+
+
+def test_an_empty_batch_changes_nothing():
+    queue = Queue(4, dim=3)
+    queue.enqueue(*visits(0, 3))
+    before = {name: value.clone() for name, value in queue.state_dict().items()}
+    queue.enqueue(*visits(3, 0))
+    assert all(torch.equal(value, before[name]) for name, value in queue.state_dict().items())
+
+
+def test_a_queue_keeps_no_graph_of_its_keys():
+    queue = Queue(4, dim=3)
+    queue.enqueue(torch.ones(2, 3, requires_grad=True), torch.arange(2))
+    assert not queue.keys.requires_grad
+
+
+def test_a_queue_copies_its_keys():
+    queue = Queue(4, dim=3)
+    keys, index = visits(5, 2)
+    queue.enqueue(keys, index)
+    keys.zero_()
+    index.zero_()
+    assert queue.index.tolist()[:2] == [5, 6]
+    assert torch.equal(queue.keys[:2], visits(5, 2)[0])
+
+
+@pytest.mark.parametrize("done", range(13))
+def test_a_restored_queue_goes_on_as_if_nothing_had_happened(done):
+    straight = Queue(5, dim=3)
+    for start in range(done):
+        straight.enqueue(*visits(start, 1))
+    torch.manual_seed(1)
+    restored = Queue(5, dim=3)
+    state = straight.state_dict()
+    assert set(state) == {"keys", "index", "cursor"}
+    restored.load_state_dict(state)
+    for start in range(done, done + 7):
+        for queue in (straight, restored):
+            queue.enqueue(*visits(start, 1))
+    for name, value in straight.state_dict().items():
+        assert torch.equal(restored.state_dict()[name], value)
+
+
+def test_own_entries_are_those_of_the_same_image():
+    found = own_entries(torch.tensor([4, 7, 9]), torch.tensor([7, UNKNOWN, 4, 4]))
+    assert found.tolist() == [
+        [image == entry for entry in (7, UNKNOWN, 4, 4)] for image in (4, 7, 9)
+    ]
+
+
+def bank_of(*rows, momentum):
+    bank = MemoryBank(len(rows), len(rows[0]), momentum)
+    bank.keys.copy_(torch.tensor(rows))
+    return bank
+
+
+def test_a_bank_moves_as_worked_out_by_hand():
+    """The mean of (1, 0) and (.6, .8) is (.8, .4), whose length is the root of .8."""
+    bank = bank_of((1.0, 0.0), momentum=0.5)
+    bank.write(torch.tensor([0]), torch.tensor([[0.6, 0.8]]))
+    torch.testing.assert_close(
+        bank.keys, torch.tensor([[0.8944272, 0.4472136]]), rtol=1e-6, atol=0
+    )
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.5, 0.9])
+def test_a_bank_keeps_as_much_of_a_key_as_its_momentum_says(momentum):
+    bank, keys = MemoryBank(6, 4, momentum), unit(torch.randn(3, 4))
+    before = bank.keys.clone()
+    index = torch.tensor([4, 0, 3])
+    bank.write(index, keys)
+    for row, key in zip(index.tolist(), keys.tolist()):
+        moved = [momentum * o + (1 - momentum) * n for o, n in zip(before[row].tolist(), key)]
+        expected = torch.tensor(moved) / math.hypot(*moved)
+        torch.testing.assert_close(bank.keys[row], expected)
+
+
+def test_a_bank_without_momentum_takes_the_new_key():
+    bank, keys = MemoryBank(6, 4, momentum=0.0), unit(torch.randn(2, 4))
+    bank.write(torch.tensor([5, 1]), keys)
+    torch.testing.assert_close(bank.keys[[5, 1]], keys)
+
+
+def test_a_bank_with_all_momentum_keeps_the_old_key():
+    bank = MemoryBank(6, 4, momentum=1.0)
+    before = bank.keys.clone()
+    bank.write(torch.tensor([5, 1]), unit(torch.randn(2, 4)))
+    torch.testing.assert_close(bank.keys, before)
+
+
+def test_images_that_were_not_visited_keep_their_keys_to_the_bit():
+    bank = MemoryBank(6, 4, momentum=0.5)
+    before = bank.keys.clone()
+    bank.write(torch.tensor([5, 1]), unit(torch.randn(2, 4)))
+    assert torch.equal(bank.keys[[0, 2, 3, 4]], before[[0, 2, 3, 4]])
+    assert not torch.equal(bank.keys[[5, 1]], before[[5, 1]])
+
+
+def test_a_bank_stays_on_the_sphere():
+    bank = MemoryBank(8, 4, momentum=0.5)
+    for step in range(100):
+        index = torch.randperm(8)[:3]
+        bank.write(index, unit(torch.randn(3, 4)) if step % 2 else -bank.keys[index] * 0.9)
+    torch.testing.assert_close(bank.keys.norm(dim=1), torch.ones(8))
+
+
+def test_a_restored_bank_is_the_same():
+    bank, restored = MemoryBank(6, 4, momentum=0.5), MemoryBank(6, 4, momentum=0.5)
+    assert set(bank.state_dict()) == {"keys"}
+    restored.load_state_dict(bank.state_dict())
+    assert torch.equal(restored.keys, bank.keys)
+
+
+def test_a_bank_is_sampled_uniformly_and_with_replacement():
+    bank = MemoryBank(50, 2, momentum=0.5)
+    drawn = bank.sample(20_000)
+    counts = torch.bincount(drawn, minlength=50)
+    assert len(counts) == 50
+    assert chisquare(counts).pvalue > 0.001
+
+
+def test_draws_from_a_bank_do_not_depend_on_each_other():
+    first, second = MemoryBank(5, 2, momentum=0.5).sample(20_000).view(2, -1)
+    counts = torch.bincount(5 * first + second, minlength=25)
+    assert chisquare(counts).pvalue > 0.001
+
+
+def test_what_a_bank_draws_depends_on_torchs_seed_alone():
+    bank = MemoryBank(50, 2, momentum=0.5)
+    draws = [torch.manual_seed(seed) and bank.sample(10) for seed in (3, 3, 4)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
