@@ -1,6 +1,7 @@
 """Checkpoints against kills, damage, full disks, foreign files and other runs. All files are real."""
 
 import contextlib
+import hashlib
 import io
 import itertools
 import json
@@ -98,6 +99,14 @@ def test_a_file_holds_step_method_and_optimizer_and_nothing_else(folder):
     content = torch.load(io.BytesIO(sealed.read(latest(folder))), weights_only=True)
     assert content.keys() == {"format", "step", "method", "optimizer"}
     assert (content["format"], content["step"]) == (1, 20)
+
+
+def test_a_file_ends_on_a_seal_that_other_programs_can_check(folder):
+    whole = latest(folder).read_bytes()
+    content, seal = whole[:-48], whole[-48:]
+    assert seal[:8] == b"nearkin\n"
+    assert int.from_bytes(seal[8:16], "big") == len(content)
+    assert seal[16:] == hashlib.sha256(content).digest()
 
 
 def test_the_same_state_makes_the_same_file(tmp_path):

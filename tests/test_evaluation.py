@@ -79,6 +79,7 @@ def test_features_are_full_precision_and_can_be_learned_from():
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 5)).bfloat16()
     features = encode(encoder, [normal(6, 3, 2, 2).bfloat16()])
     assert features.dtype == torch.float32
+    assert not features.requires_grad
     (features * torch.ones(5, requires_grad=True)).sum().backward()  # not an inference tensor
 
 
@@ -89,6 +90,7 @@ def test_no_images_is_an_error_in_one_line():
 
 def test_small_pixels_are_kept_and_centered_on_the_training_mean():
     images = np.random.default_rng(0).integers(256, size=(5, 4, 6, 3), dtype=np.uint8)
+    images.flags.writeable = False  # as in a mapped file
     mean = mean_pixels(images[:3])
     flat = images.transpose(0, 3, 1, 2).reshape(5, -1) / 255
     expected = normalize(flat - flat[:3].mean(0))

@@ -355,11 +355,13 @@ def test_a_masked_entry_has_no_effect_and_no_gradient_at_all():
 
 
 def test_a_query_without_any_negative_has_nothing_to_learn():
-    query, key, negatives = vectors(1, 8).requires_grad_(), vectors(1, 8, 1), vectors(6, 8, 2)
-    loss = info_nce(query, key, negatives, 0.1, torch.ones(1, 6, dtype=torch.bool))
-    loss.backward()
-    assert loss == 0
-    assert torch.equal(query.grad, torch.zeros_like(query))
+    negatives, every = vectors(6, 8, seed=2), torch.ones(1, 6, dtype=torch.bool)
+    for key in (vectors(1, 8, seed=1), -vectors(1, 8)):  # even if the key is opposite
+        query = vectors(1, 8).requires_grad_()
+        loss = info_nce(query, key, negatives, 0.01, every)
+        loss.backward()
+        assert loss == 0
+        assert torch.equal(query.grad, torch.zeros_like(query))
 
 
 def test_an_empty_mask_changes_nothing():

@@ -10,6 +10,8 @@ from nearkin.objectives import unit
 
 SIDE = 32
 """Larger images are shrunk to this many pixels a side."""
+PIECE = 1024
+"""Images that are converted at once."""
 
 
 def mean_pixels(images: UInt8[np.ndarray, "n h w 3"]) -> Float[Tensor, " d"]:
@@ -32,8 +34,8 @@ def pixels(
 def _flatten(images: UInt8[np.ndarray, "n h w 3"]) -> Float[Tensor, "n d"]:
     size = [min(side, SIDE) for side in images.shape[1:3]]
     # In pieces: as float32, all images at full size could be too many.
-    pieces = torch.from_numpy(images).split(1024)
-    return torch.cat([_shrink(piece, size).flatten(1) for piece in pieces])
+    pieces = (images[start : start + PIECE] for start in range(0, len(images), PIECE))
+    return torch.cat([_shrink(torch.tensor(piece), size).flatten(1) for piece in pieces])
 
 
 def _shrink(images: UInt8[Tensor, "n h w 3"], size: list[int]) -> Float[Tensor, "n 3 _ _"]:

@@ -127,6 +127,12 @@ def method_parameters(name: str) -> dict[str, inspect.Parameter]:
     return {key: value for key, value in parameters.items() if key not in given_by_the_run}
 
 
+def default_options(name: str) -> dict[str, Any]:
+    """A method's options where the user says nothing: the recipe's, or else the paper's."""
+    papers = {key: parameter.default for key, parameter in method_parameters(name).items()}
+    return papers | dict(recipe(name).options)
+
+
 def method_options(
     name: str, asked: Mapping[str, Value], num_images: int, batch_size: int
 ) -> dict[str, Value]:
@@ -145,9 +151,10 @@ def method_options(
                 f"`nearkin config {name}` shows them"
             )
     types = typing.get_type_hints(method_class(name).__init__)
+    defaults = default_options(name)
     options: dict[str, Any] = {
-        key: _checked(name, key, asked[key], types[key]) if key in asked else parameter.default
-        for key, parameter in parameters.items()
+        key: _checked(name, key, asked[key], types[key]) if key in asked else defaults[key]
+        for key in parameters
     }
     half = num_images // 2
     most = half // batch_size * batch_size or half

@@ -108,7 +108,7 @@ def check(data: Any, *, labels: str = "auto", scan: str = "headers") -> Findings
     """
     images = open_images(data, labels=labels, full=scan == "full")
     found = duplicates(images)
-    shares = [("exact", found.exact), ("near", found.near)]
+    shares = [("exact", found.num_exact), ("near", found.num_near)]
     warnings = [
         f"{count} {kind} duplicates: each is a negative that should not be one; remove them"
         for kind, count in shares
@@ -120,7 +120,7 @@ def check(data: Any, *, labels: str = "auto", scan: str = "headers") -> Findings
     except NearkinError as error:
         proposal = f"none: {error}"
     return Findings(
-        images, found.exact, found.near, (*warnings, *erased(images)), proposal, hours, megabytes
+        images, found.num_exact, found.num_near, (*warnings, *erased(images)), proposal, hours, megabytes
     )
 
 

@@ -73,7 +73,12 @@ def evaluate_parts(
     }
     train_features, test_features = (part.vectors for part in tables["encoder"])
     features = {"train": train_features, "test": test_features[: len(parts.test)]}
-    return measure(tables, seed=config.seed), features
+    return measure(tables, seed=config.seed, k=num_neighbors(len(parts.train))), features
+
+
+def num_neighbors(bank: int) -> int:
+    """The `k` of kNN: 200 as in the papers, or 20 where a class may not have 200 pictures."""
+    return 200 if bank >= 10_000 else 20
 
 
 def _tables(

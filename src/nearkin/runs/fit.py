@@ -123,6 +123,7 @@ def fit(
             epoch = f"epoch {done // per_epoch}/{config.epochs}  loss {fmean(losses):.3f}"
             lap = pace.lap(done, total, batches.order.batch_size)
             told.line("  ".join([epoch, *_looks(looked), lap]))
+            journal.flush()
             losses.clear()
         told.progress(done, total, f"loss {step.loss.item():.3f}")
         if last or saver.due(done):

@@ -12,7 +12,7 @@ from nearkin.config import TrainConfig, option
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import small_names, timm_names, torchvision_names
-from nearkin.runs.build import method_class, method_parameters
+from nearkin.runs.build import default_options, method_class
 from nearkin.runs.recipes import recipe
 
 
@@ -56,8 +56,7 @@ def config_lines(method: str) -> list[str]:
         lines += [f"# {notes[entry.name]}{means}", f"{entry.name} = {written}", ""]
     lines += ["[options]"]
     notes = arguments(cls)
-    for name, parameter in method_parameters(method).items():
-        value = parameter.default
+    for name, value in default_options(method).items():
         written = f'"{value}"' if isinstance(value, str) else f"{value}"
         lines += [f"# {notes.get(name, '')} Typed as {option(name)}.", f"{name} = {written}"]
     return lines

@@ -13,6 +13,7 @@ from nearkin.evaluation.encode import encode
 from nearkin.evaluation.knn import knn
 from nearkin.method import Method
 from nearkin.runs.data import Parts
+from nearkin.runs.evaluate import num_neighbors
 from nearkin.training.health import health
 
 BANK, QUERIES = 5_000, 1_000
@@ -46,7 +47,13 @@ class Monitor:
         seen = health(embedding)
         if self.scored:
             bank = self._encode(method, self.bank)
-            measure = knn(bank, self.bank.labels, features, self.queries.labels)
+            measure = knn(
+                bank,
+                self.bank.labels,
+                features,
+                self.queries.labels,
+                k=num_neighbors(len(bank)),
+            )
             seen["knn"] = measure.value
         return seen
 

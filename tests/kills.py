@@ -1,0 +1,108 @@
+"""Kill runs with SIGKILL at random moments, resume them, and compare with an unbroken run.
+
+    python tests/kills.py METHOD KILLS SEED FOLDER
+
+Imports once and forks for every run, so that kills hit training and not the import. Prints a JSON
+object: kills, resumes from after step 0, and the names of files that differ from the unbroken run's.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import nearkin.runs.train  # noqa: F401  (imported before forking)
+from nearkin.cli import main
+from nearkin.training.checkpoint import latest
+
+COMPARED = ("metrics.csv", "encoder.safetensors")
+
+
+def arguments(method: str, data: Path, out: Path) -> list[str]:
+    settings = "--epochs 30 --batch-size 16 --save-every 2 --evaluate-every 5 --backbone tiny -q"
+    options = {
+        "moco": "--queue-size 32 --momentum 0.9",
+        "moco_memory_bank": "--num-negatives 24",
+    }.get(method, "")
+    return ["train", str(data), "--method", method, "-o", str(out), "--resume",
+            *settings.split(), *options.split()]  # fmt: skip
+
+
+def start(method: str, data: Path, out: Path) -> int:
+    """A run in a process of its own; returns its number."""
+    child = os.fork()
+    if child:
+        return child
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os._exit(main(arguments(method, data, out)))
+
+
+def finish(child: int) -> int:
+    """Wait for a run and return its exit code, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def resumed_steps(out: Path) -> list[int]:
+    log = out / "train.log"
+    return [int(step) for step in re.findall(r"resuming after step (\d+)", log.read_text())]
+
+
+def same_tensors(a: Path, b: Path) -> bool:
+    one, other = (torch.load(path, weights_only=True) for path in (a, b))
+    mine, theirs = one["method"], other["method"]
+    slots = [
+        tensor
+        for state in (one, other)
+        for entry in state["optimizer"]["state"].values()
+        for tensor in entry.values()
+    ]
+    half = len(slots) // 2
+    return (
+        one["step"] == other["step"]
+        and mine.keys() == theirs.keys()
+        and all(torch.equal(mine[key], theirs[key]) for key in mine)
+        and all(torch.equal(x, y) for x, y in zip(slots[:half], slots[half:], strict=True))
+    )
+
+
+def harness(method: str, kills: int, seed: int, folder: Path) -> dict[str, object]:
+    rng = random.Random(seed)
+    data = folder / "data.npz"
+    pictures = np.random.default_rng(0).integers(0, 256, (90, 16, 16, 3), dtype=np.uint8)
+    np.savez(data, x=pictures, y=np.arange(90) % 3)
+    whole, broken = folder / f"{method}-whole", folder / f"{method}-broken"
+    before = time.perf_counter()
+    assert finish(start(method, data, whole)) == 0
+    length = time.perf_counter() - before
+    done = 0
+    while done < kills:
+        child = start(method, data, broken)
+        time.sleep(rng.uniform(0, 0.6 * length))
+        os.kill(child, signal.SIGKILL)
+        if finish(child) == 0:  # it was faster: begin again, the kills so far count
+            import shutil
+
+            shutil.rmtree(broken)
+            continue
+        done += 1
+    assert finish(start(method, data, broken)) == 0
+    differing = [
+        name for name in COMPARED if (whole / name).read_bytes() != (broken / name).read_bytes()
+    ]
+    last = [latest(out / "checkpoints") for out in (whole, broken)]
+    differing += [] if same_tensors(*last) else ["checkpoint"]
+    steps = resumed_steps(broken)
+    return {"kills": done, "resumes": len(steps), "steps": steps, "differing": differing}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    name, kills, seed, folder = sys.argv[1:]
+    print(json.dumps(harness(name, int(kills), int(seed), Path(folder))))
