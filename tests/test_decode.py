@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image, ImageOps
+
 from nearkin.data.decode import BadImage, center, crops, decode, load_small
 from nearkin.data.header import FORMATS, header
 from nearkin.data.images import open_images
-from PIL import Image, ImageOps
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -38,7 +39,9 @@ def noise(width=64, height=64):
 
 def png(width, height, pixels, extra=b""):
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + head + extra + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
@@ -185,7 +188,12 @@ def test_a_side_of_one_pixel_is_too_small():
 
 def test_a_text_chunk_that_inflates_without_end_is_unreadable():
     text = b"k\0\0" + zlib.compress(b"a" * 200_000_000, 9)
-    chunk = struct.pack(">I", len(text)) + b"zTXt" + text + struct.pack(">I", zlib.crc32(b"zTXt" + text))
+    chunk = (
+        struct.pack(">I", len(text))
+        + b"zTXt"
+        + text
+        + struct.pack(">I", zlib.crc32(b"zTXt" + text))
+    )
     assert reason(png(8, 8, zlib.compress(b"\0" * 200), chunk)) == "unreadable"
 
 

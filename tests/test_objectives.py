@@ -445,3 +445,15 @@ def test_the_gradient_of_an_embedding_is_orthogonal_to_it():
     a = (3 * vectors(5, 8)).requires_grad_()
     nt_xent(unit(a), vectors(5, 8, seed=1), 0.1).backward()
     assert (a * a.grad).sum(1).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.05, 0.03])
+def test_a_positive_that_wins_by_far_leaves_digits_even_in_float32(temperature):
+    """Logits and cross_entropy lose all of them at .05."""
+    queries = torch.eye(6, dtype=torch.float32)[:1].requires_grad_()
+    loss = info_nce(queries, torch.eye(6)[:1], torch.eye(6)[1:], temperature)
+    expected = math.log1p(5 * math.exp(-1 / temperature))
+    assert loss.item() == pytest.approx(expected, rel=1e-4)
+    loss.backward()
+    share = math.exp(-1 / temperature) / (1 + 5 * math.exp(-1 / temperature))
+    assert queries.grad[0, 1].item() == pytest.approx(share / temperature, rel=1e-4)

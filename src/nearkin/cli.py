@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Env
 from rich.console import Console
 
@@ -238,7 +238,15 @@ def doctor() -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; see docs/exit-codes.md."""
     try:
-        app(arguments, console=out, error_console=err, exit_on_error=False, print_error=True)
+        app(
+            arguments,
+            console=out,
+            error_console=err,
+            exit_on_error=False,
+            result_action="return_value",
+        )
+    except CycloptsError:  # it has said what is wrong
+        return UsageError.exit_code
     except NearkinError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code

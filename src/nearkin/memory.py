@@ -49,11 +49,12 @@ class Queue(nn.Module):
     def enqueue(self, keys: Float[Tensor, "batch dim"], index: Int[Tensor, " batch"]) -> None:
         """Overwrite the oldest keys with these, which show the images `index`."""
         size = len(self.keys)
-        slots = (self.cursor + torch.arange(len(keys), device=keys.device)) % size
+        written = len(keys)
+        slots = (self.cursor + torch.arange(written, device=keys.device)) % size
         slots, keys, index = slots[-size:], keys[-size:], index[-size:]
         self.keys[slots] = keys
         self.index[slots] = index
-        self.cursor.copy_((slots[-1] + 1) % size)
+        self.cursor.copy_((self.cursor + written) % size)
 
 
 class MemoryBank(nn.Module):

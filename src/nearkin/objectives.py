@@ -75,6 +75,23 @@ def look_up(
     return logits / temperature
 
 
+def tell_apart(
+    positive: Float[Tensor, " batch"],
+    negatives: Float[Tensor, "batch keys"],
+    ignored: Bool[Tensor, "batch keys"] | None = None,
+) -> Float[Tensor, ""]:
+    """Cross-entropy of finding the positive among the negatives, from logits; the mean.
+
+    With `d = logsumexp(negatives) - positive` it is `log(1 + exp(d))`. A softmax over all of
+    them would subtract two numbers that agree in every digit once the positive wins by far.
+    """
+    if ignored is not None:
+        # Not -inf: where nothing is left, its logsumexp has no gradient.
+        negatives = negatives.masked_fill(ignored, torch.finfo(negatives.dtype).min / 2)
+    behind = negatives.logsumexp(dim=1) - positive
+    return torch.logaddexp(behind, torch.zeros_like(behind)).mean()
+
+
 @full_precision
 def info_nce(
     query: Float[Tensor, "batch dim"],
@@ -100,10 +117,8 @@ def info_nce(
     >>> info_nce(q, q, -q, temperature=1.0)  # log(1 + exp(-2))
     tensor(0.1269)
     """
-    logits = look_up(query, negatives, temperature, own=key)
-    if same is not None:
-        logits[:, 1:].masked_fill_(same, -torch.inf)
-    return F.cross_entropy(logits, logits.new_zeros(len(logits), dtype=torch.long))
+    positive = (query * key).sum(dim=1) / temperature
+    return tell_apart(positive, look_up(query, negatives, temperature), same)
 
 
 @full_precision
@@ -118,7 +133,8 @@ def in_batch(
     tensor(0.3133)
     """
     logits = look_up(query, key, temperature)
-    return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
+    own = torch.eye(len(query), dtype=torch.bool, device=query.device)
+    return tell_apart(logits.diagonal(), logits, own)
 
 
 @full_precision
@@ -133,6 +149,6 @@ def nt_xent(
     tensor(0.5514)
     """
     z = torch.cat([a, b])
-    logits = look_up(z, z, temperature).fill_diagonal_(-torch.inf)
-    partner = torch.arange(len(z), device=z.device).roll(len(a))
-    return F.cross_entropy(logits, partner)
+    positive = (a * b).sum(dim=1).repeat(2) / temperature
+    own = torch.eye(len(a), dtype=torch.bool, device=z.device).repeat(2, 2)  # itself and partner
+    return tell_apart(positive, look_up(z, z, temperature), own)

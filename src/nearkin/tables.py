@@ -67,6 +67,8 @@ class Journal:
             for row in read_csv(self.path)
         ]
 
-    def close(self) -> None:
-        """Flush and close the file."""
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._file.close()

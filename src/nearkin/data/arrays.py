@@ -1,6 +1,7 @@
 """Pictures that are already pixels: arrays and .npz files."""
 
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,9 +107,9 @@ def from_npz(path: Path) -> list[Part]:
         DataError: it is damaged, or has none of these keys.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
             held = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not a readable .npz ({error}); save plain arrays") from error
     names = held.get("class_names")
     classes = None if names is None else tuple(str(name) for name in names)

@@ -84,7 +84,10 @@ def state(root: Path, name: str) -> os.stat_result | BadFile:
     """What the file system knows of a file below a (resolved) folder, or what is wrong with it."""
     path = root / name
     try:
-        if path.is_symlink() and not path.resolve().is_relative_to(root):
+        found = path.lstat()
+        if not stat.S_ISLNK(found.st_mode):
+            return found
+        if not path.resolve().is_relative_to(root):
             return BadFile(name, "link leaves the folder", 0)
         return path.stat()
     except (OSError, RuntimeError):  # a dangling link, or one that leads to itself

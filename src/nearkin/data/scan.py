@@ -3,6 +3,7 @@
 import hashlib
 import os
 import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from nearkin.data.sources import Listing, Source, Stat
 
 VERSION: Final = 1
 """Of the remembered file; another version has another name."""
-THREADS: Final = 16
+THREADS: Final = 8
 """Enough to hide the latency of a disk or of a network."""
 PREFIX: Final = 2**16
 """Bytes that nearly always hold the whole header."""
@@ -94,12 +95,12 @@ def _index_path(key: str, full: bool) -> Path:
 
 def _recall(path: Path) -> Found:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
             names = file["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
             stats, formats, sizes = (file[key].tolist() for key in ("stats", "formats", "sizes"))
         rows = zip(names, stats, formats, sizes, strict=True)
         return {name: (Stat(*stat), Header(fmt, *size)) for name, stat, fmt, size in rows}
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return {}  # absent or damaged: it is only a memory
 
 

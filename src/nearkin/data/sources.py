@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from posixpath import splitext
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -62,12 +62,12 @@ def is_hidden(name: str) -> bool:
 
 def is_picture(name: str) -> bool:
     """Whether a file is called like a picture."""
-    return PurePosixPath(name).suffix.lower() in EXTENSIONS
+    return splitext(name)[1].lower() in EXTENSIONS
 
 
 def no_pictures(where: str, others: Iterable[str]) -> DataError:
     """The error for data without pictures, which says what there was instead."""
-    seen = Counter(PurePosixPath(name).suffix.lower() or "no extension" for name in others)
+    seen = Counter(splitext(name)[1].lower() or "no extension" for name in others)
     found = ", ".join(f"{count} x {suffix}" for suffix, count in seen.most_common(5))
     return DataError(
         f"{where}: no pictures ({f'found {found}' if found else 'it is empty'}); "

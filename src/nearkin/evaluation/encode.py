@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from nearkin.errors import DataError
 
 
-def encode(
-    encoder: nn.Module, batches: Iterable[Float[Tensor, "_ 3 _ _"]]
-) -> Float[Tensor, "n d"]:
+def encode(encoder: nn.Module, batches: Iterable[Float[Tensor, "_ ..."]]) -> Float[Tensor, "n d"]:
     """Features of all images, in float32 on the CPU.
 
     Batch norm uses its running statistics, so no image's features depend on another image.

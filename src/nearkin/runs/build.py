@@ -23,6 +23,7 @@ from nearkin.runs.recipes import recipe
 
 SIZES = (32, 64, 96, 128, 160, 192, 224)
 """Sides of views that `auto` chooses from for photographs, in pixels."""
+USUAL_BATCH = 256
 PICTURES_TO_SEE = {"cpu": 2_000_000, "mps": 4_000_000, "cuda": 20_000_000}
 """What `--epochs auto` aims at: about half an hour of small pictures, or some hours of a GPU."""
 
@@ -43,7 +44,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         raise DataError(f"{len(images)} picture to train on; contrast needs 2 or more")
     chosen = recipe(config.method)
     size = config.image_size if config.image_size != "auto" else image_size(images)
-    batch = config.batch_size if config.batch_size != "auto" else min(256, len(images))
+    batch = config.batch_size if config.batch_size != "auto" else min(USUAL_BATCH, len(images))
     if batch > len(images):
         raise UsageError(
             f"--batch-size {batch} is more than the {len(images)} pictures; give at most that"
@@ -167,6 +168,19 @@ def method_options(
                 f"give at most {half}"
             )
     return options
+
+
+def shrunk(config: TrainConfig) -> list[str]:
+    """A line for each size that is smaller than usual because the data are few."""
+    lines = []
+    if int(config.batch_size) < USUAL_BATCH:
+        lines.append(f"note   --batch-size {config.batch_size}: there are few pictures")
+    usual = default_options(config.method)
+    for key in method_class(config.method).memory_sizes:
+        if config.options[key] < usual[key]:
+            value = f"{option(key)} {config.options[key]}"
+            lines.append(f"note   {value} for {usual[key]}: at most half of the pictures")
+    return lines
 
 
 def _checked(method: str, key: str, value: Value, kind: Any) -> Value:

@@ -119,9 +119,9 @@ def check(data: Any, *, labels: str = "auto", scan: str = "headers") -> Findings
         proposal, hours, megabytes = propose(images)
     except NearkinError as error:
         proposal = f"none: {error}"
-    return Findings(
-        images, found.num_exact, found.num_near, (*warnings, *erased(images)), proposal, hours, megabytes
-    )
+    warnings += erased(images)
+    exact, near = found.num_exact, found.num_near
+    return Findings(images, exact, near, tuple(warnings), proposal, hours, megabytes)
 
 
 def propose(images: Images) -> tuple[str, float, float]:

@@ -1,6 +1,7 @@
 """`nearkin evaluate`: what an encoder knows, beside raw pixels and the untrained network."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from nearkin.runs.build import named_backbone
 from nearkin.runs.data import Parts, open_parts
 from nearkin.runs.encoder import Encoder, load
 from nearkin.runs.folder import RunFolder
+from nearkin.types import UNKNOWN
 
 
 def evaluate(
@@ -65,7 +67,7 @@ def evaluate_parts(
     """
     torch.manual_seed(config.seed)  # the untrained network is the one that training started from
     untrained = Encoder(named_backbone(config, network), encoder.image_size, {})
-    test = parts.test if len(parts.test) else parts.train
+    test = parts.test if len(parts.test) else unlabeled(parts.train)
     tables = {
         "encoder": _tables(encoder, parts.train, test, config, device),
         "untrained": _tables(untrained, parts.train, test, config, device),
@@ -74,6 +76,11 @@ def evaluate_parts(
     train_features, test_features = (part.vectors for part in tables["encoder"])
     features = {"train": train_features, "test": test_features[: len(parts.test)]}
     return measure(tables, seed=config.seed, k=num_neighbors(len(parts.train))), features
+
+
+def unlabeled(images: Images) -> Images:
+    """Pictures without their labels: what was trained on is no test of anything but geometry."""
+    return replace(images, labels=np.full_like(images.labels, UNKNOWN))
 
 
 def num_neighbors(bank: int) -> int:

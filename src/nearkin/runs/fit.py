@@ -97,40 +97,47 @@ def fit(
     start = restored.step
     if start:
         told.line(f"resuming after step {start} of {total}")
-    journal = Journal(folder.metrics, COLUMNS, upto=start)
-    losses = [row["loss"] for row in journal.rows()][start - start % per_epoch :]
-    pace, saver = Pace(start), Saver(config.save_every)
-    every = int(config.evaluate_every) * per_epoch
-    for done, step in steps(
-        method,
-        optimizer,
-        batches.between(start, total),
-        start=start,
-        total=total,
-        schedule=warmup_cosine(config.warmup),
-        seed=config.seed,
-        precision=PRECISIONS[config.precision],
-    ):
-        losses.append(step.loss.item())
-        last = done == total
-        looked = monitor.look(method.eval()) if last or (every and done % every == 0) else {}
-        method.train()
-        lr = optimizer.param_groups[0]["lr"]
-        journal.append(
-            {"step": done, "epoch": done / per_epoch, "loss": losses[-1], "lr": lr, **looked}
-        )
-        if done % per_epoch == 0:
-            epoch = f"epoch {done // per_epoch}/{config.epochs}  loss {fmean(losses):.3f}"
-            lap = pace.lap(done, total, batches.order.batch_size)
-            told.line("  ".join([epoch, *_looks(looked), lap]))
-            journal.flush()
-            losses.clear()
-        told.progress(done, total, f"loss {step.loss.item():.3f}")
-        if last or saver.due(done):
-            journal.flush()
-            checkpoint.save(folder.checkpoints, done, method, optimizer)
-    journal.close()
+    with Journal(folder.metrics, COLUMNS, upto=start) as journal:
+        losses = [row["loss"] for row in journal.rows()][start - start % per_epoch :]
+        pace, saver = Pace(start), Saver(config.save_every)
+        for done, step in steps(
+            method,
+            optimizer,
+            batches.between(start, total),
+            start=start,
+            total=total,
+            schedule=warmup_cosine(config.warmup),
+            seed=config.seed,
+            precision=PRECISIONS[config.precision],
+        ):
+            losses.append(step.loss.item())
+            told.progress(done, total, f"loss {losses[-1]:.3f}")
+            looked = _look(config, monitor, method, done / per_epoch, last=done == total)
+            lr = optimizer.param_groups[0]["lr"]
+            journal.append(
+                {"step": done, "epoch": done / per_epoch, "loss": losses[-1], "lr": lr, **looked}
+            )
+            if done % per_epoch == 0:
+                epoch = f"epoch {done // per_epoch}/{config.epochs}  loss {fmean(losses):.3f}"
+                lap = pace.lap(done, total, batches.order.batch_size)
+                told.line("  ".join([epoch, *_looks(looked), lap]))
+                losses.clear()
+            if done == total or saver.due(done):
+                journal.flush()
+                checkpoint.save(folder.checkpoints, done, method, optimizer)
     return start < total
+
+
+def _look(
+    config: TrainConfig, monitor: Monitor, method: Method[Any], epoch: float, *, last: bool
+) -> dict[str, float]:
+    """What the monitor sees, if a look is due. The method goes on in training mode."""
+    every = int(config.evaluate_every)
+    if not last and (every == 0 or epoch % every):
+        return {}
+    looked = monitor.look(method.eval())
+    method.train()
+    return looked
 
 
 def _looks(looked: dict[str, float]) -> list[str]:

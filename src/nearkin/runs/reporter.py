@@ -2,9 +2,10 @@
 
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Reporter(Protocol):
     """Someone who wants to know how a run goes."""
 
@@ -31,6 +32,12 @@ class Logged:
     def __init__(self, reporter: Reporter, path: Path) -> None:
         self._reporter = reporter
         self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+
+    def __enter__(self) -> "Logged":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
 
     def line(self, text: str) -> None:
         """Show a line and write it down."""

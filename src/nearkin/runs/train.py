@@ -15,7 +15,7 @@ from nearkin.data.batches import Batches
 from nearkin.data.order import Order
 from nearkin.distributed import choose_device, device_name, native_precision
 from nearkin.method import Method
-from nearkin.runs.build import build_method, named_backbone, resolve
+from nearkin.runs.build import build_method, named_backbone, resolve, shrunk
 from nearkin.runs.data import Parts, open_parts, write_bad_files
 from nearkin.runs.encoder import load, write_encoder
 from nearkin.runs.evaluate import evaluate_parts, table_lines
@@ -75,15 +75,18 @@ def train(
     """
     config = config or TrainConfig()
     path = Path(out) if out is not None else default_folder(data, config.method)
-    with opened(path, resume=resume, overwrite=overwrite) as folder:
-        told = Logged(reporter or Silent(), folder.log)
+    with (
+        opened(path, resume=resume, overwrite=overwrite) as folder,
+        Logged(reporter or Silent(), folder.log) as told,
+    ):
         device = choose_device(config.device)
         told.line(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
             f"writing {path.resolve()}"
         )
         parts = open_parts(data, config)
-        told.line(parts.describe())
+        for line in [parts.describe(), *parts.images.notes]:
+            told.line(line)
         config = _settled(config, folder, parts, device, resume)
         method = _method(config, network, init_from, parts, device)
         batches = _batches(config, parts, method, device)
@@ -92,7 +95,8 @@ def train(
             epochs = epochs_within(config.max_time, pace)
             config = replace(config, epochs=epochs, max_time="")
         folder.write_settings(config, data_name(data))
-        told.line(describe(config))
+        for line in [describe(config), *shrunk(config)]:
+            told.line(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         told.line(f"look at the augmentations before waiting: {sheet.resolve()}")
         monitor = Monitor(parts, config, device)

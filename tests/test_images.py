@@ -1,0 +1,653 @@
+"""Folders, tables, archives, arrays and named sets all become the same kind of `Images`."""
+
+import io
+import multiprocessing
+import os
+import pickle
+import struct
+import tarfile
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nearkin.data.decode import BadImage, decode
+from nearkin.data.images import open_images
+from nearkin.errors import DataError
+from nearkin.types import UNKNOWN
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+@pytest.fixture(autouse=True)
+def index(tmp_path_factory, monkeypatch):
+    """An empty index for each test."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+def encoded(seed=0, size=(20, 10), kind="PNG"):
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def fill(root, *names):
+    """Write a small picture, each another one, under each of these names."""
+    for seed, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(encoded(seed))
+    return root
+
+
+def labels_of(images):
+    return [images.classes[i] if i != UNKNOWN else "" for i in images.labels]
+
+
+# ---------------------------------------------------------------- folders
+
+
+def test_a_flat_folder_has_names_in_byte_order_and_no_labels(tmp_path):
+    images = open_images(fill(tmp_path, "b.png", "a.PNG", "Z.png", "é.png"))
+    assert images.names == ("Z.png", "a.PNG", "b.png", "é.png")
+    assert (images.labels == UNKNOWN).all()
+    assert images.classes == ()
+    assert (images.groups == np.arange(4)).all()
+    assert images.splits.tolist() == [""] * 4
+    assert (images.sizes == [20, 10]).all()
+    assert images.formats == {"PNG": 4}
+    assert images.read(0) == (tmp_path / "Z.png").read_bytes()
+    assert images.bad == ()
+
+
+def test_folders_that_look_like_classes_give_labels(tmp_path):
+    images = open_images(fill(tmp_path, "cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"))
+    assert images.classes == ("cat", "dog")
+    assert images.labels.tolist() == [0, 0, 1, 1]
+    assert (open_images(tmp_path, labels="none").labels == UNKNOWN).all()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("cat/1.png", "cat/2.png", "1.png", "2.png"),  # some lie in no folder
+        ("cat/1.png", "cat/2.png", "cat/3.png"),  # one folder only
+        ("a/1.png", "b/1.png", "c/1.png"),  # one picture each
+        ("a/1.png", "a/2.png", "b/c/1.png", "b/c/2.png"),  # not equally deep
+    ],
+)
+def test_folders_that_do_not_look_like_classes_give_none(tmp_path, names):
+    images = open_images(fill(tmp_path, *names))
+    assert images.classes == ()
+    assert len(images) == len(names)
+
+
+def test_folders_can_be_insisted_on(tmp_path):
+    fill(tmp_path, "a/1.png", "b/c/1.png")
+    assert open_images(tmp_path, labels="folders").classes == ("a", "b/c")
+    fill(tmp_path, "stray.png")
+    with pytest.raises(DataError, match=r"stray\.png: lies in no class folder"):
+        open_images(tmp_path, labels="folders")
+
+
+def test_a_nested_class_is_its_path_without_the_wrapper(tmp_path):
+    fill(tmp_path, "set/A/x/1.png", "set/A/x/2.png", "set/B/x/1.png", "set/B/x/2.png")
+    assert open_images(tmp_path).classes == ("A/x", "B/x")
+
+
+def test_folders_called_train_and_val_are_splits_and_not_classes(tmp_path):
+    names = [f"{side}/{c}/{i}.png" for side in ("train", "Val") for c in "ab" for i in range(2)]
+    images = open_images(fill(tmp_path, *names))
+    assert images.classes == ("a", "b")
+    assert images.splits.tolist() == ["test"] * 4 + ["train"] * 4
+    assert open_images(tmp_path, labels="none").splits.tolist() == images.splits.tolist()
+
+
+def test_a_class_called_train_among_others_is_a_class(tmp_path):
+    images = open_images(fill(tmp_path, "bus/1.png", "bus/2.png", "train/1.png", "train/2.png"))
+    assert images.classes == ("bus", "train")
+    assert images.splits.tolist() == [""] * 4
+
+
+def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
+    images = open_images(fill(tmp_path, "10/a.png", "10/b.png", "9/a.png", "9/b.png"))
+    assert images.classes == ("9", "10")
+
+
+def test_what_is_hidden_is_passed_over(tmp_path):
+    images = open_images(fill(tmp_path, "a.png", ".b.png", ".thumbs/c.png", "d/.e/f.png"))
+    assert images.names == ("a.png",)
+    assert images.bad == ()
+
+
+def test_damaged_files_are_listed_and_never_raise(tmp_path):
+    fill(tmp_path, "good.png")
+    (tmp_path / "empty.jpg").write_bytes(b"")
+    (tmp_path / "text.jpg").write_text("hello")
+    (tmp_path / "line.png").write_bytes(encoded(size=(30, 1)))
+    (tmp_path / "huge.png").write_bytes(encoded(size=(300, 300)))
+    os.mkfifo(tmp_path / "pipe.png")
+    images = open_images(tmp_path, max_pixels=80_000)
+    assert images.names == ("good.png",)
+    assert [(bad.name, bad.reason) for bad in images.bad] == [
+        ("empty.jpg", "not-an-image"),
+        ("huge.png", "too-large"),
+        ("line.png", "too-small"),
+        ("pipe.png", "not a regular file"),
+        ("text.jpg", "not-an-image"),
+    ]
+    assert images.bad[4].bytes == 5
+
+
+def test_only_a_full_scan_finds_damage_behind_the_header(tmp_path):
+    fill(tmp_path, "a.png")
+    whole = encoded(size=(64, 64), kind="JPEG")
+    (tmp_path / "b.jpg").write_bytes(whole[: len(whole) * 3 // 4])
+    assert open_images(tmp_path).names == ("a.png", "b.jpg")
+    scanned = open_images(tmp_path, full=True)
+    assert scanned.names == ("a.png",)
+    assert [(bad.name, bad.reason) for bad in scanned.bad] == [("b.jpg", "truncated")]
+
+
+def test_content_decides_and_not_the_extension(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(encoded(kind="PNG"))
+    (tmp_path / "b.tif").write_bytes(encoded(kind="WEBP"))
+    assert open_images(tmp_path).formats == {"PNG": 1, "WEBP": 1}
+
+
+def test_sizes_are_those_of_the_upright_picture(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg", exif=exif)
+    assert open_images(tmp_path).sizes.tolist() == [[30, 40]]
+
+
+def test_a_header_that_starts_late_in_the_file_is_read(tmp_path):
+    Image.new("RGB", (300, 200)).save(tmp_path / "a.jpg", exif=b"Exif\0\0" + b"\0" * 65_000)
+    large = Image.fromarray(np.zeros((300, 300, 3), np.uint8))
+    large.save(tmp_path / "b.jpg", icc_profile=b"\1" * 200_000)
+    assert open_images(tmp_path).sizes.tolist() == [[300, 200], [300, 300]]
+
+
+def test_links_are_followed_inside_the_folder_only(tmp_path):
+    data, outside = tmp_path / "data", tmp_path / "outside"
+    fill(data, "real/a.png", ".pool/b.png")
+    fill(outside, "c.png")
+    (data / "inside.png").symlink_to("real/a.png")
+    (data / "leaves.png").symlink_to(outside / "c.png")
+    (data / "folder").symlink_to(outside)
+    (data / "pool").symlink_to(".pool")
+    (data / "loop").symlink_to(".")
+    (data / "real" / "up").symlink_to("..")
+    (data / "dangling.png").symlink_to("nothing.png")
+    (data / "self.png").symlink_to("self.png")
+    images = open_images(data)
+    assert images.names == ("inside.png", "pool/b.png", "real/a.png")
+    assert {bad.name: bad.reason for bad in images.bad} == {
+        "dangling.png": "broken link",
+        "folder": "link leaves the folder",
+        "leaves.png": "link leaves the folder",
+        "self.png": "broken link",
+    }
+
+
+def test_any_name_that_a_file_system_allows_can_be_read(tmp_path):
+    odd = [
+        "-x.png",
+        "~.png",
+        "a\nb.png",
+        "tab\t.png",
+        "\u202ertl.png",
+        "😀.png",
+        "x" * 250 + ".png",
+    ]
+    fill(tmp_path, *odd)
+    invalid = os.fsencode(tmp_path) + b"/\xff\xfe.png"
+    Path(os.fsdecode(invalid)).write_bytes(encoded())
+    for images in (open_images(tmp_path), open_images(tmp_path)):  # scanned, then recalled
+        assert len(images) == len(odd) + 1
+        assert list(images.names) == sorted(images.names, key=os.fsencode)
+        assert all(decode(images.read(row)).size == (20, 10) for row in range(len(images)))
+
+
+def test_fifty_levels_are_not_too_deep(tmp_path):
+    assert len(open_images(fill(tmp_path, "/".join("d" * 50) + "/a.png"))) == 1
+
+
+def test_an_empty_folder_and_one_without_pictures_say_what_they_hold(tmp_path):
+    with pytest.raises(DataError, match=r"no pictures .*it is empty"):
+        open_images(tmp_path)
+    for name in ("a.txt", "b.TXT", "c.py", "README"):
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=r"found 2 x \.txt, 1 x .*1 x ") as found:
+        open_images(tmp_path)
+    assert "\n" not in str(found.value)
+
+
+def test_a_folder_of_damaged_files_only_says_why(tmp_path):
+    (tmp_path / "a.png").touch()
+    with pytest.raises(DataError, match=r"none of 1 .* 'a\.png' \(not-an-image\)"):
+        open_images(tmp_path)
+
+
+def test_a_path_that_is_not_there_and_a_file_of_another_kind_are_refused(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        open_images(tmp_path / "nothing")
+    (tmp_path / "a.docx").touch()
+    with pytest.raises(DataError, match="not a kind of data"):
+        open_images(tmp_path / "a.docx")
+
+
+# ---------------------------------------------------------------- the index
+
+
+def test_a_second_start_reads_no_header(tmp_path, index):
+    first = open_images(fill(tmp_path, "a.png", "b.png"))
+    state = (tmp_path / "a.png").stat()
+    # Other bytes behind the same name, size and time can only go unnoticed if unread.
+    (tmp_path / "a.png").write_bytes(b"x" * state.st_size)
+    os.utime(tmp_path / "a.png", ns=(state.st_atime_ns, state.st_mtime_ns))
+    again = open_images(tmp_path)
+    assert again.names == first.names
+    assert (again.sizes == first.sizes).all()
+    assert open_images(tmp_path, cache=False).names == ("b.png",)
+
+
+def test_a_file_that_changed_is_looked_at_again(tmp_path):
+    open_images(fill(tmp_path, "a.png", "b.png"))
+    (tmp_path / "a.png").write_bytes(encoded(size=(33, 22)))
+    (tmp_path / "b.png").unlink()
+    fill(tmp_path, "c.png", "a2.png")
+    images = open_images(tmp_path)
+    assert images.names == ("a.png", "a2.png", "c.png")
+    assert images.sizes[0].tolist() == [33, 22]
+
+
+def test_an_index_that_is_damaged_or_cannot_be_written_costs_nothing(tmp_path, index, monkeypatch):
+    open_images(fill(tmp_path, "a.png"))
+    (stored,) = index.rglob("*.npz")
+    for damage in (b"", b"not an index", stored.read_bytes()[:100]):
+        stored.write_bytes(damage)
+        assert len(open_images(tmp_path)) == 1
+    assert len(list(index.rglob("*"))) == 3  # nearkin, index and the file: nothing left over
+    (index / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(index / "file"))
+    assert len(open_images(tmp_path)) == 1
+
+
+# ---------------------------------------------------------------- tables
+
+
+def table(root, text, name="table.csv"):
+    (root / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    return root / name
+
+
+def test_a_table_gives_pictures_labels_groups_and_splits(tmp_path):
+    fill(tmp_path, "x/1.png", "x/2.png", "3.png", "unlisted.png")
+    text = "path,label,group,split\nx/2.png,dog,g,train\nx/1.png,cat,g,val\n./3.png,,,\n"
+    images = open_images(table(tmp_path, text))
+    assert images.names == ("3.png", "x/1.png", "x/2.png")
+    assert labels_of(images) == ["", "cat", "dog"]
+    assert images.splits.tolist() == ["", "test", "train"]
+    assert images.groups[0] != images.groups[1] == images.groups[2]
+    assert (open_images(tmp_path / "table.csv", labels="none").labels == UNKNOWN).all()
+
+
+def test_a_table_may_have_a_mark_semicolons_quotes_and_windows_paths(tmp_path):
+    fill(tmp_path, "x/1.png", "x/2;3.png")
+    text = '\ufeffPath;Label\r\nx\\1.png;"a\nb"\r\n"x/2;3.png";=1+1\r\n\r\n'
+    images = open_images(table(tmp_path, text))
+    assert labels_of(images) == ["a\nb", "=1+1"]
+
+
+def test_a_parquet_table_is_the_same(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    fill(tmp_path, "1.png", "2.png")
+    columns = {"path": ["1.png", "2.png"], "label": pa.array([7, None], pa.int64())}
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert labels_of(open_images(tmp_path / "t.parquet")) == ["7", ""]
+    table(tmp_path, b"PAR1 no", "bad.parquet")
+    with pytest.raises(DataError, match="not a readable Parquet"):
+        open_images(tmp_path / "bad.parquet")
+
+
+def test_a_row_that_is_repeated_counts_once_unless_it_contradicts_itself(tmp_path):
+    fill(tmp_path, "1.png")
+    assert len(open_images(table(tmp_path, "path,label\n1.png,a\n1.png,a\n"))) == 1
+    with pytest.raises(DataError, match=r"'1\.png' is described in line 2 and, .* line 4"):
+        open_images(table(tmp_path, "path,label\n1.png,a\n1.png,a\n1.png,b\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("file,label\n1.png,a\n", "no column 'path' among: file, label"),
+        ("path,label\n1.png,a,b\n", "line 2: 3 cells for 2 columns"),
+        ("path,label,split\n1.png,a,dev\n", "line 2: split 'dev'"),
+        ("path,label\n9.png,a\n8.png,a\n1.png,a\n", r"2 of 3 files do not exist.*'9\.png', '8"),
+        ("path,label\n/etc/passwd,a\n", "line 2: '/etc/passwd' leads out"),
+        ("path,label\nx/../../y.png,a\n", "line 2: .* leads out"),
+        ("path,label\n1\0.png,a\n", "do not exist"),
+        ("path,label\n", "no rows"),
+        ("", "no column 'path' among: none"),
+        (b"path,label\n\xff.png,a\n", "save it as UTF-8"),
+        ("path,label\n1.png," + "x" * 200_000, "field larger than"),
+    ],
+)
+def test_a_wrong_table_is_refused_in_one_line(tmp_path, text, message):
+    fill(tmp_path, "1.png")
+    with pytest.raises(DataError, match=message) as found:
+        open_images(table(tmp_path, text))
+    assert "\n" not in str(found.value)
+
+
+def test_a_table_of_labels_belongs_to_a_folder(tmp_path):
+    fill(tmp_path / "data", "train/a/1.png", "test/a/2.png", "test/b/3.png")
+    labels = table(tmp_path, "path,label\ntest\\a\\2.png,x\ntrain/a/1.png,y\ngone.png,x\n")
+    images = open_images(tmp_path / "data", labels=str(labels))
+    assert labels_of(images) == ["x", "", "y"]
+    assert images.splits.tolist() == ["test", "test", "train"]
+    assert len(images.notes) == 1
+    assert "1 of 3 rows belong to no usable picture, such as 'gone.png'" in images.notes[0]
+
+
+def test_labels_that_match_nothing_show_both_sides(tmp_path):
+    fill(tmp_path / "data", "a.png", "b.png")
+    labels = table(tmp_path, "path,label\ndata/a.png,x\ndata/b.png,x\n")
+    with pytest.raises(DataError, match=r"'data/a\.png', 'data/b\.png'.*'a\.png', 'b\.png'"):
+        open_images(tmp_path / "data", labels=str(labels))
+    with pytest.raises(DataError, match="no column 'label'"):
+        open_images(tmp_path / "data", labels=str(table(tmp_path, "path\na.png\n")))
+
+
+# ---------------------------------------------------------------- archives
+
+
+def pack(path, members):
+    """An archive of {name: bytes}."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for row, (name, data) in enumerate(members):
+                kind = zipfile.ZIP_STORED if row % 2 else zipfile.ZIP_DEFLATED
+                archive.writestr(name, data, compress_type=kind)
+    else:
+        with tarfile.open(path, "w:gz" if path.name.endswith("gz") else "w") as archive:
+            for name, data in members:
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("name", ["d.zip", "d.tar", "d.tar.gz", "d.tgz"])
+def test_an_archive_is_like_the_folder_it_was_made_of(tmp_path, name):
+    names = [f"set/{side}/{c}/{i}.png" for side in ("train", "test") for c in "ab" for i in (1, 2)]
+    root = fill(tmp_path / "data", *names)
+    members = [(f"./{n}", (root / n).read_bytes()) for n in names] + [("set/.hidden.png", b"")]
+    images, expected = open_images(pack(tmp_path / name, members)), open_images(root)
+    assert images.names == expected.names
+    assert images.classes == expected.classes == ("a", "b")
+    assert (images.labels == expected.labels).all()
+    assert (images.splits == expected.splits).all()
+    assert (images.sizes == expected.sizes).all()
+    assert images.fingerprint == expected.fingerprint
+    assert all(images.read(row) == expected.read(row) for row in range(len(images)))
+    assert images.bad == ()
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar"])
+def test_evil_members_are_refused_and_nothing_is_written(tmp_path, suffix):
+    good = encoded()
+    evil = ["../up.png", "/abs.png", "a/../../b.png", "a.png"]
+    with pytest.warns(UserWarning, match="Duplicate") if suffix == ".zip" else nullcontext():
+        path = pack(tmp_path / f"d{suffix}", [("a.png", good), *((n, b"evil") for n in evil)])
+    before = sorted(tmp_path.rglob("*"))
+    images = open_images(path)
+    assert images.names == ("a.png",)
+    assert images.read(0) == good
+    assert {bad.reason for bad in images.bad} == {"name leaves the archive", "duplicate name"}
+    assert len(images.bad) == 4
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_links_and_devices_in_an_archive_are_refused(tmp_path):
+    with tarfile.open(tmp_path / "d.tar", "w") as archive:
+        for name, kind in (("l.png", tarfile.SYMTYPE), ("h.png", tarfile.LNKTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "/etc/passwd"
+            archive.addfile(info)
+        device = tarfile.TarInfo("dev.png")
+        device.type = tarfile.CHRTYPE
+        archive.addfile(device)
+        good = tarfile.TarInfo("a.png")
+        good.size = len(encoded())
+        archive.addfile(good, io.BytesIO(encoded()))
+    images = open_images(tmp_path / "d.tar")
+    assert images.names == ("a.png",)
+    assert [bad.name for bad in images.bad] == ["dev.png", "h.png", "l.png"]
+    link = zipfile.ZipInfo("l.png")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "d.zip", "w") as archive:
+        archive.writestr(link, "/etc/passwd")
+        archive.writestr("a.png", encoded())
+    assert [bad.reason for bad in open_images(tmp_path / "d.zip").bad] == ["link"]
+
+
+def test_a_zip_member_that_lies_about_its_size_inflates_no_further(tmp_path):
+    path = pack(tmp_path / "d.zip", [("a.png", encoded() + b"\0" * 10_000_000)])
+    raw = path.read_bytes()
+    at = raw.index(b"PK\1\2")
+    assert struct.unpack_from("<I", raw, at + 24)[0] > 10_000_000
+    path.write_bytes(raw[: at + 24] + struct.pack("<I", 1000) + raw[at + 28 :])
+    assert len(open_images(path).read(0)) == 1000
+
+
+def test_a_damaged_archive_is_refused_in_one_line(tmp_path):
+    for name in ("d.zip", "d.tar", "d.tar.gz"):
+        (tmp_path / name).write_bytes(b"no archive" * 100)
+        with pytest.raises(DataError, match="not a readable archive") as found:
+            open_images(tmp_path / name)
+        assert "\n" not in str(found.value)
+    with pytest.raises(DataError, match=r"no pictures \(found 1 x \.txt"):
+        open_images(pack(tmp_path / "e.zip", [("a.txt", b"")]))
+
+
+# ---------------------------------------------------------------- arrays and named sets
+
+
+def test_arrays_and_npz_files_hold_the_same_pictures(tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (12, 8, 9, 3), dtype=np.uint8)
+    y = np.arange(12) % 3
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    for images in (open_images((x, y)), open_images(tmp_path / "d.npz")):
+        assert images.names[:2] == ("00", "01")
+        assert images.names[-1] == "11"
+        assert images.classes == ("0", "1", "2")
+        assert (images.labels == y).all()
+        assert all((images.read(row) == x[row]).all() for row in range(12))
+        assert images.sizes.tolist() == [[9, 8]] * 12
+        assert images.formats == {"array": 12}
+        assert images.is_small
+    assert (open_images(x).labels == UNKNOWN).all()
+
+
+def test_gray_and_float_arrays_become_rgb_bytes():
+    gray = np.random.default_rng(0).integers(0, 256, (4, 8, 8), dtype=np.uint8)
+    for array in (gray, gray[..., None], gray / 255, (gray / 255).astype(np.float32)):
+        got = open_images(array).read(1)
+        assert got.dtype == np.uint8
+        assert (got == gray[1][..., None]).all()
+
+
+def test_an_npz_may_have_two_sides_and_class_names(tmp_path):
+    x = np.zeros((3, 8, 8), np.uint8)
+    arrays = {"x_train": x, "y_train": [1, 0, -1], "x_test": x[:2] + 1, "y_test": [0, 1]}
+    np.savez(tmp_path / "d.npz", **arrays, class_names=["dog", "cat"])
+    images = open_images(tmp_path / "d.npz")
+    assert images.names == ("test/0", "test/1", "train/0", "train/1", "train/2")
+    assert images.splits.tolist() == ["test"] * 2 + ["train"] * 3
+    assert labels_of(images) == ["dog", "cat", "cat", "dog", ""]
+    assert images.classes == ("cat", "dog")
+    assert images.read(0).max() == 1
+
+
+def test_arrays_that_are_no_pictures_are_refused(tmp_path):
+    x = np.zeros((4, 8, 8), np.uint8)
+    for wrong in (x[0], x.reshape(4, 8, 4, 2), x[:0], x.astype(np.int64), x + np.nan, x - 1.0):
+        with pytest.raises(DataError, match="give"):
+            open_images(wrong)
+    with pytest.raises(DataError, match="4 pictures but 3 labels"):
+        open_images((x, np.zeros(3, int)))
+    with pytest.raises(DataError, match="labels of type float64"):
+        open_images((x, np.zeros(4)))
+    np.savez(tmp_path / "keys.npz", pictures=x)
+    with pytest.raises(DataError, match="keys are pictures"):
+        open_images(tmp_path / "keys.npz")
+    np.savez(tmp_path / "names.npz", x=x, y=[0, 1, 2, 3], class_names=["a", "b"])
+    with pytest.raises(DataError, match="labels from 0 to 3 for 2 classes"):
+        open_images(tmp_path / "names.npz")
+
+
+def test_an_npz_is_never_unpickled(tmp_path):
+    np.savez(tmp_path / "d.npz", x=np.array([{}], object))
+    with pytest.raises(DataError, match="not a readable"):
+        open_images(tmp_path / "d.npz")
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.95])
+def test_an_npz_that_is_cut_short_is_refused(tmp_path, share):
+    path = tmp_path / "d.npz"
+    np.savez_compressed(path, x=np.random.default_rng(0).integers(0, 9, (9, 9, 9), np.uint8))
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(DataError, match="not a readable"):
+        open_images(path)
+
+
+def test_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    images = open_images("digits")
+    assert len(images) == 1797
+    assert images.classes == tuple("0123456789")
+    assert (images.labels == load_digits().target).all()
+    assert images.read(0).shape == (16, 16, 3)
+    enlarged = np.stack([images.read(row)[..., 0] for row in range(100)]).astype(float)
+    shrunk = enlarged.reshape(100, 8, 2, 8, 2).mean((2, 4)) / 255 * 16
+    assert np.abs(shrunk - load_digits().images[:100]).mean() < 0.7
+
+
+def test_a_torchvision_set_is_read_from_disk_and_never_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEARKIN_DATA", str(tmp_path))
+    with pytest.raises(DataError, match="download it once with") as found:
+        open_images("torchvision:MNIST")
+    assert "\n" not in str(found.value)
+    with pytest.raises(DataError, match="not a known data set; there are CIFAR10"):
+        open_images("torchvision:ImageNet")
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
+    for side in ("train", "t10k"):
+        head = struct.pack(">IIII", 2051, 5, 28, 28)
+        (raw / f"{side}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
+        head = struct.pack(">II", 2049, 5)
+        (raw / f"{side}-labels-idx1-ubyte").write_bytes(head + bytes([3, 1, 4, 1, 5]))
+    images = open_images("torchvision:MNIST")
+    assert len(images) == 10
+    assert labels_of(images)[:3] == ["3 - three", "1 - one", "4 - four"]
+    assert (images.read(7)[..., 0] == pixels[2]).all()
+
+
+# ---------------------------------------------------------------- the value itself
+
+
+def test_a_subset_keeps_everything_of_its_rows(tmp_path):
+    images = open_images(fill(tmp_path, "a/1.png", "a/2.png", "b/3.png", "b/4.png"))
+    part = images.subset(np.array([1, 3]))
+    assert part.names == ("a/2.png", "b/4.png")
+    assert part.labels.tolist() == [0, 1]
+    assert part.classes == images.classes
+    assert part.read(1) == images.read(3)
+    assert part.formats == {"PNG": 2}
+    assert part.fingerprint != images.fingerprint
+    assert len(images.subset(np.zeros(0, np.int64))) == 0
+    with pytest.raises(ValueError, match="ascend"):
+        images.subset(np.array([3, 1]))
+
+
+def test_the_fingerprint_is_of_the_pictures_and_not_of_the_labels(tmp_path):
+    fill(tmp_path, "a/1.png", "a/2.png", "b/3.png", "b/4.png")
+    images = open_images(tmp_path)
+    assert images.fingerprint == open_images(tmp_path, labels="none").fingerprint
+    (tmp_path / "a/1.png").write_bytes(encoded(size=(40, 40)))
+    assert open_images(tmp_path).fingerprint != images.fingerprint
+    x = np.zeros((4, 8, 8), np.uint8)
+    first = open_images(x).fingerprint
+    assert first == open_images((x, np.arange(4))).fingerprint
+    assert first != open_images(x + 1).fingerprint
+
+
+def test_small_means_up_to_64_pixels(tmp_path):
+    (tmp_path / "a.png").write_bytes(encoded(size=(64, 3)))
+    assert open_images(tmp_path).is_small
+    (tmp_path / "b.png").write_bytes(encoded(size=(65, 3)))
+    assert not open_images(tmp_path).is_small
+
+
+def test_a_file_that_vanishes_is_a_bad_image(tmp_path):
+    images = open_images(fill(tmp_path, "a.png"))
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(BadImage, match="unreadable"):
+        images.read(0)
+
+
+@pytest.mark.parametrize("name", ["", "d.zip", "d.tar", "d.tar.gz"])
+def test_images_can_be_pickled(tmp_path, name):
+    root = fill(tmp_path / "data", "a.png", "b.png")
+    members = [(n, (root / n).read_bytes()) for n in ("a.png", "b.png")]
+    images = open_images(pack(tmp_path / name, members) if name else root)
+    copy = pickle.loads(pickle.dumps(images))
+    assert copy.names == images.names
+    assert copy.read(1) == images.read(1) == members[1][1]
+
+
+def _read_all(images):
+    return [images.read(row) for _ in range(20) for row in range(len(images))]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_several_processes_read_one_archive_at_once(tmp_path, start):
+    members = [(f"{i}.png", encoded(i)) for i in range(5)]
+    images = open_images(pack(tmp_path / "d.zip", members))
+    expected = _read_all(images)
+    with multiprocessing.get_context(start).Pool(2) as pool:
+        assert pool.map(_read_all, [images] * 2) == [expected] * 2
+
+
+def test_threads_read_one_archive_at_once(tmp_path):
+    members = [(f"{i}.png", encoded(i)) for i in range(5)]
+    images = open_images(pack(tmp_path / "d.tar", members))
+    expected = _read_all(images)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(_read_all, [images] * 8)) == [expected] * 8
+
+
+def test_real_archives_have_the_classes_and_splits_they_are_known_for():
+    caltech = SHARED / "data" / "caltech99" / "caltech99.tar"
+    omniglot = SHARED / "data" / "omniglot" / "images_background_small1.zip"
+    if not (caltech.exists() and omniglot.exists()):
+        pytest.skip("the real pictures are not here")
+    images = open_images(caltech)
+    assert (len(images), len(images.classes), images.bad) == (2772, 99, ())
+    assert (images.splits == "train").sum() == 22 * 99
+    images = open_images(omniglot)
+    assert (len(images), len(images.classes), images.bad) == (2720, 136, ())
+    assert images.classes[0] == "Balinese/character01"

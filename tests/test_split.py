@@ -1,0 +1,96 @@
+"""A split is decided by names and seed alone, and divides no group."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearkin.data.images import open_images
+from nearkin.data.split import split
+from nearkin.errors import DataError
+
+
+def pictures(count, labels=None, groups=None, splits=None):
+    """Tiny pictures with these labels, groups and sides."""
+    images = open_images(np.zeros((count, 2, 2), np.uint8))
+    changes = {"labels": labels, "groups": groups}
+    given = {k: np.asarray(v, np.int64) for k, v in changes.items() if v is not None}
+    return replace(images, **given, **({} if splits is None else {"splits": np.array(splits)}))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    groups=st.lists(st.integers(0, 12), min_size=2, max_size=60),
+    share=st.floats(0.01, 0.99),
+    seed=st.integers(0, 2**40),
+)
+def test_both_sides_together_are_everything_and_no_group_is_divided(groups, share, seed):
+    images = pictures(len(groups), groups=groups)
+    if len(set(groups)) == 1:
+        with pytest.raises(DataError, match="cannot be divided"):
+            split(images, share, seed)
+        return
+    train, test = split(images, share, seed)
+    assert sorted([*train, *test]) == list(range(len(groups)))
+    assert (np.diff(train) > 0).all()
+    assert (np.diff(test) > 0).all()
+    assert not set(images.groups[train]) & set(images.groups[test])
+    assert len(train)
+    assert len(test)
+
+
+def test_the_share_is_kept_in_every_class():
+    labels = np.arange(4000) % 4
+    _, test = split(pictures(4000, labels), 0.2, seed=0)
+    # Each count is binomial with mean 200 and deviation 12.6; five deviations are a bug.
+    assert np.abs(np.bincount(labels[test], minlength=4) - 200).max() < 63
+
+
+def test_a_class_of_two_is_on_both_sides():
+    labels = np.arange(200) // 2
+    for seed in range(5):
+        train, test = split(pictures(200, labels), 0.3, seed)
+        assert set(labels[train]) == set(labels[test]) == set(range(100))
+
+
+def test_the_seed_decides_and_nothing_else():
+    images = pictures(500)
+    first, again, other = (split(images, 0.3, seed)[1] for seed in (1, 1, 2))
+    assert (first == again).all()
+    assert 0.15 < np.isin(other, first).mean() < 0.45  # .3 if the two are independent
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sets(st.integers(0, 299), min_size=150), st.integers(0, 99))
+def test_a_picture_stays_on_its_side_when_others_come_or_go(kept, seed):
+    images = pictures(300)
+    rows = np.array(sorted(kept))
+    _, test = split(images, 0.3, seed)
+    _, fewer = split(images.subset(rows), 0.3, seed)
+    assert set(rows[fewer]) == set(test) & kept
+
+
+def test_a_larger_share_only_adds_to_the_held_out():
+    images = pictures(300)
+    small, large = (set(split(images, share, 0)[1].tolist()) for share in (0.2, 0.5))
+    assert small < large
+
+
+def test_what_the_data_say_counts_more():
+    images = pictures(6, splits=["train", "test", "", "test", "train", ""])
+    train, test = split(images, 0.5, seed=0)
+    assert test.tolist() == [1, 3]
+    assert train.tolist() == [0, 2, 4, 5]
+
+
+def test_data_that_name_only_one_side_are_divided():
+    for side in ("train", "test"):
+        images = pictures(100, splits=[side] * 100)
+        assert split(images, 0.3, 5)[1].tolist() == split(pictures(100), 0.3, 5)[1].tolist()
+
+
+def test_one_picture_cannot_be_divided():
+    with pytest.raises(DataError, match="cannot be divided"):
+        split(pictures(1), 0.5, seed=0)
