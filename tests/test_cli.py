@@ -256,9 +256,7 @@ def test_some_unreadable_pictures_are_listed_and_left_out(tmp_path):
 def test_fewer_pictures_than_a_batch_or_a_queue_shrink_what_was_left_to_auto(tmp_path, capsys):
     data = save_pictures(tmp_path / "data", 20)
     out = tmp_path / "run"
-    assert (
-        main(["train", str(data), "--method", "moco", "--epochs", "1", "-o", str(out), "-q"]) == 0
-    )
+    assert main(["train", str(data), "--method", "moco", "--epochs", "1", "-o", str(out)]) == 0
     settings = tomllib.loads((out / "config.toml").read_text())
     from pyarrow import parquet
 

@@ -89,11 +89,6 @@ def process_group(backend: str, **rendezvous: Any) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def launched() -> bool:
-    """Whether torchrun, or something that speaks like it, started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def choose_device(name: str) -> torch.device:
     """The device of that name; `auto` takes this rank's GPU, Apple's, or else the processor."""
     if name == "auto":
