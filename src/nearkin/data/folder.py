@@ -55,10 +55,10 @@ def _walk(root: Path) -> Iterator[tuple[str, os.stat_result | BadFile]]:
     entered = set[tuple[int, int]]()
     while real or linked:
         folder = real.popleft() if real else linked.popleft()
-        state = (root / folder).stat()
-        if (state.st_dev, state.st_ino) in entered:
+        here = (root / folder).stat()
+        if (here.st_dev, here.st_ino) in entered:
             continue
-        entered.add((state.st_dev, state.st_ino))
+        entered.add((here.st_dev, here.st_ino))
         for name, entry in _entries(root, folder):
             if isinstance(entry, BadFile):
                 yield name, entry

@@ -134,14 +134,11 @@ def default_options(name: str) -> dict[str, Any]:
     return papers | dict(recipe(name).options)
 
 
-def method_options(
-    name: str, asked: Mapping[str, Value], num_images: int, batch_size: int
-) -> dict[str, Value]:
-    """All options of a method: as asked, or the paper's, or as much as the data allow.
+def checked_options(name: str, asked: Mapping[str, Value]) -> dict[str, Any]:
+    """Options as the method's constructor wants them, from text if need be.
 
     Raises:
-        UsageError: For an unknown option, a value of the wrong kind, or a memory larger than
-            half of the images.
+        UsageError: For an unknown option or a value of the wrong kind.
     """
     parameters = method_parameters(name)
     for key in asked:
@@ -152,11 +149,19 @@ def method_options(
                 f"`nearkin config {name}` shows them"
             )
     types = typing.get_type_hints(method_class(name).__init__)
-    defaults = default_options(name)
-    options: dict[str, Any] = {
-        key: _checked(name, key, asked[key], types[key]) if key in asked else defaults[key]
-        for key in parameters
-    }
+    return {key: _checked(name, key, value, types[key]) for key, value in asked.items()}
+
+
+def method_options(
+    name: str, asked: Mapping[str, Value], num_images: int, batch_size: int
+) -> dict[str, Value]:
+    """All options of a method: as asked, or the paper's, or as much as the data allow.
+
+    Raises:
+        UsageError: For an unknown option, a value of the wrong kind, or a memory larger than
+            half of the images.
+    """
+    options = default_options(name) | checked_options(name, asked)
     half = num_images // 2
     most = half // batch_size * batch_size or half
     for key in method_class(name).memory_sizes:

@@ -15,7 +15,7 @@ from nearkin.data.batches import Batches
 from nearkin.data.order import Order
 from nearkin.distributed import choose_device, device_name, native_precision
 from nearkin.method import Method
-from nearkin.runs.build import build_method, named_backbone, resolve, shrunk
+from nearkin.runs.build import build_method, checked_options, named_backbone, resolve, shrunk
 from nearkin.runs.data import Parts, open_parts, write_bad_files
 from nearkin.runs.encoder import load, write_encoder
 from nearkin.runs.evaluate import evaluate_parts, table_lines
@@ -140,6 +140,7 @@ def _settled(
     config: TrainConfig, folder: RunFolder, parts: Parts, device: torch.device, resume: bool
 ) -> TrainConfig:
     """The settings of a new run, or those of the run that is continued."""
+    config = replace(config, options=checked_options(config.method, config.options))
     if resume and folder.config.exists():
         return continued(config, folder.settings()[0])
     return with_precision(resolve(config, parts.train, device), device)
