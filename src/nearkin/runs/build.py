@@ -24,8 +24,10 @@ from nearkin.runs.recipes import recipe
 SIZES = (32, 64, 96, 128, 160, 192, 224)
 """Sides of views that `auto` chooses from for photographs, in pixels."""
 USUAL_BATCH = 256
-PICTURES_TO_SEE = {"cpu": 2_000_000, "mps": 4_000_000, "cuda": 20_000_000}
-"""What `--epochs auto` aims at: about half an hour of small pictures, or some hours of a GPU."""
+PICTURES_TO_SEE = {"cpu": 200_000, "mps": 1_000_000, "cuda": 20_000_000}
+"""What `--epochs auto` aims at, some hours at most; ten times as many if they are small."""
+LARGEST = {"cpu": 96, "mps": 128, "cuda": 224}
+"""The largest side of views that `auto` chooses, in pixels."""
 
 
 def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainConfig:
@@ -43,7 +45,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     if len(images) < 2:
         raise DataError(f"{len(images)} picture to train on; contrast needs 2 or more")
     chosen = recipe(config.method)
-    size = config.image_size if config.image_size != "auto" else image_size(images)
+    size = config.image_size if config.image_size != "auto" else image_size(images, device)
     batch = config.batch_size if config.batch_size != "auto" else min(USUAL_BATCH, len(images))
     if batch > len(images):
         raise UsageError(
@@ -64,7 +66,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         weight_decay=_or(config.weight_decay, chosen.weight_decay),
         augment=_or(config.augment, preset),
         backbone=_or(config.backbone, backbone_for(size, device)),
-        epochs=_or(config.epochs, epochs_for(len(images), device)),
+        epochs=_or(config.epochs, epochs_for(len(images), size, device)),
         workers=_or(config.workers, 0 if images.is_small else available_cpus()),
         options=method_options(config.method, config.options, len(images), batch),
     )
@@ -76,11 +78,12 @@ def _or(value: Any, automatic: Any) -> Any:
     return automatic if value == "auto" else value
 
 
-def image_size(images: Images) -> int:
-    """The largest usual size that the median picture's shorter side fills."""
+def image_size(images: Images, device: torch.device) -> int:
+    """The largest usual size that the median picture fills and the device can afford."""
     side = int(np.median(images.sizes.min(axis=1)))
     if images.is_small:
         return max(8, side)
+    side = min(side, LARGEST[device.type])
     return max((size for size in SIZES if size <= side), default=SIZES[0])
 
 
@@ -102,9 +105,10 @@ def backbone_for(size: int, device: torch.device) -> str:
     return "resnet18"
 
 
-def epochs_for(num_images: int, device: torch.device) -> int:
+def epochs_for(num_images: int, size: int, device: torch.device) -> int:
     """Passes that show `PICTURES_TO_SEE`, between 20 and 400."""
-    return min(400, max(20, PICTURES_TO_SEE[device.type] // num_images))
+    pictures = PICTURES_TO_SEE[device.type] * (10 if size < SMALL_IMAGE else 1)
+    return min(400, max(20, pictures // num_images))
 
 
 def method_class(name: str) -> type[Method[Any]]:

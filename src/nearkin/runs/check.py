@@ -22,6 +22,8 @@ from nearkin.runs.fit import seconds_per_epoch
 from nearkin.runs.monitor import spread
 from nearkin.runs.train import describe, with_precision
 
+TIMED_BATCH = 32
+"""Pictures per step when the cost of photographs is estimated: a full batch takes minutes."""
 LOOKED_AT = 2_000
 """Pictures, at most, that the looks at color and orientation need."""
 
@@ -73,6 +75,7 @@ class Findings:
             f"duplicates  {self.exact} exact, {self.near} near",
             f"unreadable  {len(self.images.bad)}",
             *(f"            {bad.name}: {bad.reason}" for bad in self.images.bad[:10]),
+            *(f"note        {note}" for note in self.images.notes),
             *(f"warning     {warning}" for warning in self.warnings),
             f"proposal    {self.proposal}",
         ]
@@ -108,95 +111,79 @@ def check(data: Any, *, labels: str = "auto", scan: str = "headers") -> Findings
     """
     images = open_images(data, labels=labels, full=scan == "full")
     found = duplicates(images)
-    shares = [("exact", found.num_exact), ("near", found.num_near)]
     warnings = [
         f"{count} {kind} duplicates: each is a negative that should not be one; remove them"
-        for kind, count in shares
+        for count, kind in ((found.num_exact, "exact"), (found.num_near, "near"))
         if count > 0.05 * len(images)
     ]
     proposal, hours, megabytes = "", None, None
     try:
-        proposal, hours, megabytes = propose(images)
+        device = choose_device("auto")
+        config = with_precision(resolve(TrainConfig(), images, device), device)
+        hours, megabytes = cost(config, images, device)
+        warnings += erased(images, config.augment)
+        proposal = describe(config)
     except NearkinError as error:
         proposal = f"none: {error}"
-    warnings += erased(images)
-    exact, near = found.num_exact, found.num_near
-    return Findings(images, exact, near, tuple(warnings), proposal, hours, megabytes)
+    return Findings(
+        images, found.num_exact, found.num_near, tuple(warnings), proposal, hours, megabytes
+    )
 
 
-def propose(images: Images) -> tuple[str, float, float]:
-    """What `auto` comes to, how many hours it takes here, and how many megabytes of disk."""
-    device = choose_device("auto")
-    config = with_precision(resolve(TrainConfig(), images, device), device)
+def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[float, float]:
+    """How many hours a run takes here, and how many megabytes of disk."""
     torch.manual_seed(config.seed)
     method = build_method(config, named_backbone(config, None), len(images)).to(device)
+    batch = int(config.batch_size)
     batches = Batches(
         images,
         views_of(config.augment, method.num_views),
         image_size=int(config.image_size),
-        order=Order(len(images), int(config.batch_size), config.seed),
+        order=Order(
+            len(images), batch if images.is_small else min(TIMED_BATCH, batch), config.seed
+        ),
         device=device,
     )
     hours = seconds_per_epoch(config, method, batches) * int(config.epochs) / 3600
     weights = sum(tensor.nbytes for tensor in method.state_dict().values())
     features = 4 * method.backbone.feature_dim * len(images)
-    return describe(config), hours, (3 * 2 * weights + features) / 1e6
+    return hours, (3 * 2 * weights + features) / 1e6
 
 
-def erased(images: Images) -> list[str]:
-    """Warnings of augmentations that would erase what tells these pictures apart.
+def erased(images: Images, augment: str) -> list[str]:
+    """Warnings that an augmentation erases what tells the classes of these pictures apart.
 
-    With labels: what a picture's mean color alone, or its mirror image, says of its class.
-    Without: whether the mean picture is far from its own mirror image.
+    Whether color alone names the classes, or a mirror image does no longer, is found by the
+    nearest neighbors of thumbnails. Without labels nothing can be said.
     """
+    view = views_of(augment, 1)[0]
     shown = spread(images, LOOKED_AT)
     small = torch.cat(list(pixels(shown, 16))).float() / 255
-    warnings = []
-    if (small == small[:, :1]).all():
-        return [*_orientation(small, shown.labels)]
     color = torch.cat([small.mean(dim=(2, 3)), small.std(dim=(2, 3))], dim=1)
-    share = _accuracy(color - color.mean(dim=0), shown.labels)
-    chance = _largest_class(shown.labels)
-    if share is not None and share > chance + 0.5 * (1 - chance):
+    known = shown.labels[shown.labels >= 0]
+    chance = np.bincount(known).max() / len(known) if len(known) else 1.0
+    by_color = _accuracy(color, color, shown.labels)
+    straight = _accuracy(small, small, shown.labels)
+    mirrored = _accuracy(small, small.flip(3), shown.labels)
+    warnings = []
+    if (view.jitter * (view.hue + view.saturation) or view.gray) and by_color > (1 + chance) / 2:
         warnings.append(
-            f"color alone tells {share:.0%} of the classes: strong color jitter and gray would "
-            "erase it; try --augment characters"
+            f"mean color alone tells {by_color:.0%} of the classes, and augmentation {augment} "
+            "changes it; try --augment characters"
         )
-    return [*warnings, *_orientation(small, shown.labels)]
+    if view.flip and mirrored < straight - 0.3:
+        warnings.append(
+            f"thumbnails tell {straight:.0%} of the classes but {mirrored:.0%} once mirrored, as "
+            f"in writing, and augmentation {augment} flips; try --augment characters"
+        )
+    return warnings
 
 
-def _orientation(small: torch.Tensor, labels: np.ndarray) -> list[str]:
-    flat = small.flatten(1) - small.flatten(1).mean(dim=0)
-    straight, mirrored = _accuracy(flat, labels), _accuracy(flat, labels, small.flip(3).flatten(1))
-    if straight is not None and mirrored is not None:
-        if mirrored < 0.6 * straight:
-            return [
-                f"mirrored pictures are told apart worse ({mirrored:.0%} for {straight:.0%}): "
-                "flips may erase what matters, as in writing; try --augment characters"
-            ]
-        return []
-    mean = small.mean(dim=0)
-    spread_of_mean = (mean - mean.mean()).norm()
-    if (
-        spread_of_mean > 0.05 * mean.numel() ** 0.5
-        and (mean - mean.flip(2)).norm() > spread_of_mean
-    ):
-        return ["the mean picture differs from its mirror image; are flips harmless here?"]
-    return []
-
-
-def _accuracy(
-    features: torch.Tensor, labels: np.ndarray, queries: torch.Tensor | None = None
-) -> float | None:
-    """KNN accuracy of every second picture by the others; None without labels."""
+def _accuracy(bank: torch.Tensor, queries: torch.Tensor, labels: np.ndarray) -> float:
+    """Accuracy of kNN for every second picture by the others; 0 without labels."""
+    mean = bank.flatten(1).mean(dim=0)
+    known, asked = bank.flatten(1)[::2] - mean, queries.flatten(1)[1::2] - mean
     try:
-        asked = features if queries is None else queries - queries.mean(dim=0)
-        measure = knn(features[::2], labels[::2], asked[1::2], labels[1::2], k=20)
+        return knn(known, labels[::2], asked, labels[1::2], k=20).value
     except NearkinError:
-        return None
-    return measure.value
-
-
-def _largest_class(labels: np.ndarray) -> float:
-    known = labels[labels >= 0]
-    return float(np.bincount(known).max() / len(known)) if len(known) else 1.0
+        return 0.0
