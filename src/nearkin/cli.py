@@ -4,6 +4,7 @@ Importing it loads neither torch nor any other heavy library, so that `--help` i
 """
 
 import json
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.console import Console
 from nearkin import __version__
 from nearkin.config import TrainConfig, read_toml
 from nearkin.errors import NearkinError, UsageError
+from nearkin.terminal import Terminal, err
 
 app = App(
     name="nearkin",
@@ -27,37 +29,8 @@ app = App(
     config=Env("NEARKIN_", command=False),
 )
 out = Console(soft_wrap=True, highlight=False)
-err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 Flag = Annotated[bool, Parameter(negative="")]
-
-
-class Terminal:
-    """Shows how a run goes: a bar on a terminal, lines elsewhere. On standard error."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._bar: Any = None
-
-    def line(self, text: str) -> None:
-        """Show a line above the bar."""
-        if not self._quiet:
-            (self._bar.console if self._bar else err).print(text, markup=False)
-
-    def progress(self, done: int, total: int, text: str) -> None:
-        """Move the bar, if this is a terminal."""
-        if self._quiet or not err.is_terminal:
-            return
-        if self._bar is None:
-            from rich.progress import Progress
-
-            self._bar = Progress(console=err, transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task("", total=total)
-        self._bar.update(self._task, completed=done, description=text)
-        if done == total:
-            self._bar.stop()
-            self._bar = None
 
 
 def show(value: Any, as_json: bool, lines: list[str]) -> None:
@@ -251,6 +224,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("error: stopped by Ctrl-C; continue with --resume", file=sys.stderr)
+        print("error: stopped at once; nothing since the last checkpoint is kept", file=sys.stderr)
         return 130
+    except Exception as error:
+        if "NEARKIN_TRACEBACK" in os.environ:
+            raise
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        hint = "see the train.log of a run, or set NEARKIN_TRACEBACK=1, and please report it"
+        print(f"error: a bug in nearkin: {what}; {hint}", file=sys.stderr)
+        return NearkinError.exit_code
     return 0

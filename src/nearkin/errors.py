@@ -3,13 +3,11 @@
 Every message is one line that says what went wrong, with which file or value, and what to do.
 """
 
-from typing import ClassVar
-
 
 class NearkinError(Exception):
     """A failure that nearkin foresees. Its class decides the exit code of the command."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code = 1
 
 
 class UsageError(NearkinError):
@@ -58,3 +56,16 @@ class WorkerError(NearkinError):
     """A loader worker or a rank that failed or hung."""
 
     exit_code = 9
+
+
+class StoppedError(NearkinError):
+    """The run was asked to stop, and saved what it had done.
+
+    Args:
+        message: What stopped it and how to go on.
+        exit_code: 128 plus the number of the signal.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

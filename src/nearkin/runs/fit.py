@@ -14,6 +14,7 @@ from nearkin.method import Method
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.monitor import Monitor
 from nearkin.runs.reporter import Logged
+from nearkin.runs.signals import StopRequest
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
@@ -97,7 +98,7 @@ def fit(
     start = restored.step
     if start:
         told.line(f"resuming after step {start} of {total}")
-    with Journal(folder.metrics, COLUMNS, upto=start) as journal:
+    with Journal(folder.metrics, COLUMNS, upto=start) as journal, StopRequest() as asked:
         losses = [row["loss"] for row in journal.rows()][start - start % per_epoch :]
         pace, saver = Pace(start), Saver(config.save_every)
         for done, step in steps(
@@ -122,9 +123,11 @@ def fit(
                 lap = pace.lap(done, total, batches.order.batch_size)
                 told.line("  ".join([epoch, *_looks(looked), lap]))
                 losses.clear()
-            if done == total or saver.due(done):
+            if done == total or asked or saver.due(done):
                 journal.flush()
                 checkpoint.save(folder.checkpoints, done, method, optimizer)
+            if asked and done < total:
+                asked.stop(done)
     return start < total
 
 
@@ -170,7 +173,7 @@ def epochs_within(duration: str, epoch_seconds: float) -> int:
 
     A fifteenth is kept back for looks on the way and the evaluation at the end.
 
-    >>> epochs_within("45m", epoch_seconds=60)
+    >>> epochs_within("45m", epoch_seconds=60.0)
     42
     """
     return max(1, int(seconds(duration) * 14 / 15 / epoch_seconds))

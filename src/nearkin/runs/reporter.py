@@ -1,7 +1,9 @@
 """How a run tells what it does, without printing: the command line decides what is shown."""
 
 import time
+import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 
@@ -36,7 +38,14 @@ class Logged:
     def __enter__(self) -> "Logged":
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.note("".join(traceback.format_exception(kind, error, trace)))
         self._file.close()
 
     def line(self, text: str) -> None:
