@@ -85,6 +85,8 @@ class TrainConfig:
             raise UsageError(f"--lr {self.lr} would not learn; give a number above 0")
         if self.max_time:
             seconds(self.max_time)
+            if self.epochs != "auto":
+                raise UsageError("--epochs and --max-time both set the length; give one")
 
 
 def option(name: str) -> str:

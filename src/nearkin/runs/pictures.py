@@ -1,5 +1,6 @@
-"""Pictures about a run: what the augmentations do, and how training went."""
+"""Pictures about a run: what augmentations do, how training went, what is held alike."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,14 @@ from torch import Tensor
 
 from nearkin.data.batches import Batches
 from nearkin.data.centered import pixels
+from nearkin.data.images import Images
+from nearkin.measures.neighbors import nearest
 from nearkin.tables import read_csv
 
 EXAMPLES = 8
+NEIGHBORS = 8
+MIN_SIDE = 64
+"""Smaller pictures are enlarged to about this many pixels, for people to see."""
 DRAWS = 4
 """Epochs shown: each picture is drawn anew in every one of them."""
 
@@ -21,25 +27,58 @@ def augmentation_sheet(batches: Batches, path: Path) -> Path:
     One row per picture: itself, then every view in each of the first epochs. Made before the
     first step, since a wrong augmentation is the commonest silent mistake.
     """
+    rows = np.sort(batches.order.rows(0))[:EXAMPLES]
+    side = batches.sizes[0]
+    columns = [_shown(batches.images, rows, side)]
+    for epoch in range(DRAWS):
+        columns += [view.cpu() for view in batches.views(epoch, rows)]
+    return _save_sheet(columns, path)
+
+
+def neighbor_sheet(
+    train: Images, test: Images, features: Mapping[str, Tensor], size: int, path: Path
+) -> Path:
+    """Show held-out pictures, each beside the training pictures it is most like.
+
+    One row per picture: itself, then its nearest neighbors, most similar first.
+
+    Args:
+        train: The pictures to look among.
+        test: The pictures to look for.
+        features: Their features, by `train` and `test`.
+        size: Side in pixels of the tiles, at least.
+        path: The file.
+    """
+    rows = np.linspace(0, len(test) - 1, min(EXAMPLES, len(test))).astype(np.int64)
+    queries = features["test"][torch.from_numpy(rows)]
+    _, found = nearest(features["train"], queries, NEIGHBORS)
+    side = max(size, MIN_SIDE)
+    columns = [_shown(test, rows, side)]
+    columns += [_shown(train, ranked.numpy(), side) for ranked in found.T]
+    return _save_sheet(columns, path)
+
+
+def _shown(images: Images, rows: np.ndarray, side: int) -> Tensor:
+    """Pictures in the order of `rows`, which may name one twice, in [0, 1]."""
+    unique, places = np.unique(rows, return_inverse=True)
+    return next(pixels(images.subset(unique), side))[torch.from_numpy(places)] / 255
+
+
+def _save_sheet(columns: Sequence[Tensor], path: Path) -> Path:
+    """Save columns of pictures as one, small ones enlarged and a column's own size kept."""
     from PIL import Image
 
-    rows = np.sort(batches.order.rows(0))[:EXAMPLES]
-    shown = batches.images.subset(rows)
-    side = batches.sizes[0]
-    columns = [next(pixels(shown, side)).float() / 255]
-    for epoch in range(DRAWS):
-        columns += [_fit(view.cpu(), side) for view in batches.views(epoch, rows)]
-    tiles = torch.stack([_fit(column, side) for column in columns], dim=1)
+    side = max(column.shape[-1] for column in columns)
+    tiles = torch.stack([_padded(column, side) for column in columns], dim=1)
     tiles = torch.nn.functional.pad(tiles, (2, 2, 2, 2), value=1.0)
     sheet = torch.cat([torch.cat(tuple(row), dim=2) for row in tiles], dim=1)
     image = Image.fromarray((sheet.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy())
-    scale = max(1, 64 // side)
+    scale = max(1, MIN_SIDE // side)
     image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST).save(path)
     return path
 
 
-def _fit(view: Tensor, side: int) -> Tensor:
-    """Views of any size as tiles of one size, on white."""
+def _padded(view: Tensor, side: int) -> Tensor:
     missing = side - view.shape[-1]
     return torch.nn.functional.pad(view, (0, missing, 0, missing), value=1.0)
 

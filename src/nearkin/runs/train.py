@@ -22,7 +22,7 @@ from nearkin.runs.evaluate import evaluate_parts, table_lines
 from nearkin.runs.fit import PRECISIONS, epochs_within, fit, seconds_per_epoch
 from nearkin.runs.folder import RunFolder, data_name, default_folder, opened
 from nearkin.runs.monitor import Monitor
-from nearkin.runs.pictures import augmentation_sheet, curves
+from nearkin.runs.pictures import augmentation_sheet, curves, neighbor_sheet
 from nearkin.runs.reporter import Logged, Reporter, Silent
 from nearkin.training.health import verdict
 
@@ -132,6 +132,9 @@ def _finish(
         encoder, parts, config, network=network, device=batches.device
     )
     parts.table(features).write(folder.embeddings)
+    if len(parts.test):
+        plot = folder.plots / "neighbors.png"
+        neighbor_sheet(parts.train, parts.test, features, int(config.image_size), plot)
     folder.write_summary({**details, "health": seen, **evaluation.to_dict()})
     told.note("\n".join(table_lines(evaluation)))
 

@@ -1,0 +1,92 @@
+"""Backbones by name, their stems and widths, and momentum encoders."""
+
+import pytest
+import torch
+from torch import nn
+
+from nearkin.errors import UsageError
+from nearkin.networks.backbone import adopt, build_backbone
+from nearkin.networks.branch import Branch, mlp
+from nearkin.networks.momentum import follow, frozen_copy
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "features"),
+    [
+        ("tiny", 16, 128),
+        ("small", 32, 256),
+        ("resnet18", 32, 512),
+        ("torchvision/mobilenet_v3_small", 64, 576),
+        ("timm/resnet18", 32, 512),
+        ("vit_tiny_patch16_224", 32, 192),
+        ("vit_tiny_patch16_224", 96, 192),
+        ("convnext_atto", 64, 320),
+    ],
+)
+def test_networks_by_name_give_the_features_they_say(name, size, features):
+    backbone = build_backbone(name, size).eval()
+    assert backbone.feature_dim == features
+    assert backbone(torch.zeros(2, 3, size, size)).shape == (2, features)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "timm/resnet18"])
+def test_small_pictures_are_not_shrunk_by_the_stem(name):
+    def stem(size):
+        return build_backbone(name, size).body
+
+    assert stem(32).conv1.stride == (1, 1)
+    assert isinstance(stem(32).maxpool, nn.Identity)
+    assert stem(64).conv1.stride == (2, 2)
+
+
+def test_a_name_two_libraries_have_means_torchvision_s():
+    import torchvision
+
+    assert isinstance(build_backbone("resnet18", 64).body, torchvision.models.ResNet)
+
+
+def test_unknown_names_are_refused_with_a_suggestion():
+    with pytest.raises(UsageError, match=r"Did you mean resnet18\?"):
+        build_backbone("resnet81", 32)
+
+
+def test_any_network_can_be_a_backbone_and_keeps_its_mode():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(2))
+    before = network[1].running_mean.clone()
+    backbone = adopt(network, 16)
+    assert backbone.feature_dim == 16  # flattened: 4 channels of 2 x 2
+    assert network.training
+    assert torch.equal(network[1].running_mean, before)
+
+
+def test_pictures_too_small_for_a_network_are_refused():
+    with pytest.raises(UsageError, match="cannot take images of 8 px"):
+        build_backbone("torchvision/alexnet", 8)
+
+
+def test_momentum_after_many_steps_is_its_closed_form():
+    online, target = nn.Linear(3, 2), nn.Linear(3, 2)
+    start = [p.detach().clone() for p in target.parameters()]
+    for _ in range(7):
+        follow(target, online, 0.9)
+    for t, o, s in zip(target.parameters(), online.parameters(), start, strict=True):
+        torch.testing.assert_close(t, 0.9**7 * s + (1 - 0.9**7) * o)
+
+
+def test_a_frozen_copy_is_apart_and_gets_no_gradient():
+    branch = Branch(adopt(nn.Flatten(), 2), mlp(12, 8, 4))
+    copy = frozen_copy(branch)
+    assert not any(p.requires_grad for p in copy.parameters())
+    with torch.no_grad():
+        next(branch.parameters()).zero_()
+    assert next(copy.parameters()).abs().sum() > 0
+
+
+def test_projectors_have_the_norms_they_are_asked_for():
+    plain = mlp(6, 5, 4, norm=False)
+    assert [type(layer) for layer in plain] == [nn.Linear, nn.ReLU, nn.Linear]
+    full = mlp(6, 5, 4, last_norm=True)
+    kinds = [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear, nn.BatchNorm1d]
+    assert [type(layer) for layer in full] == kinds
+    assert full[-1].weight is None
+    assert [layer.bias is None for layer in full if isinstance(layer, nn.Linear)] == [True, True]

@@ -1,0 +1,43 @@
+"""Tables as files: cut back to a step, safe to open, the same bytes for the same rows."""
+
+from nearkin.tables import Journal, read_csv, write_csv
+
+COLUMNS = ("step", "loss", "knn")
+
+
+def rows(upto):
+    return [
+        {"step": n, "loss": 1 / n, **({"knn": 0.5} if n % 3 == 0 else {})} for n in range(1, upto)
+    ]
+
+
+def fill(path, entries, upto=0):
+    with Journal(path, COLUMNS, upto=upto) as journal:
+        for row in entries:
+            journal.append(row)
+
+
+def test_a_journal_gives_back_what_was_written(tmp_path):
+    path = tmp_path / "metrics.csv"
+    fill(path, rows(8))
+    with Journal(path, COLUMNS, upto=7) as journal:
+        assert journal.rows() == [{name: float(x) for name, x in row.items()} for row in rows(8)]
+
+
+def test_a_journal_cut_back_and_continued_has_the_bytes_of_an_unbroken_one(tmp_path):
+    whole, broken = tmp_path / "whole.csv", tmp_path / "broken.csv"
+    fill(whole, rows(10))
+    fill(broken, rows(8))
+    with broken.open("a") as file:
+        file.write("8,0.12")  # killed in the middle of a row
+    fill(broken, rows(10)[5:], upto=5)
+    assert broken.read_bytes() == whole.read_bytes()
+
+
+def test_names_of_files_are_cells_not_formulas(tmp_path):
+    path = tmp_path / "bad_files.csv"
+    names = ["=cmd|' /C calc'!A0", "@x", "-1", 'two\nlines, "quoted"', "plain.jpg"]
+    write_csv(path, ("path", "bytes"), [(name, -5) for name in names])
+    found = [row["path"] for row in read_csv(path)]
+    assert found == ["'=cmd|' /C calc'!A0", "'@x", "'-1", 'two\nlines, "quoted"', "plain.jpg"]
+    assert all(row["bytes"] == "-5" for row in read_csv(path))
