@@ -342,3 +342,13 @@ def test_a_run_that_is_asked_to_stop_saves_its_step_and_resumes(number, code, tm
     assert len(saved) == 1
     assert saved[0] >= "ckpt-00000012.pt"
     child.stderr.close()
+
+
+def test_a_run_is_not_resumed_on_pictures_that_have_changed(tmp_path, capsys):
+    data = save_pictures(tmp_path / "data", 24)
+    arguments = ["train", data, "--epochs", 1, "--batch-size", 8, "-o", tmp_path / "run", "-q"]
+    assert main([str(argument) for argument in arguments]) == 0
+    (data / "000.png").unlink()
+    code, line = failure([*arguments, "--resume"], capsys)
+    assert code == 5
+    assert "24 pictures then, 23 now" in line

@@ -1,5 +1,6 @@
 """The pictures of a run: what is trained on, what is held out, and what could not be read."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,8 +15,9 @@ from nearkin.config import TrainConfig
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
 from nearkin.data.split import split
-from nearkin.errors import DataError
+from nearkin.errors import CheckpointError, DataError
 from nearkin.runs.embed import Embeddings, table
+from nearkin.runs.folder import replace_text
 from nearkin.tables import write_csv
 
 
@@ -81,6 +83,25 @@ def open_parts(data: Any, config: TrainConfig) -> Parts:
     if not images.splits.astype(bool).any():
         images = replace(images, groups=duplicates(images).groups)
     return Parts(images, *split(images, config.val, config.seed))
+
+
+def same_data(path: Path, images: Images) -> None:
+    """Note in a file which pictures a run has, or refuse others than those noted there.
+
+    Raises:
+        CheckpointError: If a run is resumed on data that have changed: its order, its views and
+            its memories belong to the pictures it was started with.
+    """
+    now = {"pictures": len(images), "fingerprint": images.fingerprint}
+    if not path.exists():
+        replace_text(path, json.dumps(now) + "\n")
+        return
+    then = json.loads(path.read_text(encoding="utf-8"))
+    if then != now:
+        raise CheckpointError(
+            f"the data have changed since the run was started: {then['pictures']} pictures then, "
+            f"{now['pictures']} now; bring them back, or start anew with --init-from this run"
+        )
 
 
 def write_bad_files(path: Path, images: Images, found: Mapping[str, str] | None = None) -> None:

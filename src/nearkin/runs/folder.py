@@ -56,6 +56,11 @@ class RunFolder:
         return self.path / "bad_files.csv"
 
     @property
+    def data(self) -> Path:
+        """Which pictures the run was started with."""
+        return self.path / "data.json"
+
+    @property
     def embeddings(self) -> Path:
         """Features of every picture of the data."""
         return self.path / "embeddings.parquet"
@@ -162,6 +167,7 @@ def _empty(run: RunFolder) -> None:
         run.metrics,
         run.summary,
         run.log,
+        run.data,
         run.bad_files,
         run.embeddings,
     ):

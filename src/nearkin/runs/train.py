@@ -16,7 +16,7 @@ from nearkin.data.order import Order
 from nearkin.distributed import choose_device, device_name, native_precision
 from nearkin.method import Method
 from nearkin.runs.build import build_method, checked_options, named_backbone, resolve, shrunk
-from nearkin.runs.data import Parts, open_parts, write_bad_files
+from nearkin.runs.data import Parts, open_parts, same_data, write_bad_files
 from nearkin.runs.encoder import load, write_encoder
 from nearkin.runs.evaluate import evaluate_parts, table_lines
 from nearkin.runs.fit import PRECISIONS, epochs_within, fit, seconds_per_epoch
@@ -94,6 +94,7 @@ def train(
             pace = seconds_per_epoch(config, method, batches)
             epochs = epochs_within(config.max_time, pace)
             config = replace(config, epochs=epochs, max_time="")
+        same_data(folder.data, parts.images)
         folder.write_settings(config, data_name(data))
         for line in [describe(config), *shrunk(config)]:
             told.line(line)
