@@ -1,5 +1,8 @@
 """Batches are functions of the step: of nothing that happened before, and of no worker."""
 
+import multiprocessing
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,9 @@ from PIL import Image
 
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
-from nearkin.data.centered import pixels, to_network
+from nearkin.data.centered import Pixels, to_network
+from nearkin.data.decode import center
+from nearkin.data.draws import uniform
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
 from nearkin.errors import DataError
@@ -32,7 +37,7 @@ def photographs(tmp_path_factory):
 
 
 def batches(data, *, batch_size=8, seed=0, size=12, workers=0, preset="simclr_cifar", views=2):
-    images = open_images(data)
+    images = open_images(data, cache=False)
     order = Order(len(images), batch_size, seed)
     kinds = views_of(preset, views)
     return Batches(images, kinds, image_size=size, order=order, device=CPU, workers=workers)
@@ -101,8 +106,6 @@ def test_loading_leaves_the_global_random_state_alone(photographs):
 def test_a_photograph_that_turns_bad_is_replaced_alike_with_any_number_of_workers(
     photographs, tmp_path
 ):
-    import shutil
-
     folder = shutil.copytree(photographs, tmp_path / "copy")
     made = [batches(folder, batch_size=4, size=32, workers=workers) for workers in (0, 2)]
     (folder / "03.jpg").write_bytes(b"\xff\xd8 rotten")
@@ -120,16 +123,92 @@ def test_pictures_that_do_not_fill_a_batch_are_refused():
         batches(small_pictures(), batch_size=41)
 
 
-def test_pixels_come_in_order_and_unreadable_ones_are_gray(photographs, tmp_path):
-    import shutil
+@pytest.fixture
+def small_folder(tmp_path):
+    """Forty small files, of which two turn bad once they were listed."""
+    for number, pixels in enumerate(small_pictures()):
+        Image.fromarray(pixels).save(tmp_path / f"{number:02d}.png")
+    images = open_images(tmp_path, cache=False)
+    (tmp_path / "07.png").write_bytes(b"rotten")
+    (tmp_path / "31.png").unlink()
+    return images
 
+
+def test_a_small_picture_that_turns_bad_is_replaced_by_the_rule_for_photographs(small_folder):
+    order = Order(40, 8, seed=3)
+    kinds = views_of("simclr_cifar", 2)
+    made = Batches(small_folder, kinds, image_size=12, order=order, device=CPU)
+    assert made.bad == {7: "not-an-image", 31: "unreadable"}
+    shown = np.concatenate([batch.index.numpy() for batch in made.between(0, 10)])
+    planned = np.concatenate([order.rows(step) for step in range(10)])
+    replaced = np.flatnonzero(np.isin(planned, [7, 31]))
+    assert len(replaced) == 4  # both, in each of two epochs
+    for place in replaced:
+        draws = uniform(3, int(place) // 40, planned[[place]], 255, 8)[0] * 40
+        planned[place] = next(row for row in draws.astype(int) if row not in (7, 31))
+    assert shown.tolist() == planned.tolist()
+    loaded = made.photographs.load(1, np.array([7, 31, 0]))
+    assert all(loaded.rows == [made._readable(1, row) for row in (7, 31, 0)])
+    for bad, good in zip(
+        made.views(1, np.array([7])), made.views(1, loaded.rows[:1]), strict=True
+    ):
+        assert torch.equal(bad, good)
+
+
+def test_a_run_without_a_readable_picture_stops(small_folder, tmp_path):
+    for file in tmp_path.iterdir():
+        file.unlink()
+    order = Order(40, 8, seed=0)
+    made = Batches(
+        small_folder, views_of("simclr_cifar", 2), image_size=12, order=order, device=CPU
+    )
+    with pytest.raises(DataError, match=r"\.png and 8 pictures drawn in its place cannot be read"):
+        next(made.between(0, 1))
+
+
+def test_large_arrays_are_cropped_like_the_same_pictures_in_files(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 80, 70, 3), dtype=np.uint8)
+    for number, picture in enumerate(pixels):
+        Image.fromarray(picture).save(tmp_path / f"{number}.png")
+    given, saved = (batches(data, batch_size=4, size=32) for data in (pixels, tmp_path))
+    assert given.pixels is None
+    for a, b in zip(given.between(0, 4), saved.between(0, 4), strict=True):
+        assert_same(a, b)
+
+
+def test_workers_that_are_not_forks_load_the_same(photographs):
+    alone = list(batches(photographs, batch_size=4, size=32).between(0, 2))
+    images = open_images(photographs, cache=False)
+    shown = torch.cat(list(Pixels(images, 32)))
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        helped = list(batches(photographs, batch_size=4, size=32, workers=1).between(0, 2))
+        assert torch.equal(torch.cat(list(Pixels(images, 32, batch_size=7, workers=1))), shown)
+    finally:
+        multiprocessing.set_start_method(None, force=True)
+    for a, b in zip(alone, helped, strict=True):
+        assert_same(a, b)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pixels_come_in_order_and_unreadable_ones_are_gray_and_listed(
+    photographs, tmp_path, workers
+):
     folder = shutil.copytree(photographs, tmp_path / "copy")
-    images = open_images(folder)
+    images = open_images(folder, cache=False)
     (folder / "02.jpg").write_bytes(b"")
-    shown = torch.cat(list(pixels(images, 32, batch_size=5)))
+    (folder / "09.jpg").unlink()
+    source = Pixels(images, 32, batch_size=5, workers=workers)
+    shown = torch.cat(list(source))
+    assert source.bad == {2: "not-an-image", 9: "unreadable"}
     assert shown.shape == (12, 3, 32, 32)
-    assert (shown[2] == 128).all()
-    network = to_network(shown)
+    assert (shown[[2, 9]] == 128).all()
+    assert (shown[8].permute(1, 2, 0).numpy() == center(images.read(8), 32)).all()
+    assert torch.equal(torch.cat(list(source)), shown)  # may be had again
+
+
+def test_networks_are_shown_pixels_with_imagenets_mean_and_deviation():
+    shown = torch.arange(256, dtype=torch.uint8).expand(1, 3, 2, 256)
     mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
     std = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
-    torch.testing.assert_close(network * std + mean, shown / 255, rtol=0, atol=1e-6)
+    torch.testing.assert_close(to_network(shown) * std + mean, shown / 255, rtol=0, atol=1e-6)

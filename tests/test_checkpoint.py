@@ -5,6 +5,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import pickle
 import re
@@ -17,12 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small import small
+from small import batch_at, small
+from torch import nn
 
-from nearkin.errors import CheckpointError, ResourceError, UsageError
+from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.training import checkpoint, sealed
 from nearkin.training.checkpoint import Restored, latest, load, save
+from nearkin.training.loop import seeded, steps
 from nearkin.training.optimizer import build_optimizer
+from nearkin.training.schedules import warmup_cosine
 
 
 def run_at(step, name="moco", optimizer="lars", **options):
@@ -145,6 +149,65 @@ def test_a_number_that_would_not_come_back_is_refused_before_anything_is_written
     with pytest.raises(CheckpointError, match=r"a float64 at optimizer\.param_groups\.0\.lr"):
         save(tmp_path / "checkpoints", 1, method, optimizer)
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_state_that_is_not_finite_is_refused_and_the_older_checkpoints_stay(folder, value):
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    method, optimizer = run_at(30)
+    with torch.no_grad():
+        next(method.parameters()).view(-1)[3] = value
+    with pytest.raises(DivergedError, match=r"method\..*weight is no longer finite after step 30"):
+        save(folder, 30, method, optimizer)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_an_optimizer_that_is_not_finite_is_refused_too(folder):
+    method, optimizer = run_at(30)
+    state = next(iter(optimizer.state.values()))
+    next(iter(state.values())).fill_(math.nan)
+    with pytest.raises(DivergedError, match=r"optimizer\.state\..*is no longer finite"):
+        save(folder, 30, method, optimizer)
+
+
+def test_a_finite_loss_with_a_gradient_that_is_not_never_reaches_a_checkpoint(tmp_path):
+    class Sharp(nn.Module):
+        def forward(self, x):
+            return (x - x.detach()).sqrt()  # 0, with an infinite slope
+
+    method = small("simclr")
+    method.online.backbone.body.append(Sharp())
+    optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
+    batches = (batch_at(step) for step in range(2))
+    training = steps(
+        method, optimizer, batches, start=0, total=2, schedule=warmup_cosine(), seed=0
+    )
+    done, found = next(training)
+    assert torch.isfinite(found.loss)
+    with pytest.raises(DivergedError, match="no longer finite after step 1"):
+        save(tmp_path / "checkpoints", done, method, optimizer)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_training_leaves_the_random_numbers_of_the_caller_alone():
+    method = small("moco")
+    optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
+    batches = (batch_at(step) for step in range(3))
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    for _ in steps(method, optimizer, batches, start=0, total=3, schedule=warmup_cosine(), seed=0):
+        assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_what_is_drawn_depends_on_the_seed_alone():
+    first, again, other = (_drawn(seed) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def _drawn(seed):
+    with seeded(seed, torch.device("cpu")):
+        return torch.rand(5)
 
 
 # Damage
@@ -381,7 +444,7 @@ def fork(work):
 def die_at_line(number):
     """Kill this process before the given line of saving is run."""
     lines = itertools.count(1)
-    watched = {f.__code__ for f in (save, checkpoint._newest_first, sealed.write)}
+    watched = {f.__code__ for f in (save, checkpoint._newest_first, sealed.write_whole)}
 
     def trace(frame, event, _):
         if frame.f_code in watched:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from nearkin.data.decode import BadImage, center, crops, decode, load_small
-from nearkin.data.header import FORMATS, header
+from nearkin.data.decode import center, crops, load_small
+from nearkin.data.header import FORMATS, BadImage, header
 from nearkin.data.images import open_images
+from nearkin.data.rgb import decode
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -216,6 +217,13 @@ def test_crops_are_those_of_pillow():
     assert (part == np.asarray(full.resize((20, 20), bicubic, box=(20, 30, 60, 45)))).all()
 
 
+def test_crops_of_pixels_are_those_of_the_same_picture_encoded():
+    boxes = np.array([[0.1, 0.2, 0.5, 0.5], [0.0, 0.0, 1.0, 1.0]])
+    encoded = crops(encode(noise(80, 60), "PNG"), boxes, [32, 20])
+    pixels = crops(np.asarray(noise(80, 60)), boxes, [32, 20])
+    assert all((a == b).all() for a, b in zip(encoded, pixels))
+
+
 def test_crops_have_the_detail_that_their_size_needs():
     # Decoding at half size would blur this one-pixel pattern to gray.
     stripes = np.zeros((512, 512, 3), np.uint8)
@@ -296,8 +304,8 @@ def test_hostile_files_are_decoded_or_refused_within_time_and_memory():
     program = f"""
 import resource, tarfile
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
-from nearkin.data.decode import BadImage, decode
-from nearkin.data.header import FORMATS, header
+from nearkin.data.rgb import decode
+from nearkin.data.header import FORMATS, BadImage, header
 with tarfile.open({str(corpus)!r}) as tar:
     for member in tar:
         if not member.isfile():

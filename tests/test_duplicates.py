@@ -1,6 +1,8 @@
 """Copies are found however they were saved, and pictures that merely resemble are not merged."""
 
 import io
+import os
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from nearkin.data.decode import decode
 from nearkin.data.duplicates import ALIKE, REACH, duplicates
 from nearkin.data.images import open_images
+from nearkin.data.rgb import decode
 
 CALTECH = Path(__file__).parents[2] / "shared" / "data" / "caltech99" / "caltech99.tar"
 
@@ -26,6 +28,14 @@ def photographs():
 @pytest.fixture(scope="module")
 def found(photographs):
     return duplicates(photographs)
+
+
+@pytest.fixture(autouse=True)
+def index(tmp_path_factory, monkeypatch):
+    """An empty index for each test."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
 
 
 CHANGES = {
@@ -131,3 +141,70 @@ def test_a_picture_that_has_become_unreadable_is_alone(tmp_path):
     images = open_images(tmp_path, cache=False)
     (tmp_path / "b.png").unlink()
     assert duplicates(images).groups.tolist() == [0, 1, 0]
+
+
+def noise(seed):
+    pixels = np.random.default_rng(seed).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).resize((100, 100), Image.Resampling.BICUBIC)
+
+
+def same(a, b):
+    return (a.groups == b.groups).all() and (a.num_exact, a.num_near) == (b.num_exact, b.num_near)
+
+
+def test_a_second_search_decodes_nothing_that_has_not_changed(tmp_path):
+    for name, seed in {"a": 0, "b": 1, "c": 0, "d": 2}.items():
+        noise(seed).save(tmp_path / f"{name}.png")
+    noise(1).resize((70, 70)).save(tmp_path / "e.png")
+    first = duplicates(open_images(tmp_path))
+    assert first.groups.tolist() == [0, 1, 0, 3, 1]
+    assert (first.num_exact, first.num_near) == (1, 1)
+    # Other bytes behind the same name, size and time can only go unnoticed if unread.
+    state = (tmp_path / "c.png").stat()
+    (tmp_path / "c.png").write_bytes(b"x" * state.st_size)
+    os.utime(tmp_path / "c.png", ns=(state.st_atime_ns, state.st_mtime_ns))
+    again = open_images(tmp_path)
+    assert same(duplicates(again), first)
+    assert duplicates(again.subset(np.array([0, 2, 3]))).groups.tolist() == [0, 0, 2]
+    noise(2).save(tmp_path / "c.png")
+    assert duplicates(open_images(tmp_path)).groups.tolist() == [0, 1, 2, 2, 1]
+    noise(3).save(tmp_path / "b.png")
+    noise(1).save(tmp_path / "aa.png")
+    assert duplicates(open_images(tmp_path)).groups.tolist() == [0, 1, 2, 3, 3, 1]
+
+
+def test_without_a_cache_nothing_is_remembered_and_a_damaged_one_costs_nothing(tmp_path, index):
+    for name, seed in {"a": 0, "b": 1, "c": 0}.items():
+        noise(seed).save(tmp_path / f"{name}.png")
+    first = duplicates(open_images(tmp_path, cache=False))
+    assert list(index.iterdir()) == []
+    assert same(duplicates(open_images(tmp_path)), first)
+    for stored in index.rglob("*.npz"):
+        stored.write_bytes(stored.read_bytes()[:200])
+    assert same(duplicates(open_images(tmp_path)), first)
+
+
+def test_memory_is_bounded_though_all_pictures_are_alike():
+    base = np.random.default_rng(0).integers(0, 240, (16, 16, 3), dtype=np.uint8)
+    x = np.repeat(base[None], 6000, axis=0)
+    flat = x.reshape(6000, -1)
+    flat[np.arange(6000), np.arange(6000) % 768] += (1 + np.arange(6000) // 768).astype(np.uint8)
+    images = open_images(x)
+    tracemalloc.start()
+    found = duplicates(images)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert set(found.groups) == {0}
+    assert found.num_near == 5999
+    # 6000 x 16 pairs of 16 bytes are 1.5 MB, in each of 32 tables 49 MB, and so are two copies.
+    assert peak < 70e6
+
+
+def test_a_picture_that_is_readable_again_is_looked_at_again(tmp_path):
+    for name in ("a", "b"):
+        noise(0).save(tmp_path / f"{name}.png")
+    images = open_images(tmp_path)
+    (tmp_path / "b.png").rename(tmp_path / "away")
+    assert duplicates(images).groups.tolist() == [0, 1]
+    (tmp_path / "away").rename(tmp_path / "b.png")
+    assert duplicates(images).groups.tolist() == [0, 0]

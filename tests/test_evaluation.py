@@ -20,8 +20,8 @@ from nearkin.evaluation.encode import encode
 from nearkin.evaluation.evaluate import evaluate, evaluate_features
 from nearkin.evaluation.features import Features
 from nearkin.evaluation.floors import mean_pixels, pixels
-from nearkin.evaluation.geometry import geometry
-from nearkin.evaluation.knn import knn
+from nearkin.evaluation.geometry import geometry, looked_at
+from nearkin.evaluation.knn import knn, num_neighbors
 from nearkin.evaluation.logistic import fit_path
 from nearkin.evaluation.measure import Measure, accuracy
 from nearkin.evaluation.probe import hold_out, linear_probe, train_probe
@@ -97,6 +97,15 @@ def test_small_pixels_are_kept_and_centered_on_the_training_mean():
     assert np.allclose(pixels(images, mean).numpy(), expected, atol=1e-6)
 
 
+def test_pixels_in_pieces_are_the_same_pixels(monkeypatch):
+    images = np.random.default_rng(0).integers(256, size=(7, 4, 6, 3), dtype=np.uint8)
+    mean = mean_pixels(images)
+    whole = pixels(images, mean)
+    monkeypatch.setattr("nearkin.evaluation.floors.PIECE", 3)
+    torch.testing.assert_close(mean_pixels(images), mean)
+    assert torch.equal(pixels(images, mean), whole)
+
+
 def test_large_images_shrink_as_pillow_averages_boxes():
     images = np.random.default_rng(0).integers(256, size=(2, 64, 96, 3), dtype=np.uint8)
     found = pixels(images, torch.zeros(3 * 32 * 32))
@@ -121,7 +130,7 @@ def test_digits_are_recognized_from_raw_pixels_by_their_neighbors(table):
     assert found.low < found.value < found.high
     assert found.protocol == (
         "weighted kNN by cosine, k 20, temperature 0.1, "
-        "bank of 1437 training images, 360 test images"
+        "bank of 1437 training images, 360 test images; interval as if images were independent"
     )
 
 
@@ -140,12 +149,16 @@ def test_images_without_a_label_neither_vote_nor_count(table):
     assert hidden == knn(bank[some], labels[some], queries[asked], truth[asked], k=20)
 
 
+def test_k_is_that_of_the_papers_where_there_are_enough_images():
+    assert [num_neighbors(bank) for bank in (10, 9_999, 10_000)] == [20, 20, 200]
+
+
 def test_k_is_no_more_than_the_bank_and_unseen_classes_count_as_wrong():
     bank = torch.eye(3)
     found = knn(bank, np.array([4, 4, 9]), bank, np.array([4, 4, 7]), k=200)
     assert found.value == pytest.approx(2 / 3)
     assert "k 3," in found.protocol
-    assert found.protocol.endswith(", 1 test classes without any training image count as wrong")
+    assert ", 1 test classes without any training image count as wrong;" in found.protocol
 
 
 # Linear probe
@@ -302,9 +315,18 @@ def test_geometry_needs_no_labels_and_says_what_two_views_share():
 def test_geometry_looks_at_evenly_spaced_images(monkeypatch):
     monkeypatch.setattr("nearkin.evaluation.geometry.LIMIT", 5)
     x = normal(12, 3)
-    found, expected = geometry(x, x + 1), geometry(x[[0, 2, 4, 7, 9]], x[[0, 2, 4, 7, 9]] + 1)
+    rows = looked_at(12)
+    assert rows.tolist() == [0, 2, 4, 7, 9]
+    found, expected = geometry(x, x[rows] + 1), geometry(x[rows], x[rows] + 1)
     assert [m.value for m in found] == [m.value for m in expected]
     assert all(m.protocol.endswith("5 of 12 test images") for m in found)
+
+
+def test_geometry_looks_at_the_images_that_have_a_second_view():
+    x, rows = normal(12, 3), np.array([1, 2, 5, 11])
+    found, expected = geometry(x, x[rows] + 1, rows), geometry(x[rows], x[rows] + 1)
+    assert [m.value for m in found] == [m.value for m in expected]
+    assert all(m.protocol.endswith("4 of 12 test images") for m in found)
 
 
 # Everything together
@@ -360,6 +382,14 @@ def test_the_table_shows_each_measure_beside_its_floors(evaluation):
     assert rows[0] == ["kNN top-1", f"{first.value:.3f} [{first.low:.3f}, {first.high:.3f}]", "-"]
     assert rows[-1][0] == "uniformity"
     assert rows[-1][1] == rows[-1][2]
+
+
+def test_the_sizes_are_those_of_the_encoder_though_a_floor_has_fewer_images(digits):
+    train, test = digits
+    few = Features(train.vectors[:50], train.labels[:50])
+    found = evaluate({"encoder": (train, test), "pixels": (few, test)}, seed=0)
+    assert found.sizes == {"train": 1437, "test": 360}
+    assert "bank of 50" in found.measures["pixels"][0].protocol
 
 
 def test_an_evaluation_survives_json(evaluation):

@@ -6,6 +6,7 @@ import os
 import pickle
 import struct
 import tarfile
+import tracemalloc
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -15,8 +16,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin.data.decode import BadImage, decode
+from nearkin.data.archive import Archive, Member
+from nearkin.data.header import BadImage
 from nearkin.data.images import open_images
+from nearkin.data.rgb import decode
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -451,6 +454,29 @@ def test_a_zip_member_that_lies_about_its_size_inflates_no_further(tmp_path):
     assert len(open_images(path).read(0)) == 1000
 
 
+@pytest.mark.parametrize("offset", [2, 50, 2**31])
+def test_a_zip_member_that_is_not_where_it_should_be_is_unreadable(tmp_path, offset):
+    path = pack(tmp_path / "d.zip", [("a.png", encoded()), ("b.png", encoded(1))])
+    whole = open_images(path)
+    raw = path.read_bytes()
+    at = raw.rindex(b"PK\1\2")
+    path.write_bytes(raw[: at + 42] + struct.pack("<I", offset) + raw[at + 46 :])
+    images = open_images(path, cache=False)
+    assert images.names == ("a.png",)
+    assert images.read(0) == encoded()
+    assert [(bad.name, bad.reason) for bad in images.bad] == [("b.png", "unreadable")]
+    path.write_bytes(raw[:20])
+    with pytest.raises(BadImage, match="unreadable"):
+        whole.read(1)
+
+
+@pytest.mark.parametrize("member", [Member(2**63, 9, 9), Member(0, 2**62, 9, deflated=True)])
+def test_a_member_beyond_all_bounds_is_an_error_of_the_file(tmp_path, member):
+    path = pack(tmp_path / "d.zip", [("a.png", encoded())])
+    with pytest.raises(OSError, match="damaged in the archive"):
+        Archive(path, {"a.png": member}).read("a.png")
+
+
 def test_a_damaged_archive_is_refused_in_one_line(tmp_path):
     for name in ("d.zip", "d.tar", "d.tar.gz"):
         (tmp_path / name).write_bytes(b"no archive" * 100)
@@ -486,6 +512,19 @@ def test_gray_and_float_arrays_become_rgb_bytes():
         got = open_images(array).read(1)
         assert got.dtype == np.uint8
         assert (got == gray[1][..., None]).all()
+
+
+def test_only_labels_that_occur_are_named():
+    x = np.zeros((4, 8, 8), np.uint8)
+    tracemalloc.start()
+    images = open_images((x, np.array([3_000_000, -1, 20, 20])))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert images.classes == ("20", "3000000")
+    assert images.labels.tolist() == [1, UNKNOWN, 0, 0]
+    assert peak < 1e6
+    with pytest.raises(DataError, match="labels from -2 to 3; count from 0"):
+        open_images((x, np.array([3, -2, 0, 0])))
 
 
 def test_an_npz_may_have_two_sides_and_class_names(tmp_path):
@@ -546,7 +585,7 @@ def test_digits_are_those_of_scikit_learn():
 
 
 def test_a_torchvision_set_is_read_from_disk_and_never_downloaded(tmp_path, monkeypatch):
-    monkeypatch.setenv("NEARKIN_DATA", str(tmp_path))
+    monkeypatch.setenv("NEARKIN_TORCHVISION", str(tmp_path))
     with pytest.raises(DataError, match="download it once with") as found:
         open_images("torchvision:MNIST")
     assert "\n" not in str(found.value)
@@ -600,6 +639,22 @@ def test_small_means_up_to_64_pixels(tmp_path):
     assert open_images(tmp_path).is_small
     (tmp_path / "b.png").write_bytes(encoded(size=(65, 3)))
     assert not open_images(tmp_path).is_small
+    assert open_images(np.zeros((2, 64, 64), np.uint8)).is_small
+    assert not open_images(np.zeros((2, 64, 65), np.uint8)).is_small
+
+
+@pytest.mark.parametrize(
+    ("count", "rows"), [(1, [0]), (2, [0, 9]), (4, [0, 3, 6, 9]), (10, range(10)), (99, range(10))]
+)
+def test_a_spread_is_even_over_the_rows(count, rows):
+    images = open_images(np.zeros((10, 8, 8), np.uint8))
+    assert images.spread(count).names == tuple(map(str, rows))
+    assert len(images.subset(np.zeros(0, np.int64)).spread(count)) == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 49, 50])
+def test_a_spread_has_as_many_pictures_as_it_may(count):
+    assert len(open_images(np.zeros((50, 2, 2), np.uint8)).spread(count)) == count
 
 
 def test_a_file_that_vanishes_is_a_bad_image(tmp_path):

@@ -59,6 +59,46 @@ def test_any_network_can_be_a_backbone_and_keeps_its_mode():
     assert torch.equal(network[1].running_mean, before)
 
 
+def test_running_a_network_once_leaves_frozen_parts_frozen():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+    network[1].eval()
+    adopt(network, 8)
+    assert [module.training for module in network] == [True, False, True]
+
+
+@pytest.mark.parametrize("name", ["vit_b_32", "timm/swin_s3_tiny_224", "timm/mixer_s32_224"])
+def test_networks_made_for_one_size_are_refused_in_one_line(name):
+    with pytest.raises(UsageError, match=f"backbone {name} cannot take images of 100 px") as e:
+        build_backbone(name, 100)
+    assert "\n" not in str(e.value)
+
+
+class Gives(nn.Module):
+    """A network whose result is not what a backbone's has to be."""
+
+    def __init__(self, result):
+        super().__init__()
+        self.result = result
+
+    def forward(self, images):
+        return self.result(images)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda x: x.mean(), r"Gives gives \[\] for two images"),
+        (lambda x: x.flatten()[:5][None], r"Gives gives \[1, 5\] for two images"),
+        (lambda x: (x, x), "Gives gives tuple for two images"),
+        (lambda x: x @ torch.ones(7, 7), "Gives cannot take images of 16 px"),
+        (lambda x: x.features, "Gives cannot take images of 16 px"),
+    ],
+)
+def test_networks_of_ones_own_that_give_no_features_are_refused(result, message):
+    with pytest.raises(UsageError, match=message):
+        adopt(Gives(result), 16)
+
+
 def test_pictures_too_small_for_a_network_are_refused():
     with pytest.raises(UsageError, match="cannot take images of 8 px"):
         build_backbone("torchvision/alexnet", 8)

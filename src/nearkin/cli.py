@@ -6,9 +6,8 @@ Importing it loads neither torch nor any other heavy library, so that `--help` i
 import json
 import os
 import sys
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Env
@@ -33,6 +32,18 @@ out = Console(soft_wrap=True, highlight=False)
 Flag = Annotated[bool, Parameter(negative="")]
 
 
+class Typed(TrainConfig):
+    """Settings that remember which of them were given, since these go before a file's."""
+
+    given: frozenset[str]
+
+    def __new__(cls, **given: Any) -> "Typed":
+        """Note the names; the data class does the rest."""
+        typed = super().__new__(cls)
+        object.__setattr__(typed, "given", frozenset(given))
+        return typed
+
+
 def show(value: Any, as_json: bool, lines: list[str]) -> None:
     """Print a result: as JSON, or as lines for people."""
     if as_json:
@@ -52,13 +63,19 @@ def demo(*, out: Path = Path("runs/demo"), json: Flag = False) -> None:
     from nearkin.runs.demo import demo as run_demo
     from nearkin.runs.evaluate import rows_of
 
-    run = run_demo(out=out, reporter=Terminal(json))
+    with Terminal(json) as terminal:
+        run = run_demo(out=out, reporter=terminal)
     show(run.summary, json, rows_of(run.summary))
 
 
 @app.command
 def check(
-    data: str, /, *, labels: str = "auto", scan: str = "headers", json: Flag = False
+    data: str,
+    /,
+    *,
+    labels: str = "auto",
+    scan: Literal["headers", "full"] = "headers",
+    json: Flag = False,
 ) -> None:
     """Look at pictures before training: counts, sizes, bad files, duplicates, proposed settings.
 
@@ -79,12 +96,11 @@ def train(
     data: str | None = None,
     /,
     *,
-    config: Annotated[TrainConfig, Parameter(name="*")] | None = None,
+    config: Annotated[Typed, Parameter(name="*")] | None = None,
     config_file: Annotated[Path | None, Parameter(name="--config")] = None,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     resume: Flag = False,
     overwrite: Flag = False,
-    init_from: Path | None = None,
     json: Flag = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
     **options: str,
@@ -99,39 +115,31 @@ def train(
         out: The run folder; runs/DATA-METHOD if not given.
         resume: Continue the run that is in the folder.
         overwrite: Replace the run that is in the folder.
-        init_from: A run whose encoder's weights to start from.
         json: Print the measures as JSON.
         quiet: Show no progress.
         options: The method's own options, such as --temperature 0.2; `nearkin config METHOD`
             shows them.
     """
     settings = read_toml(config_file) if config_file else {}
-    data = data or settings.pop("data", None)
-    if data is None:
+    stored = settings.pop("data", None)
+    if data is None and stored is None:
         raise UsageError("no pictures given; say nearkin train DATA, or --config with a data key")
-    settings.pop("data", None)
     named = {name.replace("-", "_"): value for name, value in options.items()}
-    typed = config or TrainConfig()
-    merged = {f.name: getattr(typed, f.name) for f in fields(TrainConfig) if _set(typed, f.name)}
-    merged["options"] = {**settings.pop("options", {}), **named}
+    typed = {name: getattr(config, name) for name in config.given} if config else {}
+    settings["options"] = {**settings.get("options", {}), **named}
     from nearkin.runs.evaluate import rows_of
     from nearkin.runs.train import train as run_train
 
-    run = run_train(
-        data,
-        TrainConfig(**{**settings, **merged}),
-        out=out,
-        resume=resume,
-        overwrite=overwrite,
-        init_from=init_from,
-        reporter=Terminal(quiet or json),
-    )
+    with Terminal(quiet or json) as terminal:
+        run = run_train(
+            data or stored,
+            TrainConfig(**{**settings, **typed}),
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+            reporter=terminal,
+        )
     show(run.summary, json, rows_of(run.summary))
-
-
-def _set(config: TrainConfig, name: str) -> bool:
-    """Whether a setting differs from its default: what is typed goes before a file."""
-    return bool(getattr(config, name) != getattr(TrainConfig(), name))
 
 
 @app.command
@@ -166,6 +174,8 @@ def embed(
     embeddings = run_embed(run, data, output=output)
     count, dim = embeddings.vectors.shape
     out.print(f"{count} pictures, {dim} features each: {output.resolve()}", markup=False)
+    for path, reason in embeddings.bad.items():
+        print(f"left out {path!r}: {reason}", file=sys.stderr)
 
 
 @app.command
@@ -223,6 +233,9 @@ def main(arguments: list[str] | None = None) -> int:
     except NearkinError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # whoever read the output has heard enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("error: stopped at once; nothing since the last checkpoint is kept", file=sys.stderr)
         return 130

@@ -10,7 +10,8 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from nearkin.errors import UsageError
 
@@ -62,31 +63,73 @@ class TrainConfig:
     """Processes that decode photographs."""
     max_bad: float = 0.1
     """Largest share of unreadable pictures to go on with."""
+    init_from: str = ""
+    """A run, or its encoder.safetensors, whose weights to start from."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the method, named as in its constructor."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
-        for name, smallest in (
-            ("epochs", 1),
-            ("batch_size", 2),
-            ("image_size", 8),
-            ("workers", 0),
-        ):
+        for name, kind in get_type_hints(TrainConfig).items():
             value = getattr(self, name)
-            if value != "auto" and value < smallest:
-                raise UsageError(f"{option(name)} {value} is too small; give {smallest} or more")
-        for name in ("warmup", "val", "max_bad"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(
-                    f"{option(name)} {getattr(self, name)} is a share; give 0 or more, below 1"
-                )
-        if self.lr != "auto" and not self.lr > 0:
-            raise UsageError(f"--lr {self.lr} would not learn; give a number above 0")
+            if not fits(value, kind):
+                raise UsageError(f"{option(name)} {value} is not {spelled(kind)}")
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if value != "auto" and not low <= value <= high:
+                raise UsageError(f"{option(name)} {value} is not from {low:g} to {high:g}")
         if self.max_time:
             seconds(self.max_time)
             if self.epochs != "auto":
                 raise UsageError("--epochs and --max-time both set the length; give one")
+
+
+ANY = float("inf")
+TINY = 1e-12
+RANGES = {
+    "epochs": (1, ANY),
+    "batch_size": (2, ANY),
+    "lr": (TINY, ANY),
+    "weight_decay": (0, ANY),
+    "warmup": (0, 0.99),
+    "image_size": (8, ANY),
+    "val": (0, 0.9),
+    "evaluate_every": (0, ANY),
+    "save_every": (1, ANY),
+    "seed": (0, 2**32 - 1),
+    "workers": (0, ANY),
+    "max_bad": (0, 1),
+}
+"""Smallest and largest value of each number."""
+
+
+def fits(value: object, kind: Any) -> bool:
+    """Whether a value is of the type a setting is annotated with; an int is a float too.
+
+    >>> fits(3, float), fits("auto", int | Auto), fits(True, int), fits("x", Auto)
+    (True, True, False, False)
+    """
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return any(fits(value, each) for each in get_args(kind))
+    if get_origin(kind) is not None:
+        return isinstance(value, get_origin(kind))
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def spelled(kind: Any) -> str:
+    """A type as a person would say it.
+
+    >>> spelled(int | Auto), spelled(Literal["fp32", "bf16"])
+    ('a whole number or auto', 'fp32 or bf16')
+    """
+    if get_args(kind) and get_origin(kind) in (Union, UnionType, Literal):
+        return " or ".join(spelled(each) for each in get_args(kind))
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return kind if isinstance(kind, str) else names.get(kind, "a table")
 
 
 def option(name: str) -> str:
@@ -139,15 +182,20 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def to_toml(config: TrainConfig, data: str) -> str:
     """A file that repeats the run: `nearkin train --config config.toml`."""
-    lines = [f"data = {_toml(data)}"]
+    lines = [f"data = {toml_value(data)}"]
     names = [entry.name for entry in fields(config) if entry.name != "options"]
-    lines += [f"{name} = {_toml(getattr(config, name))}" for name in names]
+    lines += [f"{name} = {toml_value(getattr(config, name))}" for name in names]
     lines += ["", "[options]"]
-    lines += [f"{name} = {_toml(value)}" for name, value in config.options.items()]
+    lines += [f"{name} = {toml_value(value)}" for name, value in config.options.items()]
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: Value) -> str:
+def toml_value(value: Value) -> str:
+    r"""A value as TOML writes it.
+
+    >>> print(toml_value(True), toml_value('a "b"'), toml_value(1e-4))
+    true "a \"b\"" 0.0001
+    """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -157,6 +205,10 @@ def _toml(value: Value) -> str:
         )
         return f'"{escaped}"'
     return repr(value)
+
+
+FREE = ("save_every", "workers", "max_bad")
+"""Settings that may change when a run is resumed: they do not touch its result."""
 
 
 def continued(asked: TrainConfig, stored: TrainConfig) -> TrainConfig:
@@ -183,7 +235,3 @@ def continued(asked: TrainConfig, stored: TrainConfig) -> TrainConfig:
         )
     free = {name: getattr(asked, name) for name in FREE if getattr(asked, name) != "auto"}
     return replace(stored, **free)
-
-
-FREE = ("save_every", "workers", "max_bad")
-"""Settings that may change when a run is resumed: they do not touch its result."""

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from nearkin.errors import UsageError
+
 
 def world_size() -> int:
     """How many processes train together."""
@@ -90,13 +92,22 @@ def process_group(backend: str, **rendezvous: Any) -> Iterator[None]:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; `auto` takes this rank's GPU, Apple's, or else the processor."""
+    """The device of that name; `auto` takes this rank's GPU, Apple's, or else the processor.
+
+    Raises:
+        UsageError: If there is no such device here.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cpu" and torch.backends.mps.is_available():
             name = "mps"
     if name == "cuda" and world_size() > 1:
         name = f"cuda:{os.environ.get('LOCAL_RANK', rank())}"
+    try:
+        torch.zeros((), device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"device {name} cannot be used here ({reason}); try auto") from error
     return torch.device(name)
 
 

@@ -40,12 +40,6 @@ class DivergedError(NearkinError):
     exit_code = 6
 
 
-class CollapsedError(NearkinError):
-    """Embeddings that have become alike, where the user asked to stop on it."""
-
-    exit_code = 7
-
-
 class ResourceError(NearkinError):
     """Too little disk, memory or something else of the machine."""
 

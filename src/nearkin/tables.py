@@ -1,6 +1,7 @@
 """Tables as files: rows of plain values, written as CSV that other programs can open."""
 
 import csv
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
 
 
 def read_csv(path: Path) -> Iterator[Mapping[str, str]]:
-    """The rows of a table that `write_csv` wrote, as dictionaries."""
+    """The rows of a table with a header line, as dictionaries."""
     with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
         yield from csv.DictReader(file)
 
@@ -25,6 +26,16 @@ def _cell(value: object) -> object:
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return "'" + value
     return value
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 class Journal:
@@ -39,7 +50,7 @@ class Journal:
         self.path = path
         self.columns = tuple(columns)
         kept = [line for line in self._lines() if int(line.split(",", 1)[0]) <= upto]
-        path.write_text("\n".join([",".join(self.columns), *kept]) + "\n", encoding="utf-8")
+        replace_text(path, "\n".join([",".join(self.columns), *kept]) + "\n")
         self._file = path.open("a", encoding="utf-8")
 
     def _lines(self) -> list[str]:
@@ -56,8 +67,9 @@ class Journal:
         self._file.write(",".join(cells) + "\n")
 
     def flush(self) -> None:
-        """Hand all rows to the operating system."""
+        """Bring all rows to the disk, so that no checkpoint is newer than its rows."""
         self._file.flush()
+        os.fsync(self._file.fileno())
 
     def rows(self) -> list[dict[str, float]]:
         """All rows so far, without their empty cells."""

@@ -14,6 +14,13 @@ class Terminal:
         self._quiet = quiet
         self._bar: Any = None
 
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:  # or the cursor stays hidden
+            self._bar.stop()
+
     def line(self, text: str) -> None:
         """Show a line above the bar."""
         if not self._quiet:

@@ -40,24 +40,33 @@ class Archive:
     members: dict[str, Member]
 
     def read(self, name: str, limit: int | None = None) -> bytes:
-        """The member's first `limit` bytes, or all of it."""
+        """The member's first `limit` bytes, or all of it.
+
+        Raises:
+            OSError: the archive is gone or damaged there.
+        """
         member = self.members[name]
         size = member.bytes if limit is None else min(limit, member.bytes)
         with (
             io.BytesIO(self.data) if isinstance(self.data, bytes) else self.data.open("rb") as file
         ):
-            file.seek(member.offset)
-            if member.zipped:
-                # The lengths of name and extra field may differ from the central directory's.
-                file.seek(sum(struct.unpack("<26xHH", file.read(30))), io.SEEK_CUR)
-            return _inflate(file.read(member.packed), size) if member.deflated else file.read(size)
+            try:
+                return _read(file, member, size)
+            except (struct.error, zlib.error, ValueError, OverflowError, MemoryError) as error:
+                raise OSError("damaged in the archive") from error
 
 
-def _inflate(packed: bytes, size: int) -> bytes:
-    try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, size)
-    except zlib.error as error:
-        raise OSError("damaged in the archive") from error
+def _read(file: io.BufferedIOBase, member: Member, size: int) -> bytes:
+    file.seek(member.offset)
+    if member.zipped:
+        # The lengths of name and extra field may differ from the central directory's.
+        mark, *lengths = struct.unpack("<4s22xHH", file.read(30))
+        if mark != b"PK\3\4":
+            raise OSError("no file begins there in the archive")
+        file.seek(sum(lengths), io.SEEK_CUR)
+    if not member.deflated:
+        return file.read(size)
+    return zlib.decompressobj(-zlib.MAX_WBITS).decompress(file.read(member.packed), size)
 
 
 def list_archive(path: Path) -> Listing:

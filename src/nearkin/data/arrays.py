@@ -89,13 +89,21 @@ def _labels(where: str, part: Part) -> list[str]:
         raise DataError(f"{where}: labels of type {labels.dtype}; give whole numbers or text")
     if labels.dtype.kind in "US":
         return [str(label) for label in labels.astype(np.str_)]
-    classes = part.classes or [str(number) for number in range(labels.max() + 1)]
-    if labels.min() < UNKNOWN or labels.max() >= len(classes):
+    return _named(where, labels, part.classes)
+
+
+def _named(where: str, labels: np.ndarray, classes: tuple[str, ...] | None) -> list[str]:
+    """Numbers as names: those given or, without any, their own digits."""
+    numbers = np.unique(labels).tolist()
+    if numbers[0] < UNKNOWN or (classes is not None and numbers[-1] >= len(classes)):
+        known = "" if classes is None else f" for {len(classes)} classes"
         raise DataError(
-            f"{where}: labels from {labels.min()} to {labels.max()} for {len(classes)} classes; "
+            f"{where}: labels from {numbers[0]} to {numbers[-1]}{known}; "
             f"count from 0, with {UNKNOWN} for unknown"
         )
-    return ["" if label == UNKNOWN else classes[label] for label in labels]
+    names = {number: classes[number] if classes else str(number) for number in numbers}
+    names[UNKNOWN] = ""
+    return [names[label] for label in labels.tolist()]
 
 
 def from_npz(path: Path) -> list[Part]:

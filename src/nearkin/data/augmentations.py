@@ -3,7 +3,8 @@
 They are applied in one order: crop, jitter, gray, blur, solarize, flip. That is the papers' own
 but for InstDisc and MoCo v1, which remove color first and jitter then. It makes no difference to
 an image that keeps its color, and one that loses it is gray either way, only not of the very
-same brightness. The crop is resampled bilinearly; SimCLR's and BYOL's code does it bicubically.
+same brightness. Crops of photographs are resampled bicubically, as by SimCLR's and BYOL's code,
+those of small pictures in memory bilinearly; both average over what they shrink.
 """
 
 import difflib

@@ -12,13 +12,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from nearkin.data.decode import load_small
+from nearkin.data.drawing import Drawing
 from nearkin.data.images import Images
 from nearkin.data.order import Order
 from nearkin.data.photographs import Crops, Photographs
-from nearkin.data.views import View, augment, crop, draw, normalize
+from nearkin.data.views import View, augment, crop, normalize
 from nearkin.distributed import share
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN, Batch
+
+Views = list[Float[Tensor, "batch 3 _ _"]]
 
 
 class Batches:
@@ -26,7 +29,7 @@ class Batches:
 
     Args:
         images: What to train on; a picture's index is its row here.
-        views: How each view is drawn.
+        kinds: How each view is drawn.
         image_size: Side in pixels of the views that do not name their own.
         order: Which pictures each step sees.
         device: Where views are computed.
@@ -39,7 +42,7 @@ class Batches:
     def __init__(
         self,
         images: Images,
-        views: Sequence[View],
+        kinds: Sequence[View],
         *,
         image_size: int,
         order: Order,
@@ -52,15 +55,17 @@ class Batches:
                 "give a smaller --batch-size or more pictures"
             )
         self.images = images
-        self.view_kinds = views
-        self.sizes = [view.size or image_size for view in views]
         self.order = order
         self.device = device
         self.workers = workers
-        self.photographs = Photographs(images, order, views, self.sizes)
+        self.drawing = Drawing(images, kinds, image_size=image_size, seed=order.seed)
+        self.sizes = self.drawing.sides
+        """Side in pixels of each view."""
+        self.photographs = Photographs(self.drawing, order)
         self.bad: dict[int, str] = {}
         """Rows that turned out unreadable, with the reason; others took their place."""
         self.pixels: Tensor | None = None
+        """All pictures, if they are small."""
         if images.is_small:
             pixels, self.bad = load_small(images, image_size)
             self.pixels = channels_first(torch.from_numpy(pixels)).to(device)
@@ -70,7 +75,7 @@ class Batches:
         if self.pixels is not None:
             for step in range(start, stop):
                 rows = self.order.rows(step)[share(self.order.batch_size)]
-                yield self._batch(self.views(self.order.epoch(step), rows), rows)
+                yield self._batch(*self._from_memory(self.pixels, self.order.epoch(step), rows))
             return
         loader = DataLoader(
             self.photographs,
@@ -80,39 +85,41 @@ class Batches:
             generator=torch.Generator(),  # or iterating would draw from the global one
         )
         for loaded in loader:
-            yield self._batch(self._augmented(loaded), loaded.rows)
+            yield self._batch(*self._from_files(loaded))
 
-    def views(self, epoch: int, rows: np.ndarray) -> list[Float[Tensor, "batch 3 _ _"]]:
-        """The views of these pictures in one epoch, as pictures in [0, 1]."""
+    def views(self, epoch: int, rows: np.ndarray) -> Views:
+        """The views of these pictures in one epoch, as pictures in [0, 1].
+
+        A picture that cannot be read is replaced as in training.
+        """
         if self.pixels is None:
-            return self._augmented(self.photographs.load(epoch, rows))
-        shown = self.pixels[torch.from_numpy(rows).to(self.device)]
-        side = shown.shape[-1]
-        finished = []
-        for number, (view, size) in enumerate(zip(self.view_kinds, self.sizes, strict=True)):
-            draws = draw(
-                view,
-                seed=self.order.seed,
-                epoch=epoch,
-                index=rows,
-                number=number,
-                width=side,
-                height=side,
-            )
-            finished.append(augment(crop(shown, draws.box, size), draws))
-        return finished
+            return self._from_files(self.photographs.load(epoch, rows))[0]
+        return self._from_memory(self.pixels, epoch, rows)[0]
 
-    def _augmented(self, loaded: Crops) -> list[Float[Tensor, "batch 3 _ _"]]:
-        """What the loader cropped, augmented on the device."""
+    def _from_memory(
+        self, pixels: Tensor, epoch: int, rows: np.ndarray
+    ) -> tuple[Views, np.ndarray]:
+        """The views, and the rows that they show."""
+        rows = np.array([self._readable(epoch, row) for row in rows.tolist()])
+        shown = pixels[torch.from_numpy(rows).to(self.device)]
+        drawn = zip(self.drawing.views(epoch, rows), self.sizes, strict=True)
+        return [augment(crop(shown, draws.box, size), draws) for draws, size in drawn], rows
+
+    def _readable(self, epoch: int, row: int) -> int:
+        candidates = self.drawing.candidates(epoch, row)
+        return next(candidate for candidate in candidates if candidate not in self.bad)
+
+    def _from_files(self, loaded: Crops) -> tuple[Views, np.ndarray]:
+        """What was cropped while it was decoded, augmented, and the rows that it shows."""
         self.bad.update(loaded.bad)
         finished = []
-        for number, pixels in enumerate(loaded.views):
-            draws = self.photographs.draws(loaded.epoch, loaded.rows, number)
+        drawn = self.drawing.views(loaded.epoch, loaded.rows)
+        for pixels, draws in zip(loaded.views, drawn, strict=True):
             shown = channels_first(pixels.to(self.device, non_blocking=True))
             finished.append(augment(shown / 255, draws))
-        return finished
+        return finished, loaded.rows
 
-    def _batch(self, views: list[Tensor], rows: np.ndarray) -> Batch:
+    def _batch(self, views: Views, rows: np.ndarray) -> Batch:
         index = torch.from_numpy(rows).to(self.device)
         return Batch(tuple(map(normalize, views)), index, torch.full_like(index, UNKNOWN))
 

@@ -1,6 +1,6 @@
 """Pictures as an encoder sees them outside training: whole, centered, one size."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -9,13 +9,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from nearkin.data.batches import channels_first
-from nearkin.data.decode import BadImage, center
+from nearkin.data.decode import MIDDLE_GRAY, center
+from nearkin.data.header import BadImage
 from nearkin.data.images import Images
 from nearkin.data.views import normalize
 
+Seen = tuple[int, np.ndarray, str]
+"""A row, its pixels, and why it could not be read, or nothing."""
 
-class Centered(Dataset[tuple[np.ndarray, str]]):
-    """Each picture's central square, and why it could not be read (then mid-gray) or nothing."""
+
+class Centered(Dataset[Seen]):
+    """Each picture's central square, mid-gray if it cannot be read."""
 
     def __init__(self, images: Images, size: int) -> None:
         self.images = images
@@ -24,26 +28,53 @@ class Centered(Dataset[tuple[np.ndarray, str]]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, row: int) -> tuple[np.ndarray, str]:
+    def __getitem__(self, row: int) -> Seen:
         """The picture in a row, uint8 of shape (size, size, 3)."""
         try:
-            return center(self.images.read(row), self.size), ""
+            return row, center(self.images.read(row), self.size), ""
         except BadImage as error:
-            return np.full((self.size, self.size, 3), 128, np.uint8), error.reason
+            gray = np.full((self.size, self.size, 3), MIDDLE_GRAY, np.uint8)
+            return row, gray, error.reason
 
 
-def pixels(
-    images: Images, size: int, *, batch_size: int = 256, workers: int = 0
-) -> Iterator[UInt8[Tensor, "batch 3 size size"]]:
-    """All pictures in order, batch by batch; unreadable ones are mid-gray."""
-    loader = DataLoader(
-        Centered(images, size),
-        batch_size=batch_size,
-        num_workers=0 if images.is_small else workers,
-        collate_fn=lambda items: torch.from_numpy(np.stack([item[0] for item in items])),
-        generator=torch.Generator(),  # or iterating would draw from the global one
-    )
-    yield from map(channels_first, loader)
+class Pixels:
+    """All pictures in order, batch by batch: uint8 of shape (batch, 3, size, size).
+
+    Unreadable ones are mid-gray, so that all others keep their places, and are listed in `bad`:
+    whoever computes anything of them must leave those out.
+
+    Args:
+        images: Which pictures.
+        size: Their side in pixels.
+        batch_size: How many at a time.
+        workers: Processes that decode photographs; 0 decodes in this one.
+    """
+
+    def __init__(
+        self, images: Images, size: int, *, batch_size: int = 256, workers: int = 0
+    ) -> None:
+        self.bad: dict[int, str] = {}
+        """Rows that could not be read, with the reason; complete after an iteration."""
+        self._loader = DataLoader(
+            Centered(images, size),
+            batch_size=batch_size,
+            num_workers=0 if images.is_small else workers,
+            collate_fn=_together,
+            generator=torch.Generator(),  # or iterating would draw from the global one
+        )
+
+    def __iter__(self) -> Iterator[UInt8[Tensor, "batch 3 size size"]]:
+        for shown, bad in self._loader:
+            self.bad.update(bad)
+            yield channels_first(shown)
+
+
+def _together(
+    seen: Sequence[Seen],
+) -> tuple[UInt8[Tensor, "batch size size 3"], dict[int, str]]:
+    # At the top of a module, as it must be to reach a worker that is not a fork.
+    bad = {row: reason for row, _, reason in seen if reason}
+    return torch.from_numpy(np.stack([pixels for _, pixels, _ in seen])), bad
 
 
 def to_network(shown: UInt8[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch 3 _ _"]:

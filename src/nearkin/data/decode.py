@@ -15,15 +15,13 @@ from nearkin.data.header import BadImage, opened, upright_size
 from nearkin.data.images import Images
 from nearkin.data.rgb import decode, load
 
-__all__ = ["BadImage", "center", "crops", "decode", "load_small"]
-
 MIDDLE_GRAY: Final = 128
 CENTER: Final = 0.875
 """Share of the shorter side that the evaluation view keeps (256 pixels cropped to 224)."""
 
 
 def crops(
-    encoded: bytes,
+    picture: bytes | UInt8[np.ndarray, "_ _ 3"],
     boxes: Float[np.ndarray, "views 4"],
     sizes: Sequence[int],
 ) -> list[UInt8[np.ndarray, "_ _ 3"]]:
@@ -33,18 +31,27 @@ def crops(
     is bicubic with antialiasing, as in the papers.
 
     Args:
-        encoded: the file's bytes.
+        picture: the file's bytes, or pixels.
         boxes: left, top, width and height of each crop, as fractions of the upright picture.
         sizes: the side of each view in pixels.
 
     Raises:
         BadImage: as `decode` does.
     """
+    if isinstance(picture, bytes):
+        image = _decode_for(picture, boxes, sizes)
+    else:
+        image = Image.fromarray(picture)
+    return [_crop(image, box, side) for box, side in zip(boxes, sizes, strict=True)]
+
+
+def _decode_for(
+    encoded: bytes, boxes: Float[np.ndarray, "views 4"], sizes: Sequence[int]
+) -> Image.Image:
     with opened(encoded) as picture:
         size = upright_size(picture)
         needed = np.asarray(sizes)[:, None] / (boxes[:, 2:] * size)
-        loaded = load(picture, math.ceil(min(size) * needed.max()))
-    return [_crop(loaded, box, side) for box, side in zip(boxes, sizes, strict=True)]
+        return load(picture, math.ceil(min(size) * needed.max()))
 
 
 def center(

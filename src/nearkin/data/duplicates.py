@@ -4,22 +4,16 @@ To a contrastive method every copy is a false negative, and a copy on the other 
 makes the score a lie.
 """
 
-import hashlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float, Int64
-from PIL import Image
+from jaxtyping import Float, Int64, UInt8
 
-from nearkin.data.header import BadImage
 from nearkin.data.images import Images
-from nearkin.data.rgb import decode
+from nearkin.data.thumbnails import thumbnails
 
-SIDE: Final = 16
-"""Of the thumbnails that are compared. Finer ones tell resized copies apart."""
 ALIKE: Final = 0.98
 """Least correlation of two thumbnails of copies."""
 ALIKE_SMALL: Final = 0.995
@@ -31,9 +25,8 @@ BITS: Final = 24
 """Per table: two thumbnails that correlate by .98 share at least one key at 99.9 %."""
 REACH: Final = 16
 """Pictures compared with one another in a bucket; keeps thousands of like ones affordable."""
-BLOCK: Final = 2**14
-"""Pairs correlated at a time."""
-THREADS: Final = 8
+BLOCK: Final = 2**11
+"""Thumbnails held as floats, or pairs correlated, at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,42 +48,19 @@ def duplicates(images: Images) -> Duplicates:
     correlate by .98 or more. So size, compression, brightness and contrast may differ, not the
     section that is shown. Which pairs are compared at all is decided by the signs of random
     projections (Charikar 2002, "Similarity estimation techniques from rounding algorithms"),
-    in a time nearly proportional to the number of pictures.
+    in a time and a memory nearly proportional to the number of pictures.
     """
-    count = len(images)
-    first: dict[bytes, int] = {}
-    originals = np.zeros(count, np.int64)
-    thumbnails = np.zeros((count, 3 * SIDE**2), np.float32)
-    with ThreadPoolExecutor(THREADS) as pool:
-        looks = pool.map(lambda row: _look(images, row), range(count))
-        for row, (digest, thumbnail) in enumerate(looks):
-            originals[row] = first.setdefault(digest, row)
-            if originals[row] == row:
-                thumbnails[row] = thumbnail
-    near = _near_pairs(thumbnails, ALIKE_SMALL if images.is_small else ALIKE)
-    copies = np.concatenate([_pairs(originals), near])
-    num_near = len(first) - len(np.unique(_components(count, copies)))
-    groups = _components(count, np.concatenate([copies, _pairs(images.groups)]))
-    return Duplicates(groups, num_exact=count - len(first), num_near=num_near)
-
-
-def _look(images: Images, row: int) -> tuple[bytes, Float[np.ndarray, " features"]]:
-    """A picture's digest, and its thumbnail as a unit vector (zero if bad or plain)."""
-    nothing = np.zeros(3 * SIDE**2, np.float32)
-    try:
-        held = images.read(row)
-        if isinstance(held, bytes):
-            digest = hashlib.sha256(held).digest()
-            picture = decode(held, min_side=4 * SIDE)
-        else:
-            digest = hashlib.sha256(held.tobytes()).digest()
-            picture = Image.fromarray(held)
-    except BadImage:
-        return hashlib.sha256(b"%d" % row).digest(), nothing
-    small = picture.resize((SIDE, SIDE), Image.Resampling.BOX)
-    pixels = np.asarray(small, np.float32).reshape(-1, 3)
-    shape = (pixels - pixels.mean(0)).ravel()
-    return digest, shape / np.linalg.norm(shape) if shape.std() >= PLAIN else nothing
+    digests, tiny = thumbnails(images)
+    first: dict[bytes | int, int] = {}
+    # A picture that cannot be read has no digest, and is nobody's copy.
+    keys = (digest.tobytes() if digest.any() else row for row, digest in enumerate(digests))
+    exact = np.array([first.setdefault(key, row) for row, key in enumerate(keys)], np.int64)
+    copies = _merge_near(exact, tiny, ALIKE_SMALL if images.is_small else ALIKE)
+    return Duplicates(
+        groups=_merge(copies, _pairs(images.groups)),
+        num_exact=len(images) - len(first),
+        num_near=len(first) - len(np.unique(copies)),
+    )
 
 
 def _pairs(groups: Int64[np.ndarray, " images"]) -> Int64[np.ndarray, "images 2"]:
@@ -99,32 +69,59 @@ def _pairs(groups: Int64[np.ndarray, " images"]) -> Int64[np.ndarray, "images 2"
     return np.stack([np.arange(len(groups)), first[group]], axis=1)
 
 
-def _components(count: int, pairs: Int64[np.ndarray, "pairs 2"]) -> Int64[np.ndarray, " images"]:
-    """For each of `count` rows, the first row to which pairs lead, step by step."""
+def _merge(
+    groups: Int64[np.ndarray, " images"], pairs: Int64[np.ndarray, "pairs 2"]
+) -> Int64[np.ndarray, " images"]:
+    """The groups, each named by its first row, once every pair of rows shares one."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    edges = coo_array((np.ones(len(pairs), bool), (pairs[:, 0], pairs[:, 1])), (count, count))
+    left, right = np.concatenate([_pairs(groups), pairs]).T
+    edges = coo_array((np.ones(len(left), bool), (left, right)), (len(groups),) * 2)
     return _pairs(connected_components(edges, directed=False)[1].astype(np.int64))[:, 1]
 
 
-def _near_pairs(
-    thumbnails: Float[np.ndarray, "images features"], alike: float
-) -> Int64[np.ndarray, "pairs 2"]:
-    """The pairs of rows that correlate by `alike` or more."""
-    shown = np.flatnonzero(thumbnails.any(axis=1))
-    draws = np.random.default_rng(0)
-    weights = 1 << np.arange(BITS)
-    found = [np.zeros((0, 2), np.int64)]
-    for _ in range(TABLES):
-        planes = draws.standard_normal((thumbnails.shape[1], BITS), np.float32)
-        keys = (thumbnails[shown] @ planes > 0) @ weights
-        order = np.argsort(keys, kind="stable")
-        for pairs in _neighbors(keys[order]):
-            left, right = shown[order[pairs[:, 0]]], shown[order[pairs[:, 1]]]
-            cosine = np.einsum("ij,ij->i", thumbnails[left], thumbnails[right])
-            found.append(np.stack([left, right], axis=1)[cosine >= alike])
-    return np.concatenate(found)
+def _merge_near(
+    groups: Int64[np.ndarray, " images"], tiny: UInt8[np.ndarray, "images features"], alike: float
+) -> Int64[np.ndarray, " images"]:
+    """The groups, merged where thumbnails correlate by `alike` or more."""
+    rows, keys = _keys(tiny, np.flatnonzero(groups == np.arange(len(groups))))
+    for table in keys:
+        order = np.argsort(table, kind="stable")
+        found = [np.zeros((0, 2), np.int64)]
+        for near in _neighbors(table[order]):
+            pairs = rows[order[near]]
+            pairs = pairs[groups[pairs[:, 0]] != groups[pairs[:, 1]]]
+            left, right = _vectors(tiny[pairs[:, 0]]), _vectors(tiny[pairs[:, 1]])
+            found.append(pairs[np.einsum("ij,ij->i", left, right) >= alike])
+        groups = _merge(groups, np.concatenate(found))
+    return groups
+
+
+def _vectors(tiny: UInt8[np.ndarray, "batch features"]) -> Float[np.ndarray, "batch features"]:
+    """Thumbnails as unit vectors without each channel's mean; zero if they are plain."""
+    pixels = tiny.reshape(len(tiny), tiny.shape[1] // 3, 3).astype(np.float32)
+    shape = (pixels - pixels.mean(axis=1, keepdims=True)).reshape(tiny.shape)
+    length = np.linalg.norm(shape, axis=1, keepdims=True)
+    plain = shape.std(axis=1, keepdims=True) < PLAIN
+    return np.where(plain, np.float32(0), shape / np.maximum(length, 1))
+
+
+def _keys(
+    tiny: UInt8[np.ndarray, "images features"], rows: Int64[np.ndarray, " chosen"]
+) -> tuple[Int64[np.ndarray, " shown"], Int64[np.ndarray, "tables shown"]]:
+    """Those of the rows that show anything, and their key in each table."""
+    features = tiny.shape[1]
+    planes = np.random.default_rng(0).standard_normal((TABLES, features, BITS), np.float32)
+    flat = planes.transpose(1, 0, 2).reshape(features, TABLES * BITS)
+    shown, keys = [], []
+    for block in np.array_split(rows, len(rows) // BLOCK + 1):
+        vectors = _vectors(tiny[block])
+        visible = vectors.any(axis=1)
+        signs = (vectors[visible] @ flat > 0).reshape(-1, TABLES, BITS)
+        shown.append(block[visible])
+        keys.append(signs @ (1 << np.arange(BITS, dtype=np.int64)))
+    return np.concatenate(shown), np.concatenate(keys).T
 
 
 def _neighbors(keys: Int64[np.ndarray, " images"]) -> Iterator[Int64[np.ndarray, "pairs 2"]]:

@@ -14,8 +14,6 @@ FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_BYTES: Final = 256 * 2**20
 MIN_SIDE: Final = 2
 """Pictures with a shorter side than this hold no shape to learn from."""
-PREFIX: Final = 2**16
-"""Bytes that nearly always hold the whole header."""
 SWAPPED: Final = (5, 6, 7, 8)
 """Exif orientations that exchange width and height."""
 

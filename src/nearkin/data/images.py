@@ -11,19 +11,16 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 from jaxtyping import Int32, Int64, Shaped
 
-from nearkin.data.archive import ARCHIVES, list_archive
 from nearkin.data.arrays import Arrays, Part, from_memory, from_npz, join
-from nearkin.data.folder import list_folder
 from nearkin.data.header import FORMATS, BadImage, Header
 from nearkin.data.labels import Said, in_bytes, said_by_folders
+from nearkin.data.listing import list_files
 from nearkin.data.named import from_name, is_name
 from nearkin.data.scan import scan
-from nearkin.data.sources import BadFile, Listing, Source
-from nearkin.data.table import TABLES, Row, list_table, match, read_table, said_by_rows
+from nearkin.data.sources import BadFile, Listing, Source, Stat
+from nearkin.data.table import match, read_table, said_by_rows
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
-
-__all__ = ["BadFile", "Images", "open_images"]
 
 SMALL_SIDE: Final = 64
 
@@ -51,7 +48,11 @@ class Images:
     """Of the encoded picture, or of its pixels."""
     kinds: Shaped[np.ndarray, " images"]
     """Each picture's format: JPEG, PNG, ..., or array."""
+    modified: Int64[np.ndarray, " images"]
+    """When each file was last written, in nanoseconds."""
     source: Source
+    key: str = ""
+    """The data's absolute path, by which findings are remembered; '' where none are to be."""
     bad: tuple[BadFile, ...] = ()
     """Files of the whole data that cannot be used."""
     notes: tuple[str, ...] = ()
@@ -89,7 +90,19 @@ class Images:
             sizes=self.sizes[rows],
             num_bytes=self.num_bytes[rows],
             kinds=self.kinds[rows],
+            modified=self.modified[rows],
         )
+
+    def spread(self, count: int) -> "Images":
+        """At most `count` pictures, evenly spread over the rows, first and last included."""
+        rows = np.linspace(0, len(self) - 1, min(count, len(self)))
+        return self.subset(np.unique(rows.astype(np.int64)))
+
+    @property
+    def states(self) -> dict[str, Stat]:
+        """What tells that a file has changed since it was listed, by name."""
+        stats = map(Stat, self.num_bytes.tolist(), self.modified.tolist())
+        return dict(zip(self.names, stats, strict=True))
 
     @property
     def formats(self) -> Mapping[str, int]:
@@ -98,8 +111,8 @@ class Images:
 
     @property
     def is_small(self) -> bool:
-        """Whether all pixels fit in memory: arrays, or no side above 64 pixels."""
-        return isinstance(self.source, Arrays) or bool((self.sizes <= SMALL_SIDE).all())
+        """Whether all pixels are to be held in memory: no side is above 64 pixels."""
+        return bool((self.sizes <= SMALL_SIDE).all())
 
     @cached_property
     def fingerprint(self) -> str:
@@ -132,7 +145,7 @@ def open_images(
             with the columns path and label. Such a table may say something of only some
             pictures; its rows without a picture are counted in `notes`.
         max_pixels: larger pictures are bad.
-        cache: remember the headers, so that a second start reads none.
+        cache: remember headers and thumbnails, so that a second start reads and decodes none.
         full: decode every picture now, which also finds damage behind the header.
 
     Raises:
@@ -148,7 +161,7 @@ def open_images(
         raise DataError(f"{path}: no such file or folder; give the path of your pictures")
     if path.suffix.lower() == ".npz":
         return _from_parts(str(path), from_npz(path), labels)
-    listing, rows = _list(path)
+    listing, rows = list_files(path)
     headers = scan(listing, full=full, cache=cache)
     names, bad = _admit(listing, headers, max_pixels)
     if not names:
@@ -161,21 +174,12 @@ def open_images(
         sizes=np.array([headers[name][1:] for name in names], np.int32),
         num_bytes=np.array([listing.files[name].bytes for name in names], np.int64),
         kinds=np.array([headers[name].format for name in names]),
+        modified=np.array([listing.files[name].modified for name in names], np.int64),
         source=listing.source,
+        key=listing.key if cache else "",
         bad=bad,
     )
     return _labeled(images, None if rows is None else said_by_rows(rows, names), labels)
-
-
-def _list(path: Path) -> tuple[Listing, dict[str, Row] | None]:
-    if path.is_dir():
-        return list_folder(path), None
-    if path.name.lower().endswith(ARCHIVES):
-        return list_archive(path), None
-    if path.suffix.lower() in TABLES:
-        return list_table(path, read_table(path))
-    kinds = ", ".join((*ARCHIVES, *TABLES, ".npz"))
-    raise DataError(f"{path}: not a kind of data that is known; give a folder, or a {kinds}")
 
 
 def _admit(
@@ -202,6 +206,7 @@ def _from_parts(where: str, parts: Sequence[Part], labels: str) -> Images:
         sizes=np.full((count, 2), (width, height), np.int32),
         num_bytes=np.full(count, source.pixels[0].nbytes, np.int64),
         kinds=np.full(count, "array"),
+        modified=np.zeros(count, np.int64),
         source=source,
     )
     return _labeled(images, said, labels)

@@ -23,7 +23,7 @@ def is_name(data: str) -> bool:
 def from_name(data: str) -> list[Part]:
     """The pictures of "digits" or "torchvision:NAME". Nothing is ever downloaded.
 
-    The root of torchvision's sets is the environment variable NEARKIN_DATA, or
+    The root of torchvision's sets is the environment variable NEARKIN_TORCHVISION, or
     ~/.cache/nearkin/torchvision.
 
     Raises:
@@ -34,7 +34,9 @@ def from_name(data: str) -> list[Part]:
     name = data.removeprefix(PREFIX)
     if name not in TORCHVISION:
         raise DataError(f"{data}: not a known data set; there are {', '.join(TORCHVISION)}")
-    root = Path(os.environ.get("NEARKIN_DATA") or "~/.cache/nearkin/torchvision").expanduser()
+    root = Path(
+        os.environ.get("NEARKIN_TORCHVISION") or "~/.cache/nearkin/torchvision"
+    ).expanduser()
     return [_torchvision(name, root, split) for split in ("train", "test")]
 
 

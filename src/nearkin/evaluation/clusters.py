@@ -43,7 +43,7 @@ def clusters(
     protocol = (
         f"k-means of {len(truth)} test images, k {k} (the number of classes), 10 starts, "
         f"unit features, {min(features.shape[1], WIDEST)} dimensions; "
-        "interval over images, clustering fixed"
+        "interval as if images were independent, clustering fixed"
     )
 
     def score(

@@ -1,13 +1,13 @@
 """Images into features."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from nearkin.errors import DataError
+from nearkin.networks.backbone import evaluating
 
 
 def encode(encoder: nn.Module, batches: Iterable[Float[Tensor, "_ ..."]]) -> Float[Tensor, "n d"]:
@@ -23,22 +23,10 @@ def encode(encoder: nn.Module, batches: Iterable[Float[Tensor, "_ ..."]]) -> Flo
         DataError: If there are no images.
     """
     found = []
-    with _evaluating(encoder):
+    with evaluating(encoder):
         for batch in batches:
             with torch.inference_mode():
                 found.append(encoder(batch).flatten(1).float().cpu())
     if not found:
         raise DataError("no image to encode; name a folder or a split that has some")
     return torch.cat(found)  # outside of inference mode, so that a probe can learn from it
-
-
-@contextmanager
-def _evaluating(encoder: nn.Module) -> Iterator[None]:
-    """Every part in evaluation mode, then each as it was: some may have been frozen."""
-    modes = [(module, module.training) for module in encoder.modules()]
-    encoder.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

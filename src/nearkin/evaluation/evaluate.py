@@ -32,7 +32,7 @@ def evaluate_features(
         "kNN top-1": lambda: [knn(*known, k=k, temperature=temperature)],
         "linear probe": lambda: [linear_probe(*known, seed=seed, groups=train.groups)],
         "clusters": lambda: clusters(test.vectors, test.labels, seed=seed),
-        "geometry": lambda: geometry(test.vectors, test.other_view),
+        "geometry": lambda: geometry(test.vectors, test.other_view, test.seen),
     }
     measures: list[Measure] = []
     left_out: dict[str, str] = {}
@@ -54,16 +54,17 @@ def evaluate(
     """The same measures for several tables of features of the same images.
 
     Args:
-        tables: Training and test features by name: `encoder`, and the floors it has to beat.
+        tables: Training and test features by name: `encoder`, whose numbers of images are
+            reported, and the floors it has to beat.
         seed: See `evaluate_features`, as for `k` and `temperature`.
         k: Neighbors of kNN.
         temperature: Of the votes of kNN.
     """
     measures: dict[str, list[Measure]] = {}
     left_out: dict[str, str] = {}
-    sizes: dict[str, int] = {}
+    parts = zip(("train", "test"), next(iter(tables.values())), strict=True)
+    sizes = {part: len(features.labels) for part, features in parts}
     for name, (train, test) in tables.items():
-        sizes = {"train": len(train.labels), "test": len(test.labels)}
         measures[name], reasons = evaluate_features(
             train, test, seed=seed, k=k, temperature=temperature
         )

@@ -19,8 +19,10 @@ class Features:
     """The class of each image, or `UNKNOWN`."""
     groups: Int[np.ndarray, " n"] | None = None
     """Images of one group (a person, a film) are never split when something is chosen."""
-    other_view: Float[Tensor, "n d"] | None = None
-    """Features of a second view of the same images."""
+    other_view: Float[Tensor, "seen d"] | None = None
+    """Features of a second view of some of the images."""
+    seen: Int[np.ndarray, " seen"] | None = None
+    """The rows of these images."""
 
     def __post_init__(self) -> None:
         """Refuse what would make every measure meaningless."""

@@ -1,5 +1,7 @@
 """What can be had without learning: the numbers an encoder has to beat."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,8 @@ PIECE = 1024
 
 def mean_pixels(images: UInt8[np.ndarray, "n h w 3"]) -> Float[Tensor, " d"]:
     """The mean image of the training images, flattened as in `pixels`."""
-    return _flatten(images).mean(dim=0)
+    total = torch.stack([piece.double().sum(dim=0) for piece in _pieces(images)]).sum(dim=0)
+    return (total / len(images)).float()
 
 
 def pixels(
@@ -28,15 +31,15 @@ def pixels(
         images: RGB. Sides above 32 pixels are shrunk to 32 by averaging areas.
         mean: What `mean_pixels` gives for the training images, whichever images these are.
     """
-    return unit(_flatten(images) - mean)
+    features = torch.empty(len(images), len(mean))
+    for rows, piece in zip(features.split(PIECE), _pieces(images), strict=True):
+        rows.copy_(unit(piece - mean))
+    return features
 
 
-def _flatten(images: UInt8[np.ndarray, "n h w 3"]) -> Float[Tensor, "n d"]:
+def _pieces(images: UInt8[np.ndarray, "n h w 3"]) -> Iterator[Float[Tensor, "piece d"]]:
+    """Flattened images, some at a time: as float32, all at once could be too many."""
     size = [min(side, SIDE) for side in images.shape[1:3]]
-    # In pieces: as float32, all images at full size could be too many.
-    pieces = (images[start : start + PIECE] for start in range(0, len(images), PIECE))
-    return torch.cat([_shrink(torch.tensor(piece), size).flatten(1) for piece in pieces])
-
-
-def _shrink(images: UInt8[Tensor, "n h w 3"], size: list[int]) -> Float[Tensor, "n 3 _ _"]:
-    return F.interpolate(images.movedim(3, 1).float() / 255, size=size, mode="area")
+    for start in range(0, len(images), PIECE):
+        piece = torch.tensor(images[start : start + PIECE]).movedim(3, 1).float() / 255
+        yield F.interpolate(piece, size=size, mode="area").flatten(1)

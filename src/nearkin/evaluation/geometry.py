@@ -1,7 +1,8 @@
 """The shape of the features: what can be said without any label."""
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nearkin.errors import DataError
@@ -15,8 +16,15 @@ LIMIT = 5_000
 NEIGHBORS = 10
 
 
+def looked_at(n: int) -> Int[np.ndarray, " seen"]:
+    """The rows of the images, of `n`, whose geometry is measured."""
+    return np.arange(min(n, LIMIT)) * n // max(min(n, LIMIT), 1)
+
+
 def geometry(
-    features: Float[Tensor, "n dim"], other_view: Float[Tensor, "n dim"] | None = None
+    features: Float[Tensor, "n dim"],
+    other_view: Float[Tensor, "seen dim"] | None = None,
+    seen: Int[np.ndarray, " seen"] | None = None,
 ) -> list[Measure]:
     """Effective rank, spread and uniformity; with a second view also what the views share.
 
@@ -25,17 +33,18 @@ def geometry(
 
     Args:
         features: A row per image.
-        other_view: The same images in another view, in the same order.
+        other_view: The images in the rows `seen`, in another view.
+        seen: The rows that are looked at; `looked_at` if None.
 
     Raises:
         DataError: If there are fewer than two images.
     """
     n = len(features)
-    if n < 2:
+    rows = looked_at(n) if seen is None else seen
+    if len(rows) < 2:
         raise DataError("the geometry of features needs two images or more")
-    rows = torch.arange(min(n, LIMIT), device=features.device) * n // min(n, LIMIT)
     images = f"{len(rows)} of {n} test images"
-    x = features[rows]
+    x = features[torch.from_numpy(rows)]
     measures = {
         "effective rank": (effective_rank(x), f"centered features, dimension {x.shape[1]}"),
         "feature std": (feature_std(x), "unit features, times the root of the dimension"),
@@ -43,7 +52,7 @@ def geometry(
         "uniformity": (uniformity(x), "unit features, t 2, over pairs of different images"),
     }
     if other_view is not None:
-        y, k = other_view[rows], min(NEIGHBORS, len(rows) - 1)
+        y, k = other_view, min(NEIGHBORS, len(rows) - 1)
         measures |= {
             "alignment": (alignment(x, y), "squared distance of two views, unit features"),
             "neighbor agreement": (

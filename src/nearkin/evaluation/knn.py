@@ -10,6 +10,11 @@ from nearkin.evaluation.measure import Measure, accuracy
 from nearkin.measures.neighbors import vote
 
 
+def num_neighbors(bank: int) -> int:
+    """The `k` of kNN: 200 as in the papers, or 20 where a class may not have 200 images."""
+    return 200 if bank >= 10_000 else 20
+
+
 def knn(
     bank: Float[Tensor, "bank dim"],
     bank_labels: Int[np.ndarray, " bank"],

@@ -28,8 +28,12 @@ class Measure:
 
 
 def accuracy(name: str, correct: Bool[np.ndarray, " n"], protocol: str) -> Measure:
-    """The share of correct answers, with Wilson's interval."""
+    """The share of correct answers, with Wilson's interval.
+
+    It takes images as independent, which those of one group are not, and its protocol says so.
+    """
     low, high = wilson(int(correct.sum()), len(correct))
+    protocol += "; interval as if images were independent"
     return Measure(name, float(correct.mean()), low, high, protocol)
 
 

@@ -1,4 +1,7 @@
-"""How far a number measured on a sample of images may be from the truth."""
+"""How far a number measured on a sample of images may be from the truth.
+
+Images are taken as independent. Where they come in bursts, the truth may be farther away.
+"""
 
 from collections.abc import Callable
 from statistics import NormalDist

@@ -1,7 +1,8 @@
 """Backbones by name: timm's, torchvision's, and small residual networks for small pictures."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
@@ -16,12 +17,19 @@ SMALL_IMAGE = 64
 
 
 class Backbone(nn.Module):
-    """A network from images to features, and the number of features it gives."""
+    """A network from images to features, and the number of features it gives.
 
-    def __init__(self, body: nn.Module, feature_dim: int) -> None:
+    Args:
+        body: The network.
+        feature_dim: How many features it gives per image.
+        name: What messages call it; its class if empty.
+    """
+
+    def __init__(self, body: nn.Module, feature_dim: int, name: str = "") -> None:
         super().__init__()
         self.body = body
         self.feature_dim = feature_dim
+        self.name = name or type(body).__name__
 
     @override
     def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
@@ -41,29 +49,70 @@ def build_backbone(name: str, image_size: int) -> Backbone:
     Raises:
         UsageError: If no library has the name, or the network cannot take such images.
     """
-    body = _build(name, image_size)
+    try:
+        body = _build(name, image_size)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise _refused(name, image_size, error) from error
     if image_size < SMALL_IMAGE:
         small_stem(body)
-    try:
-        return adopt(body, image_size)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(
-            f"backbone {name} cannot take images of {image_size} px ({reason}); "
-            "choose a larger --image-size or another --backbone"
-        ) from error
+    return adopt(body, image_size, name=name)
 
 
-def adopt(body: nn.Module, image_size: int, feature_dim: int | None = None) -> Backbone:
-    """Any network as a backbone; its number of features is found by running it once."""
+def adopt(
+    body: nn.Module, image_size: int, feature_dim: int | None = None, *, name: str = ""
+) -> Backbone:
+    """Any network as a backbone; its number of features is found by running it once.
+
+    Args:
+        body: A network from images to features. It is left as it was found.
+        image_size: Side of the images in pixels.
+        feature_dim: How many features it gives per image, if that is known.
+        name: What messages call it; its class if empty.
+
+    Raises:
+        UsageError: If it cannot take such images, or does not give a row of numbers for each.
+    """
     if feature_dim is None:
-        training = body.training
-        with torch.no_grad():
-            feature_dim = (
-                body.eval()(torch.zeros(1, 3, image_size, image_size)).flatten(1).shape[1]
-            )
-        body.train(training)
-    return Backbone(body, feature_dim)
+        features = _tried(body, image_size, name or type(body).__name__)
+        feature_dim = features.flatten(1).shape[1]
+    return Backbone(body, feature_dim, name)
+
+
+def _tried(body: nn.Module, image_size: int, name: str) -> Tensor:
+    """What a network gives for two images."""
+    device = next(body.parameters(), torch.zeros(())).device
+    try:
+        with torch.no_grad(), evaluating(body):
+            features = body(torch.zeros(2, 3, image_size, image_size, device=device))
+    except Exception as error:  # whatever a foreign network raises
+        raise _refused(name, image_size, error) from error
+    if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != 2:
+        found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise UsageError(
+            f"backbone {name} gives {found} for two images; give a network whose result is a "
+            "tensor with a row of features per image"
+        )
+    return features
+
+
+def _refused(name: str, image_size: int, error: Exception) -> UsageError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return UsageError(
+        f"backbone {name} cannot take images of {image_size} px ({reason}); "
+        "choose another --image-size, mostly a larger one, or another --backbone"
+    )
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Every part in evaluation mode, then each as it was: some may have been frozen."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _build(name: str, image_size: int) -> nn.Module:

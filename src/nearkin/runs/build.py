@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from nearkin.config import TrainConfig, Value, option, suggestion
+from nearkin.config import TrainConfig, Value, fits, option, spelled, suggestion
+from nearkin.data.centered import Pixels
 from nearkin.data.images import Images
-from nearkin.distributed import available_cpus
+from nearkin.distributed import available_cpus, native_precision
 from nearkin.errors import DataError, UsageError
 from nearkin.method import Method
 from nearkin.methods import METHODS
@@ -69,9 +70,19 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         epochs=_or(config.epochs, epochs_for(len(images), size, device)),
         workers=_or(config.workers, 0 if images.is_small else available_cpus()),
         options=method_options(config.method, config.options, len(images), batch),
+        precision=_or(config.precision, precision_of(device)),
     )
     look = max(1, int(resolved.epochs) // 20)
     return replace(resolved, evaluate_every=_or(config.evaluate_every, look))
+
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def precision_of(device: torch.device) -> str:
+    """The name of the arithmetic that the device computes natively."""
+    native = native_precision(device)
+    return next(name for name, dtype in PRECISIONS.items() if dtype == native)
 
 
 def _or(value: Any, automatic: Any) -> Any:
@@ -83,17 +94,14 @@ def image_size(images: Images, device: torch.device) -> int:
     side = int(np.median(images.sizes.min(axis=1)))
     if images.is_small:
         return max(8, side)
-    side = min(side, LARGEST[device.type])
+    side = min(side, LARGEST.get(device.type, LARGEST["mps"]))
     return max((size for size in SIZES if size <= side), default=SIZES[0])
 
 
-def is_gray(images: Images, count: int = 64) -> bool:
+def is_gray(images: Images) -> bool:
     """Whether pictures have no color, by a look at some of them."""
-    from nearkin.data.decode import center
-
-    rows = np.linspace(0, len(images) - 1, min(count, len(images))).astype(int)
-    shown = np.stack([center(images.read(int(row)), 16) for row in rows])
-    return bool((shown == shown[..., :1]).all())
+    batches = Pixels(images.spread(64), 16)
+    return all(bool((shown == shown[:, :1]).all()) for shown in batches)  # unreadable: gray
 
 
 def backbone_for(size: int, device: torch.device) -> str:
@@ -107,7 +115,9 @@ def backbone_for(size: int, device: torch.device) -> str:
 
 def epochs_for(num_images: int, size: int, device: torch.device) -> int:
     """Passes that show `PICTURES_TO_SEE`, between 20 and 400."""
-    pictures = PICTURES_TO_SEE[device.type] * (10 if size < SMALL_IMAGE else 1)
+    pictures = PICTURES_TO_SEE.get(device.type, PICTURES_TO_SEE["mps"]) * (
+        10 if size < SMALL_IMAGE else 1
+    )
     return min(400, max(20, pictures // num_images))
 
 
@@ -179,17 +189,15 @@ def method_options(
     return options
 
 
-def shrunk(config: TrainConfig) -> list[str]:
-    """A line for each size that is smaller than usual because the data are few."""
-    lines = []
-    if int(config.batch_size) < USUAL_BATCH:
-        lines.append(f"note   --batch-size {config.batch_size}: there are few pictures")
-    usual = default_options(config.method)
-    for key in method_class(config.method).memory_sizes:
-        if config.options[key] < usual[key]:
-            value = f"{option(key)} {config.options[key]}"
-            lines.append(f"note   {value} for {usual[key]}: at most half of the pictures")
-    return lines
+def limits(key: str) -> tuple[float, float]:
+    """Smallest and largest value of a number among methods' options, by its name."""
+    named = {
+        "temperature": (1e-3, math.inf),
+        "momentum": (0.0, 1.0),
+        "hidden_dim": (0.0, math.inf),
+    }
+    counts = key.startswith("num_") or key.endswith(("size", "dim"))
+    return named.get(key, (1.0 if counts else 0.0, math.inf))
 
 
 def _checked(method: str, key: str, value: Value, kind: Any) -> Value:
@@ -202,17 +210,14 @@ def _checked(method: str, key: str, value: Value, kind: Any) -> Value:
             )
         return value
     try:
-        checked: Any = _from_text(value, kind) if isinstance(value, str) else kind(value)
+        checked: Any = _from_text(value, kind) if isinstance(value, str) else value
     except (ValueError, KeyError) as error:
-        raise UsageError(
-            f"{option(key)} {value} is not of type {kind.__name__} ({method})"
-        ) from error
-    if key == "temperature" and not checked >= 1e-3:
-        raise UsageError(f"--temperature {value} is too small; give .001 or more, such as .2")
-    if (key.endswith(("size", "dim")) and checked < 0) or (key.startswith("num_") and checked < 1):
-        raise UsageError(f"{option(key)} {value} is too small")
-    if key == "momentum" and not 0 <= checked <= 1:
-        raise UsageError(f"--momentum {value} is a share; give 0 to 1")
+        raise UsageError(f"{option(key)} {value} is not {spelled(kind)} ({method})") from error
+    if not fits(checked, kind):
+        raise UsageError(f"{option(key)} {value} is not {spelled(kind)} ({method})")
+    low, high = limits(key)
+    if not isinstance(checked, bool | str) and not low <= checked <= high:
+        raise UsageError(f"{option(key)} {value} is not from {low:g} to {high:g} ({method})")
     fitting: Value = checked
     return fitting
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ import torch
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
-from nearkin.data.centered import pixels
+from nearkin.data.centered import Pixels
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
 from nearkin.data.order import Order
@@ -18,9 +18,8 @@ from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.knn import knn
 from nearkin.runs.build import build_method, named_backbone, resolve
+from nearkin.runs.describe import describe
 from nearkin.runs.fit import seconds_per_epoch
-from nearkin.runs.monitor import spread
-from nearkin.runs.train import describe, with_precision
 
 TIMED_BATCH = 32
 """Pictures per step when the cost of photographs is estimated: a full batch takes minutes."""
@@ -101,7 +100,9 @@ def _duration(hours: float) -> str:
     return f"{hours:.1f} hours" if hours >= 1 else f"{max(1, round(hours * 60))} minutes"
 
 
-def check(data: Any, *, labels: str = "auto", scan: str = "headers") -> Findings:
+def check(
+    data: Any, *, labels: str = "auto", scan: Literal["headers", "full"] = "headers"
+) -> Findings:
     """Look at pictures: counts, sizes, bad files, duplicates, proposed settings.
 
     Args:
@@ -116,10 +117,10 @@ def check(data: Any, *, labels: str = "auto", scan: str = "headers") -> Findings
         for count, kind in ((found.num_exact, "exact"), (found.num_near, "near"))
         if count > 0.05 * len(images)
     ]
-    proposal, hours, megabytes = "", None, None
+    hours, megabytes = None, None
     try:
         device = choose_device("auto")
-        config = with_precision(resolve(TrainConfig(), images, device), device)
+        config = resolve(TrainConfig(), images, device)
         hours, megabytes = cost(config, images, device)
         warnings += erased(images, config.augment)
         proposal = describe(config)
@@ -132,7 +133,6 @@ def check(data: Any, *, labels: str = "auto", scan: str = "headers") -> Findings
 
 def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[float, float]:
     """How many hours a run takes here, and how many megabytes of disk."""
-    torch.manual_seed(config.seed)
     method = build_method(config, named_backbone(config, None), len(images)).to(device)
     batch = int(config.batch_size)
     batches = Batches(
@@ -147,7 +147,8 @@ def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[flo
     hours = seconds_per_epoch(config, method, batches) * int(config.epochs) / 3600
     weights = sum(tensor.nbytes for tensor in method.state_dict().values())
     features = 4 * method.backbone.feature_dim * len(images)
-    return hours, (3 * 2 * weights + features) / 1e6
+    copies = 3 * 3  # the newest three checkpoints, each with the optimizer's two moments
+    return hours, (copies * weights + features) / 1e6
 
 
 def erased(images: Images, augment: str) -> list[str]:
@@ -157,8 +158,8 @@ def erased(images: Images, augment: str) -> list[str]:
     nearest neighbors of thumbnails. Without labels nothing can be said.
     """
     view = views_of(augment, 1)[0]
-    shown = spread(images, LOOKED_AT)
-    small = torch.cat(list(pixels(shown, 16))).float() / 255
+    shown = images.subset(np.flatnonzero(images.splits != "test")).spread(LOOKED_AT)
+    small = torch.cat(list(Pixels(shown, 16))).float() / 255
     color = torch.cat([small.mean(dim=(2, 3)), small.std(dim=(2, 3))], dim=1)
     known = shown.labels[shown.labels >= 0]
     chance = np.bincount(known).max() / len(known) if len(known) else 1.0

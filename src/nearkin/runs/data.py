@@ -1,5 +1,6 @@
 """The pictures of a run: what is trained on, what is held out, and what could not be read."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from nearkin.config import TrainConfig
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
-from nearkin.data.split import split
+from nearkin.data.split import names_a_test_part, split
 from nearkin.errors import CheckpointError, DataError
-from nearkin.runs.embed import Embeddings, table
-from nearkin.runs.folder import replace_text
-from nearkin.tables import write_csv
+from nearkin.tables import replace_text, write_csv
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +37,11 @@ class Parts:
         """What is held out."""
         return self.images.subset(self.test_rows)
 
-    def table(self, features: Mapping[str, Tensor]) -> Embeddings:
-        """The encoder's features of the `train` and `test` part, with what is known about each."""
-        rows = np.concatenate([self.train_rows, self.test_rows])
-        order = rows.argsort()
-        splits = np.repeat(list(features), [len(part) for part in features.values()])
-        vectors = torch.cat(list(features.values()))[torch.from_numpy(order)]
-        return table(self.images.subset(rows[order]), vectors, splits[order].tolist())
+    @property
+    def fingerprint(self) -> str:
+        """Of the pictures and of which of them are trained on."""
+        rows = hashlib.sha256(self.train_rows.tobytes()).hexdigest()
+        return f"{self.images.fingerprint}-{rows}"
 
     def describe(self) -> str:
         """One line on the data."""
@@ -78,29 +73,31 @@ def open_parts(data: Any, config: TrainConfig) -> Parts:
             f"{len(images.bad)} of {len(images) + len(images.bad)} pictures are unreadable: "
             f"{first}, ...; remove them, or allow more with --max-bad"
         )
-    if config.val == 0 and not images.splits.astype(bool).any():
+    if names_a_test_part(images):
+        return Parts(images, *split(images, config.val, config.seed))
+    if config.val == 0:
         return Parts(images, np.arange(len(images)), np.zeros(0, np.int64))
-    if not images.splits.astype(bool).any():
-        images = replace(images, groups=duplicates(images).groups)
-    return Parts(images, *split(images, config.val, config.seed))
+    grouped = replace(images, groups=duplicates(images).groups)
+    return Parts(grouped, *split(grouped, config.val, config.seed))
 
 
-def same_data(path: Path, images: Images) -> None:
+def same_data(path: Path, parts: Parts) -> None:
     """Note in a file which pictures a run has, or refuse others than those noted there.
 
     Raises:
         CheckpointError: If a run is resumed on data that have changed: its order, its views and
             its memories belong to the pictures it was started with.
     """
-    now = {"pictures": len(images), "fingerprint": images.fingerprint}
+    now = {"train": len(parts.train), "test": len(parts.test), "fingerprint": parts.fingerprint}
     if not path.exists():
         replace_text(path, json.dumps(now) + "\n")
         return
     then = json.loads(path.read_text(encoding="utf-8"))
     if then != now:
         raise CheckpointError(
-            f"the data have changed since the run was started: {then['pictures']} pictures then, "
-            f"{now['pictures']} now; bring them back, or start anew with --init-from this run"
+            f"the data have changed since the run was started: {then['train']} pictures to train "
+            f"on and {then['test']} held out then, {now['train']} and {now['test']} now; bring "
+            "them back, or start anew with --init-from this run"
         )
 
 

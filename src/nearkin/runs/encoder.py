@@ -2,6 +2,8 @@
 
 import copy
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from nearkin import __version__
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.networks.backbone import Backbone, adopt, build_backbone
 from nearkin.runs.folder import RunFolder
+from nearkin.training import sealed
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -48,13 +51,20 @@ class Encoder(nn.Module):
         return features
 
     def transform(self, picture: "Image.Image") -> Float[Tensor, "3 size size"]:
-        """A Pillow picture as this encoder takes it: central square, normalized."""
+        """A Pillow picture as this encoder takes it, treated as the files it was trained on.
+
+        Upright by its exif orientation, transparency over white, 16 bits scaled to 8, the central
+        square, normalized. A JPEG file that Pillow has opened but not yet decoded is decoded in
+        place at the smallest scale that suffices, which is several times faster.
+        """
         import numpy as np
 
         from nearkin.data.centered import to_network
-        from nearkin.data.decode import center
+        from nearkin.data.decode import CENTER, center
+        from nearkin.data.rgb import load as upright
 
-        pixels = center(np.asarray(picture.convert("RGB")), self.image_size)
+        color = upright(picture, math.ceil(self.image_size / CENTER))
+        pixels = center(np.asarray(color), self.image_size)
         return to_network(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
 
 
@@ -79,9 +89,7 @@ def write_encoder(path: Path, backbone: Backbone, details: dict[str, Any]) -> No
         **details,
     }
     state = {name: tensor.contiguous() for name, tensor in backbone.body.state_dict().items()}
-    partial = path.with_suffix(".tmp")
-    partial.write_bytes(save(state, metadata={"nearkin": json.dumps(described)}))
-    partial.replace(path)
+    sealed.write_whole(path, save(state, metadata={"nearkin": json.dumps(described)}))
 
 
 def load(run: str | Path, *, backbone: nn.Module | None = None) -> Encoder:
@@ -93,9 +101,60 @@ def load(run: str | Path, *, backbone: nn.Module | None = None) -> Encoder:
             that have a name.
 
     Raises:
-        UsageError: If there is no encoder there.
-        CheckpointError: If the file is damaged or does not fit the network it names.
+        UsageError: If there is no encoder there, or its weights are not those of the network.
+        CheckpointError: If the file is damaged.
     """
+    stored = _read(run)
+    if backbone is not None:
+        given = copy.deepcopy(backbone)
+        network = adopt(given, stored.image_size, int(stored.details["feature_dim"]))
+    elif stored.backbone:
+        with torch.random.fork_rng(devices=[]):  # these random weights are replaced
+            network = build_backbone(stored.backbone, stored.image_size)
+    else:
+        raise UsageError("this encoder's network has no name; pass it as `backbone`")
+    stored.fill(network)
+    return Encoder(network, stored.image_size, stored.details)
+
+
+def initialize(backbone: Backbone, run: str | Path) -> None:
+    """Give a backbone the weights of a run's encoder, in place.
+
+    Args:
+        backbone: Of the same architecture, for images of any size that leaves it the same.
+        run: A run folder, or its encoder.safetensors.
+
+    Raises:
+        UsageError: If there is no encoder there, or it is of another architecture.
+        CheckpointError: If the file is damaged.
+    """
+    _read(run).fill(backbone)
+
+
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """What is in the file of an encoder."""
+
+    path: Path
+    backbone: str
+    image_size: int
+    details: dict[str, Any]
+    state: dict[str, Tensor]
+
+    def fill(self, network: Backbone) -> None:
+        """Copy the weights into a network."""
+        try:
+            network.body.load_state_dict(self.state)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[1:2] or [str(error)]
+            raise UsageError(
+                f"{self.path} holds the weights of {self.backbone or 'a network without a name'} "
+                f"for {self.image_size} px, which do not fit {network.name} "
+                f"({reason[0].strip()}); give the same backbone and image size"
+            ) from error
+
+
+def _read(run: str | Path) -> _Stored:
     from safetensors import SafetensorError, safe_open
 
     path = RunFolder(Path(run)).encoder if Path(run).is_dir() else Path(run)
@@ -105,20 +164,10 @@ def load(run: str | Path, *, backbone: nn.Module | None = None) -> Encoder:
         with safe_open(path, framework="pt") as file:
             details = json.loads((file.metadata() or {})["nearkin"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        size = int(details["image_size"])
-        network = _network(details, size, backbone)
-        network.body.load_state_dict(state)
-    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        named = str(details["backbone"] or "")
+        return _Stored(path, named, int(details["image_size"]), details, state)
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
             f"{path} holds no encoder that can be used ({reason}); train it again"
         ) from error
-    return Encoder(network, size, details)
-
-
-def _network(details: dict[str, Any], size: int, given: nn.Module | None) -> Backbone:
-    if given is not None:
-        return adopt(copy.deepcopy(given), size, int(details["feature_dim"]))
-    if not details["backbone"]:
-        raise UsageError("this encoder's network has no name; pass it as `backbone`")
-    return build_backbone(str(details["backbone"]), size)

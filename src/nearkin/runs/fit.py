@@ -3,6 +3,7 @@
 import copy
 import time
 from dataclasses import dataclass, field
+from datetime import timedelta
 from statistics import fmean, median
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from nearkin.config import TrainConfig, seconds
 from nearkin.data.batches import Batches
 from nearkin.method import Method
+from nearkin.runs.build import PRECISIONS
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.monitor import Monitor
 from nearkin.runs.reporter import Logged
@@ -29,8 +31,6 @@ COLUMNS = (
 TIMED = 8
 """Steps timed to estimate a run; the first two are left out."""
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 @dataclass
 class Pace:
@@ -44,7 +44,7 @@ class Pace:
         elapsed = max(time.perf_counter() - self.started, 1e-9)
         rate = (done - self.done) / elapsed
         self.done, self.started = done, time.perf_counter()
-        left = time.strftime("%H:%M:%S", time.gmtime((total - done) / rate))
+        left = timedelta(seconds=round((total - done) / rate))
         return f"{rate * batch_size:.0f} img/s  {left} left"
 
 

@@ -2,16 +2,17 @@
 
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
 from nearkin.config import TrainConfig, read_toml, to_toml
 from nearkin.errors import OutputError, UsageError
+from nearkin.tables import replace_text
 
 
 @dataclass(frozen=True)
@@ -98,26 +99,23 @@ class RunFolder:
         return stored
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
 def data_name(data: Any) -> str:
     """What the data are called in files: their path or name, or `arrays`."""
     return str(data) if isinstance(data, str | Path) else "arrays"
 
 
-def default_folder(data: Any, method: str) -> Path:
-    """`runs/DATA-METHOD`, with a number behind it where that exists."""
+def default_folder(data: Any, method: str, *, resume: bool) -> Path:
+    """`runs/DATA-METHOD`, with a number behind it: the next that is free, or the newest."""
     stem = Path(data_name(data)).resolve().name.split(".")[0].replace(":", "-")
     first = Path("runs") / f"{stem}-{method}"
-    path, number = first, 2
-    while path.exists():
-        path, number = first.with_name(f"{first.name}-{number}"), number + 1
-    return path
+    taken = list(takewhile(Path.exists, chain([first], _numbered(first))))
+    if resume and taken:
+        return taken[-1]
+    return next(islice(chain([first], _numbered(first)), len(taken), None))
+
+
+def _numbered(first: Path) -> Iterator[Path]:
+    return (first.with_name(f"{first.name}-{number}") for number in count(2))
 
 
 @contextmanager
@@ -145,8 +143,7 @@ def opened(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
             raise OutputError(
                 f"{path} is in use by another run; wait for it or choose another --out"
             ) from error
-        occupied = [entry for entry in path.iterdir() if entry.name != ".lock"]
-        if occupied and not (resume or overwrite):
+        if _occupied(run) and not (resume or overwrite):
             raise OutputError(
                 f"{path} is not empty; continue it with --resume, or replace it with --overwrite"
             )
@@ -155,6 +152,13 @@ def opened(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
         run.checkpoints.mkdir(exist_ok=True)
         run.plots.mkdir(exist_ok=True)
         yield run
+
+
+def _occupied(run: RunFolder) -> bool:
+    """Whether there is anything that a run that failed before its first step does not leave."""
+    left = {".lock", run.log.name, run.bad_files.name}
+    empty = {folder for folder in (run.checkpoints, run.plots) if not any(folder.glob("*"))}
+    return any(entry.name not in left and entry not in empty for entry in run.path.iterdir())
 
 
 def _empty(run: RunFolder) -> None:

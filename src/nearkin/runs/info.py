@@ -8,7 +8,7 @@ from dataclasses import fields
 import torch
 
 from nearkin import __version__
-from nearkin.config import TrainConfig, option
+from nearkin.config import TrainConfig, Value, option, toml_value
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import small_names, timm_names, torchvision_names
@@ -48,17 +48,18 @@ def config_lines(method: str) -> list[str]:
     }
     lines = [f"# {method}: {_sentence(cls)}", ""]
     for entry in fields(TrainConfig):
-        if entry.name == "options":
-            continue
-        value = method if entry.name == "method" else entry.default
-        written = f'"{value}"' if isinstance(value, str) else f"{value}"
-        means = f" Here auto is {automatic[entry.name]}." if entry.name in automatic else ""
-        lines += [f"# {notes[entry.name]}{means}", f"{entry.name} = {written}", ""]
+        if entry.name != "options":
+            value: Value = method if entry.name == "method" else getattr(TrainConfig, entry.name)
+            means = f" Here auto is {automatic[entry.name]}." if entry.name in automatic else ""
+            lines += [f"# {notes[entry.name]}{means}", f"{entry.name} = {toml_value(value)}", ""]
     lines += ["[options]"]
     notes = arguments(cls)
     for name, value in default_options(method).items():
-        written = f'"{value}"' if isinstance(value, str) else f"{value}"
-        lines += [f"# {notes.get(name, '')} Typed as {option(name)}.", f"{name} = {written}"]
+        lines.append(f"# {notes[name]} Typed as {option(name)}.")
+        if name in cls.memory_sizes:  # given, it would have to fit; left alone, it shrinks
+            lines.append("# At most half of the pictures: left alone, it shrinks to that.")
+        mark = "# " if name in cls.memory_sizes else ""
+        lines.append(f"{mark}{name} = {toml_value(value)}")
     return lines
 
 

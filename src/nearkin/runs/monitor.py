@@ -4,20 +4,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from nearkin.config import TrainConfig
-from nearkin.data.centered import pixels, to_network
+from nearkin.data.centered import Pixels
 from nearkin.data.images import Images
 from nearkin.evaluation.encode import encode
-from nearkin.evaluation.knn import knn
+from nearkin.evaluation.features import known
+from nearkin.evaluation.knn import knn, num_neighbors
 from nearkin.method import Method
 from nearkin.runs.data import Parts
-from nearkin.runs.evaluate import num_neighbors
+from nearkin.runs.embed import encode_pixels
 from nearkin.training.health import health
 
 BANK, QUERIES = 5_000, 1_000
 """Pictures looked at, at most: enough for a curve, little beside an epoch."""
+PIECE = 256
+"""Pictures encoded at once."""
 
 
 class Monitor:
@@ -25,44 +29,49 @@ class Monitor:
 
     Args:
         parts: Some pictures that are trained on are the bank; some that are held out are the
-            queries.
+            queries. Those with labels are preferred, those that cannot be read are left out.
         config: The resolved settings.
         device: Where the encoder is.
     """
 
     def __init__(self, parts: Parts, config: TrainConfig, device: torch.device) -> None:
-        self.bank = spread(parts.train, BANK)
-        self.queries = spread(parts.test if len(parts.test) else parts.train, QUERIES)
-        self.scored = bool(len(parts.test)) and bool((self.queries.labels >= 0).any())
+        size, workers = int(config.image_size), int(config.workers)
+        asked = preferred(parts.test if len(parts.test) else parts.train, QUERIES)
+        self.queries, self.query_labels = in_memory(asked, size, workers)
         self.device = device
-        self._shown = {
-            part: list(pixels(part, int(config.image_size), workers=int(config.workers)))
-            for part in ([self.bank, self.queries] if self.scored else [self.queries])
-        }
+        self.scored = bool(len(parts.test)) and bool(
+            known(self.query_labels).any() and known(parts.train.labels).any()
+        )
+        if self.scored:
+            self.bank, self.bank_labels = in_memory(preferred(parts.train, BANK), size, workers)
 
     def look(self, method: Method[Any]) -> dict[str, float]:
         """Measure a method as it stands, leaving it as it was."""
         features = self._encode(method, self.queries)
-        embedding = encode(method.online.projector, features.to(self.device).split(256))
+        embedding = encode(method.online.projector, features.to(self.device).split(PIECE))
         seen = health(embedding)
         if self.scored:
             bank = self._encode(method, self.bank)
-            measure = knn(
-                bank,
-                self.bank.labels,
-                features,
-                self.queries.labels,
-                k=num_neighbors(len(bank)),
-            )
+            k = num_neighbors(len(bank))
+            measure = knn(bank, self.bank_labels, features, self.query_labels, k=k)
             seen["knn"] = measure.value
         return seen
 
-    def _encode(self, method: Method[Any], images: Images) -> Tensor:
-        shown = (to_network(batch.to(self.device)) for batch in self._shown[images])
-        return encode(method.backbone, shown)
+    def _encode(self, method: Method[Any], shown: UInt8[Tensor, "n 3 _ _"]) -> Tensor:
+        return encode_pixels(method.backbone, shown.split(PIECE), self.device)
 
 
-def spread(images: Images, count: int) -> Images:
-    """At most `count` pictures, evenly spread over the data."""
-    rows = np.linspace(0, len(images) - 1, min(count, len(images))).astype(np.int64)
-    return images.subset(rows)
+def preferred(images: Images, count: int) -> Images:
+    """At most `count` pictures, evenly spread over those with labels, or over all without any."""
+    labeled = np.flatnonzero(known(images.labels))
+    return (images.subset(labeled) if len(labeled) else images).spread(count)
+
+
+def in_memory(
+    images: Images, size: int, workers: int
+) -> tuple[UInt8[Tensor, "n 3 {size} {size}"], Int[np.ndarray, " n"]]:
+    """The pixels and the labels of those pictures that can be read."""
+    source = Pixels(images, size, workers=workers)
+    shown = torch.cat(list(source))
+    rows = np.delete(np.arange(len(images)), sorted(source.bad))
+    return (shown[torch.from_numpy(rows)] if source.bad else shown), images.labels[rows]

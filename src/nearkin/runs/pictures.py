@@ -1,6 +1,6 @@
 """Pictures about a run: what augmentations do, how training went, what is held alike."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from nearkin.data.batches import Batches
-from nearkin.data.centered import pixels
+from nearkin.data.centered import Pixels
 from nearkin.data.images import Images
 from nearkin.measures.neighbors import nearest
+from nearkin.runs.embed import Embeddings
 from nearkin.tables import read_csv
 
 EXAMPLES = 8
@@ -35,9 +36,7 @@ def augmentation_sheet(batches: Batches, path: Path) -> Path:
     return _save_sheet(columns, path)
 
 
-def neighbor_sheet(
-    train: Images, test: Images, features: Mapping[str, Tensor], size: int, path: Path
-) -> Path:
+def neighbor_sheet(train: Embeddings, test: Embeddings, size: int, path: Path) -> Path:
     """Show held-out pictures, each beside the training pictures it is most like.
 
     One row per picture: itself, then its nearest neighbors, most similar first.
@@ -45,23 +44,22 @@ def neighbor_sheet(
     Args:
         train: The pictures to look among.
         test: The pictures to look for.
-        features: Their features, by `train` and `test`.
         size: Side in pixels of the tiles, at least.
         path: The file.
     """
-    rows = np.linspace(0, len(test) - 1, min(EXAMPLES, len(test))).astype(np.int64)
-    queries = features["test"][torch.from_numpy(rows)]
-    _, found = nearest(features["train"], queries, NEIGHBORS)
+    rows = np.linspace(0, len(test.vectors) - 1, min(EXAMPLES, len(test.vectors))).astype(int)
+    bank, queries = torch.from_numpy(train.vectors), torch.from_numpy(test.vectors[rows])
+    _, found = nearest(bank, queries, NEIGHBORS)
     side = max(size, MIN_SIDE)
-    columns = [_shown(test, rows, side)]
-    columns += [_shown(train, ranked.numpy(), side) for ranked in found.T]
+    columns = [_shown(test.images, rows, side)]
+    columns += [_shown(train.images, ranked.numpy(), side) for ranked in found.T]
     return _save_sheet(columns, path)
 
 
 def _shown(images: Images, rows: np.ndarray, side: int) -> Tensor:
     """Pictures in the order of `rows`, which may name one twice, in [0, 1]."""
     unique, places = np.unique(rows, return_inverse=True)
-    return next(pixels(images.subset(unique), side))[torch.from_numpy(places)] / 255
+    return next(iter(Pixels(images.subset(unique), side)))[torch.from_numpy(places)] / 255
 
 
 def _save_sheet(columns: Sequence[Tensor], path: Path) -> Path:

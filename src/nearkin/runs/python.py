@@ -20,7 +20,6 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    init_from: str | Path | None = None,
     backbone: str | nn.Module = "auto",
     reporter: Reporter | None = None,
     **settings: Any,
@@ -33,7 +32,6 @@ def train(
         out: The run folder; `runs/DATA-METHOD` if None.
         resume: Continue the run that is in `out`.
         overwrite: Replace the run that is in `out`.
-        init_from: A run whose encoder's weights to start from.
         backbone: The name of a network, or any network that turns images into features.
         reporter: Who is told how it goes; nobody if None.
         settings: Fields of `TrainConfig`, and options of the method.
@@ -55,7 +53,6 @@ def train(
         out=out,
         resume=resume,
         overwrite=overwrite,
-        init_from=init_from,
         network=network,
         reporter=reporter,
     )

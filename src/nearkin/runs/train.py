@@ -13,18 +13,23 @@ from nearkin.config import TrainConfig, continued
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.order import Order
-from nearkin.distributed import choose_device, device_name, native_precision
+from nearkin.distributed import choose_device, device_name
 from nearkin.method import Method
-from nearkin.runs.build import build_method, checked_options, named_backbone, resolve, shrunk
+from nearkin.runs.build import build_method, checked_options, named_backbone, resolve
 from nearkin.runs.data import Parts, open_parts, same_data, write_bad_files
-from nearkin.runs.encoder import load, write_encoder
+from nearkin.runs.describe import describe, shrunk
+from nearkin.runs.encoder import initialize, load, write_encoder
 from nearkin.runs.evaluate import evaluate_parts, table_lines
-from nearkin.runs.fit import PRECISIONS, epochs_within, fit, seconds_per_epoch
+from nearkin.runs.failures import foreseen
+from nearkin.runs.fit import epochs_within, fit, seconds_per_epoch
 from nearkin.runs.folder import RunFolder, data_name, default_folder, opened
 from nearkin.runs.monitor import Monitor
 from nearkin.runs.pictures import augmentation_sheet, curves, neighbor_sheet
 from nearkin.runs.reporter import Logged, Reporter, Silent
 from nearkin.training.health import verdict
+
+CUSTOM = "custom"
+"""What `backbone` is called in files if it was given from Python."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,6 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    init_from: str | Path | None = None,
     network: nn.Module | None = None,
     reporter: Reporter | None = None,
 ) -> Run:
@@ -63,7 +67,6 @@ def train(
         out: The run folder; `runs/DATA-METHOD` if None.
         resume: Continue the run that is in `out`.
         overwrite: Replace the run that is in `out`.
-        init_from: A run whose encoder's weights to start from.
         network: A network of your own instead of `config.backbone`, untrained.
         reporter: Who is told how it goes.
 
@@ -73,12 +76,15 @@ def train(
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
-    config = config or TrainConfig()
-    path = Path(out) if out is not None else default_folder(data, config.method)
+    config = _asked(config or TrainConfig(), network)
+    path = Path(out) if out else default_folder(data, config.method, resume=resume)
     with (
+        torch.random.fork_rng(devices=[]),  # what the caller draws next is none of our business
         opened(path, resume=resume, overwrite=overwrite) as folder,
         Logged(reporter or Silent(), folder.log) as told,
     ):
+        if resume and folder.config.exists():
+            config = continued(config, folder.settings()[0])
         device = choose_device(config.device)
         told.line(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
@@ -87,90 +93,56 @@ def train(
         parts = open_parts(data, config)
         for line in [parts.describe(), *parts.images.notes]:
             told.line(line)
-        config = _settled(config, folder, parts, device, resume)
-        method = _method(config, network, init_from, parts, device)
-        batches = _batches(config, parts, method, device)
-        if config.max_time:
-            pace = seconds_per_epoch(config, method, batches)
-            epochs = epochs_within(config.max_time, pace)
-            config = replace(config, epochs=epochs, max_time="")
-        same_data(folder.data, parts.images)
-        folder.write_settings(config, data_name(data))
-        for line in [describe(config), *shrunk(config)]:
-            told.line(line)
-        sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
-        told.line(f"look at the augmentations before waiting: {sheet.resolve()}")
-        monitor = Monitor(parts, config, device)
-        worked = fit(folder, config, method, batches, monitor, told)
-        if worked or not folder.summary.exists():
-            _finish(folder, config, method, batches, monitor, parts, network, told)
-        else:
-            told.line("already complete")
+        write_bad_files(folder.bad_files, parts.images)
+        config = resolve(config, parts.train, device)
+        same_data(folder.data, parts)
+        with foreseen(int(config.batch_size)):
+            _run(folder, config, parts, data_name(data), network, device, told)
         told.line(f"done   {path.resolve()}")
     return Run(folder)
 
 
-def _finish(
+def _asked(config: TrainConfig, network: nn.Module | None) -> TrainConfig:
+    """What was asked for, checked as far as it can be without the data."""
+    views_of("simclr" if config.augment == "auto" else config.augment, 1)
+    options = checked_options(config.method, config.options)
+    backbone = CUSTOM if network is not None else config.backbone
+    if config.init_from and backbone == "auto":
+        backbone = str(load(config.init_from).details["backbone"])
+    return replace(config, options=options, backbone=backbone)
+
+
+def _run(
     folder: RunFolder,
     config: TrainConfig,
-    method: Method[Any],
-    batches: Batches,
-    monitor: Monitor,
     parts: Parts,
+    data: str,
     network: nn.Module | None,
+    device: torch.device,
     told: Logged,
 ) -> None:
-    """Everything that follows the last step: the encoder as a file, and what it is worth."""
-    details = _details(config, network)
-    write_encoder(folder.encoder, method.backbone, details)
-    found = {parts.train.names[row]: reason for row, reason in batches.bad.items()}
-    write_bad_files(folder.bad_files, parts.images, found)
-    curves(folder.metrics, folder.plots / "curves.png")
-    seen = monitor.look(method)
-    told.line(f"health {verdict(seen)}")
-    encoder = load(folder.path, backbone=network)
-    evaluation, features = evaluate_parts(
-        encoder, parts, config, network=network, device=batches.device
-    )
-    parts.table(features).write(folder.embeddings)
-    if len(parts.test):
-        plot = folder.plots / "neighbors.png"
-        neighbor_sheet(parts.train, parts.test, features, int(config.image_size), plot)
-    folder.write_summary({**details, "health": seen, **evaluation.to_dict()})
-    told.note("\n".join(table_lines(evaluation)))
-
-
-def _settled(
-    config: TrainConfig, folder: RunFolder, parts: Parts, device: torch.device, resume: bool
-) -> TrainConfig:
-    """The settings of a new run, or those of the run that is continued."""
-    config = replace(config, options=checked_options(config.method, config.options))
-    if resume and folder.config.exists():
-        return continued(config, folder.settings()[0])
-    return with_precision(resolve(config, parts.train, device), device)
-
-
-def with_precision(config: TrainConfig, device: torch.device) -> TrainConfig:
-    """The settings with `precision` replaced by what the device computes natively."""
-    if config.precision != "auto":
-        return config
-    native = native_precision(device)
-    return replace(config, precision="bf16" if native == PRECISIONS["bf16"] else "fp32")
-
-
-def _method(
-    config: TrainConfig,
-    network: nn.Module | None,
-    init_from: str | Path | None,
-    parts: Parts,
-    device: torch.device,
-) -> Method[Any]:
+    """Build everything, train to the last step, and measure."""
     torch.manual_seed(config.seed)
     backbone = named_backbone(config, network)
-    if init_from is not None:
-        backbone.load_state_dict(load(init_from, backbone=network).backbone.state_dict())
+    if config.init_from:
+        initialize(backbone, config.init_from)
     method = build_method(config, backbone, len(parts.train))
-    return method.to(device).to(memory_format=torch.channels_last)
+    method = method.to(device).to(memory_format=torch.channels_last)
+    batches = _batches(config, parts, method, device)
+    if config.max_time:
+        pace = seconds_per_epoch(config, method, batches)
+        config = replace(config, epochs=epochs_within(config.max_time, pace), max_time="")
+    folder.write_settings(config, data)
+    for line in [describe(config), *shrunk(config, len(parts.train))]:
+        told.line(line)
+    sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
+    told.line(f"look at the augmentations before waiting: {sheet.resolve()}")
+    monitor = Monitor(parts, config, device)
+    worked = fit(folder, config, method, batches, monitor, told)
+    if worked or not folder.summary.exists():
+        _finish(folder, config, method, batches, monitor, parts, network, told)
+    else:
+        told.line("already complete")
 
 
 def _batches(
@@ -186,22 +158,43 @@ def _batches(
     )
 
 
-def describe(config: TrainConfig) -> str:
-    """The recipe in one line."""
-    options = ", ".join(f"{name} {value}" for name, value in config.options.items())
-    return (
-        f"recipe {config.method} ({options}), {config.backbone}, {config.image_size} px, "
-        f"augmentation {config.augment}, batch {config.batch_size} (global), {config.optimizer} "
-        f"lr {config.lr:.4g}, weight decay {config.weight_decay:g}, {config.epochs} epochs, "
-        f"{config.precision}; all of it in config.toml"
+def _finish(
+    folder: RunFolder,
+    config: TrainConfig,
+    method: Method[Any],
+    batches: Batches,
+    monitor: Monitor,
+    parts: Parts,
+    network: nn.Module | None,
+    told: Logged,
+) -> None:
+    """Everything that follows the last step: the encoder as a file, and what it is worth."""
+    details = _details(config)
+    write_encoder(folder.encoder, method.backbone, details)
+    found = {parts.train.names[row]: reason for row, reason in batches.bad.items()}
+    write_bad_files(folder.bad_files, parts.images, found)
+    curves(folder.metrics, folder.plots / "curves.png")
+    seen = monitor.look(method)
+    told.line(f"health {verdict(seen)}")
+    encoder = load(folder.path, backbone=network)
+    evaluation, embeddings = evaluate_parts(
+        encoder, parts, config, network=network, device=batches.device
     )
+    embeddings.write(folder.embeddings)
+    if len(parts.test):
+        plot = folder.plots / "neighbors.png"
+        neighbor_sheet(
+            embeddings.part("train"), embeddings.part("test"), int(config.image_size), plot
+        )
+    folder.write_summary({**details, "health": seen, **evaluation.to_dict()})
+    told.note("\n".join(table_lines(evaluation)))
 
 
-def _details(config: TrainConfig, network: nn.Module | None) -> dict[str, Any]:
+def _details(config: TrainConfig) -> dict[str, Any]:
     """Where the weights come from."""
     return {
         "method": config.method,
-        "backbone": "" if network is not None else config.backbone,
+        "backbone": config.backbone,
         "image_size": int(config.image_size),
         "epochs": int(config.epochs),
         "seed": config.seed,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from nearkin.errors import CheckpointError, ResourceError, UsageError
+from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.method import Method
 from nearkin.training import sealed
 
@@ -57,6 +57,7 @@ def save(
 
     Raises:
         CheckpointError: If the state holds more than tensors and plain Python values.
+        DivergedError: If a number of the state is not finite. The older checkpoints stay.
         ResourceError: If the file cannot be written. The older checkpoints stay.
     """
     if keep < 1:
@@ -138,6 +139,11 @@ def _state(step: int, method: Method[Any], optimizer: Optimizer) -> State:
 def _packed(state: State) -> bytes:
     for place in _foreign(state):
         raise CheckpointError(f"the state holds {place}; make it a tensor or a plain number")
+    for place in _not_finite(state):
+        raise DivergedError(
+            f"{place} is no longer finite after step {state['step']}; nothing was written since "
+            "the checkpoint before. Try a smaller --lr"
+        )
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
@@ -153,6 +159,15 @@ def _foreign(value: object, place: str = "") -> Iterator[str]:
             yield from _foreign(part, f"{place}.{position}")
     elif type(value) not in PLAIN:
         yield f"a {type(value).__name__} at {place.removeprefix('.')}"
+
+
+def _not_finite(value: object, place: str = "") -> Iterator[str]:
+    """Tensors of numbers that training cannot go on from."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _not_finite(part, f"{place}.{key}")
+    elif isinstance(value, Tensor) and not value.isfinite().all():
+        yield place.removeprefix(".")
 
 
 def _restore(path: Path, content: bytes, method: Method[Any], optimizer: Optimizer) -> int:

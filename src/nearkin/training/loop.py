@@ -1,6 +1,7 @@
 """The training loop. It yields after every step; what to log or save is its caller's business."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +20,22 @@ def fold(seed: int, step: int) -> int:
     (7, 2000013)
     """
     return (seed * 1_000_003 + step) % 2**63
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Let torch draw from this seed within a `with` block, and go on as if it had not, after it.
+
+    Args:
+        seed: Of what is drawn.
+        device: Where; the processor is always included.
+    """
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if device.type == "cpu":  # all generators would be more than are brought back
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
+        yield
 
 
 def steps(
@@ -48,20 +65,20 @@ def steps(
         DivergedError: If the loss is not finite, before anything is written.
     """
     model = wrap(method.train())
-    device = next(method.parameters()).device.type
+    device = next(method.parameters()).device
     for step, batch in zip(range(start, total), batches, strict=False):
         progress = step / total
-        torch.manual_seed(fold(seed, step))
         set_learning_rates(optimizer, method, schedule, progress)
-        with torch.autocast(device, precision, enabled=precision != torch.float32):
-            found: Step[Any] = model(batch, progress)
-        if not torch.isfinite(found.loss):
-            raise DivergedError(
-                f"the loss is {found.loss.item()} at step {step}; "
-                "nothing was written since the step before. Try a smaller --lr"
-            )
-        optimizer.zero_grad(set_to_none=True)
-        found.loss.backward()
-        optimizer.step()
-        method.commit(found.memo, progress)
+        with seeded(fold(seed, step), device):
+            with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+                found: Step[Any] = model(batch, progress)
+            if not torch.isfinite(found.loss):
+                raise DivergedError(
+                    f"the loss is {found.loss.item()} at step {step}; "
+                    "nothing was written since the step before. Try a smaller --lr"
+                )
+            optimizer.zero_grad(set_to_none=True)
+            found.loss.backward()
+            optimizer.step()
+            method.commit(found.memo, progress)
         yield step + 1, found

@@ -21,7 +21,12 @@ def seal(content: bytes) -> bytes:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Make a sealed file appear at once and for good: its bytes reach the disk before its name.
+    """Make a sealed file appear at once and for good; see `write_whole`."""
+    write_whole(path, content, seal(content))
+
+
+def write_whole(path: Path, *parts: bytes) -> None:
+    """Make a file appear at once and for good: its bytes reach the disk before its name.
 
     Raises:
         OSError: If that fails. What had the name before still has it, and nothing else is left.
@@ -29,8 +34,8 @@ def write(path: Path, content: bytes) -> None:
     partial = path.with_name(f"{path.name}{PARTIAL}{os.getpid()}")
     try:
         with partial.open("xb") as file:
-            file.write(content)
-            file.write(seal(content))
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

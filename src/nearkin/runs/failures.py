@@ -1,0 +1,39 @@
+"""Failures of the machine, told as what they are."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from nearkin.errors import ResourceError, WorkerError
+
+
+@contextmanager
+def foreseen(batch_size: int) -> Iterator[None]:
+    """Turn what torch and the system raise within a `with` block into errors with advice.
+
+    Raises:
+        ResourceError: Out of memory, or a full disk.
+        WorkerError: A loader worker that died.
+    """
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ResourceError(
+            f"out of memory with --batch-size {batch_size}; give about {max(2, batch_size // 2)}, "
+            "or a smaller --image-size or --backbone"
+        ) from error
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise WorkerError(
+            f"a loader worker ended ({str(error).splitlines()[0]}); the same command with "
+            "--resume goes on, with --workers 0 without them"
+        ) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ResourceError(
+            f"no room left to write {error.filename}; make room, then use --resume"
+        ) from error

@@ -1,0 +1,358 @@
+"""What is done with a trained encoder: pictures into features, features into numbers and tables."""
+
+import csv
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from nearkin.config import TrainConfig
+from nearkin.data.images import open_images
+from nearkin.errors import CheckpointError, DataError, UsageError
+from nearkin.methods import METHODS
+from nearkin.networks.backbone import adopt, build_backbone
+from nearkin.runs import evaluate as evaluation
+from nearkin.runs.build import resolve
+from nearkin.runs.data import Parts, open_parts
+from nearkin.runs.embed import embed, encode_images
+from nearkin.runs.encoder import Encoder, initialize, load, write_encoder
+from nearkin.runs.evaluate import evaluate, evaluate_parts
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.monitor import Monitor
+
+CPU = torch.device("cpu")
+
+
+def save_pictures(folder, count, size=(80, 72), ending="png", seed=0):
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        pixels = rng.integers(0, 256, (size[1] // 8, size[0] // 8, 3), dtype=np.uint8)
+        picture = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
+        picture.save(folder / f"{number:03d}.{ending}")
+    return folder
+
+
+def cut_short(*paths):
+    """Damage that only decoding finds."""
+    for path in paths:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def write_run(folder, images, data="pictures", backbone=None, **settings):
+    """A run as it is when training is done: the settings, and an encoder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = TrainConfig(backbone="tiny", image_size=16, epochs=1, seed=3, workers=0, **settings)
+    config = resolve(asked, images, CPU)
+    torch.manual_seed(1)
+    body = build_backbone("tiny", 16) if backbone is None else adopt(backbone, 16)
+    name = "tiny" if backbone is None else ""
+    RunFolder(folder).write_settings(config, str(data))
+    write_encoder(RunFolder(folder).encoder, body, {"backbone": name, "image_size": 16})
+    return config
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Twenty photographs of two classes, of which 003 and 012 cannot be decoded."""
+    folder = tmp_path_factory.mktemp("data") / "pictures"
+    for number, label in enumerate(("cat", "dog")):
+        save_pictures(folder / label, 10, seed=number)
+    cut_short(folder / "cat" / "003.png", folder / "dog" / "002.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, pictures):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    write_run(folder, open_images(pictures), pictures, val=0.4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def parts(run, pictures):
+    return open_parts(pictures, RunFolder(run).settings()[0])
+
+
+@pytest.fixture(scope="module")
+def measured(run, parts):
+    """What is measured of the run, and the table; with the random state before and after."""
+    before = torch.random.get_rng_state()
+    config, _ = RunFolder(run).settings()
+    found = evaluate_parts(load(run), parts, config, network=None, device=CPU)
+    return *found, before, torch.random.get_rng_state()
+
+
+BAD = ["cat/003.png", "dog/002.png"]
+
+
+# Unreadable pictures
+
+
+def test_pictures_that_cannot_be_read_have_no_features_and_are_named(run, pictures):
+    found = embed(run, pictures, workers=0)
+    assert list(found.bad) == BAD
+    assert all(found.bad.values())
+    assert len(found.paths) == len(found.vectors) == len(found.labels) == 18
+    assert not set(BAD) & set(found.paths)
+    good = load(run).transform(Image.open(pictures / "dog" / "003.png"))[None]
+    row = found.vectors[found.paths.index("dog/003.png")]
+    expected = nn.functional.normalize(load(run)(good))[0].detach().numpy()
+    np.testing.assert_allclose(row, expected, atol=1e-5)
+
+
+def test_pictures_none_of_which_can_be_read_are_an_error(run, tmp_path):
+    folder = save_pictures(tmp_path / "pictures", 3)
+    cut_short(*folder.iterdir())
+    with pytest.raises(DataError, match="none of the 3 pictures can be read"):
+        embed(run, folder)
+
+
+def test_pictures_that_cannot_be_read_are_in_no_measure_and_in_no_table(
+    run, pictures, parts, measured
+):
+    found, table, *_ = measured
+    assert sum(found.sizes.values()) == 18
+    assert sorted(table.bad) == BAD
+    assert table.paths == [name for name in parts.images.names if name not in BAD]
+    held_out = set(parts.test.names) - set(BAD)
+    assert {p for p, s in zip(table.paths, table.splits) if s == "test"} == held_out
+    assert set(table.part("test").paths) == held_out
+    everything = embed(run, pictures, workers=0)
+    np.testing.assert_allclose(table.vectors, everything.vectors, atol=1e-5)
+    assert table.labels == everything.labels
+    protocol = found.measures["encoder"][0].protocol
+    assert f"{len(held_out)} test images; interval as if images were independent" in protocol
+
+
+def test_without_the_bad_pictures_every_number_is_the_same(run, parts, measured):
+    config, _ = RunFolder(run).settings()
+    good = np.array([row for row, name in enumerate(parts.images.names) if name not in BAD])
+    train, test = (
+        np.flatnonzero(np.isin(good, rows)) for rows in (parts.train_rows, parts.test_rows)
+    )
+    sound = Parts(parts.images.subset(good), train, test)
+    expected, _ = evaluate_parts(load(run), sound, config, network=None, device=CPU)
+    assert measured[0].to_dict() == expected.to_dict()
+
+
+# Evaluation
+
+
+def test_evaluating_leaves_the_random_numbers_of_the_caller_alone(measured):
+    *_, before, after = measured
+    assert torch.equal(before, after)
+
+
+def test_where_nothing_is_held_out_only_geometry_is_measured(run, pictures):
+    config = replace(RunFolder(run).settings()[0], val=0.0)
+    parts = open_parts(pictures, config)
+    found, table = evaluate_parts(load(run), parts, config, network=None, device=CPU)
+    assert set(found.left_out) == {"kNN top-1", "linear probe", "clusters"}
+    assert [m.name for m in found.measures["encoder"]][-1] == "neighbor agreement"
+    assert set(table.splits) == {"train"}
+    assert len(table.paths) == 18
+
+
+def test_raw_pixels_are_looked_at_for_some_training_pictures(parts, monkeypatch):
+    monkeypatch.setattr(evaluation, "PIXEL_BANK", 5)
+    train, test = evaluation._pixel_tables({"train": parts.train, "test": parts.test}, 0)
+    assert train.vectors.shape == (5, 3 * 32 * 32)
+    assert train.labels.tolist() == parts.train.spread(5).labels.tolist()
+    assert len(test.vectors) == len(parts.test)
+
+
+def test_the_second_view_is_made_of_the_pictures_that_are_looked_at(run, pictures, monkeypatch):
+    monkeypatch.setattr("nearkin.evaluation.geometry.LIMIT", 4)
+    config, _ = RunFolder(run).settings()
+    images = open_images(pictures)
+    features, seen = evaluation._second_view(load(run), images, config, CPU)
+    # Rows 0, 5, 10 and 15 of the 20 are looked at; both damaged pictures are not among them.
+    assert seen.tolist() == [0, 5, 10, 15]
+    assert len(features) == 4
+    monkeypatch.setattr("nearkin.evaluation.geometry.LIMIT", 20)
+    features, seen = evaluation._second_view(load(run), images, config, CPU)
+    assert seen.tolist() == [row for row in range(20) if images.names[row] not in BAD]
+    assert len(features) == 18
+
+
+def test_a_run_on_arrays_asks_for_them(tmp_path):
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
+    write_run(tmp_path / "run", open_images(data), "arrays", val=0.5)
+    with pytest.raises(UsageError, match="trained on arrays, which it does not keep"):
+        evaluate(tmp_path / "run")
+    assert evaluate(tmp_path / "run", data).sizes == {"train": 6, "test": 6}
+
+
+class Bare(nn.Module):
+    """A user's own network."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, width, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+def test_a_network_of_ones_own_is_passed_by_the_same_name_everywhere(tmp_path, pictures):
+    folder = tmp_path / "run"
+    write_run(folder, open_images(pictures), pictures, backbone=Bare(), val=0.4, labels="none")
+    assert load(folder, backbone=Bare()).dim == 4
+    assert embed(folder, pictures, backbone=Bare(), workers=0).vectors.shape == (18, 4)
+    assert set(evaluate(folder, backbone=Bare(), workers=0).measures) >= {"untrained"}
+    with pytest.raises(UsageError, match="has no name; pass it as `backbone`"):
+        embed(folder, pictures)
+
+
+# The monitor
+
+
+def labeled_like(images, labels):
+    return replace(images, labels=np.asarray(labels), classes=("a", "b"))
+
+
+def look(parts, config):
+    torch.manual_seed(0)
+    method = METHODS["simclr"](build_backbone("tiny", 16), dim=8, hidden_dim=16)
+    return Monitor(parts, config, CPU).look(method)
+
+
+@pytest.mark.parametrize(("train", "test"), [(False, True), (True, False), (False, False)])
+def test_neighbors_are_not_asked_unless_both_sides_have_labels(run, pictures, train, test):
+    config, _ = RunFolder(run).settings()
+    side, known = np.arange(20) % 2, np.arange(20) // 2 % 2
+    labels = np.where(np.where(side == 0, train, test), known, -1)
+    images = labeled_like(open_images(pictures), labels)
+    parts = Parts(images, np.flatnonzero(side == 0), np.flatnonzero(side == 1))
+    assert "knn" not in look(parts, config)
+
+
+def test_the_monitor_prefers_pictures_with_labels_and_leaves_out_bad_ones(run, pictures):
+    config, _ = RunFolder(run).settings()
+    labels = np.full(20, -1)
+    labels[[0, 1, 2, 3, 4, 5]] = 0, 1, 0, 1, 0, 1  # row 3 is damaged
+    images = labeled_like(open_images(pictures), labels)
+    parts = Parts(images, np.arange(0, 20, 2), np.arange(1, 20, 2))
+    monitor = Monitor(parts, config, CPU)
+    assert monitor.bank_labels.tolist() == [0, 0, 0]
+    assert monitor.query_labels.tolist() == [1, 1]
+    assert len(monitor.queries) == 2
+    assert look(parts, config)["knn"] == 0.0
+
+
+# A picture as the encoder takes it
+
+
+def rotated_jpeg(path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.linear_gradient("L").resize((300, 200)).convert("RGB").save(path, exif=exif)
+
+
+def transparent_png(path):
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 4), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def deep_png(path):
+    ramp = np.linspace(0, 65535, 40 * 30).reshape(40, 30).astype(np.uint16)
+    Image.fromarray(ramp).save(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [("turned.jpg", rotated_jpeg), ("clear.png", transparent_png), ("deep.png", deep_png)],
+)
+def test_a_picture_has_the_features_that_embed_gives_its_file(run, tmp_path, name, make):
+    make(tmp_path / name)
+    stored = embed(run, tmp_path).vectors[0]
+    encoder = load(run)
+    with Image.open(tmp_path / name) as picture, torch.no_grad():
+        found = encoder(encoder.transform(picture)[None])
+    np.testing.assert_allclose(nn.functional.normalize(found)[0], stored, atol=1e-6)
+
+
+# Tables
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".npz", ".npy"])
+def test_names_that_are_not_utf_8_are_written_with_their_bytes(run, tmp_path, ending):
+    folder = save_pictures(tmp_path / "pictures", 1)
+    os.rename(folder / "000.png", os.fsencode(folder) + b"/caf\xe9.png")  # noqa: PTH104
+    path = tmp_path / f"vectors{ending}"
+    embed(run, folder, output=path)
+    if ending == ".parquet":
+        from pyarrow import parquet
+
+        names = parquet.read_table(path)["path"].to_pylist()
+    elif ending == ".npz":
+        names = np.load(path)["path"].tolist()
+    else:
+        with path.with_suffix(".csv").open(newline="", encoding="utf-8") as file:
+            names = [row["path"] for row in csv.DictReader(file)]
+    assert names == ["caf\\xe9.png"]
+
+
+# Weights
+
+
+def test_weights_are_copied_into_a_network_of_the_same_architecture(run):
+    torch.manual_seed(9)
+    backbone = build_backbone("tiny", 16)
+    initialize(backbone, run)
+    trained = load(run).backbone.state_dict()
+    assert all(torch.equal(value, trained[name]) for name, value in backbone.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda run: initialize(build_backbone("small", 32), run),
+        lambda run: load(run, backbone=build_backbone("small", 32).body),
+    ],
+)
+def test_weights_of_another_architecture_are_refused_in_one_line(run, use):
+    with pytest.raises(
+        UsageError, match=r"weights of tiny for 16 px, .* fit (small|Sequential)"
+    ) as e:
+        use(run)
+    assert "\n" not in str(e.value)
+
+
+def test_a_file_that_is_no_encoder_is_refused(tmp_path):
+    path = tmp_path / "encoder.safetensors"
+    path.write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="holds no encoder"):
+        load(path)
+    with pytest.raises(UsageError, match="does not exist"):
+        load(tmp_path / "absent")
+
+
+def test_an_encoder_is_written_whole_or_not_at_all(run, tmp_path, monkeypatch):
+    path = tmp_path / "encoder.safetensors"
+    write_encoder(path, load(run).backbone, {"backbone": "tiny", "image_size": 16})
+    before = path.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_encoder(path, build_backbone("small", 32), {"backbone": "small", "image_size": 32})
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == before
+
+
+def test_features_do_not_depend_on_the_number_of_workers(run, pictures):
+    encoder = Encoder(load(run).backbone, 16, {})
+    images = open_images(pictures)
+    alone = encode_images(encoder, images, device=CPU, workers=0)
+    helped = encode_images(encoder, images, device=CPU, workers=2)
+    assert torch.equal(alone.features, helped.features)
+    assert alone.bad == helped.bad
