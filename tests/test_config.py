@@ -68,8 +68,3 @@ def test_what_contradicts_the_run_that_is_continued_is_named(changes, says):
 def test_durations_that_are_none_are_refused(duration):
     with pytest.raises(UsageError, match="not a duration"):
         seconds(duration)
-
-
-def test_epochs_and_max_time_contradict_each_other():
-    with pytest.raises(UsageError, match="give one"):
-        TrainConfig(epochs=3, max_time="1h")

@@ -19,7 +19,7 @@ from nearkin.runs import evaluate as evaluation
 from nearkin.runs.build import resolve
 from nearkin.runs.data import Parts, open_parts
 from nearkin.runs.embed import embed, encode_images
-from nearkin.runs.encoder import Encoder, initialize, load, write_encoder
+from nearkin.runs.encoder import CUSTOM, Encoder, initialize, load, write_encoder
 from nearkin.runs.evaluate import evaluate, evaluate_parts
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.monitor import Monitor
@@ -50,7 +50,7 @@ def write_run(folder, images, data="pictures", backbone=None, **settings):
     config = resolve(asked, images, CPU)
     torch.manual_seed(1)
     body = build_backbone("tiny", 16) if backbone is None else adopt(backbone, 16)
-    name = "tiny" if backbone is None else ""
+    name = "tiny" if backbone is None else CUSTOM
     RunFolder(folder).write_settings(config, str(data))
     write_encoder(RunFolder(folder).encoder, body, {"backbone": name, "image_size": 16})
     return config
@@ -206,7 +206,7 @@ def test_a_network_of_ones_own_is_passed_by_the_same_name_everywhere(tmp_path, p
     assert load(folder, backbone=Bare()).dim == 4
     assert embed(folder, pictures, backbone=Bare(), workers=0).vectors.shape == (18, 4)
     assert set(evaluate(folder, backbone=Bare(), workers=0).measures) >= {"untrained"}
-    with pytest.raises(UsageError, match="has no name; pass it as `backbone`"):
+    with pytest.raises(UsageError, match="of a network of your own; pass it as `backbone`"):
         embed(folder, pictures)
 
 

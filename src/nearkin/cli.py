@@ -226,9 +226,11 @@ def main(arguments: list[str] | None = None) -> int:
             console=out,
             error_console=err,
             exit_on_error=False,
+            print_error=False,
             result_action="return_value",
         )
-    except CycloptsError:  # it has said what is wrong
+    except CycloptsError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return UsageError.exit_code
     except NearkinError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -80,8 +80,6 @@ class TrainConfig:
                 raise UsageError(f"{option(name)} {value} is not from {low:g} to {high:g}")
         if self.max_time:
             seconds(self.max_time)
-            if self.epochs != "auto":
-                raise UsageError("--epochs and --max-time both set the length; give one")
 
 
 ANY = float("inf")
@@ -177,6 +175,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     for key in settings:
         if key not in known:
             raise UsageError(f"{path} has an unknown key {key}.{suggestion(key, known)}")
+    if not isinstance(settings.get("options", {}), dict):
+        raise UsageError(f"--options {settings['options']} is not a table")
     return settings
 
 

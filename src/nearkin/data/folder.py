@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from nearkin.data.sources import BadFile, Listing, Stat, is_hidden, is_picture, no_pictures
 
@@ -22,11 +23,16 @@ class Folder:
             return file.read(-1 if limit is None else limit)
 
 
+MARKER: Final = ".nearkin-run"
+"""A file in every run folder, so that the plots of a run never count as pictures."""
+
+
 def list_folder(root: Path) -> Listing:
     """Find the pictures below a folder.
 
-    Hidden files and folders are passed over. A link is followed only to a target inside the
-    folder. Every folder is entered once, real ones before links to them, which cuts loops.
+    Hidden files and folders and the folders of runs are passed over. A link is followed only to
+    a target inside the folder. Every folder is entered once, real ones before links to them,
+    which cuts loops.
 
     Raises:
         DataError: there are none.
@@ -73,6 +79,8 @@ def _entries(root: Path, folder: str) -> Iterator[tuple[str, os.stat_result | Ba
         entries = sorted(os.listdir(root / folder))  # noqa: PTH208  (names, not paths)
     except OSError:
         yield folder, BadFile(folder, "unreadable folder", 0)
+        return
+    if MARKER in entries:
         return
     for entry in entries:
         name = f"{folder}/{entry}" if folder else entry

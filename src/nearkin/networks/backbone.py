@@ -41,7 +41,7 @@ def build_backbone(name: str, image_size: int) -> Backbone:
     """The backbone of that name, untrained, for RGB images of `image_size` pixels.
 
     Args:
-        name: One of `small_names()`, a torchvision name (`resnet18`, `torchvision/resnet18`) or
+        name: One of `nearkin.networks.small.SMALL`, a torchvision name (`resnet18`, `torchvision/resnet18`) or
             a timm name (`timm/resnet18`, `vit_tiny_patch16_224`). A bare name that both
             libraries have means torchvision's.
         image_size: Side of the views in pixels.
@@ -149,11 +149,6 @@ def _from_timm(name: str, image_size: int) -> nn.Module:
         options |= {"patch_size": 4} if image_size < SMALL_IMAGE else {}
     body: nn.Module = timm.create_model(name, pretrained=False, **options)
     return body
-
-
-def small_names() -> list[str]:
-    """Names of our own networks for small pictures."""
-    return list(SMALL)
 
 
 def torchvision_names() -> list[str]:

@@ -216,7 +216,7 @@ def _checked(method: str, key: str, value: Value, kind: Any) -> Value:
     if not fits(checked, kind):
         raise UsageError(f"{option(key)} {value} is not {spelled(kind)} ({method})")
     low, high = limits(key)
-    if not isinstance(checked, bool | str) and not low <= checked <= high:
+    if not isinstance(checked, bool | str) and not (low <= checked <= high and checked < math.inf):
         raise UsageError(f"{option(key)} {value} is not from {low:g} to {high:g} ({method})")
     fitting: Value = checked
     return fitting

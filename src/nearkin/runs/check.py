@@ -20,6 +20,7 @@ from nearkin.evaluation.knn import knn
 from nearkin.runs.build import build_method, named_backbone, resolve
 from nearkin.runs.describe import describe
 from nearkin.runs.fit import seconds_per_epoch
+from nearkin.training.loop import seeded
 
 TIMED_BATCH = 32
 """Pictures per step when the cost of photographs is estimated: a full batch takes minutes."""
@@ -133,7 +134,9 @@ def check(
 
 def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[float, float]:
     """How many hours a run takes here, and how many megabytes of disk."""
-    method = build_method(config, named_backbone(config, None), len(images)).to(device)
+    with seeded(config.seed, torch.device("cpu")):
+        method = build_method(config, named_backbone(config, None), len(images))
+    method.to(device)
     batch = int(config.batch_size)
     batches = Batches(
         images,

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMAT = "1"
+CUSTOM = "custom"
+"""What `backbone` is called in files if it was given from Python."""
 
 
 class Encoder(nn.Module):
@@ -108,11 +110,11 @@ def load(run: str | Path, *, backbone: nn.Module | None = None) -> Encoder:
     if backbone is not None:
         given = copy.deepcopy(backbone)
         network = adopt(given, stored.image_size, int(stored.details["feature_dim"]))
-    elif stored.backbone:
+    elif stored.backbone == CUSTOM:
+        raise UsageError(f"{stored.path} is of a network of your own; pass it as `backbone`")
+    else:
         with torch.random.fork_rng(devices=[]):  # these random weights are replaced
             network = build_backbone(stored.backbone, stored.image_size)
-    else:
-        raise UsageError("this encoder's network has no name; pass it as `backbone`")
     stored.fill(network)
     return Encoder(network, stored.image_size, stored.details)
 
@@ -148,8 +150,8 @@ class _Stored:
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[1:2] or [str(error)]
             raise UsageError(
-                f"{self.path} holds the weights of {self.backbone or 'a network without a name'} "
-                f"for {self.image_size} px, which do not fit {network.name} "
+                f"{self.path} holds the weights of {self.backbone} for "
+                f"{self.image_size} px, which do not fit {network.name} "
                 f"({reason[0].strip()}); give the same backbone and image size"
             ) from error
 
@@ -164,7 +166,7 @@ def _read(run: str | Path) -> _Stored:
         with safe_open(path, framework="pt") as file:
             details = json.loads((file.metadata() or {})["nearkin"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        named = str(details["backbone"] or "")
+        named = str(details["backbone"])
         return _Stored(path, named, int(details["image_size"]), details, state)
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

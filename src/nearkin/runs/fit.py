@@ -138,9 +138,7 @@ def _look(
     every = int(config.evaluate_every)
     if not last and (every == 0 or epoch % every):
         return {}
-    looked = monitor.look(method.eval())
-    method.train()
-    return looked
+    return monitor.look(method)
 
 
 def _looks(looked: dict[str, float]) -> list[str]:

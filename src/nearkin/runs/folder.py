@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.config import TrainConfig, read_toml, to_toml
+from nearkin.data.folder import MARKER
 from nearkin.errors import OutputError, UsageError
 from nearkin.tables import replace_text
+
+PLOTS = ("augmentations.png", "curves.png", "neighbors.png")
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class RunFolder:
         if not self.config.exists():
             raise UsageError(f"{self.path} is no run folder: it has no {self.config.name}")
         stored = read_toml(self.config)
+        if "data" not in stored:
+            raise UsageError(f"{self.config} names no data; it is not what a run wrote")
         data = str(stored.pop("data"))
         return TrainConfig(**stored), data
 
@@ -100,18 +104,24 @@ class RunFolder:
 
 
 def data_name(data: Any) -> str:
-    """What the data are called in files: their path or name, or `arrays`."""
-    return str(data) if isinstance(data, str | Path) else "arrays"
+    """What the data are called in files: their full path, their name, or `arrays`."""
+    if not isinstance(data, str | Path):
+        return "arrays"
+    return str(Path(data).resolve()) if Path(data).exists() else str(data)
 
 
 def default_folder(data: Any, method: str, *, resume: bool) -> Path:
     """`runs/DATA-METHOD`, with a number behind it: the next that is free, or the newest."""
-    stem = Path(data_name(data)).resolve().name.split(".")[0].replace(":", "-")
+    stem = Path(data_name(data)).name.split(".")[0].replace(":", "-")
     first = Path("runs") / f"{stem}-{method}"
-    taken = list(takewhile(Path.exists, chain([first], _numbered(first))))
+    taken = list(takewhile(_used, chain([first], _numbered(first))))
     if resume and taken:
         return taken[-1]
     return next(islice(chain([first], _numbered(first)), len(taken), None))
+
+
+def _used(path: Path) -> bool:
+    return path.exists() and (not path.is_dir() or _occupied(RunFolder(path)))
 
 
 def _numbered(first: Path) -> Iterator[Path]:
@@ -131,7 +141,7 @@ def opened(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
         raise UsageError("--resume and --overwrite contradict each other; give one")
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / ".lock").open("w")
+        lock = (path / MARKER).open("w")
     except OSError as error:
         raise OutputError(
             f"cannot write to {path}: {error.strerror}; choose another --out"
@@ -147,8 +157,10 @@ def opened(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
             raise OutputError(
                 f"{path} is not empty; continue it with --resume, or replace it with --overwrite"
             )
-        if overwrite:
-            _empty(run)
+        if overwrite and _occupied(run) and not run.data.exists():
+            raise OutputError(
+                f"{path} is no run, so --overwrite spares it; empty it or choose another --out"
+            )
         run.checkpoints.mkdir(exist_ok=True)
         run.plots.mkdir(exist_ok=True)
         yield run
@@ -156,23 +168,13 @@ def opened(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
 
 def _occupied(run: RunFolder) -> bool:
     """Whether there is anything that a run that failed before its first step does not leave."""
-    left = {".lock", run.log.name, run.bad_files.name}
+    left = {MARKER, run.log.name, run.bad_files.name}
     empty = {folder for folder in (run.checkpoints, run.plots) if not any(folder.glob("*"))}
     return any(entry.name not in left and entry not in empty for entry in run.path.iterdir())
 
 
-def _empty(run: RunFolder) -> None:
-    """Remove what a run makes, and nothing else: the folder may hold other things."""
-    for folder in (run.checkpoints, run.plots):
-        shutil.rmtree(folder, ignore_errors=True)
-    for file in (
-        run.config,
-        run.encoder,
-        run.metrics,
-        run.summary,
-        run.log,
-        run.data,
-        run.bad_files,
-        run.embeddings,
-    ):
+def clear(run: RunFolder) -> None:
+    """Remove what an earlier run made, and nothing else: the folder may hold other things."""
+    made = [run.config, run.encoder, run.metrics, run.summary, run.data, run.embeddings]
+    for file in [*made, *run.checkpoints.glob("ckpt-*"), *(run.plots / plot for plot in PLOTS)]:
         file.unlink(missing_ok=True)

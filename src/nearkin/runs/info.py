@@ -11,7 +11,8 @@ from nearkin import __version__
 from nearkin.config import TrainConfig, Value, option, toml_value
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
 from nearkin.methods import METHODS
-from nearkin.networks.backbone import small_names, timm_names, torchvision_names
+from nearkin.networks.backbone import timm_names, torchvision_names
+from nearkin.networks.small import SMALL
 from nearkin.runs.build import default_options, method_class
 from nearkin.runs.recipes import recipe
 
@@ -29,7 +30,7 @@ def _sentence(cls: type) -> str:
 def backbone_lines(pattern: str) -> list[str]:
     """Names of networks, as `--backbone` takes them."""
     names = [
-        *small_names(),
+        *SMALL,
         *(f"torchvision/{name}" for name in torchvision_names()),
         *(f"timm/{name}" for name in timm_names()),
     ]

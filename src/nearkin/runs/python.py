@@ -7,10 +7,13 @@ from typing import Any
 from torch import nn
 
 from nearkin.config import TrainConfig
+from nearkin.errors import UsageError
 from nearkin.runs.reporter import Reporter
 from nearkin.runs.train import Run
 from nearkin.runs.train import train as run_train
 
+AS_TEXT = {"device", "init_from", "labels"}
+"""Settings that may come as a path or a torch device."""
 SETTINGS = {entry.name for entry in fields(TrainConfig)}
 
 
@@ -42,9 +45,17 @@ def train(
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
+    if not isinstance(backbone, str | nn.Module):
+        raise UsageError(
+            f"backbone is a {type(backbone).__name__}; give a name or a torch.nn.Module"
+        )
     network = backbone if isinstance(backbone, nn.Module) else None
     named = backbone if isinstance(backbone, str) else "auto"
-    known = {name: value for name, value in settings.items() if name in SETTINGS}
+    known: dict[str, Any] = {
+        name: str(value) if name in AS_TEXT else value
+        for name, value in settings.items()
+        if name in SETTINGS
+    }
     options = {name: value for name, value in settings.items() if name not in SETTINGS}
     options = {**known.pop("options", {}), **options}
     return run_train(

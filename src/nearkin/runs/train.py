@@ -14,22 +14,22 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.order import Order
 from nearkin.distributed import choose_device, device_name
+from nearkin.errors import CheckpointError, UsageError
 from nearkin.method import Method
 from nearkin.runs.build import build_method, checked_options, named_backbone, resolve
 from nearkin.runs.data import Parts, open_parts, same_data, write_bad_files
 from nearkin.runs.describe import describe, shrunk
-from nearkin.runs.encoder import initialize, load, write_encoder
+from nearkin.runs.encoder import CUSTOM, initialize, load, write_encoder
 from nearkin.runs.evaluate import evaluate_parts, table_lines
 from nearkin.runs.failures import foreseen
 from nearkin.runs.fit import epochs_within, fit, seconds_per_epoch
-from nearkin.runs.folder import RunFolder, data_name, default_folder, opened
+from nearkin.runs.folder import RunFolder, clear, data_name, default_folder, opened
 from nearkin.runs.monitor import Monitor
 from nearkin.runs.pictures import augmentation_sheet, curves, neighbor_sheet
 from nearkin.runs.reporter import Logged, Reporter, Silent
+from nearkin.training.checkpoint import latest
 from nearkin.training.health import verdict
-
-CUSTOM = "custom"
-"""What `backbone` is called in files if it was given from Python."""
+from nearkin.training.loop import seeded
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,17 @@ def train(
     """
     config = _asked(config or TrainConfig(), network)
     path = Path(out) if out else default_folder(data, config.method, resume=resume)
+    if overwrite and config.init_from and path.resolve() in _parents(config.init_from):
+        raise UsageError("--overwrite would remove the run that --init-from names; choose --out")
     with (
-        torch.random.fork_rng(devices=[]),  # what the caller draws next is none of our business
         opened(path, resume=resume, overwrite=overwrite) as folder,
         Logged(reporter or Silent(), folder.log) as told,
     ):
+        if resume and not folder.config.exists() and latest(folder.checkpoints):
+            raise CheckpointError(
+                f"{path} has checkpoints but no {folder.config.name}; bring it back, or start "
+                "anew in another --out"
+            )
         if resume and folder.config.exists():
             config = continued(config, folder.settings()[0])
         device = choose_device(config.device)
@@ -95,6 +101,8 @@ def train(
             told.line(line)
         write_bad_files(folder.bad_files, parts.images)
         config = resolve(config, parts.train, device)
+        if overwrite:
+            clear(folder)
         same_data(folder.data, parts)
         with foreseen(int(config.batch_size)):
             _run(folder, config, parts, data_name(data), network, device, told)
@@ -104,12 +112,19 @@ def train(
 
 def _asked(config: TrainConfig, network: nn.Module | None) -> TrainConfig:
     """What was asked for, checked as far as it can be without the data."""
+    if config.max_time and config.epochs != "auto":
+        raise UsageError("--epochs and --max-time both set the length; give one")
     views_of("simclr" if config.augment == "auto" else config.augment, 1)
     options = checked_options(config.method, config.options)
     backbone = CUSTOM if network is not None else config.backbone
     if config.init_from and backbone == "auto":
         backbone = str(load(config.init_from).details["backbone"])
     return replace(config, options=options, backbone=backbone)
+
+
+def _parents(init_from: str) -> list[Path]:
+    path = Path(init_from).resolve()
+    return [path, *path.parents]
 
 
 def _run(
@@ -122,11 +137,11 @@ def _run(
     told: Logged,
 ) -> None:
     """Build everything, train to the last step, and measure."""
-    torch.manual_seed(config.seed)
-    backbone = named_backbone(config, network)
-    if config.init_from:
-        initialize(backbone, config.init_from)
-    method = build_method(config, backbone, len(parts.train))
+    with seeded(config.seed, torch.device("cpu")):
+        backbone = named_backbone(config, network)
+        if config.init_from:
+            initialize(backbone, config.init_from)
+        method = build_method(config, backbone, len(parts.train))
     method = method.to(device).to(memory_format=torch.channels_last)
     batches = _batches(config, parts, method, device)
     if config.max_time:
