@@ -18,16 +18,13 @@ from nearkin.config import TrainConfig, read_toml
 from nearkin.errors import NearkinError, UsageError
 from nearkin.terminal import Terminal, err
 
-app = App(
-    name="nearkin",
-    version=__version__,
-    help=(
-        "Learn from pictures without labels which are alike.\n\n"
-        "nearkin demo\n\nnearkin train PICTURES --epochs 100"
-    ),
-    config=Env("NEARKIN_", command=False),
-)
-out = Console(soft_wrap=True, highlight=False)
+HELP = """Learn from pictures without labels which are alike.
+
+nearkin demo
+
+nearkin train PICTURES --epochs 100
+"""
+app = App(name="nearkin", version=__version__, help=HELP, config=Env("NEARKIN_", command=False))
 
 Flag = Annotated[bool, Parameter(negative="")]
 
@@ -173,7 +170,7 @@ def embed(
 
     embeddings = run_embed(run, data, output=output)
     count, dim = embeddings.vectors.shape
-    out.print(f"{count} pictures, {dim} features each: {output.resolve()}", markup=False)
+    print(f"{count} pictures, {dim} features each: {output.resolve()}")
     for path, reason in embeddings.bad.items():
         print(f"left out {path!r}: {reason}", file=sys.stderr)
 
@@ -223,7 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         app(
             arguments,
-            console=out,
+            console=Console(soft_wrap=True, highlight=False),
             error_console=err,
             exit_on_error=False,
             print_error=False,

@@ -41,9 +41,10 @@ def build_backbone(name: str, image_size: int) -> Backbone:
     """The backbone of that name, untrained, for RGB images of `image_size` pixels.
 
     Args:
-        name: One of `nearkin.networks.small.SMALL`, a torchvision name (`resnet18`, `torchvision/resnet18`) or
-            a timm name (`timm/resnet18`, `vit_tiny_patch16_224`). A bare name that both
-            libraries have means torchvision's.
+        name: One of `nearkin.networks.small.SMALL`, a torchvision name (`resnet18`,
+            `torchvision/resnet18`) or a timm name (`timm/resnet18`, `vit_tiny_patch16_224`). A
+            bare name that both libraries have means torchvision's. Below 64 px, vision
+            transformers are built with patches of 4 px, whatever their name says.
         image_size: Side of the views in pixels.
 
     Raises:

@@ -70,8 +70,8 @@ def verdict(health: Mapping[str, float]) -> str:
     """
     state, advice = "healthy", ""
     if collapsed(health):
-        state = "collapsed or not yet spread out"
-        advice = "; if it stays so, try a lower learning rate or stronger augmentations"
+        state = "collapsed"
+        advice = "; train longer, or try a lower learning rate or stronger augmentations"
     return (
         f"{state}: the embeddings use {health['effective_rank']:.0f} of "
         f"{health['directions']:.0f} directions (spread {health['feature_std']:.2f}, "
