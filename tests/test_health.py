@@ -28,7 +28,7 @@ def test_vectors_in_few_directions_have_collapsed_though_they_vary():
     found = health(normal(500, 3) @ torch.linalg.qr(normal(64, 3))[0].T)
     assert found["effective_rank"] == pytest.approx(3, rel=0.1)
     assert verdict(found).startswith("collapsed: the embeddings use 3 of 64 directions")
-    assert "; try a lower learning rate" in verdict(found)
+    assert "; train longer, or try a lower learning rate" in verdict(found)
 
 
 def test_vectors_around_one_point_have_collapsed_though_they_differ_in_all_directions():
