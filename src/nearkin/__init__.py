@@ -29,6 +29,11 @@ _HOME = {
 }
 
 
+def __dir__() -> list[str]:
+    """What the package offers, imported or not."""
+    return ["__version__", *_HOME]
+
+
 def __getattr__(name: str) -> Any:
     """Import a verb when it is first used: torch takes a second that `--help` should not."""
     if name not in _HOME:

@@ -98,7 +98,7 @@ def _summary(classes: dict[str, int]) -> str:
 
 
 def _duration(hours: float) -> str:
-    return f"{hours:.1f} hours" if hours >= 1 else f"{max(1, round(hours * 60))} minutes"
+    return f"{hours:.1f} hours" if hours >= 1 else f"{max(1, round(hours * 60))} min"
 
 
 def check(
