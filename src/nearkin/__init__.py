@@ -9,7 +9,7 @@ The verbs of the command line are functions here, with the same names and defaul
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from nearkin.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from nearkin.runs.check import check as check

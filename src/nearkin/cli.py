@@ -13,10 +13,10 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Env
 from rich.console import Console
 
-from nearkin import __version__
 from nearkin.config import TrainConfig, read_toml
 from nearkin.errors import NearkinError, UsageError
 from nearkin.terminal import Terminal, err
+from nearkin.version import __version__
 
 HELP = """Learn from pictures without labels which are alike.
 

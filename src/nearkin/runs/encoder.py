@@ -12,11 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin import __version__
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.networks.backbone import Backbone, adopt, build_backbone
 from nearkin.runs.folder import RunFolder
 from nearkin.training import sealed
+from nearkin.version import __version__
 
 if TYPE_CHECKING:
     from PIL import Image

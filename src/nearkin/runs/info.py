@@ -7,7 +7,6 @@ from dataclasses import fields
 
 import torch
 
-from nearkin import __version__
 from nearkin.config import TrainConfig, Value, option, toml_value
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
 from nearkin.methods import METHODS
@@ -15,6 +14,7 @@ from nearkin.networks.backbone import timm_names, torchvision_names
 from nearkin.networks.small import SMALL
 from nearkin.runs.build import default_options, method_class
 from nearkin.runs.recipes import recipe
+from nearkin.version import __version__
 
 
 def method_lines() -> list[str]:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from nearkin import __version__
 from nearkin.config import TrainConfig, continued
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
@@ -30,6 +29,7 @@ from nearkin.runs.reporter import Logged, Reporter, Silent
 from nearkin.training.checkpoint import latest
 from nearkin.training.health import verdict
 from nearkin.training.loop import seeded
+from nearkin.version import __version__
 
 
 @dataclass(frozen=True)
