@@ -16,6 +16,8 @@ STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Values of `C` to choose from, the strongest regularization first."""
 HELD_OUT = 0.15
 """Share of the training images that decides between them."""
+WIDEST, KEPT = 2_048, 512
+"""Features wider than the first, such as raw pixels, are reduced to the second."""
 CHOICE_LIMIT = 12_000
 """Training images, at the most, that the choice is made with."""
 
@@ -26,7 +28,9 @@ class LinearProbe:
 
     mean: Float[Tensor, " dim"]
     std: Float[Tensor, " dim"]
-    weight: Float[Tensor, "dim classes"]
+    basis: Float[Tensor, "dim kept"] | None
+    """Principal components that very wide features are reduced to; None if they are not."""
+    weight: Float[Tensor, "kept classes"]
     bias: Float[Tensor, " classes"]
     classes: Int[np.ndarray, " classes"]
     strength: float
@@ -34,7 +38,9 @@ class LinearProbe:
 
     def predict(self, features: Float[Tensor, "n dim"]) -> Int[np.ndarray, " n"]:
         """The most likely class of each row."""
-        logits = (features.float() - self.mean) / self.std @ self.weight + self.bias
+        x = (features.float() - self.mean) / self.std
+        x = x if self.basis is None else x @ self.basis
+        logits = x @ self.weight + self.bias
         return np.asarray(self.classes[logits.argmax(dim=1).cpu().numpy()])
 
 
@@ -59,8 +65,9 @@ def linear_probe(
         raise DataError("the linear probe needs labeled test images")
     probe = train_probe(train, train_labels, seed=seed, groups=groups)
     truth = test_labels[asked]
+    reduced = "" if probe.basis is None else f"{probe.basis.shape[1]} principal components of "
     protocol = (
-        f"logistic regression on standardized features, C {probe.strength:g} chosen on "
+        f"logistic regression on {reduced}standardized features, C {probe.strength:g} chosen on "
         f"{HELD_OUT:.0%} of the training images, {int(known(train_labels).sum())} training "
         f"images, {len(truth)} test images"
     )
@@ -92,12 +99,14 @@ def train_probe(
         raise DataError("the linear probe needs labeled training images of two classes or more")
     groups = rows if groups is None else groups[rows]
     mean, std, x = _standardize(features[rows].float())
+    basis = _leading(x, seed) if x.shape[1] > WIDEST else None
+    x = x if basis is None else x @ basis
     y = torch.from_numpy(target).to(x.device)
     few = np.random.default_rng(seed).permutation(len(rows))[:CHOICE_LIMIT]
     held_out = hold_out(target[few], groups[few], seed)
     strength = _choose(x[few], y[few], held_out, len(classes))
     weight, bias = fit_path(x, y, len(classes), (strength,))[-1]
-    return LinearProbe(mean, std, weight, bias, classes, strength)
+    return LinearProbe(mean, std, basis, weight, bias, classes, strength)
 
 
 def hold_out(
@@ -122,6 +131,15 @@ def _standardize(
     std, mean = torch.std_mean(x, dim=0, correction=0)
     std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # a constant carries nothing but noise
     return mean, std, (x - mean) / std
+
+
+def _leading(x: Float[Tensor, "n dim"], seed: int) -> Float[Tensor, "dim kept"]:
+    """The `KEPT` leading principal components, of at most `CHOICE_LIMIT` rows."""
+    few = torch.from_numpy(np.random.default_rng(seed).permutation(len(x))[:CHOICE_LIMIT])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # the factorization starts from random vectors
+        components: Tensor = torch.pca_lowrank(x[few], q=min(KEPT, len(few)), niter=2)[2]
+    return components
 
 
 def _choose(
