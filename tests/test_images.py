@@ -706,3 +706,11 @@ def test_real_archives_have_the_classes_and_splits_they_are_known_for():
     images = open_images(omniglot)
     assert (len(images), len(images.classes), images.bad) == (2720, 136, ())
     assert images.classes[0] == "Balinese/character01"
+
+
+def test_a_validation_part_of_an_npz_is_held_out_where_there_is_no_test_part(tmp_path):
+    pixels = np.zeros((6, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "val.npz", x_train=pixels, x_val=pixels[:2])
+    assert sorted(open_images(tmp_path / "val.npz").splits) == ["test"] * 2 + ["train"] * 6
+    np.savez(tmp_path / "both.npz", x_train=pixels, x_val=pixels[:2], x_test=pixels[:3])
+    assert sorted(open_images(tmp_path / "both.npz").splits) == ["test"] * 3 + ["train"] * 6

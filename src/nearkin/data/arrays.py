@@ -109,7 +109,8 @@ def _named(where: str, labels: np.ndarray, classes: tuple[str, ...] | None) -> l
 def from_npz(path: Path) -> list[Part]:
     """The pictures of an .npz file: x (or images), y (or labels), or x_train, y_train, x_test...
 
-    The key class_names, if there, names the classes 0, 1, ... Nothing is ever unpickled.
+    Without x_test, x_val is held out instead; beside it, it is left aside. The key class_names,
+    if there, names the classes 0, 1, ... Nothing is ever unpickled.
 
     Raises:
         DataError: it is damaged, or has none of these keys.
@@ -122,7 +123,8 @@ def from_npz(path: Path) -> list[Part]:
     names = held.get("class_names")
     classes = None if names is None else tuple(str(name) for name in names)
     parts = []
-    for split, suffix in (("", ""), ("train", "_train"), ("test", "_test")):
+    held_out = "_test" if {"x_test", "images_test"} & held.keys() else "_val"
+    for split, suffix in (("", ""), ("train", "_train"), ("test", held_out)):
         pixels = held.get(f"x{suffix}", held.get(f"images{suffix}"))
         if pixels is not None:
             labels = held.get(f"y{suffix}", held.get(f"labels{suffix}"))
