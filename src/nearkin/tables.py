@@ -21,6 +21,11 @@ def read_csv(path: Path) -> Iterator[Mapping[str, str]]:
         yield from csv.DictReader(file)
 
 
+def read_numbers(path: Path) -> list[dict[str, float]]:
+    """The rows of a table of numbers, each without its empty cells."""
+    return [{name: float(cell) for name, cell in row.items() if cell} for row in read_csv(path)]
+
+
 def _cell(value: object) -> object:
     """A cell no spreadsheet takes for a formula (a file may be called `=cmd|...`)."""
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
@@ -74,10 +79,7 @@ class Journal:
     def rows(self) -> list[dict[str, float]]:
         """All rows so far, without their empty cells."""
         self.flush()
-        return [
-            {name: float(cell) for name, cell in row.items() if cell}
-            for row in read_csv(self.path)
-        ]
+        return read_numbers(self.path)
 
     def __enter__(self) -> "Journal":
         return self

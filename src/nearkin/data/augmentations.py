@@ -7,10 +7,10 @@ same brightness. Crops of photographs are resampled bicubically, as by SimCLR's 
 those of small pictures in memory bilinearly; both average over what they shrink.
 """
 
-import difflib
 from dataclasses import replace
 from typing import Final
 
+from nearkin.config import suggestion
 from nearkin.data.views import View
 from nearkin.errors import UsageError
 
@@ -72,9 +72,8 @@ def views_of(name: str, count: int) -> tuple[View, ...]:
     """
     views = AUGMENTATIONS.get(name)
     if views is None:
-        hint = difflib.get_close_matches(name, AUGMENTATIONS, n=1)
-        suggestion = f" Did you mean {hint[0]}?" if hint else ""
-        raise UsageError(f"unknown augmentation {name}.{suggestion} One of {_names()}")
+        hint = suggestion(name, AUGMENTATIONS)
+        raise UsageError(f"unknown augmentation {name}.{hint} One of {_names()}")
     if len(views) == 1:
         return views * count
     if len(views) < count:

@@ -1,6 +1,5 @@
 """Backbones by name: timm's, torchvision's, and small residual networks for small pictures."""
 
-import difflib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.config import suggestion
 from nearkin.errors import UsageError
 from nearkin.networks.small import SMALL
 
@@ -125,9 +125,8 @@ def _build(name: str, image_size: int) -> nn.Module:
     if library in ("", "timm") and bare in timm_names():
         return _from_timm(bare, image_size)
     known = [*SMALL, *torchvision_names(), *timm_names()]
-    hint = difflib.get_close_matches(bare, known, n=1)
-    suggestion = f" Did you mean {hint[0]}?" if hint else ""
-    raise UsageError(f"unknown backbone {name}.{suggestion} `nearkin backbones` lists them")
+    hint = suggestion(bare, known)
+    raise UsageError(f"unknown backbone {name}.{hint} `nearkin backbones` lists them")
 
 
 def _from_torchvision(name: str) -> nn.Module:

@@ -12,7 +12,7 @@ from nearkin.data.centered import Pixels
 from nearkin.data.images import Images
 from nearkin.measures.neighbors import nearest
 from nearkin.runs.embed import Embeddings
-from nearkin.tables import read_csv
+from nearkin.tables import read_numbers
 
 EXAMPLES = 8
 NEIGHBORS = 8
@@ -96,7 +96,7 @@ def curves(metrics: Path, path: Path) -> Path:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    rows = [{name: float(cell) for name, cell in row.items() if cell} for row in read_csv(metrics)]
+    rows = read_numbers(metrics)
     present = [name for name in CURVES if any(name in row for row in rows)]
     figure, axes = pyplot.subplots(1, len(present), figsize=(4 * len(present), 3), squeeze=False)
     for axis, name in zip(axes[0], present, strict=True):

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from nearkin.errors import StoppedError
@@ -25,12 +25,7 @@ class StopRequest:
             self._before = {each: signal.signal(each, self._note) for each in WATCHED}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._restore()
 
     def __bool__(self) -> bool:
