@@ -6,30 +6,57 @@ from torch import nn
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import Backbone
+from nearkin.training import checkpoint
+from nearkin.training.loop import steps
+from nearkin.training.optimizer import build_optimizer
+from nearkin.training.schedules import warmup_cosine
 from nearkin.types import UNKNOWN, Batch
 
 NUM_IMAGES, BATCH, SIDE = 64, 16, 8
 
 SMALL: dict[str, dict[str, object]] = {
-    "moco": dict(dim=8, hidden_dim=16, queue_size=40, momentum=0.9),
-    "moco_end_to_end": dict(dim=8, hidden_dim=16),
+    "barlow_twins": dict(dim=16, scale=0.1),
+    "byol": dict(dim=8, hidden_dim=16, momentum=0.9),
+    "dino": dict(dim=8, hidden_dim=16, num_prototypes=12, momentum=0.9, freeze_until=0.3),
+    "instdisc": dict(dim=8, num_images=NUM_IMAGES, num_noise=32),
+    "instdisc_parametric": dict(dim=8, num_images=NUM_IMAGES),
+    "moco": dict(dim=8, hidden_dim=16, queue_size=40, momentum=0.9, bn_groups=4),
+    "moco_end_to_end": dict(dim=8, hidden_dim=16, bn_groups=4),
     "moco_memory_bank": dict(dim=8, hidden_dim=16, num_images=NUM_IMAGES, num_negatives=32),
+    "moco_v3": dict(dim=8, hidden_dim=16, momentum=0.9),
+    "ncl": dict(
+        num_known_classes=3,
+        num_novel_classes=3,
+        queue_size=40,
+        num_neighbors=5,
+        num_easy=6,
+        num_mixes=2,
+        num_hard=7,
+        threshold=0.5,
+    ),
+    "nnclr": dict(dim=8, hidden_dim=16, predictor_dim=16, support_size=40, num_neighbors=2),
     "simclr": dict(dim=8, hidden_dim=16),
+    "simsiam": dict(dim=8, num_layers=2, predictor_dim=6),
+    "swav": dict(
+        dim=8, hidden_dim=16, num_prototypes=12, queue_size=24, queue_from=0.3, freeze_until=0.3
+    ),
+    "vicreg": dict(dim=16),
 }
 
 
 def small(name: str, **options: object) -> Method:
     torch.manual_seed(1)
-    body = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 24), nn.ReLU())
+    hidden = nn.Linear(3 * SIDE * SIDE, 24, bias=False)
+    body = nn.Sequential(nn.Flatten(), hidden, nn.BatchNorm1d(24), nn.ReLU())
     return METHODS[name](Backbone(body, 24), **SMALL[name] | options)
 
 
-def without_batch_norm(method: Method) -> Method:
-    for module in method.modules():
-        for child_name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm1d):
-                setattr(module, child_name, nn.Identity())
-    return method
+def batch_for(name: str, step: int) -> Batch:
+    """A batch for a method: with labels of the first classes, if it learns from them."""
+    batch = batch_at(step, METHODS[name].num_views)
+    if METHODS[name].uses_labels:
+        batch.label.copy_(torch.where(batch.index % 6 < 3, batch.index % 6, UNKNOWN))
+    return batch
 
 
 def batch_at(step: int, num_views: int = 2) -> Batch:
@@ -51,3 +78,35 @@ def as_double(batch: Batch) -> Batch:
 def shard(batch: Batch, rank: int, world: int) -> Batch:
     rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     return Batch(tuple(v[rows] for v in batch.views), batch.index[rows], batch.label[rows])
+
+
+def run(method, name, *, until=6, total=6, folder=None, start=(0, None), batches=batch_for):
+    """Train and return the losses and the optimizer.
+
+    Continues from a folder of checkpoints, or after so many steps with the optimizer at hand.
+    """
+    start, optimizer = start
+    optimizer = optimizer or build_optimizer(method, name="sgd", lr=0.05, weight_decay=1e-4)
+    start = start if folder is None else checkpoint.load(folder, method, optimizer).step
+    losses = []
+    for done, found in steps(
+        method,
+        optimizer,
+        (batches(name, step) for step in range(start, total)),
+        start=start,
+        total=total,
+        schedule=warmup_cosine(0.1),
+        seed=3,
+    ):
+        losses.append(found.loss.item())
+        if done == until:
+            break
+    return losses, optimizer
+
+
+def assert_same_state(a, b, **tolerance):
+    assert a.keys() == b.keys()
+    for key in a:
+        torch.testing.assert_close(
+            a[key], b[key], msg=lambda m, key=key: f"{key}: {m}", **tolerance
+        )

@@ -38,6 +38,22 @@ def share(batch_size: int) -> slice:
     return slice(rank() * size, (rank() + 1) * size)
 
 
+def part(groups: int) -> int:
+    """Which of `groups` groups of consecutive processes this one belongs to."""
+    return rank() * groups // world_size()
+
+
+def shuffled(x: Tensor, order: Tensor) -> Tensor:
+    """This rank's share of the rows of every rank, taken in another order.
+
+    Args:
+        x: The rows of this rank. No gradient reaches them.
+        order: A permutation of the rows of every rank, the same on each.
+    """
+    with torch.no_grad():
+        return gather(x)[order[share(len(order))]]
+
+
 class _Gather(torch.autograd.Function):
     """All-gather along the first dimension, with gradients summed back over the ranks."""
 

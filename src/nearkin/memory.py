@@ -33,20 +33,37 @@ class Queue(nn.Module):
     """The latest `size` keys, oldest overwritten first (He et al. 2020, section 3.2).
 
     Starts full of random unit vectors that belong to no image, as the papers do.
+
+    Args:
+        size: How many keys there are.
+        dim: Numbers in a key.
+        labeled: Whether the class of each key's image is kept as well.
     """
 
     keys: Tensor
     index: Tensor
+    label: Tensor
     cursor: Tensor
 
-    def __init__(self, size: int, dim: int) -> None:
+    def __init__(self, size: int, dim: int, *, labeled: bool = False) -> None:
         super().__init__()
         self.register_buffer("keys", unit(torch.randn(size, dim)))
         self.register_buffer("index", torch.full((size,), UNKNOWN))
+        self.register_buffer("label", torch.full((size if labeled else 0,), UNKNOWN))
         self.register_buffer("cursor", torch.zeros((), dtype=torch.long))
 
+    @property
+    def filled(self) -> Bool[Tensor, " size"]:
+        """Which keys show an image, and are not what the queue started with."""
+        return self.index != UNKNOWN
+
     @torch.no_grad()
-    def enqueue(self, keys: Float[Tensor, "batch dim"], index: Int[Tensor, " batch"]) -> None:
+    def enqueue(
+        self,
+        keys: Float[Tensor, "batch dim"],
+        index: Int[Tensor, " batch"],
+        label: Int[Tensor, " batch"] | None = None,
+    ) -> None:
         """Overwrite the oldest keys with these, which show the images `index`."""
         size = len(self.keys)
         written = len(keys)
@@ -54,6 +71,8 @@ class Queue(nn.Module):
         slots, keys, index = slots[-size:], keys[-size:], index[-size:]
         self.keys[slots] = keys
         self.index[slots] = index
+        if label is not None:
+            self.label[slots] = label[-size:]
         self.cursor.copy_((self.cursor + written) % size)
 
 

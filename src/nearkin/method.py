@@ -27,6 +27,11 @@ class Method(nn.Module, ABC, Generic[Memo]):
     """
 
     num_views: ClassVar[int] = 2
+    """Views it needs of each image."""
+    more_views: ClassVar[bool] = False
+    """Whether it makes use of more, smaller ones (multi-crop), where the augmentation has them."""
+    uses_labels: ClassVar[bool] = False
+    """Whether it learns from labels, where there are any."""
     memory_sizes: ClassVar[tuple[str, ...]] = ()
     """Options that cannot exceed half of the images; left alone, they shrink to fit."""
     online: Branch

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nearkin.errors import DataError
@@ -18,6 +18,7 @@ def nearest(
     k: int,
     *,
     exclude_self: bool = False,
+    ignored: Bool[Tensor, "queries bank"] | None = None,
 ) -> tuple[Float[Tensor, "queries k"], Int[Tensor, "queries k"]]:
     """The `k` rows of the bank most similar to each query, most similar first.
 
@@ -28,6 +29,7 @@ def nearest(
         queries: Features of any length.
         k: How many; no more are given than the bank has.
         exclude_self: The queries are the bank, and no row is its own neighbor.
+        ignored: Rows that are nobody's neighbor but where a query has fewer than `k` others.
 
     Returns:
         Cosine similarities, and rows of the bank.
@@ -45,6 +47,8 @@ def nearest(
     found = []
     for chunk in unit(queries).split(rows):
         similarity = chunk @ bank.T
+        if ignored is not None:
+            similarity.masked_fill_(ignored[start : start + len(chunk)], -torch.inf)
         if exclude_self:
             similarity.diagonal(offset=start).fill_(-torch.inf)
         found.append(_largest(similarity, k))

@@ -1,18 +1,21 @@
 """MoCo: a queue of keys from a slowly moving encoder.
 
 He, Fan, Wu, Xie, Girshick. Momentum contrast for unsupervised visual representation learning.
-CVPR 2020, arXiv:1911.05722. The projector is an MLP, as in v2 (arXiv:2003.04297).
+CVPR 2020, arXiv:1911.05722. With an MLP for a projector it is v2 (arXiv:2003.04297).
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from typing_extensions import override
 
-from nearkin.distributed import gather
+from nearkin.distributed import gather, shuffled
 from nearkin.memory import Queue, Visits, own_entries
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
+from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Branch, mlp
 from nearkin.networks.momentum import follow, frozen_copy
 from nearkin.objectives import info_nce, unit
@@ -22,14 +25,19 @@ from nearkin.types import Batch, Step
 class MoCo(Method[Visits]):
     """The query must find its key, the other view, among the keys of earlier batches.
 
-    Older keys of the query's own image are left out of its negatives.
+    Older keys of the query's own image are left out of its negatives. Batch statistics are taken
+    over groups of the batch, and keys are shuffled between the groups, so that statistics do not
+    tell which key is the query's (section 3.3).
 
     Args:
         backbone: The network to train.
         dim: Numbers in an embedding.
-        hidden_dim: Width of the projector's hidden layer; 0 means that of the features.
+        projector: `linear` as in the first version, or `mlp` as in the second.
+        hidden_dim: Width of the MLP's hidden layer; 0 means that of the features.
         queue_size: How many keys are kept as negatives.
         momentum: How much of itself the key encoder keeps at each step.
+        symmetric: Whether second views are queries as well. The loss is then the mean.
+        bn_groups: Groups of the batch that batch statistics are taken over.
         temperature: Divides the similarities.
     """
 
@@ -40,31 +48,49 @@ class MoCo(Method[Visits]):
         backbone: Backbone,
         *,
         dim: int = 128,
+        projector: Literal["linear", "mlp"] = "mlp",
         hidden_dim: int = 0,
         queue_size: int = 65_536,
         momentum: float = 0.999,
+        symmetric: bool = False,
+        bn_groups: int = 8,
         temperature: float = 0.2,
     ) -> None:
         super().__init__()
         self.momentum = momentum
+        self.symmetric = symmetric
         self.temperature = temperature
         features = backbone.feature_dim
-        self.online = Branch(backbone, mlp(features, hidden_dim or features, dim, norm=False))
+        hidden = (hidden_dim or features,) if projector == "mlp" else ()
+        self.online = Branch(backbone, mlp(features, *hidden, dim, norm=False))
+        normalize_in_groups(self.online, bn_groups)
         self.target = frozen_copy(self.online)
         self.queue = Queue(queue_size, dim)
 
     @override
     def forward(self, batch: Batch, progress: float) -> Step[Visits]:
         first, second = batch.views
-        query, index = gather(unit(self.online(first))), gather(batch.index)
-        with torch.no_grad():
-            key = gather(unit(self.target(second)))
+        index = gather(batch.index)
         same = own_entries(index, self.queue.index)
-        loss = info_nce(query, key, self.queue.keys, self.temperature, same)
-        return Step(loss, memo=Visits(index, key))
+        pairs = [(first, second), (second, first)] if self.symmetric else [(first, second)]
+        losses, keys = [], []
+        for shown, other in pairs:
+            query, key = gather(unit(self.online(shown))), self.keys(other, len(index))
+            losses.append(info_nce(query, key, self.queue.keys, self.temperature, same))
+            keys.append(key)
+        visits = Visits(index.repeat(len(pairs)), torch.cat(keys))
+        return Step(torch.stack(losses).mean(), memo=visits)
 
     @override
     @torch.no_grad()
     def commit(self, visits: Visits, progress: float, /) -> None:
         follow(self.target, self.online, self.momentum)
         self.queue.enqueue(visits.keys, visits.images)
+
+    @torch.no_grad()
+    def keys(
+        self, view: Float[Tensor, "batch _ _ _"], batch_size: int
+    ) -> Float[Tensor, "whole_batch dim"]:
+        """The target's embeddings, computed in a random order and brought back into this one."""
+        order = torch.randperm(batch_size, device=view.device)
+        return gather(unit(self.target(shuffled(view, order))))[order.argsort()]

@@ -6,11 +6,13 @@ He et al. 2020, figure 2a.
 import copy
 from typing import Literal
 
+import torch
 from typing_extensions import override
 
-from nearkin.distributed import gather
+from nearkin.distributed import gather, shuffled
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
+from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import in_batch, unit
 from nearkin.types import Batch, Step
@@ -19,6 +21,8 @@ from nearkin.types import Batch, Step
 class MoCoEndToEnd(Method[None]):
     """The query must find its key among the keys of its own batch.
 
+    Batch statistics are taken over groups, with keys shuffled between them, as in MoCo.
+
     Args:
         backbone: The network to train.
         dim: Numbers in an embedding.
@@ -26,6 +30,7 @@ class MoCoEndToEnd(Method[None]):
         key_encoder: Whether keys come from the `same` network as queries, from a `separate`
             one that is trained as well, or from a projector of their own on a
             `shared_backbone`.
+        bn_groups: Groups of the batch that batch statistics are taken over.
         temperature: Divides the similarities.
     """
 
@@ -36,6 +41,7 @@ class MoCoEndToEnd(Method[None]):
         dim: int = 128,
         hidden_dim: int = 0,
         key_encoder: Literal["same", "separate", "shared_backbone"] = "same",
+        bn_groups: int = 8,
         temperature: float = 0.2,
     ) -> None:
         super().__init__()
@@ -43,6 +49,7 @@ class MoCoEndToEnd(Method[None]):
         features = backbone.feature_dim
         projector = mlp(features, hidden_dim or features, dim, norm=False)
         self.online = Branch(backbone, projector)
+        normalize_in_groups(self.online, bn_groups)
         if key_encoder == "same":
             self.key_branch = self.online
         elif key_encoder == "separate":
@@ -53,5 +60,7 @@ class MoCoEndToEnd(Method[None]):
     @override
     def forward(self, batch: Batch, progress: float) -> Step[None]:
         first, second = batch.views
-        query, key = gather(unit(self.online(first))), gather(unit(self.key_branch(second)))
+        query = gather(unit(self.online(first)))
+        order = torch.randperm(len(query), device=query.device)
+        key = gather(unit(self.key_branch(shuffled(second, order))))[order.argsort()]
         return Step(in_batch(query, key, self.temperature), memo=None)

@@ -4,6 +4,8 @@ Chen, Kornblith, Norouzi, Hinton. A simple framework for contrastive learning of
 representations. ICML 2020, arXiv:2002.05709.
 """
 
+from typing import Literal
+
 import torch
 from typing_extensions import override
 
@@ -11,7 +13,7 @@ from nearkin.distributed import gather
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
-from nearkin.objectives import nt_xent, unit
+from nearkin.objectives import in_batch, nt_xent, unit
 from nearkin.types import Batch, Step
 
 
@@ -22,6 +24,8 @@ class SimCLR(Method[None]):
         backbone: The network to train.
         dim: Numbers in an embedding.
         hidden_dim: Width of the projector's hidden layer; 0 means that of the features.
+        loss: `nt_xent` (eq. 1), or `cross_view`, the form that the NNCLR paper prints for it:
+            first views look for second ones only, among the second ones.
         temperature: Divides the similarities.
     """
 
@@ -31,9 +35,11 @@ class SimCLR(Method[None]):
         *,
         dim: int = 128,
         hidden_dim: int = 0,
+        loss: Literal["nt_xent", "cross_view"] = "nt_xent",
         temperature: float = 0.5,
     ) -> None:
         super().__init__()
+        self.contrast = nt_xent if loss == "nt_xent" else in_batch
         self.temperature = temperature
         features = backbone.feature_dim
         self.online = Branch(backbone, mlp(features, hidden_dim or features, dim))
@@ -42,4 +48,4 @@ class SimCLR(Method[None]):
     def forward(self, batch: Batch, progress: float) -> Step[None]:
         z = unit(self.online(torch.cat(batch.views)))  # one pass: shared batch-norm statistics
         z1, z2 = (gather(view) for view in z.chunk(2))
-        return Step(nt_xent(z1, z2, self.temperature), memo=None)
+        return Step(self.contrast(z1, z2, self.temperature), memo=None)

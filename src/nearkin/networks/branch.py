@@ -1,6 +1,7 @@
 """A backbone with a projector on top, and the projectors the papers use."""
 
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import groupby, pairwise
 
 import torch
 from jaxtyping import Float
@@ -24,8 +25,24 @@ class Branch(nn.Module):
         return embedding.to(torch.promote_types(embedding.dtype, torch.float32))
 
 
-def mlp(*sizes: int, norm: bool = True, last_norm: bool = False) -> nn.Sequential:
-    """Linear layers with ReLU between them, batch-normalized if `norm`.
+def by_size(
+    network: Callable[[Tensor], Tensor], views: Sequence[Tensor]
+) -> list[Float[Tensor, "batch dim"]]:
+    """What a network gives for each view; neighbors of one size go through it together.
+
+    So they share their batch statistics, as in SwAV's code and DINO's.
+    """
+    together = [list(group) for _, group in groupby(views, key=lambda view: view.shape[-2:])]
+    return [z for group in together for z in network(torch.cat(group)).chunk(len(group))]
+
+
+def mlp(
+    *sizes: int,
+    norm: bool = True,
+    last_norm: bool = False,
+    activation: Callable[[], nn.Module] = nn.ReLU,
+) -> nn.Sequential:
+    """Linear layers with an activation between them, batch-normalized if `norm`.
 
     `last_norm` ends on a batch norm without scale or shift (Chen & He 2021).
     """
@@ -33,7 +50,7 @@ def mlp(*sizes: int, norm: bool = True, last_norm: bool = False) -> nn.Sequentia
     for fan_in, fan_out in pairwise(sizes[:-1]):
         layers += [nn.Linear(fan_in, fan_out, bias=not norm)]
         layers += [nn.BatchNorm1d(fan_out)] if norm else []
-        layers += [nn.ReLU(inplace=True)]
+        layers += [activation()]
     layers += [nn.Linear(sizes[-2], sizes[-1], bias=not last_norm)]
     layers += [nn.BatchNorm1d(sizes[-1], affine=False)] if last_norm else []
     return nn.Sequential(*layers)

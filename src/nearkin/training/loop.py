@@ -9,6 +9,7 @@ import torch
 from nearkin.distributed import wrap
 from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
+from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.training.optimizer import set_learning_rates
 from nearkin.types import Batch, Step
 
@@ -38,6 +39,14 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
+def release_frozen(optimizer: torch.optim.Optimizer) -> None:
+    """Drop the gradients of groups whose learning rate is zero, which would gather as momentum."""
+    for group in optimizer.param_groups:
+        if group["lr"] == 0:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+
 def steps(
     method: Method[Any],
     optimizer: torch.optim.Optimizer,
@@ -64,6 +73,7 @@ def steps(
     Raises:
         DivergedError: If the loss is not finite, before anything is written.
     """
+    normalize_in_groups(method, groups=1)
     model = wrap(method.train())
     device = next(method.parameters()).device
     for step, batch in zip(range(start, total), batches, strict=False):
@@ -79,6 +89,7 @@ def steps(
                 )
             optimizer.zero_grad(set_to_none=True)
             found.loss.backward()
+            release_frozen(optimizer)
             optimizer.step()
             method.commit(found.memo, progress)
         yield step + 1, found

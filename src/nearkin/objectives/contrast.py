@@ -1,58 +1,13 @@
-"""The objectives, as pure functions of unit vectors.
+"""Matching a query against a dictionary of keys: the one equation, and its usual forms."""
 
-Nearly all of them are one equation. A query is matched against a dictionary of keys, and the
-loss is the cross-entropy between that match and what it should have been:
-
-    loss(q) = - sum_j  target_j  log softmax_j( q . k_j / temperature )
-
-They differ in where the keys come from (the batch, a queue, a memory bank, prototypes) and in
-the target (one key, several neighbors, a soft assignment). `look_up` is the shared half.
-Nothing here knows about networks, memories or processes, and everything here computes in at
-least float32, whatever precision the networks around it use.
-"""
-
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
+import math
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
-
-def full_precision(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Run a function with autocast off and its half-precision tensors widened to float32.
-
-    Similarities divided by a small temperature lose their digits in bfloat16, and the largest
-    of them decides the gradient.
-    """
-
-    def widen(x: object) -> object:
-        half = isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16)
-        return x.float() if half else x  # type: ignore[attr-defined]
-
-    @wraps(function)
-    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        device = next(x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-        with torch.autocast(device, enabled=False):
-            wide = {name: widen(x) for name, x in kwargs.items()}
-            return function(*map(widen, args), **wide)  # type: ignore[arg-type]
-
-    return run
-
-
-@full_precision
-def unit(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-    """Scale each vector to length one.
-
-    >>> unit(torch.tensor([3.0, 4.0]))
-    tensor([0.6000, 0.8000])
-    """
-    return F.normalize(x, dim=-1)
+from nearkin.objectives.precision import full_precision
 
 
 @full_precision
@@ -152,3 +107,54 @@ def nt_xent(
     positive = (a * b).sum(dim=1).repeat(2) / temperature
     own = torch.eye(len(a), dtype=torch.bool, device=z.device).repeat(2, 2)  # itself and partner
     return tell_apart(positive, look_up(z, z, temperature), own)
+
+
+@full_precision
+def soft_match(
+    logits: Float[Tensor, "batch matches"], target: Float[Tensor, "batch matches"]
+) -> Float[Tensor, ""]:
+    """The equation itself: cross-entropy of a softmax with a soft target, summed over matches.
+
+    Returns:
+        The mean over the batch, or zero where the batch is empty.
+
+    >>> soft_match(torch.zeros(1, 4), torch.tensor([[0.5, 0.5, 0.0, 0.0]]))  # log(4)
+    tensor(1.3863)
+    """
+    return -(target * logits.log_softmax(dim=1)).sum() / max(len(logits), 1)
+
+
+@full_precision
+def nce(
+    query: Float[Tensor, "batch dim"],
+    key: Float[Tensor, "batch dim"],
+    noise: Float[Tensor, "noise dim"],
+    temperature: float,
+    normalizer: Float[Tensor, ""],
+    num_images: int,
+) -> Float[Tensor, ""]:
+    """Tell the query's own key from noise, one yes or no at a time (Wu et al. 2018, eq. 5 to 7).
+
+    With `P(v) = exp(v.q / temperature) / normalizer` and `m` noise keys drawn evenly from `n`
+    images, the key is believed to be the query's own with `h(v) = P(v) / (P(v) + m / n)`, whose
+    logit is `log P(v) - log(m / n)`.
+
+    Args:
+        query: Unit vectors.
+        key: The entry of each query's own image.
+        noise: Entries drawn evenly, with replacement, shared by the batch.
+        temperature: Divides the similarities; above 0.
+        normalizer: The constant Z that stands for the sum over all images.
+        num_images: How many images there are.
+
+    Returns:
+        The mean over the queries; `log(1 + m) + m log(1 + 1 / m)` where P is `1 / n` everywhere.
+
+    >>> q, noise, z = torch.eye(2), torch.zeros(1, 2), torch.tensor(2.0)
+    >>> nce(0 * q, q, noise, 1.0, normalizer=z, num_images=2)  # 2 log(2)
+    tensor(1.3863)
+    """
+    offset = normalizer.log() + math.log(len(noise) / num_images)
+    own = (query * key).sum(dim=1) / temperature - offset
+    others = look_up(query, noise, temperature) - offset
+    return -(F.logsigmoid(own) + F.logsigmoid(-others).sum(dim=1)).mean()

@@ -1,0 +1,44 @@
+"""Barlow Twins: what two views share should not be redundant.
+
+Zbontar, Jing, Misra, LeCun, Deny. Barlow Twins: self-supervised learning via redundancy
+reduction. ICML 2021, arXiv:2103.03230.
+"""
+
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch, mlp
+from nearkin.objectives import barlow_twins
+from nearkin.types import Batch, Step
+
+
+class BarlowTwins(Method[None]):
+    """The cross-correlation of the two views' embeddings must be the identity.
+
+    Args:
+        backbone: The network to train.
+        dim: Numbers in an embedding, and width of the projector.
+        off_diagonal: Weight of what different dimensions have in common.
+        scale: Multiplies the loss, which is a sum over the matrix. The official code for ImageNet
+            has 0.024 as part of its learning rates.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        dim: int = 8192,
+        off_diagonal: float = 0.0051,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.off_diagonal = off_diagonal
+        self.scale = scale
+        self.online = Branch(backbone, mlp(backbone.feature_dim, dim, dim, dim))
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[None]:
+        z1, z2 = (gather(self.online(view)) for view in batch.views)
+        return Step(self.scale * barlow_twins(z1, z2, self.off_diagonal), memo=None)

@@ -1,0 +1,60 @@
+"""BYOL: predict a slowly moving copy of oneself. No negatives.
+
+Grill et al. Bootstrap your own latent: a new approach to self-supervised learning.
+NeurIPS 2020, arXiv:2006.07733.
+"""
+
+import torch
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch, mlp
+from nearkin.networks.momentum import follow, frozen_copy, rising
+from nearkin.objectives import alignment, unit
+from nearkin.types import Batch, Step
+
+
+class BYOL(Method[None]):
+    """The prediction from one view must agree with the target's embedding of the other.
+
+    The loss is the sum over both directions, from 0 to 8. The target starts as a copy of the
+    online network.
+
+    Args:
+        backbone: The network to train.
+        dim: Numbers in an embedding.
+        hidden_dim: Width of the hidden layers of projector and predictor.
+        momentum: How much of itself the target keeps at the first step; it rises to one.
+        rising_momentum: Whether it does.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        dim: int = 256,
+        hidden_dim: int = 4096,
+        momentum: float = 0.996,
+        rising_momentum: bool = True,
+    ) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.rising_momentum = rising_momentum
+        self.online = Branch(backbone, mlp(backbone.feature_dim, hidden_dim, dim))
+        self.target = frozen_copy(self.online)
+        self.predictor = mlp(dim, hidden_dim, dim)
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[None]:
+        p1, p2 = (gather(unit(self.predictor(self.online(view)))) for view in batch.views)
+        with torch.no_grad():
+            z1, z2 = (gather(unit(self.target(view))) for view in batch.views)
+        return Step(alignment(p1, z2) + alignment(p2, z1), memo=None)
+
+    @override
+    @torch.no_grad()
+    def commit(self, memo: None, progress: float, /) -> None:
+        momentum = rising(self.momentum, progress) if self.rising_momentum else self.momentum
+        follow(self.target, self.online, momentum)

@@ -1,0 +1,120 @@
+"""DINO: distill a slowly moving copy of oneself, whose answers are centered and sharp.
+
+Caron, Touvron, Misra, Jegou, Mairal, Bojanowski, Joulin. Emerging properties in self-supervised
+vision transformers. ICCV 2021, arXiv:2104.14294.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.method import Method, Schedule
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch, by_size, mlp
+from nearkin.networks.momentum import follow, frozen_copy, rising
+from nearkin.objectives import look_up, soft_match, unit
+from nearkin.types import Batch, Step
+
+
+class Prototypes(nn.Module):
+    """A projector's embeddings against unit vectors that are learned: cosine similarities."""
+
+    def __init__(self, dim: int, count: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(count, dim))
+
+    @override
+    def forward(self, z: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch prototypes"]:
+        return look_up(unit(z), unit(self.weight), temperature=1.0)
+
+
+class DINO(Method[Tensor]):
+    """Every view must predict which prototypes the target sees in each other large view.
+
+    The target's answers are centered, against one prototype taking all, and sharpened, against
+    all being alike.
+
+    Args:
+        backbone: The network to train.
+        dim: Numbers in an embedding.
+        hidden_dim: Width of the projector's two hidden layers.
+        num_prototypes: How many there are.
+        momentum: How much of itself the target keeps at the first step; it rises to one.
+        center_momentum: How much of itself the center keeps at each step.
+        freeze_until: Share of training before which the prototypes stay as they are.
+        warmup_until: Share of training over which the target's temperature rises.
+        first_target_temperature: What it rises from.
+        target_temperature: What it rises to.
+        temperature: Divides the online similarities.
+    """
+
+    more_views: ClassVar[bool] = True
+    center: Tensor
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        dim: int = 256,
+        hidden_dim: int = 2048,
+        num_prototypes: int = 65_536,
+        momentum: float = 0.996,
+        center_momentum: float = 0.9,
+        freeze_until: float = 0.01,
+        warmup_until: float = 0.3,
+        first_target_temperature: float = 0.04,
+        target_temperature: float = 0.07,
+        temperature: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.center_momentum = center_momentum
+        self.freeze_until = freeze_until
+        self.warmup_until = warmup_until
+        self.target_temperatures = first_target_temperature, target_temperature
+        self.temperature = temperature
+        sizes = (backbone.feature_dim, hidden_dim, hidden_dim, dim)
+        self.online = Branch(backbone, mlp(*sizes, norm=False, activation=nn.GELU))
+        self.prototypes = Prototypes(dim, num_prototypes)
+        self.target = frozen_copy(self.online)
+        self.target_prototypes = frozen_copy(self.prototypes)
+        self.register_buffer("center", torch.zeros(num_prototypes))
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[Tensor]:
+        scores = [self.prototypes(gather(z)) for z in by_size(self.online, batch.views)]
+        with torch.no_grad():
+            large = [gather(z) for z in by_size(self.target, batch.views[:2])]
+            answers = [self.target_prototypes(z) for z in large]
+        temperature = self.sharpness(progress)
+        codes = [((answer - self.center) / temperature).softmax(dim=1) for answer in answers]
+        distilled = [
+            soft_match(score / self.temperature, code)
+            for i, code in enumerate(codes)
+            for j, score in enumerate(scores)
+            if i != j
+        ]
+        return Step(torch.stack(distilled).mean(), memo=torch.cat(answers).mean(dim=0))
+
+    @override
+    @torch.no_grad()
+    def commit(self, mean_answer: Tensor, progress: float, /) -> None:
+        momentum = rising(self.momentum, progress)
+        follow(self.target, self.online, momentum)
+        follow(self.target_prototypes, self.prototypes, momentum)
+        self.center.lerp_(mean_answer, 1 - self.center_momentum)
+
+    @override
+    def learning_rates(self, schedule: Schedule, /) -> Mapping[str, Schedule]:
+        return {"prototypes": lambda p: 0.0 if p < self.freeze_until else schedule(p)}
+
+    def sharpness(self, progress: float) -> float:
+        """The target's temperature, which rises in a line at first."""
+        first, last = self.target_temperatures
+        risen = min(progress / self.warmup_until, 1.0) if self.warmup_until > 0 else 1.0
+        return first + (last - first) * risen

@@ -1,0 +1,100 @@
+"""InstDisc: every image is its own class, and its weight vector is its own past embedding.
+
+Wu, Xiong, Yu, Lin. Unsupervised feature learning via non-parametric instance discrimination.
+CVPR 2018, arXiv:1805.01978.
+"""
+
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.memory import MemoryBank, Visits, own_entries
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch
+from nearkin.objectives import alignment, info_nce, look_up, nce, unit
+from nearkin.types import Batch, Step
+
+
+class Estimate(NamedTuple):
+    """The visits of a step, and the normalizer in use."""
+
+    visits: Visits
+    normalizer: Float[Tensor, ""]
+
+
+class InstDisc(Method[Estimate]):
+    """The embedding must be told apart by its image's entry in the memory bank.
+
+    Args:
+        backbone: The network to train.
+        num_images: Rows of the bank: the images to train on.
+        dim: Numbers in an embedding.
+        loss: `nce` tells the entry from noise, one yes or no at a time (eq. 7); `softmax` from the
+            entries of all images at once (eq. 2).
+        num_noise: Rows drawn at each step as noise, with replacement, shared by the batch. They
+            follow the noise distribution, so an image's own row may be among them.
+        momentum: How much of itself a row keeps at each visit. The official code has 0.5 where
+            the paper has 0 and the proximal term.
+        proximal_weight: Weight lambda of the squared distance to the row (eq. 9).
+        temperature: Divides the similarities.
+    """
+
+    num_views: ClassVar[int] = 1
+    memory_sizes: ClassVar[tuple[str, ...]] = ("num_noise",)
+    normalizer: Tensor
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        num_images: int,
+        dim: int = 128,
+        loss: Literal["nce", "softmax"] = "nce",
+        num_noise: int = 4096,
+        momentum: float = 0.5,
+        proximal_weight: float = 0.0,
+        temperature: float = 0.07,
+    ) -> None:
+        super().__init__()
+        self.loss = loss
+        self.num_noise = num_noise
+        self.proximal_weight = proximal_weight
+        self.temperature = temperature
+        self.online = Branch(backbone, nn.Linear(backbone.feature_dim, dim))
+        self.bank = MemoryBank(num_images, dim, momentum)
+        self.register_buffer("normalizer", torch.zeros(()))  # zero: not yet estimated
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[Estimate]:
+        query, index = gather(unit(self.online(batch.views[0]))), gather(batch.index)
+        key, normalizer = self.bank.keys[index], self.normalizer
+        if self.loss == "softmax":
+            rows = torch.arange(len(self.bank.keys), device=index.device)
+            own = own_entries(index, rows)
+            loss = info_nce(query, key, self.bank.keys, self.temperature, own)
+        else:
+            noise = self.bank.keys[self.bank.sample(self.num_noise)]
+            normalizer = torch.where(normalizer > 0, normalizer, self.estimate(query, noise))
+            count = len(self.bank.keys)
+            loss = nce(query, key, noise, self.temperature, normalizer, count)
+        if self.proximal_weight > 0:
+            loss = loss + self.proximal_weight * alignment(query, key)
+        return Step(loss, memo=Estimate(Visits(index, query.detach()), normalizer))
+
+    @override
+    @torch.no_grad()
+    def commit(self, memo: Estimate, progress: float, /) -> None:
+        self.bank.write(memo.visits.images, memo.visits.keys)
+        self.normalizer.copy_(memo.normalizer)
+
+    @torch.no_grad()
+    def estimate(
+        self, query: Float[Tensor, "batch dim"], noise: Float[Tensor, "noise dim"]
+    ) -> Float[Tensor, ""]:
+        """The normalizer by Monte Carlo: made at the first step, constant from then on (eq. 8)."""
+        return look_up(query, noise, self.temperature).exp().mean() * len(self.bank.keys)

@@ -1,0 +1,51 @@
+"""InstDisc's parametric baseline: every image is its own class, with weights of its own.
+
+Wu et al. 2018, eq. 1 and table 1; Dosovitskiy et al. 2014, arXiv:1406.6909.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.memory import own_entries
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch
+from nearkin.objectives import info_nce, unit
+from nearkin.types import Batch, Step
+
+
+class InstDiscParametric(Method[None]):
+    """The embedding must be told apart by a weight vector that is learned for its image.
+
+    Args:
+        backbone: The network to train.
+        num_images: How many weight vectors there are: the images to train on.
+        dim: Numbers in an embedding.
+        temperature: Divides the products with the weights, whose length is free.
+    """
+
+    num_views: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        num_images: int,
+        dim: int = 128,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.online = Branch(backbone, nn.Linear(backbone.feature_dim, dim))
+        self.weights = nn.Parameter(unit(torch.randn(num_images, dim)))
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[None]:
+        query, index = gather(unit(self.online(batch.views[0]))), gather(batch.index)
+        own = own_entries(index, torch.arange(len(self.weights), device=index.device))
+        loss = info_nce(query, self.weights[index], self.weights, self.temperature, own)
+        return Step(loss, memo=None)

@@ -1,0 +1,60 @@
+"""MoCo v3: contrast with a momentum encoder, within one large batch and without a queue.
+
+Chen, Xie, He. An empirical study of training self-supervised vision transformers.
+ICCV 2021, arXiv:2104.02057.
+"""
+
+import torch
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch, mlp
+from nearkin.networks.momentum import follow, frozen_copy, rising
+from nearkin.objectives import in_batch, unit
+from nearkin.types import Batch, Step
+
+
+class MoCoV3(Method[None]):
+    """The prediction from one view must find the target's key of the other in the batch.
+
+    The loss is the sum over both directions, times twice the temperature (algorithm 1).
+
+    Args:
+        backbone: The network to train.
+        dim: Numbers in an embedding.
+        hidden_dim: Width of the hidden layers of projector and predictor.
+        momentum: How much of itself the target keeps at the first step; it rises to one.
+        temperature: Divides the similarities.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        dim: int = 256,
+        hidden_dim: int = 4096,
+        momentum: float = 0.99,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.temperature = temperature
+        sizes = (backbone.feature_dim, hidden_dim, dim)
+        self.online = Branch(backbone, mlp(*sizes, last_norm=True))
+        self.target = frozen_copy(self.online)
+        self.predictor = mlp(dim, hidden_dim, dim)
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[None]:
+        q1, q2 = (gather(unit(self.predictor(self.online(view)))) for view in batch.views)
+        with torch.no_grad():
+            k1, k2 = (gather(unit(self.target(view))) for view in batch.views)
+        both = in_batch(q1, k2, self.temperature) + in_batch(q2, k1, self.temperature)
+        return Step(2 * self.temperature * both, memo=None)
+
+    @override
+    @torch.no_grad()
+    def commit(self, memo: None, progress: float, /) -> None:
+        follow(self.target, self.online, rising(self.momentum, progress))

@@ -1,0 +1,226 @@
+"""NCL: discover new classes in unlabeled images with the help of labeled ones.
+
+Zhong, Fini, Roy, Luo, Ricci, Sebe. Neighborhood contrastive learning for novel class
+discovery. CVPR 2021, arXiv:2106.10731.
+"""
+
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.memory import Queue, own_entries
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch
+from nearkin.objectives import (
+    class_targets,
+    close,
+    consistency,
+    look_up,
+    mixed_negatives,
+    neighborhood_targets,
+    pairwise_bce,
+    ramp,
+    same_ranks,
+    soft_match,
+    unit,
+)
+from nearkin.types import UNKNOWN, Batch, Step
+
+
+class Seen(NamedTuple):
+    """Images, the keys of their first views, and their classes."""
+
+    images: Int[Tensor, " batch"]
+    keys: Float[Tensor, "batch dim"]
+    label: Int[Tensor, " batch"]
+
+
+class NCL(Method[Seen]):
+    """Neighbors in the queue are of one class; mixtures with known classes are of another.
+
+    A batch holds images of known classes and images without a label, which are taken to be of
+    novel classes. Both parts may be empty.
+
+    Args:
+        backbone: The network to train.
+        num_known_classes: Classes that have labels.
+        num_novel_classes: Classes to find.
+        queue_size: How many keys of each part are kept.
+        num_neighbors: Nearest keys held to be of the query's class; at most half of what the
+            queue holds per novel class.
+        own_weight: Weight alpha of the query's own other view; the neighbors share the rest.
+        targets: How the weights are set: by the `paper`'s equations, or as the `official` code
+            does, where the own view takes the place of a neighbor and its weight is lost.
+        pseudo_labels: Whether two unlabeled images are held to be of one class if their features
+            are `close`, or if they have the same `ranks` (AutoNovel).
+        threshold: Cosine similarity above which features are close.
+        top_ranks: How many of the largest features must be the same.
+        num_easy: Least similar novel keys, to be mixed with known ones.
+        num_mixes: How often each is mixed.
+        num_hard: Most similar mixtures, to be added as negatives; 0 means none.
+        mix: Shares of the novel key: one and two `thirds`, as in the official code, or drawn
+            from a `uniform` distribution.
+        hard_from: Share of training after which mixtures are added.
+        novel_weight: Weight of contrast among unlabeled images.
+        known_weight: Weight of contrast among labeled images.
+        consistency_weight: Weight of consistency of the views, once it has risen.
+        consistency_until: Share of training over which it rises.
+        temperature: Divides the similarities.
+    """
+
+    uses_labels: ClassVar[bool] = True
+    memory_sizes: ClassVar[tuple[str, ...]] = ("queue_size",)
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        num_known_classes: int,
+        num_novel_classes: int = 5,
+        queue_size: int = 2000,
+        num_neighbors: int = 200,
+        own_weight: float = 0.2,
+        targets: Literal["paper", "official"] = "paper",
+        pseudo_labels: Literal["close", "ranks"] = "close",
+        threshold: float = 0.95,
+        top_ranks: int = 5,
+        num_easy: int = 400,
+        num_mixes: int = 5,
+        num_hard: int = 400,
+        mix: Literal["thirds", "uniform"] = "thirds",
+        hard_from: float = 0.015,
+        novel_weight: float = 1.0,
+        known_weight: float = 0.1,
+        consistency_weight: float = 5.0,
+        consistency_until: float = 0.25,
+        temperature: float = 0.05,
+    ) -> None:
+        super().__init__()
+        self.num_neighbors, self.own_weight, self.targets = num_neighbors, own_weight, targets
+        self.pseudo_labels = pseudo_labels
+        self.threshold, self.top_ranks = threshold, top_ranks
+        self.num_easy, self.num_mixes, self.num_hard = num_easy, num_mixes, num_hard
+        self.mix, self.hard_from = mix, hard_from
+        self.novel_weight, self.known_weight = novel_weight, known_weight
+        self.consistency_weight, self.consistency_until = consistency_weight, consistency_until
+        self.temperature = temperature
+        features = backbone.feature_dim
+        self.online = Branch(backbone, nn.Identity())
+        self.known = nn.Linear(features, num_known_classes)
+        self.novel = nn.Linear(features, num_novel_classes)
+        self.known_queue = Queue(queue_size, features, labeled=True)
+        self.novel_queue = Queue(queue_size, features)
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[Seen]:
+        index, label = gather(batch.index), gather(batch.label)
+        h1, h2 = (gather(self.online(view)) for view in batch.views)
+        query, key = unit(h1), unit(h2.detach())
+        known = label != UNKNOWN
+        novel1, novel2 = (self.novel(h).softmax(dim=1) for h in (h1, h2))
+        known1, known2 = (self.known(h).softmax(dim=1) for h in (h1, h2))
+        same = self.same_class(h1[~known].detach())
+        ramped = self.consistency_weight * ramp(progress, self.consistency_until)
+        losses = {
+            "classify": self.classify(h1[known], label[known]),
+            "pairs": pairwise_bce(novel1[~known], novel2[~known], same),
+            "consistency": ramped * (consistency(known1, known2) + consistency(novel1, novel2)),
+            "known": self.known_weight
+            * self.contrast_known(query[known], key[known], index[known], label[known]),
+            "novel": self.novel_weight
+            * self.contrast_novel(query[~known], key[~known], index[~known], progress),
+        }
+        metrics = {name: loss.detach() for name, loss in losses.items()}
+        metrics["positive_rate"] = same.sum() / max(same.numel(), 1)
+        total = torch.stack(list(losses.values())).sum()
+        return Step(total, Seen(index, query.detach(), label), metrics)
+
+    @override
+    @torch.no_grad()
+    def commit(self, seen: Seen, progress: float, /) -> None:
+        known = seen.label != UNKNOWN
+        images, keys, label = seen.images, seen.keys, seen.label
+        self.known_queue.enqueue(keys[known], images[known], label[known])
+        self.novel_queue.enqueue(keys[~known], images[~known])
+
+    def same_class(self, features: Float[Tensor, "n f"]) -> Bool[Tensor, "n n"]:
+        """Pseudo-labels: which pairs are held to be of one class."""
+        if self.pseudo_labels == "ranks":
+            return same_ranks(features, self.top_ranks)
+        return close(features, self.threshold)
+
+    def classify(
+        self, features: Float[Tensor, "n f"], label: Int[Tensor, " n"]
+    ) -> Float[Tensor, ""]:
+        """Cross-entropy of the known classes (eq. 1); zero where there are none."""
+        total = F.cross_entropy(self.known(features), label, reduction="sum")
+        return torch.div(total, max(len(label), 1))
+
+    def contrast_known(
+        self,
+        query: Float[Tensor, "n f"],
+        key: Float[Tensor, "n f"],
+        index: Int[Tensor, " n"],
+        label: Int[Tensor, " n"],
+    ) -> Float[Tensor, ""]:
+        """The other view and all queued images of the class are positives, equally (eq. 8)."""
+        queue = self.known_queue
+        logits, usable = self.against(queue, query, key, index)
+        return soft_match(logits, class_targets(label, queue.label, usable))
+
+    def contrast_novel(
+        self,
+        query: Float[Tensor, "n f"],
+        key: Float[Tensor, "n f"],
+        index: Int[Tensor, " n"],
+        progress: float,
+    ) -> Float[Tensor, ""]:
+        """The other view and the nearest queued images are positives (eq. 5 to 7)."""
+        logits, usable = self.against(self.novel_queue, query, key, index)
+        most = int(self.novel_queue.filled.sum()) // (2 * self.novel.out_features)
+        targets = neighborhood_targets(
+            logits.detach(),
+            usable,
+            own_weight=self.own_weight,
+            num_neighbors=max(1, min(self.num_neighbors, most)),
+            own_competes=self.targets == "official",
+        )
+        if self.num_hard and progress >= self.hard_from:
+            hard = self.hard_negatives(query, usable) / self.temperature
+            logits, targets = torch.cat([logits, hard], 1), F.pad(targets, (0, hard.shape[1]))
+        return soft_match(logits, targets)
+
+    def against(
+        self,
+        queue: Queue,
+        query: Float[Tensor, "n f"],
+        key: Float[Tensor, "n f"],
+        index: Int[Tensor, " n"],
+    ) -> tuple[Float[Tensor, "n matches"], Bool[Tensor, "n keys"]]:
+        """Logits against the own key and a queue, and which entries of the queue count."""
+        usable = queue.filled & ~own_entries(index, queue.index)
+        logits = look_up(query, queue.keys, self.temperature, own=key)
+        least = torch.finfo(logits.dtype).min / 2
+        return logits.masked_fill(~F.pad(usable, (1, 0), value=True), least), usable
+
+    def hard_negatives(
+        self, query: Float[Tensor, "n f"], usable: Bool[Tensor, "n keys"]
+    ) -> Float[Tensor, "n hard"]:
+        """Similarities to known keys mixed into the novel ones least like the query (eq. 9)."""
+        novel, known = self.novel_queue.keys, self.known_queue.keys[self.known_queue.filled]
+        count = min(self.num_easy, int(usable.sum(dim=1).min()) if len(usable) else 0, len(known))
+        with torch.no_grad():
+            unlike = (query @ novel.T).masked_fill(~usable, torch.inf)
+            easy = unlike.topk(count, dim=1, largest=False).indices
+            chance = torch.rand(len(query), self.num_mixes, len(known), device=query.device)
+            drawn = chance.topk(count, dim=2).indices
+            shares = torch.tensor([1 / 3, 2 / 3], dtype=query.dtype, device=query.device)
+            if self.mix == "uniform":
+                shares = torch.rand(*drawn.shape, 1, dtype=query.dtype, device=query.device)
+        return mixed_negatives(query, novel, known, easy, drawn, shares, self.num_hard)

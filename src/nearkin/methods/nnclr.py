@@ -1,0 +1,106 @@
+"""NNCLR: a friend's embedding for a positive.
+
+Dwibedi, Aytar, Tompson, Sermanet, Zisserman. With a little help from my friends:
+nearest-neighbor contrastive learning of visual representations. ICCV 2021, arXiv:2104.14548.
+"""
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.errors import UsageError
+from nearkin.measures.neighbors import nearest
+from nearkin.memory import Queue, Visits, own_entries
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch, mlp
+from nearkin.objectives import in_batch, unit
+from nearkin.types import Batch, Step
+
+
+class NNCLR(Method[Visits]):
+    """The nearest neighbor of one view must find the other view's prediction in the batch.
+
+    Neighbors come from a support set of earlier embeddings. An image's own older entry is never
+    its neighbor.
+
+    Args:
+        backbone: The network to train.
+        dim: Numbers in an embedding.
+        hidden_dim: Width of the projector's two hidden layers.
+        predictor_dim: Width of the predictor's hidden layer.
+        predictor: Whether there is one.
+        support_size: How many earlier embeddings of the first view are kept.
+        num_neighbors: The neighbor is drawn from so many nearest ones (table 6b).
+        symmetric: What makes up the loss: both `views` as queries, as in the official code; one
+            view, matched along the rows and the columns of one matrix (`rowcol`), as in the
+            paper's text; or `both`.
+        temperature: Divides the similarities.
+    """
+
+    memory_sizes: ClassVar[tuple[str, ...]] = ("support_size",)
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        dim: int = 256,
+        hidden_dim: int = 2048,
+        predictor_dim: int = 4096,
+        predictor: bool = True,
+        support_size: int = 98_304,
+        num_neighbors: int = 1,
+        symmetric: Literal["views", "rowcol", "both"] = "views",
+        temperature: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if num_neighbors > support_size:
+            raise UsageError(
+                f"--num-neighbors {num_neighbors} is more than --support-size {support_size}"
+            )
+        self.num_neighbors = num_neighbors
+        self.symmetric = symmetric
+        self.temperature = temperature
+        sizes = (backbone.feature_dim, hidden_dim, hidden_dim, dim)
+        self.online = Branch(backbone, mlp(*sizes, last_norm=True))
+        self.predictor = mlp(dim, predictor_dim, dim) if predictor else nn.Identity()
+        self.support_set = Queue(support_size, dim)
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[Visits]:
+        embeddings = [self.online(view) for view in batch.views]
+        p1, p2 = (gather(unit(self.predictor(z))) for z in embeddings)
+        z1, z2 = (gather(unit(z.detach())) for z in embeddings)
+        index = gather(batch.index)
+        loss = self.agree(self.friend(z1, index), p2)
+        if self.symmetric != "rowcol":
+            loss = (loss + self.agree(self.friend(z2, index), p1)) / 2
+        return Step(loss, memo=Visits(index, z1))
+
+    @override
+    @torch.no_grad()
+    def commit(self, visits: Visits, progress: float, /) -> None:
+        self.support_set.enqueue(visits.keys, visits.images)
+
+    def friend(
+        self, z: Float[Tensor, "batch dim"], index: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch dim"]:
+        """For each embedding, one of its nearest neighbors in the support set (eq. 2)."""
+        keys = self.support_set.keys
+        own = own_entries(index, self.support_set.index)
+        _, neighbors = nearest(keys, z, self.num_neighbors, ignored=own)
+        drawn = torch.randint(self.num_neighbors, (len(z), 1), device=z.device)
+        return keys[neighbors.gather(1, drawn).squeeze(1)]
+
+    def agree(
+        self, friend: Float[Tensor, "batch dim"], prediction: Float[Tensor, "batch dim"]
+    ) -> Float[Tensor, ""]:
+        """Friends must find predictions and, along the columns, predictions friends (eq. 3)."""
+        forth = in_batch(friend, prediction, self.temperature)
+        if self.symmetric == "views":
+            return forth
+        return torch.add(forth, in_batch(prediction, friend, self.temperature)) / 2

@@ -1,0 +1,62 @@
+"""SimSiam: predict the other view's embedding, and stop its gradient. Nothing else.
+
+Chen, He. Exploring simple Siamese representation learning. CVPR 2021, arXiv:2011.10566.
+"""
+
+from collections.abc import Mapping
+
+from torch import nn
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.method import Method, Schedule
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch, mlp
+from nearkin.objectives import alignment, unit
+from nearkin.types import Batch, Step
+
+
+class SimSiam(Method[None]):
+    """The prediction from one view must agree with the embedding of the other.
+
+    The loss is the mean negative cosine, from -1 to 1. The predictor's learning rate stays at its
+    peak (section 4.2). Without a predictor or without the stop-gradient the method collapses;
+    the options are there to show it (tables 1 and 2).
+
+    Args:
+        backbone: The network to train.
+        dim: Numbers in an embedding, and width of the projector.
+        num_layers: Of the projector: 3, or 2 for small pictures (appendix D).
+        predictor_dim: Width of the predictor's hidden layer.
+        predictor: Whether there is one.
+        stop_gradient: Whether gradients stop at the embeddings that are predicted.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        dim: int = 2048,
+        num_layers: int = 3,
+        predictor_dim: int = 512,
+        predictor: bool = True,
+        stop_gradient: bool = True,
+    ) -> None:
+        super().__init__()
+        self.stop_gradient = stop_gradient
+        sizes = (backbone.feature_dim, *[dim] * num_layers)
+        self.online = Branch(backbone, mlp(*sizes, last_norm=True))
+        self.predictor = mlp(dim, predictor_dim, dim) if predictor else nn.Identity()
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[None]:
+        z1, z2 = (self.online(view) for view in batch.views)
+        p1, p2 = (gather(unit(self.predictor(z))) for z in (z1, z2))
+        if self.stop_gradient:
+            z1, z2 = z1.detach(), z2.detach()
+        z1, z2 = gather(unit(z1)), gather(unit(z2))
+        return Step((alignment(p1, z2) + alignment(p2, z1)) / 4 - 1, memo=None)
+
+    @override
+    def learning_rates(self, schedule: Schedule, /) -> Mapping[str, Schedule]:
+        return {"predictor": lambda _: 1.0} if len(list(self.predictor.parameters())) else {}

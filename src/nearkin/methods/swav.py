@@ -1,0 +1,106 @@
+"""SwAV: predict one view's cluster from another's embedding.
+
+Caron, Misra, Mairal, Goyal, Bojanowski, Joulin. Unsupervised learning of visual features by
+contrasting cluster assignments. NeurIPS 2020, arXiv:2006.09882.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.memory import Queue, Visits, own_entries
+from nearkin.method import Method, Schedule
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch, by_size, mlp
+from nearkin.objectives import look_up, sinkhorn, soft_match, unit
+from nearkin.types import Batch, Step
+
+
+class SwAV(Method[Visits]):
+    """Every view must predict the prototypes that each large view is assigned to.
+
+    Codes are balanced over the batch and a queue of earlier embeddings, except those of the
+    images that are in the batch.
+
+    Args:
+        backbone: The network to train.
+        dim: Numbers in an embedding.
+        hidden_dim: Width of the projector's hidden layer.
+        num_prototypes: How many clusters there are.
+        queue_size: How many images' embeddings are kept to balance the codes.
+        queue_from: Share of training after which they are used.
+        freeze_until: Share of training before which the prototypes stay as they are.
+        epsilon: How soft the codes are.
+        num_iterations: Of Sinkhorn and Knopp's algorithm.
+        temperature: Divides the similarities that predict the codes.
+    """
+
+    more_views: ClassVar[bool] = True
+    memory_sizes: ClassVar[tuple[str, ...]] = ("queue_size",)
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        dim: int = 128,
+        hidden_dim: int = 2048,
+        num_prototypes: int = 3000,
+        queue_size: int = 3840,
+        queue_from: float = 0.075,
+        freeze_until: float = 0.005,
+        epsilon: float = 0.05,
+        num_iterations: int = 3,
+        temperature: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.queue_from = queue_from
+        self.freeze_until = freeze_until
+        self.epsilon = epsilon
+        self.num_iterations = num_iterations
+        self.temperature = temperature
+        self.online = Branch(backbone, mlp(backbone.feature_dim, hidden_dim, dim))
+        self.prototypes = nn.Parameter(unit(torch.randn(num_prototypes, dim)))
+        self.queue = Queue(queue_size, 2 * dim)  # an image's two large views side by side
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[Visits]:
+        z = [gather(unit(view)) for view in by_size(self.online, batch.views)]
+        index = gather(batch.index)
+        large = torch.cat([view.detach() for view in z[:2]], dim=1)
+        codes = self.assign(large, index, progress)
+        scores = [look_up(view, self.prototypes, self.temperature) for view in z]
+        swapped = [
+            soft_match(score, code)
+            for i, code in enumerate(codes)
+            for j, score in enumerate(scores)
+            if i != j
+        ]
+        return Step(torch.stack(swapped).mean(), memo=Visits(index, large))
+
+    @override
+    @torch.no_grad()
+    def commit(self, visits: Visits, progress: float, /) -> None:
+        self.prototypes.copy_(unit(self.prototypes))
+        self.queue.enqueue(visits.keys, visits.images)
+
+    @override
+    def learning_rates(self, schedule: Schedule, /) -> Mapping[str, Schedule]:
+        return {"prototypes": lambda p: 0.0 if p < self.freeze_until else schedule(p)}
+
+    @torch.no_grad()
+    def assign(
+        self, large: Float[Tensor, "batch views"], index: Int[Tensor, " batch"], progress: float
+    ) -> list[Float[Tensor, "batch prototypes"]]:
+        """Codes of both large views, balanced with the help of earlier images."""
+        rows = large
+        if progress >= self.queue_from:
+            shown = own_entries(index, self.queue.index).any(dim=0)
+            rows = torch.cat([large, self.queue.keys[self.queue.filled & ~shown]])
+        scores = [view @ self.prototypes.T for view in rows.chunk(2, dim=1)]
+        codes = [sinkhorn(score, self.epsilon, self.num_iterations) for score in scores]
+        return [code[: len(large)] for code in codes]

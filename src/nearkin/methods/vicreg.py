@@ -1,0 +1,53 @@
+"""VICReg: agree, stay spread out, share nothing between dimensions.
+
+Bardes, Ponce, LeCun. VICReg: variance-invariance-covariance regularization for
+self-supervised learning. ICLR 2022, arXiv:2105.04906.
+"""
+
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch, mlp
+from nearkin.objectives import vicreg
+from nearkin.types import Batch, Step
+
+
+class VICReg(Method[None]):
+    """Embeddings of both views must agree, vary in every dimension, and not covary.
+
+    Args:
+        backbone: The network to train.
+        dim: Numbers in an embedding, and width of the projector.
+        invariance: Weight of the squared difference of the views.
+        variance: Weight of the missing standard deviation.
+        covariance: Weight of the squared covariances.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        dim: int = 8192,
+        invariance: float = 25.0,
+        variance: float = 25.0,
+        covariance: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.invariance = invariance
+        self.variance = variance
+        self.covariance = covariance
+        self.online = Branch(backbone, mlp(backbone.feature_dim, dim, dim, dim))
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[None]:
+        z1, z2 = (gather(self.online(view)) for view in batch.views)
+        loss = vicreg(
+            z1,
+            z2,
+            invariance=self.invariance,
+            variance=self.variance,
+            covariance=self.covariance,
+        )
+        return Step(loss, memo=None)

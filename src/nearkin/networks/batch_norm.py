@@ -1,0 +1,124 @@
+"""Batch statistics over a fixed number of groups of the batch, whatever the processes.
+
+Over one group, this is synchronized batch norm, which here also works on processors. Over several
+it is what that many GPUs would compute each on its own, as MoCo needs (He et al. 2020,
+section 3.3).
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from typing_extensions import override
+
+from nearkin.distributed import gather, part, world_size
+from nearkin.errors import UsageError
+
+
+def normalize_in_groups(network: nn.Module, groups: int) -> None:
+    """Let every batch norm inside take its statistics over `groups` equal parts of the batch.
+
+    The parts are consecutive rows of the batch of all processes. Parameters, statistics and their
+    names stay as they are. Batch norms that are in groups already are left alone, and so are all
+    where one process has one group: the usual ones do that.
+
+    Args:
+        network: Changed in place.
+        groups: At least 1.
+    """
+    if groups == 1 and world_size() == 1:
+        return
+    for module in network.modules():
+        for name, child in module.named_children():
+            if isinstance(child, _BatchNorm) and not isinstance(child, GroupedBatchNorm):
+                setattr(module, name, GroupedBatchNorm(child, groups))
+
+
+class GroupedBatchNorm(_BatchNorm):
+    """A batch norm that takes its statistics over `groups` parts of the batch of all processes.
+
+    Running statistics, which evaluation uses, are means over the groups.
+
+    Args:
+        norm: What it replaces. They share parameters and statistics.
+        groups: Their number: a multiple or a divisor of that of the processes.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, norm: _BatchNorm, groups: int) -> None:
+        if norm.momentum is None or not norm.track_running_stats:
+            raise UsageError("batch norms need a momentum and running statistics to be grouped")
+        super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine)
+        self.groups = groups
+        self.weight, self.bias = norm.weight, norm.bias
+        for name, statistics in norm.named_buffers():
+            setattr(self, name, statistics)
+        # timm's batch norms go on with these
+        self.drop, self.act = (getattr(norm, name, nn.Identity()) for name in ("drop", "act"))
+        self.train(norm.training)
+
+    @override
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Any number of dimensions will do."""
+
+    @override
+    def forward(self, x: Float[Tensor, "batch channel *_"]) -> Float[Tensor, "batch channel *_"]:
+        if not self.training:
+            return self._finish(super().forward(x))
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+        ranks = world_size()
+        if self.groups % ranks == 0:
+            return self._finish(self._apart(x, self.groups // ranks))
+        if ranks % self.groups == 0:
+            return self._finish(self._together(x))
+        raise UsageError(
+            f"{ranks} processes cannot share {self.groups} groups of batch statistics evenly; "
+            "let one number divide the other"
+        )
+
+    def _finish(self, x: Tensor) -> Tensor:
+        result: Tensor = self.act(self.drop(x))
+        return result
+
+    def _apart(self, x: Tensor, groups: int) -> Tensor:
+        """Each group is on one process, with `groups` of them on this one."""
+        assert self.momentum is not None
+        normalized, statistics = [], []
+        for rows in x.chunk(groups):
+            mean, var = self.running_mean.clone(), self.running_var.clone()
+            affine = self.weight, self.bias
+            normal = F.batch_norm(rows, mean, var, *affine, True, self.momentum, self.eps)
+            normalized.append(normal)
+            statistics.append(torch.stack([mean, var]))
+        with torch.no_grad():
+            mean, var = gather(torch.stack(statistics)).mean(dim=0)
+            self.running_mean.copy_(mean)
+            self.running_var.copy_(var)
+        return torch.cat(normalized)
+
+    def _together(self, x: Tensor) -> Tensor:
+        """Several processes share a group, and their statistics have gradients."""
+        assert self.momentum is not None
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        over = [dim for dim in range(x.ndim) if dim != 1]
+        var, mean = torch.var_mean(wide, over, correction=0)
+        found = gather(torch.stack([mean, var])[None]).unflatten(0, (self.groups, -1))
+        means, variances = found.unbind(dim=2)  # (groups, processes, channels)
+        mean, var = means.mean(dim=1), variances.mean(dim=1) + means.var(dim=1, correction=0)
+        size = x.numel() // x.shape[1] * means.shape[1]
+        with torch.no_grad():
+            self.running_mean.lerp_(mean.mean(dim=0), self.momentum)
+            self.running_var.lerp_(var.mean(dim=0) * size / (size - 1), self.momentum)
+        own = part(self.groups)
+        shape = [1, -1, *(1 for _ in over[1:])]
+        scale = torch.rsqrt(var[own] + self.eps)
+        centered = (wide - mean[own].view(shape)) * scale.view(shape)
+        if self.affine:
+            centered = centered * self.weight.view(shape) + self.bias.view(shape)
+        same_type: Tensor = centered.to(x.dtype)
+        return same_type

@@ -1,0 +1,90 @@
+"""Agreement of two views without negatives, and what keeps it from being trivial."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from nearkin.objectives.precision import full_precision
+
+
+@full_precision
+def alignment(
+    prediction: Float[Tensor, "batch dim"], target: Float[Tensor, "batch dim"]
+) -> Float[Tensor, ""]:
+    """Squared distance between unit vectors, `2 - 2 p.z` (Grill et al. 2020, eq. 2).
+
+    The mean over the batch: 0 where they agree, 2 at right angles, 4 where they are opposite.
+
+    >>> alignment(torch.eye(2), torch.eye(2))
+    tensor(0.)
+    """
+    return (2 - 2 * (prediction * target).sum(dim=1)).mean()
+
+
+@full_precision
+def barlow_twins(
+    a: Float[Tensor, "batch dim"], b: Float[Tensor, "batch dim"], off_diagonal: float
+) -> Float[Tensor, ""]:
+    """Make the cross-correlation of two views the identity (Zbontar et al. 2021, eq. 1 and 2).
+
+    Args:
+        a: Embeddings of one view, of any length.
+        b: Embeddings of the other.
+        off_diagonal: The weight lambda of what different dimensions share.
+
+    Returns:
+        A sum over the entries of the matrix, not a mean.
+
+    >>> z = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    >>> barlow_twins(z, z, off_diagonal=0.5)  # both dimensions are one: 0.5 (1 + 1)
+    tensor(1.0000)
+    """
+    correlation = _standardized(a).T @ _standardized(b) / len(a)
+    own = correlation.diagonal()
+    shared = correlation.square().sum() - own.square().sum()
+    return (1 - own).square().sum() + off_diagonal * shared
+
+
+def _standardized(z: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
+    """Mean 0 and variance 1 over the batch in each dimension."""
+    return F.batch_norm(z, None, None, training=True)
+
+
+@full_precision
+def vicreg(
+    a: Float[Tensor, "batch dim"],
+    b: Float[Tensor, "batch dim"],
+    *,
+    invariance: float,
+    variance: float,
+    covariance: float,
+) -> Float[Tensor, ""]:
+    """Agree, keep a spread of at least one, share nothing (Bardes et al. 2022, eq. 1 to 6).
+
+    Args:
+        a: Embeddings of one view, of any length.
+        b: Embeddings of the other.
+        invariance: Weight of the mean squared difference (eq. 5), over all numbers.
+        variance: Weight of the hinge on the standard deviation, `max(0, 1 - S)` (eq. 1), the mean
+            of both views, as in the official code; the paper adds them.
+        covariance: Weight of the squared covariances of different dimensions (eq. 3 and 4).
+
+    >>> z = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    >>> vicreg(z, z, invariance=25.0, variance=25.0, covariance=1.0)  # 2 (2 2^2) / 2
+    tensor(8.)
+    """
+    hinge = torch.add(_hinge(a), _hinge(b)) / 2
+    shared = torch.add(_covariance(a), _covariance(b))
+    return invariance * F.mse_loss(a, b) + variance * hinge + covariance * shared
+
+
+def _hinge(z: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
+    """How far the standard deviation falls short of one, over the dimensions."""
+    return F.relu(1 - (z.var(dim=0) + 1e-4).sqrt()).mean()
+
+
+def _covariance(z: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
+    """Squared covariances of different dimensions, per dimension."""
+    covariance = z.T.cov()
+    return (covariance.square().sum() - covariance.diagonal().square().sum()) / z.shape[1]

@@ -1,0 +1,166 @@
+"""The terms of novel class discovery (Zhong et al. 2021): pairs, consistency, neighborhoods."""
+
+import math
+from typing import Final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nearkin.objectives.precision import full_precision, unit
+
+EPSILON: Final = 1e-7
+"""Keeps the logarithm of an impossible agreement finite."""
+
+
+@full_precision
+def close(features: Float[Tensor, "batch dim"], threshold: float) -> Bool[Tensor, "batch batch"]:
+    """Which pairs of images have a cosine similarity above the threshold (eq. 2).
+
+    >>> close(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), threshold=0.9).int()
+    tensor([[1, 1, 0],
+            [1, 1, 0],
+            [0, 0, 1]], dtype=torch.int32)
+    """
+    z = unit(features)
+    return z @ z.T > threshold
+
+
+def same_ranks(features: Float[Tensor, "batch dim"], top: int) -> Bool[Tensor, "batch batch"]:
+    """Which pairs have their `top` largest features in common, in any order (AutoNovel, eq. 4).
+
+    Han et al. Automatically discovering and learning new visual categories with ranking
+    statistics. ICLR 2020, arXiv:2002.05714.
+
+    >>> same_ranks(torch.tensor([[9.0, 8.0, 0.0], [8.0, 9.0, 1.0], [9.0, 0.0, 8.0]]), top=2).int()
+    tensor([[1, 1, 0],
+            [1, 1, 0],
+            [0, 0, 1]], dtype=torch.int32)
+    """
+    largest = features.topk(top, dim=1).indices
+    chosen = torch.zeros_like(features).scatter(1, largest, 1.0)
+    return chosen @ chosen.T == top
+
+
+@full_precision
+def pairwise_bce(
+    a: Float[Tensor, "batch classes"],
+    b: Float[Tensor, "batch classes"],
+    same: Bool[Tensor, "batch batch"],
+) -> Float[Tensor, ""]:
+    """Binary cross-entropy of two images being of one class, over all ordered pairs (eq. 3).
+
+    Args:
+        a: Class probabilities of the first view.
+        b: Class probabilities of the second.
+        same: Which pairs are held to be of one class.
+
+    Returns:
+        The mean over the pairs, or zero where there are none.
+
+    >>> p = torch.eye(2)
+    >>> pairwise_bce(p, p, torch.eye(2).bool()).abs() < 1e-6
+    tensor(True)
+    """
+    agreement = a @ b.T
+    likelihood = torch.where(same, agreement, 1 - agreement)
+    return -(likelihood + EPSILON).log().sum() / max(same.numel(), 1)
+
+
+@full_precision
+def consistency(
+    a: Float[Tensor, "batch classes"], b: Float[Tensor, "batch classes"]
+) -> Float[Tensor, ""]:
+    """Mean squared difference of two views' class probabilities (eq. 4); zero for no images."""
+    return (a - b).square().sum() / max(a.numel(), 1)
+
+
+def ramp(progress: float, until: float) -> float:
+    """The rise from `exp(-5)` to 1 of the weight of consistency (section 3.1).
+
+    >>> [round(ramp(progress, until=0.5), 4) for progress in (0.0, 0.25, 0.5, 1.0)]
+    [0.0067, 0.2865, 1.0, 1.0]
+    """
+    missing = 1 - min(progress / until, 1.0) if until > 0 else 0.0
+    return math.exp(-5 * missing**2)
+
+
+def neighborhood_targets(
+    logits: Float[Tensor, "batch matches"],
+    usable: Bool[Tensor, "batch keys"],
+    *,
+    own_weight: float,
+    num_neighbors: int,
+    own_competes: bool = False,
+) -> Float[Tensor, "batch matches"]:
+    """`own_weight` on the query's own key, the rest evenly on its nearest neighbors (eq. 5 to 7).
+
+    Args:
+        logits: Of each query against its own key, then against the queue, as from `look_up`.
+        usable: Which entries of the queue may be neighbors.
+        own_weight: The weight alpha of the own key. It takes all where there is no neighbor.
+        num_neighbors: How many neighbors there are, if so many are usable.
+        own_competes: As the official code has it, the own key takes one of the neighbors'
+            places, and the weight of that place is lost.
+    """
+    own = torch.full_like(usable[:, :1], own_competes)
+    candidates = logits.masked_fill(~torch.cat([own, usable], dim=1), -torch.inf)
+    nearest = candidates.topk(min(num_neighbors, usable.shape[1]), dim=1)
+    found = nearest.values.isfinite()
+    share = (1 - own_weight) / found.sum(dim=1, keepdim=True).clamp(min=1) * found
+    targets = torch.zeros_like(logits).scatter(1, nearest.indices, share)
+    targets[:, 0] = torch.where(found.any(dim=1), own_weight, 1.0)
+    return targets
+
+
+def class_targets(
+    label: Int[Tensor, " batch"],
+    labels: Int[Tensor, " keys"],
+    usable: Bool[Tensor, "batch keys"],
+) -> Float[Tensor, "batch matches"]:
+    """The same weight on the query's own key and on every usable key of its class (eq. 8).
+
+    >>> usable = torch.tensor([[True, True, False]])
+    >>> class_targets(torch.tensor([7]), torch.tensor([7, 8, 7]), usable)
+    tensor([[0.5000, 0.5000, 0.0000, 0.0000]])
+    """
+    positive = (label[:, None] == labels) & usable
+    positive = torch.cat([torch.ones_like(positive[:, :1]), positive], dim=1)
+    return positive / positive.sum(dim=1, keepdim=True)
+
+
+@full_precision
+def mixed_negatives(
+    query: Float[Tensor, "batch dim"],
+    novel: Float[Tensor, "novel dim"],
+    known: Float[Tensor, "known dim"],
+    easy: Int[Tensor, "batch easy"],
+    drawn: Int[Tensor, "batch draws easy"],
+    mix: Float[Tensor, "*mixes"],
+    num_hard: int,
+) -> Float[Tensor, "batch hard"]:
+    """Similarities of queries to the hardest mixtures of novel and known keys (eq. 9 to 11).
+
+    A mixture `mix e + (1 - mix) l` of a key `e` least like the query and a key `l` of a known
+    class is certainly of another class than the query. None is built: the products of queries and
+    keys, which a step needs anyway, give their similarities.
+
+    Args:
+        query: Unit vectors.
+        novel: The queue of images without a class.
+        known: The queue of images of known classes.
+        easy: For each query, the novel keys to mix.
+        drawn: For each query and draw, the known key that each of them is mixed with.
+        mix: Shares of the novel key, broadcast against (batch, draws, easy, mixtures).
+        num_hard: How many are kept, the most similar to the query.
+    """
+    overlap = (novel @ known.T)[easy[:, None, :], drawn][..., None]
+    to_novel = (query @ novel.T).gather(1, easy)[:, None, :, None]
+    to_known = (query @ known.T).gather(1, drawn.flatten(1)).view_as(drawn)[..., None]
+    novel_norm = novel.square().sum(dim=1)[easy][:, None, :, None]
+    known_norm = known.square().sum(dim=1)[drawn][..., None]
+    rest = 1 - mix
+    square = mix**2 * novel_norm + rest**2 * known_norm + 2 * mix * rest * overlap
+    mixtures = (mix * to_novel + rest * to_known) / square.clamp(min=1e-12).sqrt()
+    candidates = mixtures.flatten(1)
+    return candidates.topk(min(num_hard, candidates.shape[1]), dim=1).values
