@@ -172,7 +172,7 @@ class NCL(Method[Seen]):
         """The other view and all queued images of the class are positives, equally (eq. 8)."""
         queue = self.known_queue
         logits, usable = self.against(queue, query, key, index)
-        return soft_match(logits, class_targets(label, queue.label, usable))
+        return soft_match(logits, class_targets(logits, label, queue.label, usable))
 
     def contrast_novel(
         self,

@@ -107,26 +107,33 @@ def neighborhood_targets(
     candidates = logits.masked_fill(~torch.cat([own, usable], dim=1), -torch.inf)
     nearest = candidates.topk(min(num_neighbors, usable.shape[1]), dim=1)
     found = nearest.values.isfinite()
-    share = (1 - own_weight) / found.sum(dim=1, keepdim=True).clamp(min=1) * found
-    targets = torch.zeros_like(logits).scatter(1, nearest.indices, share)
+    share = found.to(logits.dtype) / found.sum(dim=1, keepdim=True).clamp(min=1)
+    targets = torch.zeros_like(logits).scatter(1, nearest.indices, (1 - own_weight) * share)
     targets[:, 0] = torch.where(found.any(dim=1), own_weight, 1.0)
     return targets
 
 
 def class_targets(
+    logits: Float[Tensor, "batch matches"],
     label: Int[Tensor, " batch"],
     labels: Int[Tensor, " keys"],
     usable: Bool[Tensor, "batch keys"],
 ) -> Float[Tensor, "batch matches"]:
     """The same weight on the query's own key and on every usable key of its class (eq. 8).
 
+    Args:
+        logits: Of each query against its own key, then against the queue, as from `look_up`.
+        label: The class of each query.
+        labels: The class of each entry of the queue.
+        usable: Which entries of the queue may be positives.
+
     >>> usable = torch.tensor([[True, True, False]])
-    >>> class_targets(torch.tensor([7]), torch.tensor([7, 8, 7]), usable)
+    >>> class_targets(torch.zeros(1, 4), torch.tensor([7]), torch.tensor([7, 8, 7]), usable)
     tensor([[0.5000, 0.5000, 0.0000, 0.0000]])
     """
     positive = (label[:, None] == labels) & usable
     positive = torch.cat([torch.ones_like(positive[:, :1]), positive], dim=1)
-    return positive / positive.sum(dim=1, keepdim=True)
+    return positive.to(logits.dtype) / positive.sum(dim=1, keepdim=True)
 
 
 @full_precision
