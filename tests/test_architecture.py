@@ -48,7 +48,7 @@ def test_a_method_is_configured_by_keywords_with_defaults_types_and_a_sentence_e
         assert parameter.kind is parameter.KEYWORD_ONLY
         assert parameter.annotation is not parameter.empty
         assert f"\n    {parameter.name}: " in documented
-        given_by_the_run = parameter.name == "num_images"
+        given_by_the_run = parameter.name in ("num_images", "num_known_classes")
         assert given_by_the_run or parameter.default is not parameter.empty
 
 

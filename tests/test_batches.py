@@ -85,7 +85,7 @@ def test_a_batch_holds_the_views_the_index_and_no_label():
 def test_multi_crop_gives_views_of_their_own_size():
     made = batches(small_pictures(), preset="swav", views=8)
     batch = next(made.between(0, 1))
-    assert [view.shape[-1] for view in batch.views] == [12, 12, 96, 96, 96, 96, 96, 96]
+    assert [view.shape[-1] for view in batch.views] == [12, 12, 5, 5, 5, 5, 5, 5]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -47,6 +47,8 @@ class TrainConfig:
     """Side of the views in pixels."""
     labels: str = "auto"
     """For scoring only: auto, none, folders, or a table with the columns path and label."""
+    known: str = ""
+    """Classes whose labels a method may learn from, by name, after commas; for ncl."""
     val: float = 0.1
     """Share of the pictures held out for scoring, where the data name no test part."""
     evaluate_every: int | Auto = "auto"

@@ -54,7 +54,7 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "moco_v1": (INSTDISC,),
     "moco_v2": (MOCO,),
     "byol": (replace(BYOL, blur=1.0), replace(BYOL, blur=0.1, solarize=0.2)),
-    "swav": (SWAV,) * 2 + (replace(SWAV, scale=(0.05, 0.14), size=96),) * 6,
+    "swav": (SWAV,) * 2 + (replace(SWAV, scale=(0.05, 0.14), side=96 / 224),) * 6,
     "simsiam": (MOCO,),
     "simclr_cifar": (SMALL,),
     "moco_cifar": (SMALL,),
@@ -64,8 +64,13 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
 """The views of each augmentation. A single one is drawn as often as a method asks for views."""
 
 
-def views_of(name: str, count: int) -> tuple[View, ...]:
+def views_of(name: str, count: int, *, more: bool = False) -> tuple[View, ...]:
     """The first `count` views of an augmentation, or its only view `count` times.
+
+    Args:
+        name: One of `AUGMENTATIONS`.
+        count: How many views a method needs.
+        more: Whether it makes use of all that an augmentation has.
 
     Raises:
         UsageError: If there is no such augmentation, or it has fewer views, more than one.
@@ -81,7 +86,7 @@ def views_of(name: str, count: int) -> tuple[View, ...]:
             f"augmentation {name} has {len(views)} views, and the method needs {count}; "
             f"choose another of {_names()}"
         )
-    return views[:count]
+    return views if more else views[:count]
 
 
 def _names() -> str:

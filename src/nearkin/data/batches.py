@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -25,15 +25,16 @@ Views = list[Float[Tensor, "batch 3 _ _"]]
 
 
 class Batches:
-    """The batches of a training run. A label-free method never meets a label.
+    """The batches of a training run. Without `labels`, no method meets one.
 
     Args:
         images: What to train on; a picture's index is its row here.
         kinds: How each view is drawn.
-        image_size: Side in pixels of the views that do not name their own.
+        image_size: Side in pixels of whole views.
         order: Which pictures each step sees.
         device: Where views are computed.
         workers: Processes that decode photographs; 0 decodes in this one.
+        labels: Classes for a method that uses labels; unknown ones if None.
 
     Raises:
         DataError: If the pictures do not fill a batch.
@@ -48,6 +49,7 @@ class Batches:
         order: Order,
         device: torch.device,
         workers: int = 0,
+        labels: Int64[np.ndarray, " images"] | None = None,
     ) -> None:
         if order.steps_per_epoch == 0:
             raise DataError(
@@ -58,6 +60,7 @@ class Batches:
         self.order = order
         self.device = device
         self.workers = workers
+        self.labels = np.full(len(images), UNKNOWN) if labels is None else labels
         self.drawing = Drawing(images, kinds, image_size=image_size, seed=order.seed)
         self.sizes = self.drawing.sides
         """Side in pixels of each view."""
@@ -121,7 +124,8 @@ class Batches:
 
     def _batch(self, views: Views, rows: np.ndarray) -> Batch:
         index = torch.from_numpy(rows).to(self.device)
-        return Batch(tuple(map(normalize, views)), index, torch.full_like(index, UNKNOWN))
+        label = torch.from_numpy(self.labels[rows]).to(self.device)
+        return Batch(tuple(map(normalize, views)), index, label)
 
 
 def channels_first(

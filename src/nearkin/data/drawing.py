@@ -25,8 +25,8 @@ class Drawing:
     Args:
         images: What is shown.
         kinds: How each view is drawn.
-        image_size: Side in pixels of the views that do not name their own, and of small
-            pictures before they are cropped.
+        image_size: Side in pixels of whole views, and of small pictures before they are
+            cropped.
         seed: The run's.
     """
 
@@ -36,7 +36,7 @@ class Drawing:
         self.images = images
         self.kinds = kinds
         self.seed = seed
-        self.sides = [kind.size or image_size for kind in kinds]
+        self.sides = [max(1, round(kind.side * image_size)) for kind in kinds]
         """Of each view, in pixels."""
         small = np.full((len(images), 2), image_size, np.int32)
         self.cropped = small if images.is_small else images.sizes

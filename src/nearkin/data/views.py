@@ -72,8 +72,8 @@ class View:
     """Moves the view by at most this share of its side, across and down, 0 to 1."""
     rotate: float = 0.0
     """Turns the view by at most this many degrees either way, 0 to 180."""
-    size: int = 0
-    """Side in pixels; 0 means the run's image size."""
+    side: float = 1.0
+    """Side of the view as a share of the run's image size."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
@@ -85,10 +85,11 @@ class View:
 
 LIMITS: Final = {
     **dict.fromkeys(("flip", "jitter", "gray", "blur", "solarize", "scale", "translate"), (0, 1)),
-    **dict.fromkeys(("brightness", "contrast", "saturation", "sigma", "size"), (0, np.inf)),
+    **dict.fromkeys(("brightness", "contrast", "saturation", "sigma"), (0, np.inf)),
     "hue": (0, 0.5),
     "ratio": (0.01, 100),
     "rotate": (0, 180),
+    "side": (0.05, 1),
 }
 
 

@@ -3,23 +3,24 @@
 import copy
 import inspect
 import math
-import typing
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from nearkin.config import TrainConfig, Value, fits, option, spelled, suggestion
+from nearkin.config import TrainConfig
+from nearkin.data.augmentations import views_of
 from nearkin.data.centered import Pixels
 from nearkin.data.images import Images
+from nearkin.data.views import View
 from nearkin.distributed import available_cpus, native_precision
 from nearkin.errors import DataError, UsageError
 from nearkin.method import Method
-from nearkin.methods import METHODS
 from nearkin.networks.backbone import SMALL_IMAGE, Backbone
+from nearkin.runs.known import known_classes
+from nearkin.runs.options import method_class, method_options
 from nearkin.runs.recipes import recipe
 
 SIZES = (32, 64, 96, 128, 160, 192, 224)
@@ -121,119 +122,17 @@ def epochs_for(num_images: int, size: int, device: torch.device) -> int:
     return min(400, max(20, pictures // num_images))
 
 
-def method_class(name: str) -> type[Method[Any]]:
-    """The method of that name.
-
-    Raises:
-        UsageError: If there is none.
-    """
-    if name not in METHODS:
-        raise UsageError(
-            f"unknown method {name}.{suggestion(name, METHODS)} "
-            f"`nearkin methods` lists them: {', '.join(METHODS)}"
-        )
-    return METHODS[name]
+def views_for(method: type[Method[Any]], augment: str) -> tuple[View, ...]:
+    """How the views of each picture are drawn."""
+    return views_of(augment, method.num_views, more=method.more_views)
 
 
-def method_parameters(name: str) -> dict[str, inspect.Parameter]:
-    """The options of a method that a user may set, from its constructor."""
-    given_by_the_run = ("self", "backbone", "num_images")
-    parameters = inspect.signature(method_class(name).__init__).parameters
-    return {key: value for key, value in parameters.items() if key not in given_by_the_run}
-
-
-def default_options(name: str) -> dict[str, Any]:
-    """A method's options where the user says nothing: the recipe's, or else the paper's."""
-    papers = {key: parameter.default for key, parameter in method_parameters(name).items()}
-    return papers | dict(recipe(name).options)
-
-
-def checked_options(name: str, asked: Mapping[str, Value]) -> dict[str, Any]:
-    """Options as the method's constructor wants them, from text if need be.
-
-    Raises:
-        UsageError: For an unknown option or a value of the wrong kind.
-    """
-    parameters = method_parameters(name)
-    for key in asked:
-        if key not in parameters:
-            known = [*parameters, *TrainConfig.__dataclass_fields__]
-            raise UsageError(
-                f"unknown option {option(key)} for {name}.{suggestion(key, known)} "
-                f"`nearkin config {name}` shows them"
-            )
-    types = typing.get_type_hints(method_class(name).__init__)
-    return {key: _checked(name, key, value, types[key]) for key, value in asked.items()}
-
-
-def method_options(
-    name: str, asked: Mapping[str, Value], num_images: int, batch_size: int
-) -> dict[str, Value]:
-    """All options of a method: as asked, or the paper's, or as much as the data allow.
-
-    Raises:
-        UsageError: For an unknown option, a value of the wrong kind, or a memory larger than
-            half of the images.
-    """
-    options = default_options(name) | checked_options(name, asked)
-    half = num_images // 2
-    most = half // batch_size * batch_size or half
-    for key in method_class(name).memory_sizes:
-        if key not in asked:
-            options[key] = min(options[key], most)
-        elif options[key] > half:
-            raise UsageError(
-                f"{option(key)} {options[key]} is more than half of the {num_images} pictures; "
-                f"give at most {half}"
-            )
-    return options
-
-
-def limits(key: str) -> tuple[float, float]:
-    """Smallest and largest value of a number among methods' options, by its name."""
-    named = {
-        "temperature": (1e-3, math.inf),
-        "momentum": (0.0, 1.0),
-        "hidden_dim": (0.0, math.inf),
-    }
-    counts = key.startswith("num_") or key.endswith(("size", "dim"))
-    return named.get(key, (1.0 if counts else 0.0, math.inf))
-
-
-def _checked(method: str, key: str, value: Value, kind: Any) -> Value:
-    """A value of an option as its constructor wants it, from text if need be."""
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise UsageError(
-                f"{option(key)} {value} is none of {', '.join(get_args(kind))} ({method})"
-                f"{suggestion(str(value), get_args(kind))}"
-            )
-        return value
-    try:
-        checked: Any = _from_text(value, kind) if isinstance(value, str) else value
-    except (ValueError, KeyError) as error:
-        raise UsageError(f"{option(key)} {value} is not {spelled(kind)} ({method})") from error
-    if not fits(checked, kind):
-        raise UsageError(f"{option(key)} {value} is not {spelled(kind)} ({method})")
-    low, high = limits(key)
-    if not isinstance(checked, bool | str) and not (low <= checked <= high and checked < math.inf):
-        raise UsageError(f"{option(key)} {value} is not from {low:g} to {high:g} ({method})")
-    fitting: Value = checked
-    return fitting
-
-
-def _from_text(value: str, kind: Any) -> Value:
-    if kind is bool:
-        return {"true": True, "false": False}[value.lower()]
-    converted: Value = kind(value)
-    return converted
-
-
-def build_method(config: TrainConfig, backbone: Backbone, num_images: int) -> Method[Any]:
+def build_method(config: TrainConfig, backbone: Backbone, images: Images) -> Method[Any]:
     """The method that a resolved configuration describes, around a backbone."""
     cls = method_class(config.method)
     wanted = inspect.signature(cls.__init__).parameters
-    given = {"num_images": num_images} if "num_images" in wanted else {}
+    facts = {"num_images": len(images), "num_known_classes": len(known_classes(config))}
+    given = {name: fact for name, fact in facts.items() if name in wanted}
     return cls(backbone, **given, **config.options)
 
 

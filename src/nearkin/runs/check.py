@@ -17,7 +17,7 @@ from nearkin.data.order import Order
 from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.knn import knn
-from nearkin.runs.build import build_method, named_backbone, resolve
+from nearkin.runs.build import build_method, named_backbone, resolve, views_for
 from nearkin.runs.describe import describe
 from nearkin.runs.fit import seconds_per_epoch
 from nearkin.training.loop import seeded
@@ -135,12 +135,12 @@ def check(
 def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[float, float]:
     """How many hours a run takes here, and how many megabytes of disk."""
     with seeded(config.seed, torch.device("cpu")):
-        method = build_method(config, named_backbone(config, None), len(images))
+        method = build_method(config, named_backbone(config, None), images)
     method.to(device)
     batch = int(config.batch_size)
     batches = Batches(
         images,
-        views_of(config.augment, method.num_views),
+        views_for(type(method), config.augment),
         image_size=int(config.image_size),
         order=Order(
             len(images), batch if images.is_small else min(TIMED_BATCH, batch), config.seed

@@ -1,7 +1,8 @@
 """What a run is about to do, in lines for people."""
 
 from nearkin.config import TrainConfig, option
-from nearkin.runs.build import USUAL_BATCH, default_options, method_class
+from nearkin.runs.build import USUAL_BATCH
+from nearkin.runs.options import default_options, method_class
 
 
 def describe(config: TrainConfig) -> str:

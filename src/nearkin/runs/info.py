@@ -12,7 +12,7 @@ from nearkin.distributed import available_cpus, choose_device, device_name, nati
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import timm_names, torchvision_names
 from nearkin.networks.small import SMALL
-from nearkin.runs.build import default_options, method_class
+from nearkin.runs.options import default_options, method_class
 from nearkin.runs.recipes import recipe
 from nearkin.version import __version__
 

@@ -32,6 +32,40 @@ RECIPES: dict[str, Recipe] = {
     "moco_memory_bank": Recipe(augment="moco_v2", augment_small="moco_cifar"),
     "moco_end_to_end": Recipe(augment="moco_v2", augment_small="moco_cifar"),
     "simclr": Recipe(options={"temperature": 0.2}),
+    "moco_v3": Recipe(
+        augment="byol",
+        augment_small="asymmetric_cifar",
+        options={"temperature": 0.2, "hidden_dim": 1024},
+    ),
+    "byol": Recipe(
+        augment="byol",
+        augment_small="asymmetric_cifar",
+        options={"momentum": 0.99, "hidden_dim": 1024},
+    ),
+    "simsiam": Recipe(
+        augment="simsiam", augment_small="moco_cifar", options={"dim": 1024, "num_layers": 2}
+    ),
+    "nnclr": Recipe(
+        augment="byol",
+        augment_small="asymmetric_cifar",
+        options={"temperature": 0.2, "hidden_dim": 1024, "predictor_dim": 1024},
+    ),
+    "swav": Recipe(
+        augment="swav", options={"hidden_dim": 1024, "num_prototypes": 300, "queue_size": 1024}
+    ),
+    "dino": Recipe(
+        augment="swav",
+        options={"hidden_dim": 1024, "num_prototypes": 1024, "momentum": 0.99},
+    ),
+    "barlow_twins": Recipe(
+        augment="byol", augment_small="asymmetric_cifar", options={"dim": 1024, "scale": 0.1}
+    ),
+    "vicreg": Recipe(augment="byol", augment_small="asymmetric_cifar", options={"dim": 1024}),
+    "instdisc": Recipe(
+        augment="moco_v1", augment_small="moco_cifar", options={"temperature": 0.1}
+    ),
+    "instdisc_parametric": Recipe(augment="moco_v1", augment_small="moco_cifar"),
+    "ncl": Recipe(augment="moco_v2", augment_small="moco_cifar"),
 }
 """A method without an entry is trained by `Recipe()`."""
 

@@ -15,7 +15,7 @@ from nearkin.data.order import Order
 from nearkin.distributed import choose_device, device_name
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.method import Method
-from nearkin.runs.build import build_method, checked_options, named_backbone, resolve
+from nearkin.runs.build import build_method, named_backbone, resolve, views_for
 from nearkin.runs.data import Parts, open_parts, same_data, write_bad_files
 from nearkin.runs.describe import describe, shrunk
 from nearkin.runs.encoder import CUSTOM, initialize, load, write_encoder
@@ -23,7 +23,9 @@ from nearkin.runs.evaluate import evaluate_parts, table_lines
 from nearkin.runs.failures import foreseen
 from nearkin.runs.fit import epochs_within, fit, seconds_per_epoch
 from nearkin.runs.folder import RunFolder, clear, data_name, default_folder, opened
+from nearkin.runs.known import known_classes, known_labels
 from nearkin.runs.monitor import Monitor
+from nearkin.runs.options import checked_options
 from nearkin.runs.pictures import augmentation_sheet, curves, neighbor_sheet
 from nearkin.runs.reporter import Logged, Reporter, Silent
 from nearkin.training.checkpoint import latest
@@ -116,6 +118,7 @@ def _asked(config: TrainConfig, network: nn.Module | None) -> TrainConfig:
         raise UsageError("--epochs and --max-time both set the length; give one")
     views_of("simclr" if config.augment == "auto" else config.augment, 1)
     options = checked_options(config.method, config.options)
+    known_classes(config)
     backbone = CUSTOM if network is not None else config.backbone
     if config.init_from and backbone == "auto":
         backbone = str(load(config.init_from).details["backbone"])
@@ -141,7 +144,7 @@ def _run(
         backbone = named_backbone(config, network)
         if config.init_from:
             initialize(backbone, config.init_from)
-        method = build_method(config, backbone, len(parts.train))
+        method = build_method(config, backbone, parts.train)
     method = method.to(device).to(memory_format=torch.channels_last)
     batches = _batches(config, parts, method, device)
     if config.max_time:
@@ -165,11 +168,12 @@ def _batches(
 ) -> Batches:
     return Batches(
         parts.train,
-        views_of(config.augment, method.num_views),
+        views_for(type(method), config.augment),
         image_size=int(config.image_size),
         order=Order(len(parts.train), int(config.batch_size), config.seed),
         device=device,
         workers=int(config.workers),
+        labels=known_labels(config, parts.train),
     )
 
 
