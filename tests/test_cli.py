@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from nearkin.cli import main
+from nearkin.methods import METHODS
 
 
 def save_pictures(folder, count, size=(24, 20), seed=0):
@@ -200,7 +201,7 @@ def test_the_small_commands_answer(capsys):
         assert expected in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("method", ["simclr", "moco", "moco_memory_bank", "moco_end_to_end"])
+@pytest.mark.parametrize("method", [name for name, cls in METHODS.items() if not cls.uses_labels])
 def test_what_config_prints_is_a_configuration(method, tmp_path, pictures, capsys):
     assert main(["config", method]) == 0
     file = tmp_path / "config.toml"
@@ -209,6 +210,20 @@ def test_what_config_prints_is_a_configuration(method, tmp_path, pictures, capsy
     arguments = ["train", pictures, "--config", file, "-o", out, "--epochs", 1, "-q"]
     arguments += ["--batch-size", 8]
     assert main([str(argument) for argument in arguments]) == 0
+
+
+def test_known_classes_are_learned_from_and_the_others_stay_hidden(tmp_path):
+    for seed, name in enumerate(["cat", "dog", "eel"]):
+        save_pictures(tmp_path / "pictures" / name, 20, seed=seed)
+    weights = []
+    for number, known in enumerate(["cat,dog", "dog,cat"]):
+        out = tmp_path / str(number)
+        arguments = ["train", tmp_path / "pictures", "--method", "ncl", "--known", known, "-q"]
+        arguments += ["--num-novel-classes", 2, "--epochs", 2, "--batch-size", 16, "-o", out]
+        assert main([str(argument) for argument in arguments]) == 0
+        assert tomllib.loads((out / "config.toml").read_text())["known"] == known
+        weights.append((out / "encoder.safetensors").read_bytes())
+    assert weights[0] != weights[1]
 
 
 @pytest.mark.parametrize(
@@ -235,6 +250,17 @@ def test_what_config_prints_is_a_configuration(method, tmp_path, pictures, capsy
         (["--max-time", "soon"], 2, "--max-time soon"),
         (["--augment", "moco_v9"], 2, "moco_v"),
         (["--method", "moco_end_to_end", "--key-encoder", "sam"], 2, "Did you mean same?"),
+        (["--method", "moco", "--batch-size", "8", "--queue-size", "4"], 2, "a batch of 8"),
+        (["--method", "moco", "--batch-size", "8", "--bn-groups", "3"], 2, "--bn-groups 3"),
+        (["--method", "moco", "--batch-size", "8", "--bn-groups", "8"], 2, "2 pictures or more"),
+        (["--method", "swav", "--queue-from", "1.5"], 2, "--queue-from 1.5 is not from 0 to 1"),
+        (["--method", "swav", "--epsilon", "0"], 2, "--epsilon 0"),
+        (["--method", "dino", "--target-temperature", "0"], 2, "--target-temperature 0"),
+        (["--method", "nnclr", "--symmetric", "column"], 2, "--symmetric column"),
+        (["--method", "nnclr", "--batch-size", "8", "--num-neighbors", "19"], 2, "--support-size"),
+        (["--method", "ncl"], 2, "--known"),
+        (["--method", "simclr", "--known", "cat"], 2, "leave --known out"),
+        (["--method", "ncl", "--known", "cat"], 2, "--known cat is no class"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_carried_out_are_refused_before_training(

@@ -2,7 +2,7 @@
 
 from nearkin.config import TrainConfig, option
 from nearkin.runs.build import USUAL_BATCH
-from nearkin.runs.options import default_options, method_class
+from nearkin.runs.options import USUAL_GROUP, default_options, method_class, shrink
 
 
 def describe(config: TrainConfig) -> str:
@@ -22,8 +22,14 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
     if config.batch_size == num_images < USUAL_BATCH:
         lines.append(f"note   --batch-size {config.batch_size}: there are no more pictures")
     usual = default_options(config.method)
-    for key in method_class(config.method).memory_sizes:
+    for key in shrink(method_class(config.method)):
         if config.options[key] < usual[key]:
             value = f"{option(key)} {config.options[key]}"
-            lines.append(f"note   {value} for {usual[key]}: at most half of the pictures")
+            lines.append(f"note   {value} for {usual[key]}: {_why(key)}")
     return lines
+
+
+def _why(key: str) -> str:
+    if key == "bn_groups":
+        return f"equal parts of the batch, of {USUAL_GROUP} pictures or more"
+    return "at most half of the pictures"

@@ -12,7 +12,7 @@ from nearkin.distributed import available_cpus, choose_device, device_name, nati
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import timm_names, torchvision_names
 from nearkin.networks.small import SMALL
-from nearkin.runs.options import default_options, method_class
+from nearkin.runs.options import default_options, method_class, shrink
 from nearkin.runs.recipes import recipe
 from nearkin.version import __version__
 
@@ -57,9 +57,10 @@ def config_lines(method: str) -> list[str]:
     notes = arguments(cls)
     for name, value in default_options(method).items():
         lines.append(f"# {notes[name]} Typed as {option(name)}.")
-        if name in cls.memory_sizes:  # given, it would have to fit; left alone, it shrinks
-            lines.append("# At most half of the pictures: left alone, it shrinks to that.")
-        mark = "# " if name in cls.memory_sizes else ""
+        fitted = name in shrink(cls)  # given, it would have to fit
+        if fitted:
+            lines.append("# Left alone, it shrinks to what the pictures and the batch allow.")
+        mark = "# " if fitted else ""
         lines.append(f"{mark}{name} = {toml_value(value)}")
     return lines
 

@@ -29,8 +29,12 @@ def method_class(name: str) -> type[Method[Any]]:
 
 def method_parameters(name: str) -> dict[str, inspect.Parameter]:
     """The options of a method that a user may set, from its constructor."""
+    return _parameters(method_class(name))
+
+
+def _parameters(cls: type[Method[Any]]) -> dict[str, inspect.Parameter]:
     given_by_the_run = ("self", "backbone", "num_images", "num_known_classes")
-    parameters = inspect.signature(method_class(name).__init__).parameters
+    parameters = inspect.signature(cls.__init__).parameters
     return {key: value for key, value in parameters.items() if key not in given_by_the_run}
 
 
@@ -86,6 +90,11 @@ def method_options(
     if "bn_groups" in options:
         options["bn_groups"] = _bn_groups(options["bn_groups"], batch_size, "bn_groups" in asked)
     return options
+
+
+def shrink(cls: type[Method[Any]]) -> tuple[str, ...]:
+    """The options of a method that, left alone, shrink to what data and batch allow."""
+    return (*cls.memory_sizes, *(["bn_groups"] if "bn_groups" in _parameters(cls) else []))
 
 
 QUEUES = ("queue_size", "support_size")
