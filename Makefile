@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/
 
-.PHONY: demo test check format clean
+.PHONY: demo test check planted format docs clean
 
 demo: $(VENV)/installed
 	$(RUN)nearkin demo
@@ -18,9 +18,17 @@ check: $(VENV)/developed
 	$(RUN)mypy
 	$(RUN)lint-imports --no-cache
 
+# Known bugs, one at a time: the tests must notice each of them.
+planted: $(VENV)/developed
+	$(RUN)python tests/planted.py
+
 format: $(VENV)/developed
 	$(RUN)ruff check --fix .
 	$(RUN)ruff format .
+
+# The page of each method, from its code, recipes/ and docs/measured.toml.
+docs: $(VENV)/installed
+	$(RUN)python -c 'from nearkin.runs.pages import write_pages; write_pages()'
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nearkin needs Python 3.11 or newer: make PYTHON=python3.12")'

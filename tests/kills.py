@@ -16,24 +16,38 @@ import sys
 import time
 from pathlib import Path
 
+import matplotlib.pyplot  # noqa: F401  (imported before forking, as are the next two)
 import numpy as np
 import torch
+import torch._dynamo
 
-import nearkin.runs.train  # noqa: F401  (imported before forking)
+import nearkin.runs.train  # noqa: F401
 from nearkin.cli import main
+from nearkin.config import option
+from nearkin.methods import METHODS
+from nearkin.runs.options import method_parameters
 from nearkin.training.checkpoint import latest
 
 COMPARED = ("metrics.csv", "encoder.safetensors")
 
 
 def arguments(method: str, data: Path, out: Path) -> list[str]:
-    settings = "--epochs 100 --batch-size 16 --save-every 3 --evaluate-every 20 --backbone tiny -q"
+    settings = "--epochs 30 --batch-size 16 --save-every 3 --evaluate-every 20 --backbone tiny -q"
     options = {
+        "dino": "--num-prototypes 64 --freeze-until 0.2",
+        "instdisc": "--num-noise 24",
         "moco": "--queue-size 32 --momentum 0.9",
         "moco_memory_bank": "--num-negatives 24",
+        "ncl": "--known 0,1 --num-novel-classes 2 --threshold 0.5",
+        "nnclr": "--support-size 32 --num-neighbors 2",
+        "swav": "--num-prototypes 30 --queue-size 32 --queue-from 0.2 --freeze-until 0.2",
     }.get(method, "")
+    if not METHODS[method].uses_labels:  # then what labels are for is only measures, and slow
+        options += " --labels none"
+    widths = {"dim", "hidden_dim", "predictor_dim"} & method_parameters(method).keys()
+    narrow = [word for width in sorted(widths) for word in (option(width), "16")]
     return ["train", str(data), "--method", method, "-o", str(out), "--resume",
-            *settings.split(), *options.split()]  # fmt: skip
+            *settings.split(), *options.split(), *narrow]  # fmt: skip
 
 
 def start(method: str, data: Path, out: Path) -> int:
