@@ -176,11 +176,15 @@ def embed(
 
 
 @app.command
-def methods() -> None:
-    """List the methods."""
-    from nearkin.runs.info import method_lines
+def methods(name: str = "", /) -> None:
+    """List the methods, or show all about one: equation, options, paper, recipes, results.
 
-    print("\n".join(method_lines()))
+    Args:
+        name: The one to show.
+    """
+    from nearkin.runs.pages import method_lines
+
+    print("\n".join(method_lines(name)))
 
 
 @app.command
@@ -226,12 +230,9 @@ def main(arguments: list[str] | None = None) -> int:
             print_error=False,
             result_action="return_value",
         )
-    except CycloptsError as error:
+    except (CycloptsError, NearkinError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return UsageError.exit_code
-    except NearkinError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return error.exit_code
+        return error.exit_code if isinstance(error, NearkinError) else UsageError.exit_code
     except BrokenPipeError:  # whoever read the output has heard enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -2,6 +2,14 @@
 
 Zbontar, Jing, Misra, LeCun, Deny. Barlow Twins: self-supervised learning via redundancy
 reduction. ICML 2021, arXiv:2103.03230.
+
+    C_ij = mean_n a_ni b_nj                                       (eq. 2)
+    loss = sum_i (1 - C_ii)^2 + lambda sum_i sum_{j != i} C_ij^2  (eq. 1)
+
+a and b are the embeddings of the two views, each dimension standardized over the batch; lambda
+is `off_diagonal`.
+
+Queries: the dimensions of view 1. Keys: the dimensions of view 2.
 """
 
 from typing_extensions import override

@@ -2,6 +2,15 @@
 
 Grill et al. Bootstrap your own latent: a new approach to self-supervised learning.
 NeurIPS 2020, arXiv:2006.07733.
+
+    target <- m_k target + (1 - m_k) online    (eq. 1)
+    loss = |p1 - z2|^2 + |p2 - z1|^2           (eq. 2)
+    m_k = 1 - (1 - m) (cos(pi k / K) + 1) / 2  (section 3.2)
+
+p are the online network's predictions from the two views and z the target's embeddings of them,
+unit vectors; m is `momentum`, at step k of K.
+
+Queries: predictions from either view. Keys: the target's embedding of the other view.
 """
 
 import torch
@@ -27,7 +36,7 @@ class BYOL(Method[None]):
         dim: Numbers in an embedding.
         hidden_dim: Width of the hidden layers of projector and predictor.
         momentum: How much of itself the target keeps at the first step; it rises to one.
-        rising_momentum: Whether it does.
+        rising_momentum: Whether the momentum rises.
     """
 
     def __init__(
@@ -56,5 +65,6 @@ class BYOL(Method[None]):
     @override
     @torch.no_grad()
     def commit(self, memo: None, progress: float, /) -> None:
+        """The target moves towards the online network."""
         momentum = rising(self.momentum, progress) if self.rising_momentum else self.momentum
         follow(self.target, self.online, momentum)

@@ -2,6 +2,17 @@
 
 Caron, Touvron, Misra, Jegou, Mairal, Bojanowski, Joulin. Emerging properties in self-supervised
 vision transformers. ICCV 2021, arXiv:2104.14294.
+
+    P_i = softmax((target(x_i) - center) / t')                          (eq. 1)
+    loss = mean_{i, j != i} -sum_k P_ik log softmax_k(online(x_j) / t)  (eq. 3)
+    center <- c center + (1 - c) mean_i target(x_i)                     (eq. 4)
+    target <- m target + (1 - m) online
+
+The networks give cosines with their prototypes. View i is one of the two large ones, and j is
+any; t is `temperature`, t' the target's, c is `center_momentum`, and m rises from `momentum` to
+one.
+
+Queries: online embeddings of all views. Keys: prototypes.
 """
 
 from collections.abc import Mapping
@@ -43,13 +54,13 @@ class DINO(Method[Tensor]):
         backbone: The network to train.
         dim: Numbers in an embedding.
         hidden_dim: Width of the projector's two hidden layers.
-        num_prototypes: How many there are.
+        num_prototypes: How many prototypes there are.
         momentum: How much of itself the target keeps at the first step; it rises to one.
         center_momentum: How much of itself the center keeps at each step.
         freeze_until: Share of training before which the prototypes stay as they are.
         warmup_until: Share of training over which the target's temperature rises.
-        first_target_temperature: What it rises from.
-        target_temperature: What it rises to.
+        first_target_temperature: Divides the target's similarities at the first step.
+        target_temperature: Divides them once it has risen.
         temperature: Divides the online similarities.
     """
 
@@ -104,6 +115,7 @@ class DINO(Method[Tensor]):
     @override
     @torch.no_grad()
     def commit(self, mean_answer: Tensor, progress: float, /) -> None:
+        """The target moves towards the online network, and the center towards the mean answer."""
         momentum = rising(self.momentum, progress)
         follow(self.target, self.online, momentum)
         follow(self.target_prototypes, self.prototypes, momentum)

@@ -2,6 +2,21 @@
 
 Wu, Xiong, Yu, Lin. Unsupervised feature learning via non-parametric instance discrimination.
 CVPR 2018, arXiv:1805.01978.
+
+    P(j) = exp(v_j.v / t) / Z                                        (eq. 2, 4)
+    h(j) = P(j) / (P(j) + m / n)                                     (eq. 5)
+
+    softmax: loss = -log P(i)  where Z = sum_j exp(v_j.v / t)        (eq. 3)
+    nce:     loss = -log h(i) - sum_{j drawn} log(1 - h(j))          (eq. 7)
+             Z = n mean_{j drawn} exp(v_j.v / t), at the first step  (eq. 8)
+    both:    + lambda |v - v_i|^2                                    (eq. 9)
+
+    v_i <- unit(b v_i + (1 - b) v)
+
+v is the embedding of image i and v_j row j of the bank of n, of which m are drawn as noise; t is
+`temperature`, lambda is `proximal_weight`, b is `momentum`.
+
+Queries: online embeddings. Keys: rows of the bank, the image's own and the noise.
 """
 
 from typing import ClassVar, Literal, NamedTuple
@@ -89,6 +104,7 @@ class InstDisc(Method[Estimate]):
     @override
     @torch.no_grad()
     def commit(self, memo: Estimate, progress: float, /) -> None:
+        """The rows of the batch's images move towards their embeddings; Z stays as estimated."""
         self.bank.write(memo.visits.images, memo.visits.keys)
         self.normalizer.copy_(memo.normalizer)
 

@@ -1,6 +1,16 @@
 """InstDisc's parametric baseline: every image is its own class, with weights of its own.
 
-Wu et al. 2018, eq. 1 and table 1; Dosovitskiy et al. 2014, arXiv:1406.6909.
+Wu, Xiong, Yu, Lin. Unsupervised feature learning via non-parametric instance discrimination.
+CVPR 2018, arXiv:1805.01978, eq. 1 and table 1. A class per image comes from Dosovitskiy, Fischer,
+Springenberg, Riedmiller, Brox. Discriminative unsupervised feature learning with exemplar
+convolutional neural networks. 2014, arXiv:1406.6909.
+
+    loss = -log exp(w_i.v / t) / sum_j exp(w_j.v / t)  (eq. 1)
+
+v is the embedding of image i, a unit vector, and w_j are learned, of any length; t is
+`temperature`.
+
+Queries: online embeddings. Keys: learned weights, a vector per image.
 """
 
 from typing import ClassVar

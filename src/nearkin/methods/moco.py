@@ -2,6 +2,14 @@
 
 He, Fan, Wu, Xie, Girshick. Momentum contrast for unsupervised visual representation learning.
 CVPR 2020, arXiv:1911.05722. With an MLP for a projector it is v2 (arXiv:2003.04297).
+
+    loss = -log exp(q.k+ / t) / (exp(q.k+ / t) + sum_j exp(q.k_j / t))  (eq. 1)
+    target <- m target + (1 - m) online                                 (eq. 2)
+
+q is the embedding of one view, k+ the target's of the other, and k_j are the keys in the queue
+that show other images; t is `temperature`, m is `momentum`.
+
+Queries: online embeddings of view 1. Keys: the target's embedding of view 2, and the queue.
 """
 
 from typing import ClassVar, Literal
@@ -84,6 +92,7 @@ class MoCo(Method[Visits]):
     @override
     @torch.no_grad()
     def commit(self, visits: Visits, progress: float, /) -> None:
+        """The target moves towards the online network, and the keys enter the queue."""
         follow(self.target, self.online, self.momentum)
         self.queue.enqueue(visits.keys, visits.images)
 

@@ -1,6 +1,13 @@
 """MoCo's end-to-end baseline: keys come from the batch, and gradients reach them.
 
-He et al. 2020, figure 2a.
+He, Fan, Wu, Xie, Girshick. Momentum contrast for unsupervised visual representation learning.
+CVPR 2020, arXiv:1911.05722, figure 2a.
+
+    loss = mean_i -log exp(q_i.k_i / t) / sum_j exp(q_i.k_j / t)  (eq. 1)
+
+q_i and k_i are the embeddings of the two views of image i; t is `temperature`.
+
+Queries: online embeddings of view 1. Keys: embeddings of view 2.
 """
 
 import copy

@@ -1,6 +1,15 @@
 """MoCo's memory-bank baseline: keys are kept per image, not per encoder.
 
-He et al. 2020, figure 2b.
+He, Fan, Wu, Xie, Girshick. Momentum contrast for unsupervised visual representation learning.
+CVPR 2020, arXiv:1911.05722, figure 2b.
+
+    loss = -log exp(q.k_i / t) / (exp(q.k_i / t) + sum_j exp(q.k_j / t))  (eq. 1)
+    k_i <- unit(m k_i + (1 - m) q)
+
+q is the embedding of image i and k_i its row of the bank; j runs over rows drawn, those of other
+images; t is `temperature`, m is `momentum`.
+
+Queries: online embeddings. Keys: rows of the bank, the image's own and those drawn.
 """
 
 from typing import ClassVar
@@ -64,4 +73,5 @@ class MoCoMemoryBank(Method[Visits]):
     @override
     @torch.no_grad()
     def commit(self, visits: Visits, progress: float, /) -> None:
+        """The rows of the batch's images move towards their embeddings."""
         self.bank.write(visits.images, visits.keys)

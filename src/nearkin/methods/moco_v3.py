@@ -2,6 +2,16 @@
 
 Chen, Xie, He. An empirical study of training self-supervised vision transformers.
 ICCV 2021, arXiv:2104.02057.
+
+    ctr(q, k) = mean_i -log exp(q_i.k_i / t) / sum_j exp(q_i.k_j / t)
+    loss = 2 t (ctr(q1, k2) + ctr(q2, k1))  (algorithm 1)
+    target <- m target + (1 - m) online
+
+q are predictions from the two views and k the target's embeddings of them; t is `temperature`,
+and m rises from `momentum` to one.
+
+Queries: predictions from either view. Keys: the target's embeddings of the other view, of the
+whole batch.
 """
 
 import torch
@@ -57,4 +67,5 @@ class MoCoV3(Method[None]):
     @override
     @torch.no_grad()
     def commit(self, memo: None, progress: float, /) -> None:
+        """The target moves towards the online network."""
         follow(self.target, self.online, rising(self.momentum, progress))

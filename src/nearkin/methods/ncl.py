@@ -2,6 +2,24 @@
 
 Zhong, Fini, Roy, Luo, Ricci, Sebe. Neighborhood contrastive learning for novel class
 discovery. CVPR 2021, arXiv:2106.10731.
+
+    loss  = l_ce + l_bce + w l_mse + known_weight l_scl + novel_weight l_ncl
+    l_ce  = -log P(class)                                          (eq. 1)
+    s_ij  = 1 if cos(h_i, h_j) > threshold, else 0                 (eq. 2)
+    l_bce = -mean_ij (s log x + (1 - s) log(1 - x)), x = p_i.p'_j  (eq. 3)
+    l_mse = mean (p - p')^2, the two heads added                   (eq. 4)
+    l_ncl = -sum_j target_j log softmax_j(q.k_j / t)               (eq. 5 to 7)
+            target: alpha on the own key, the rest evenly on K neighbors
+    l_scl = the same, target: evenly on the own key and its class  (eq. 8)
+    hard negatives of l_ncl: unit(mu e + (1 - mu) l)               (eq. 9 to 11)
+
+Labeled images make up l_ce and l_scl, unlabeled ones l_bce and l_ncl. h, p and q are features,
+class probabilities and unit features of view 1, p' are probabilities of view 2, and the own key
+is view 2's unit features; e is a key least like q and l one of a known class. w rises to
+`consistency_weight`, alpha is `own_weight`, K at most `num_neighbors`, t is `temperature`.
+
+Queries: unit features of view 1. Keys: unit features of view 2, the queue of the image's part,
+and mixtures of both queues.
 """
 
 from typing import ClassVar, Literal, NamedTuple
@@ -62,7 +80,7 @@ class NCL(Method[Seen]):
         threshold: Cosine similarity above which features are close.
         top_ranks: How many of the largest features must be the same.
         num_easy: Least similar novel keys, to be mixed with known ones.
-        num_mixes: How often each is mixed.
+        num_mixes: How often each of them is mixed.
         num_hard: Most similar mixtures, to be added as negatives; 0 means none.
         mix: Shares of the novel key: one and two `thirds`, as in the official code, or drawn
             from a `uniform` distribution.
@@ -70,7 +88,7 @@ class NCL(Method[Seen]):
         novel_weight: Weight of contrast among unlabeled images.
         known_weight: Weight of contrast among labeled images.
         consistency_weight: Weight of consistency of the views, once it has risen.
-        consistency_until: Share of training over which it rises.
+        consistency_until: Share of training over which the weight of consistency rises.
         temperature: Divides the similarities.
     """
 
@@ -144,6 +162,7 @@ class NCL(Method[Seen]):
     @override
     @torch.no_grad()
     def commit(self, seen: Seen, progress: float, /) -> None:
+        """The embeddings of first views enter the queue of their part, with the class if known."""
         known = seen.label != UNKNOWN
         images, keys, label = seen.images, seen.keys, seen.label
         self.known_queue.enqueue(keys[known], images[known], label[known])

@@ -2,6 +2,20 @@
 
 Dwibedi, Aytar, Tompson, Sermanet, Zisserman. With a little help from my friends:
 nearest-neighbor contrastive learning of visual representations. ICCV 2021, arXiv:2104.14548.
+
+    NN(z) = argmin_k |z - k|, over the support set
+    rows(z, p) = mean_i -log exp(NN(z_i).p_i / t) / sum_j exp(NN(z_i).p_j / t)
+    cols(z, p) = mean_i -log exp(NN(z_i).p_i / t) / sum_j exp(NN(z_j).p_i / t)
+
+    views:  loss = (rows(z1, p2) + rows(z2, p1)) / 2
+    rowcol: loss = (rows(z1, p2) + cols(z1, p2)) / 2
+    both:   the mean of all four
+
+z are the embeddings of the two views and p the predictions from them, unit vectors; t is
+`temperature`.
+
+Queries: nearest neighbors of embeddings of one view. Keys: predictions from the other view, of
+the whole batch.
 """
 
 from typing import ClassVar, Literal
@@ -33,7 +47,7 @@ class NNCLR(Method[Visits]):
         dim: Numbers in an embedding.
         hidden_dim: Width of the projector's two hidden layers.
         predictor_dim: Width of the predictor's hidden layer.
-        predictor: Whether there is one.
+        predictor: Whether there is a predictor.
         support_size: How many earlier embeddings of the first view are kept.
         num_neighbors: The neighbor is drawn from so many nearest ones (table 6b).
         symmetric: What makes up the loss: both `views` as queries, as in the official code; one
@@ -84,12 +98,13 @@ class NNCLR(Method[Visits]):
     @override
     @torch.no_grad()
     def commit(self, visits: Visits, progress: float, /) -> None:
+        """The embeddings of first views enter the support set."""
         self.support_set.enqueue(visits.keys, visits.images)
 
     def friend(
         self, z: Float[Tensor, "batch dim"], index: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch dim"]:
-        """For each embedding, one of its nearest neighbors in the support set (eq. 2)."""
+        """For each embedding, one of its nearest neighbors in the support set."""
         keys = self.support_set.keys
         own = own_entries(index, self.support_set.index)
         _, neighbors = nearest(keys, z, self.num_neighbors, ignored=own)

@@ -2,6 +2,16 @@
 
 Chen, Kornblith, Norouzi, Hinton. A simple framework for contrastive learning of visual
 representations. ICML 2020, arXiv:2002.05709.
+
+    l(i, j) = -log exp(z_i.z_j / t) / sum_{k != i} exp(z_i.z_k / t)  (eq. 1)
+
+    nt_xent:    loss = mean_i l(i, j), where j shows the image of i
+    cross_view: loss = mean_i -log exp(a_i.b_i / t) / sum_j exp(a_i.b_j / t)
+
+z are the embeddings of all 2N views of a batch, a those of first views and b those of second
+ones; t is `temperature`.
+
+Queries: online embeddings of all views. Keys: the same, less the query itself.
 """
 
 from typing import Literal

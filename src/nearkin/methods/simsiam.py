@@ -1,6 +1,14 @@
 """SimSiam: predict the other view's embedding, and stop its gradient. Nothing else.
 
 Chen, He. Exploring simple Siamese representation learning. CVPR 2021, arXiv:2011.10566.
+
+    D(p, z) = -p.z                                    (eq. 1)
+    loss = D(p1, stop(z2)) / 2 + D(p2, stop(z1)) / 2  (eq. 4)
+
+z are the embeddings of the two views and p the predictions from them, unit vectors; no gradient
+passes stop.
+
+Queries: predictions from either view. Keys: the embedding of the other view.
 """
 
 from collections.abc import Mapping
@@ -26,9 +34,9 @@ class SimSiam(Method[None]):
     Args:
         backbone: The network to train.
         dim: Numbers in an embedding, and width of the projector.
-        num_layers: Of the projector: 3, or 2 for small pictures (appendix D).
+        num_layers: Layers of the projector: 3, or 2 for small pictures (appendix D).
         predictor_dim: Width of the predictor's hidden layer.
-        predictor: Whether there is one.
+        predictor: Whether there is a predictor.
         stop_gradient: Whether gradients stop at the embeddings that are predicted.
     """
 

@@ -2,6 +2,15 @@
 
 Caron, Misra, Mairal, Goyal, Bojanowski, Joulin. Unsupervised learning of visual features by
 contrasting cluster assignments. NeurIPS 2020, arXiv:2006.09882.
+
+    code_i = Sinkhorn(z_i.c / epsilon)                   (eq. 3)
+    l(j, i) = -sum_k code_ik log softmax_k(z_j.c_k / t)  (eq. 2)
+    loss = mean_{i, j != i} l(j, i)                      (eq. 6)
+
+z are the embeddings of the views and c_k the prototypes, unit vectors. View i is one of the two
+large ones, and j is any; t is `temperature`.
+
+Queries: online embeddings of all views. Keys: prototypes.
 """
 
 from collections.abc import Mapping
@@ -31,12 +40,12 @@ class SwAV(Method[Visits]):
         backbone: The network to train.
         dim: Numbers in an embedding.
         hidden_dim: Width of the projector's hidden layer.
-        num_prototypes: How many clusters there are.
+        num_prototypes: How many prototypes there are.
         queue_size: How many images' embeddings are kept to balance the codes.
-        queue_from: Share of training after which they are used.
+        queue_from: Share of training after which the queue is used.
         freeze_until: Share of training before which the prototypes stay as they are.
         epsilon: How soft the codes are.
-        num_iterations: Of Sinkhorn and Knopp's algorithm.
+        num_iterations: Iterations of Sinkhorn and Knopp's algorithm.
         temperature: Divides the similarities that predict the codes.
     """
 
@@ -85,6 +94,7 @@ class SwAV(Method[Visits]):
     @override
     @torch.no_grad()
     def commit(self, visits: Visits, progress: float, /) -> None:
+        """The prototypes return to length one, and the large views' embeddings enter the queue."""
         self.prototypes.copy_(unit(self.prototypes))
         self.queue.enqueue(visits.keys, visits.images)
 

@@ -2,6 +2,17 @@
 
 Bardes, Ponce, LeCun. VICReg: variance-invariance-covariance regularization for
 self-supervised learning. ICLR 2022, arXiv:2105.04906.
+
+    v(z) = mean_j max(0, 1 - sqrt(var(z_j) + 0.0001))  (eq. 1, 2)
+    c(z) = sum_{i != j} cov(z_i, z_j)^2 / d            (eq. 3, 4)
+    s(a, b) = mean_{n,j} (a_nj - b_nj)^2               (eq. 5)
+    loss = invariance s(a, b) + variance (v(a) + v(b)) / 2
+           + covariance (c(a) + c(b))                  (eq. 6)
+
+a and b are the embeddings of the two views and z_j is dimension j of d, over the batch. As in
+the official code, s is a mean over dimensions as well, and v the mean of both views.
+
+Queries: online embeddings of view 1. Keys: the embedding of view 2.
 """
 
 from typing_extensions import override

@@ -1,4 +1,4 @@
-"""What the one-screen commands show: methods, backbones, a method's settings, this machine."""
+"""What the one-screen commands show: backbones, a method's settings, this machine."""
 
 import inspect
 import platform
@@ -9,7 +9,6 @@ import torch
 
 from nearkin.config import TrainConfig, Value, option, toml_value
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
-from nearkin.methods import METHODS
 from nearkin.networks.backbone import timm_names, torchvision_names
 from nearkin.networks.small import SMALL
 from nearkin.runs.options import default_options, method_class, shrink
@@ -17,13 +16,8 @@ from nearkin.runs.recipes import recipe
 from nearkin.version import __version__
 
 
-def method_lines() -> list[str]:
-    """Each method in a sentence."""
-    width = max(map(len, METHODS))
-    return [f"{name:{width}}  {_sentence(cls)}" for name, cls in METHODS.items()]
-
-
-def _sentence(cls: type) -> str:
+def idea(cls: type) -> str:
+    """The sentence that a class's docstring starts with."""
     return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
 
 
@@ -39,20 +33,14 @@ def backbone_lines(pattern: str) -> list[str]:
 
 def config_lines(method: str) -> list[str]:
     """A method's settings as commented TOML."""
-    cls, chosen = method_class(method), recipe(method)
+    cls, means = method_class(method), automatic(method)
     notes = documented(TrainConfig)
-    automatic = {
-        "optimizer": chosen.optimizer,
-        "lr": f"{chosen.lr:g} for a batch of 256",
-        "weight_decay": f"{chosen.weight_decay:g}",
-        "augment": f"{chosen.augment}, below 64 px {chosen.augment_small}",
-    }
-    lines = [f"# {method}: {_sentence(cls)}", ""]
+    lines = [f"# {method}: {idea(cls)}", ""]
     for entry in fields(TrainConfig):
         if entry.name != "options":
             value: Value = method if entry.name == "method" else getattr(TrainConfig, entry.name)
-            means = f" Here auto is {automatic[entry.name]}." if entry.name in automatic else ""
-            lines += [f"# {notes[entry.name]}{means}", f"{entry.name} = {toml_value(value)}", ""]
+            here = f" Here auto is {means[entry.name]}." if entry.name in means else ""
+            lines += [f"# {notes[entry.name]}{here}", f"{entry.name} = {toml_value(value)}", ""]
     lines += ["[options]"]
     notes = arguments(cls)
     for name, value in default_options(method).items():
@@ -63,6 +51,17 @@ def config_lines(method: str) -> list[str]:
         mark = "# " if fitted else ""
         lines.append(f"{mark}{name} = {toml_value(value)}")
     return lines
+
+
+def automatic(method: str) -> dict[str, str]:
+    """What `auto` means for settings that depend on the method."""
+    chosen = recipe(method)
+    return {
+        "optimizer": chosen.optimizer,
+        "lr": f"{chosen.lr:g} for a batch of 256",
+        "weight_decay": f"{chosen.weight_decay:g}",
+        "augment": f"{chosen.augment}, below 64 px {chosen.augment_small}",
+    }
 
 
 def documented(cls: type) -> dict[str, str]:
