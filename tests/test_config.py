@@ -1,10 +1,11 @@
 """Settings survive their file, and a resumed run keeps its own."""
 
+import re
 import tomllib
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nearkin.config import TrainConfig, continued, read_toml, seconds, to_toml
@@ -18,6 +19,7 @@ values = st.one_of(
 )
 
 
+@example(options={"odd": '\0\t\n\x7f"\\\u2028\U0001f426'})
 @given(options=st.dictionaries(st.from_regex(r"[a-z_]{1,9}", fullmatch=True), values))
 def test_any_option_value_survives_the_file(options):
     written = tomllib.loads(to_toml(TrainConfig(options=options), "data"))
@@ -68,3 +70,34 @@ def test_what_contradicts_the_run_that_is_continued_is_named(changes, says):
 def test_durations_that_are_none_are_refused(duration):
     with pytest.raises(UsageError, match="not a duration"):
         seconds(duration)
+
+
+@pytest.mark.parametrize("drops", ["", "0.6", ".6", "0.6,0.8", "0.33333, 0.66667"])
+def test_drops_are_shares_of_the_training(drops):
+    assert TrainConfig(drops=drops).drops == drops
+
+
+@pytest.mark.parametrize("drops", ["0.6,", "0.6 0.8", "1.2", "-0.5", "120", "half", "nan", ","])
+def test_drops_that_are_no_shares_are_refused(drops):
+    with pytest.raises(UsageError, match=r"--drops .* write them as 0\.6,0\.8"):
+        TrainConfig(drops=drops)
+
+
+def test_a_rate_falls_in_one_way_only():
+    with pytest.raises(UsageError, match="--drops and --cosine-end"):
+        TrainConfig(drops="0.6", cosine_end=0.1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"warmup_start": 1.5}, "--warmup-start 1.5 is not from 0 to 1"),
+        ({"cosine_end": -0.1}, "--cosine-end -0.1 is not from 0 to 1"),
+        ({"lars_eta": 0.0}, "--lars-eta 0.0 is not from"),
+        ({"lr": float("inf")}, "--lr inf is not from"),
+        ({"lr": float("nan")}, "--lr nan is not from"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused(setting, says):
+    with pytest.raises(UsageError, match=re.escape(says)):
+        TrainConfig(**setting)

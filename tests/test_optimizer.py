@@ -1,12 +1,15 @@
 """LARS against timm and worked examples, and the groups that learning rates belong to."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import timm.optim
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from nearkin.errors import UsageError
@@ -16,7 +19,7 @@ from nearkin.networks.branch import Branch, mlp
 from nearkin.networks.momentum import frozen_copy
 from nearkin.training.lars import LARS
 from nearkin.training.optimizer import build_optimizer, set_learning_rates
-from nearkin.training.schedules import warmup_cosine
+from nearkin.training.schedules import warmup_cosine, warmup_drops
 from nearkin.types import Step
 
 
@@ -75,6 +78,18 @@ def like_timm(model, *, weight_decay, clip, eta):
     return timm.optim.Lars(groups, **options)
 
 
+@pytest.mark.parametrize("clip", [False, True])
+def test_lars_on_vectors_too_walks_the_same_way_as_timms(clip):
+    """timm adapts and decays whatever it is given, as apex's LARC does, which SwAV trains with."""
+    ours, theirs = net(), net()
+    options = dict(weight_decay=0.1, clip=clip, eta=0.02, vectors=True)
+    walked = train(ours, LARS(ours.parameters(), 0.3, **options), range(30), cosine)
+    options = dict(weight_decay=0.1, trust_coeff=0.02, trust_clip=clip, always_adapt=True)
+    reference = timm.optim.Lars(theirs.parameters(), lr=0.3, momentum=0.9, **options)
+    expected = train(theirs, reference, range(30), cosine)
+    torch.testing.assert_close(walked, expected, rtol=1e-11, atol=1e-13)
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-4, 0.1])
 @pytest.mark.parametrize(("clip", "eta"), [(False, 1e-3), (True, 0.02), (True, 50.0)])
 def test_lars_walks_the_same_way_as_timms(weight_decay, clip, eta):
@@ -123,6 +138,11 @@ def test_lars_treats_a_vector_as_plain_gradient_descent_does():
     assert_equal(found, [2.7, 3.6])
 
 
+def test_lars_can_treat_a_vector_as_it_treats_a_matrix():
+    options = dict(lr=1.0, weight_decay=0.1, momentum=0.0, vectors=True)
+    assert_equal(one_step([3.0, 4.0], [0.6, 0.8], **options), [2.997, 3.996])
+
+
 @pytest.mark.parametrize("clip", [False, True])
 def test_lars_leaves_zero_weights_free_to_move(clip):
     found = one_step([[0.0, 0.0]], [[0.6, 0.8]], lr=0.5, weight_decay=0.1, clip=clip)
@@ -148,6 +168,14 @@ def test_lars_remembers_its_velocity_in_its_state():
     train(resumed, first, range(3), cosine)
     second.load_state_dict(first.state_dict())
     assert torch.equal(train(resumed, second, range(3, 6), cosine), expected)
+
+
+def test_lars_takes_up_a_state_from_before_it_could_adapt_vectors():
+    lars = LARS(net().parameters(), 0.3)
+    older = lars.state_dict()
+    del older["param_groups"][0]["vectors"]
+    lars.load_state_dict(older)
+    assert lars.param_groups[0]["vectors"] is False
 
 
 def test_lars_skips_what_has_no_gradient():
@@ -198,13 +226,13 @@ def test_a_prefix_that_names_nothing_is_refused():
         build_optimizer(Siamese(rates=("predictr",)), name="sgd", lr=0.1, weight_decay=0.0)
 
 
-def decayed(name):
+def decayed(name, **options):
     """Parameters that shrink in a step without any gradient."""
     method = Siamese()
     for p in method.parameters():
         nn.init.ones_(p)
         p.grad = torch.zeros_like(p) if p.requires_grad else None
-    build_optimizer(method, name=name, lr=0.1, weight_decay=0.1).step()
+    build_optimizer(method, name=name, lr=0.1, weight_decay=0.1, **options).step()
     return {n for n, p in method.named_parameters() if (p < 1).any()}
 
 
@@ -215,8 +243,16 @@ def test_biases_and_norms_are_not_decayed(name):
     assert decayed(name) == {n for n, p in trained.items() if p.ndim > 1}
 
 
-def test_sgd_decays_everything():
-    assert decayed("sgd") == {n for n, p in Siamese().named_parameters() if p.requires_grad}
+@pytest.mark.parametrize(("name", "options"), [("sgd", {}), ("lars", {"vectors": True})])
+def test_sgd_decays_everything_and_lars_does_so_if_told(name, options):
+    trained = {n for n, p in Siamese().named_parameters() if p.requires_grad}
+    assert decayed(name, **options) == trained
+
+
+def test_the_settings_of_lars_reach_it():
+    asked = dict(eta=0.02, clip=True, vectors=True)
+    lars = build_optimizer(Siamese(), name="lars", lr=0.1, weight_decay=0.0, **asked)
+    assert all(asked.items() <= group.items() for group in lars.param_groups)
 
 
 def test_learning_rates_are_plain_numbers_even_from_a_numpy_schedule():
@@ -235,17 +271,58 @@ def test_a_cosine_starts_at_its_peak_and_ends_at_its_final_value(final):
 
 
 def test_a_cosine_without_warmup_is_torchs():
-    weight = nn.Parameter(torch.zeros(1))
-    sgd = torch.optim.SGD([weight], lr=1.0)
+    sgd = stepping()
     theirs = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, T_max=20, eta_min=0.1)
-    schedule = warmup_cosine(final=0.1)
-    for step in range(21):
-        assert schedule(step / 20) == pytest.approx(sgd.param_groups[0]["lr"], abs=1e-12)
+    assert_same_rates(warmup_cosine(final=0.1), theirs, sgd, total=20)
+
+
+def assert_same_rates(schedule, theirs, sgd, total):
+    """Compare with a scheduler of torch's, which is asked after every step."""
+    for step in range(total + 1):
+        assert schedule(step / total) == pytest.approx(sgd.param_groups[0]["lr"], abs=1e-12)
         sgd.step()
         theirs.step()
 
 
-@pytest.mark.parametrize("options", [dict(warmup=1.0), dict(warmup=-0.1), dict(final=1.5)])
-def test_a_schedule_outside_of_its_range_is_refused(options):
+def stepping():
+    return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+
+
+@pytest.mark.parametrize("schedule", [warmup_cosine, partial(warmup_drops, [0.9])])
+def test_a_warmup_is_torchs(schedule):
+    sgd = stepping()
+    theirs = torch.optim.lr_scheduler.LinearLR(sgd, start_factor=0.25, total_iters=10)
+    risen = schedule(warmup=0.5, start=0.25)
+    assert_same_rates(lambda progress: risen(progress / 2), theirs, sgd, total=10)
+
+
+def test_drops_are_torchs():
+    sgd = stepping()
+    theirs = torch.optim.lr_scheduler.MultiStepLR(sgd, milestones=[12, 16], gamma=0.1)
+    assert_same_rates(warmup_drops([0.6, 0.8]), theirs, sgd, total=20)
+
+
+@given(steps_per_epoch=st.integers(1, 10_000))
+def test_a_rate_drops_with_the_first_step_of_an_epoch(steps_per_epoch):
+    """120 and 160 epochs of 200 are 0.6 and 0.8, without rounding."""
+    schedule, total = warmup_drops([0.6, 0.8]), 200 * steps_per_epoch
+    for epoch, after in ((120, 0.1), (160, 0.01)):
+        step = epoch * steps_per_epoch
+        assert schedule((step - 1) / total) == pytest.approx(10 * after)
+        assert schedule(step / total) == pytest.approx(after)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        (warmup_cosine, dict(warmup=1.0)),
+        (warmup_cosine, dict(warmup=-0.1)),
+        (warmup_cosine, dict(final=1.5)),
+        (warmup_cosine, dict(start=-0.1)),
+        (partial(warmup_drops, [0.6]), dict(warmup=1.0)),
+        (partial(warmup_drops, [0.6]), dict(start=1.1)),
+    ],
+)
+def test_a_schedule_outside_of_its_range_is_refused(schedule, options):
     with pytest.raises(UsageError, match=f"{next(iter(options))} is"):
-        warmup_cosine(**options)
+        schedule(**options)

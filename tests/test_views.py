@@ -404,7 +404,7 @@ def test_too_few_views_and_unknown_names_are_told():
         {"ratio": (0.0, 1.0)},
         {"hue": 0.6},
         {"gray": float("nan")},
-        {"size": -1},
+        {"side": -1.0},
     ],
 )
 def test_a_view_out_of_range_is_refused(bad):

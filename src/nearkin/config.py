@@ -5,6 +5,7 @@ method are not here: a method's constructor is its configuration, and they trave
 """
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -39,8 +40,20 @@ class TrainConfig:
     """Peak learning rate, as it is used (not scaled by the batch)."""
     weight_decay: float | Auto = "auto"
     """Strength of weight decay."""
+    lars_eta: float = 0.001
+    """Trust coefficient of LARS: how far a layer moves, as a share of its norm, at rate 1."""
+    lars_clip: bool = False
+    """Whether LARS moves no layer faster than SGD would."""
+    lars_vectors: bool = False
+    """Whether LARS adapts and decays biases and norms like all other weights."""
     warmup: float = 0.1
     """Share of the training over which the learning rate rises; it then falls along a cosine."""
+    warmup_start: float = 0.0
+    """Share of the peak learning rate from which it rises."""
+    cosine_end: float = 0.0
+    """Share of the peak learning rate to which it falls."""
+    drops: str = ""
+    """Shares of the training, after commas, at which it drops to a tenth, instead of a cosine."""
     augment: str = "auto"
     """How views are drawn: a preset named as in the papers, or characters."""
     image_size: int | Auto = "auto"
@@ -78,8 +91,12 @@ class TrainConfig:
                 raise UsageError(f"{option(name)} {value} is not {spelled(kind)}")
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
-            if value != "auto" and not low <= value <= high:
+            if value != "auto" and not (low <= value <= high and value < ANY):
                 raise UsageError(f"{option(name)} {value} is not from {low:g} to {high:g}")
+        if not re.fullmatch(DROPS, self.drops):
+            raise UsageError(f"--drops {self.drops} are not shares; write them as 0.6,0.8")
+        if self.drops and self.cosine_end:
+            raise UsageError("--drops and --cosine-end both say how the rate falls; give one")
         if self.max_time:
             seconds(self.max_time)
 
@@ -87,20 +104,19 @@ class TrainConfig:
 ANY = float("inf")
 TINY = 1e-12
 RANGES = {
-    "epochs": (1, ANY),
+    **dict.fromkeys(("epochs", "save_every"), (1, ANY)),
+    **dict.fromkeys(("weight_decay", "evaluate_every", "workers"), (0, ANY)),
+    **dict.fromkeys(("lr", "lars_eta"), (TINY, ANY)),
+    **dict.fromkeys(("warmup_start", "cosine_end", "max_bad"), (0, 1)),
     "batch_size": (2, ANY),
-    "lr": (TINY, ANY),
-    "weight_decay": (0, ANY),
     "warmup": (0, 0.99),
     "image_size": (8, ANY),
     "val": (0, 0.9),
-    "evaluate_every": (0, ANY),
-    "save_every": (1, ANY),
     "seed": (0, 2**32 - 1),
-    "workers": (0, ANY),
-    "max_bad": (0, 1),
 }
 """Smallest and largest value of each number."""
+DROPS = r"(0?\.\d+(, *0?\.\d+)*)?"
+"""How shares of the training are written."""
 
 
 def fits(value: object, kind: Any) -> bool:
@@ -159,8 +175,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     >>> suggestion("epocs", ["epochs", "seed"])
     ' Did you mean epochs?'
     """
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]}?" if close else ""
+    folded = {each.casefold(): each for each in known}
+    close = difflib.get_close_matches(name.casefold(), list(folded), n=1)
+    return f" Did you mean {folded[close[0]]}?" if close else ""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -198,15 +215,7 @@ def toml_value(value: Value) -> str:
     >>> print(toml_value(True), toml_value('a "b"'), toml_value(1e-4))
     true "a \"b\"" 0.0001
     """
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        escaped = "".join(
-            f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c
-            for c in value.replace("\\", "\\\\").replace('"', '\\"')
-        )
-        return f'"{escaped}"'
-    return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 FREE = ("save_every", "workers", "max_bad")

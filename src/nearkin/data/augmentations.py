@@ -44,21 +44,43 @@ BYOL: Final = replace(SIMCLR, brightness=0.4, contrast=0.4, saturation=0.2, hue=
 SWAV: Final = replace(SIMCLR, scale=(0.14, 1.0))
 """Caron et al. 2020, the large views."""
 
+NCL: Final = View(scale=(0.5, 1.0), flip=0.5)
+"""Zhong et al. 2021, official code for ImageNet."""
+
 CHARACTERS: Final = View(
     scale=(0.6, 1.0), jitter=0.8, brightness=0.4, contrast=0.4, rotate=15.0, translate=0.1
 )
 """For digits and letters, which a flip turns into others and whose color says nothing."""
 
+
+def asymmetric(view: View) -> tuple[View, View]:
+    """The two views of BYOL, Barlow Twins and VICReg: they differ in blur and solarization."""
+    return replace(view, blur=1.0), replace(view, blur=0.1, solarize=0.2)
+
+
+def local(view: View) -> tuple[View, ...]:
+    """The six small views of SwAV, and of DINO with a ResNet-50."""
+    return (replace(view, scale=(0.05, 0.14), side=96 / 224),) * 6
+
+
 AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "simclr": (SIMCLR,),
     "moco_v1": (INSTDISC,),
     "moco_v2": (MOCO,),
-    "byol": (replace(BYOL, blur=1.0), replace(BYOL, blur=0.1, solarize=0.2)),
-    "swav": (SWAV,) * 2 + (replace(SWAV, scale=(0.05, 0.14), side=96 / 224),) * 6,
+    "moco_v3": asymmetric(replace(BYOL, scale=(0.2, 1.0))),
+    "byol": asymmetric(BYOL),
+    "swav": (SWAV, SWAV, *local(SWAV)),
+    "dino": (*asymmetric(replace(BYOL, scale=(0.14, 1.0))), *local(BYOL)),
     "simsiam": (MOCO,),
+    "ncl": (NCL,),
     "simclr_cifar": (SMALL,),
     "moco_cifar": (SMALL,),
+    "instdisc_cifar": (replace(INSTDISC, flip=0.0),),
+    "simsiam_cifar": (replace(MOCO, blur=0.0),),
+    "swav_cifar": (replace(SMALL, scale=(0.14, 1.0)),),
     "asymmetric_cifar": (replace(BYOL, blur=0.0), replace(BYOL, blur=0.0, solarize=0.2)),
+    "vicreg_cifar": (replace(BYOL, scale=(0.2, 1.0), blur=0.0, solarize=0.1),),
+    "ncl_cifar": (replace(NCL, scale=(1.0, 1.0), ratio=(1.0, 1.0), translate=4 / 32),),
     "characters": (CHARACTERS,),
 }
 """The views of each augmentation. A single one is drawn as often as a method asks for views."""

@@ -54,6 +54,7 @@ class DINO(Method[Tensor]):
         backbone: The network to train.
         dim: Numbers in an embedding.
         hidden_dim: Width of the projector's two hidden layers.
+        projector_norm: Whether the projector has batch norm, as with residual networks.
         num_prototypes: How many prototypes there are.
         momentum: How much of itself the target keeps at the first step; it rises to one.
         center_momentum: How much of itself the center keeps at each step.
@@ -73,6 +74,7 @@ class DINO(Method[Tensor]):
         *,
         dim: int = 256,
         hidden_dim: int = 2048,
+        projector_norm: bool = False,
         num_prototypes: int = 65_536,
         momentum: float = 0.996,
         center_momentum: float = 0.9,
@@ -90,7 +92,7 @@ class DINO(Method[Tensor]):
         self.target_temperatures = first_target_temperature, target_temperature
         self.temperature = temperature
         sizes = (backbone.feature_dim, hidden_dim, hidden_dim, dim)
-        self.online = Branch(backbone, mlp(*sizes, norm=False, activation=nn.GELU))
+        self.online = Branch(backbone, mlp(*sizes, norm=projector_norm, activation=nn.GELU))
         self.prototypes = Prototypes(dim, num_prototypes)
         self.target = frozen_copy(self.online)
         self.target_prototypes = frozen_copy(self.prototypes)

@@ -33,6 +33,7 @@ class MoCoEndToEnd(Method[None]):
     Args:
         backbone: The network to train.
         dim: Numbers in an embedding.
+        projector: `linear` as in the first version of MoCo, or `mlp` as in the second.
         hidden_dim: Width of the projector's hidden layer; 0 means that of the features.
         key_encoder: Whether keys come from the `same` network as queries, from a `separate`
             one that is trained as well, or from a projector of their own on a
@@ -46,6 +47,7 @@ class MoCoEndToEnd(Method[None]):
         backbone: Backbone,
         *,
         dim: int = 128,
+        projector: Literal["linear", "mlp"] = "mlp",
         hidden_dim: int = 0,
         key_encoder: Literal["same", "separate", "shared_backbone"] = "same",
         bn_groups: int = 8,
@@ -54,15 +56,16 @@ class MoCoEndToEnd(Method[None]):
         super().__init__()
         self.temperature = temperature
         features = backbone.feature_dim
-        projector = mlp(features, hidden_dim or features, dim, norm=False)
-        self.online = Branch(backbone, projector)
+        hidden = (hidden_dim or features,) if projector == "mlp" else ()
+        layers = mlp(features, *hidden, dim, norm=False)
+        self.online = Branch(backbone, layers)
         normalize_in_groups(self.online, bn_groups)
         if key_encoder == "same":
             self.key_branch = self.online
         elif key_encoder == "separate":
             self.key_branch = copy.deepcopy(self.online)
         else:
-            self.key_branch = Branch(backbone, copy.deepcopy(projector))
+            self.key_branch = Branch(backbone, copy.deepcopy(layers))
 
     @override
     def forward(self, batch: Batch, progress: float) -> Step[None]:

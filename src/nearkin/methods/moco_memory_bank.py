@@ -12,7 +12,7 @@ images; t is `temperature`, m is `momentum`.
 Queries: online embeddings. Keys: rows of the bank, the image's own and those drawn.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from typing_extensions import override
@@ -33,6 +33,7 @@ class MoCoMemoryBank(Method[Visits]):
         backbone: The network to train.
         num_images: Rows of the bank: the images to train on.
         dim: Numbers in an embedding.
+        projector: `linear` as in the first version of MoCo, or `mlp` as in the second.
         hidden_dim: Width of the projector's hidden layer; 0 means that of the features.
         num_negatives: Rows drawn at each step, with replacement, shared by the batch. Draws of
             the query's own image are left out.
@@ -49,6 +50,7 @@ class MoCoMemoryBank(Method[Visits]):
         *,
         num_images: int,
         dim: int = 128,
+        projector: Literal["linear", "mlp"] = "mlp",
         hidden_dim: int = 0,
         num_negatives: int = 65_536,
         momentum: float = 0.5,
@@ -58,7 +60,8 @@ class MoCoMemoryBank(Method[Visits]):
         self.num_negatives = num_negatives
         self.temperature = temperature
         features = backbone.feature_dim
-        self.online = Branch(backbone, mlp(features, hidden_dim or features, dim, norm=False))
+        hidden = (hidden_dim or features,) if projector == "mlp" else ()
+        self.online = Branch(backbone, mlp(features, *hidden, dim, norm=False))
         self.bank = MemoryBank(num_images, dim, momentum)
 
     @override

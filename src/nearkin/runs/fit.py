@@ -11,7 +11,7 @@ import torch
 
 from nearkin.config import TrainConfig, seconds
 from nearkin.data.batches import Batches
-from nearkin.method import Method
+from nearkin.method import Method, Schedule
 from nearkin.runs.build import PRECISIONS
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.monitor import Monitor
@@ -21,7 +21,7 @@ from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer
-from nearkin.training.schedules import warmup_cosine
+from nearkin.training.schedules import warmup_cosine, warmup_drops
 
 COLUMNS = (
     "step", "epoch", "loss", "lr", "feature_std", "effective_rank", "mean_cosine", "knn",
@@ -73,7 +73,18 @@ def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optim
         name=config.optimizer,
         lr=float(config.lr),
         weight_decay=float(config.weight_decay),
+        eta=config.lars_eta,
+        clip=config.lars_clip,
+        vectors=config.lars_vectors,
     )
+
+
+def schedule_for(config: TrainConfig) -> Schedule:
+    """How the learning rate changes over a training."""
+    if config.drops:
+        drops = [float(share) for share in config.drops.split(",")]
+        return warmup_drops(drops, config.warmup, config.warmup_start)
+    return warmup_cosine(config.warmup, config.cosine_end, config.warmup_start)
 
 
 def fit(
@@ -107,7 +118,7 @@ def fit(
             batches.between(start, total),
             start=start,
             total=total,
-            schedule=warmup_cosine(config.warmup),
+            schedule=schedule_for(config),
             seed=config.seed,
             precision=PRECISIONS[config.precision],
         ):

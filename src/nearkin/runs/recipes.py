@@ -1,7 +1,7 @@
 """What `auto` means: how each method is trained where the user does not say.
 
-Chosen on pictures held out of the training part of CIFAR-10, without its test part; see
-docs/results.md.
+SimCLR's were chosen on pictures held out of the training part of CIFAR-10, without its test part; see
+docs/results.md. Those of the others are their papers', narrowed for short runs, and not searched.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ RECIPES: dict[str, Recipe] = {
     "moco_end_to_end": Recipe(augment="moco_v2", augment_small="moco_cifar"),
     "simclr": Recipe(options={"temperature": 0.2}),
     "moco_v3": Recipe(
-        augment="byol",
+        augment="moco_v3",
         augment_small="asymmetric_cifar",
         options={"temperature": 0.2, "hidden_dim": 1024},
     ),
@@ -43,7 +43,7 @@ RECIPES: dict[str, Recipe] = {
         options={"momentum": 0.99, "hidden_dim": 1024},
     ),
     "simsiam": Recipe(
-        augment="simsiam", augment_small="moco_cifar", options={"dim": 1024, "num_layers": 2}
+        augment="simsiam", augment_small="simsiam_cifar", options={"dim": 1024, "num_layers": 2}
     ),
     "nnclr": Recipe(
         augment="byol",
@@ -51,10 +51,12 @@ RECIPES: dict[str, Recipe] = {
         options={"temperature": 0.2, "hidden_dim": 1024, "predictor_dim": 1024},
     ),
     "swav": Recipe(
-        augment="swav", options={"hidden_dim": 1024, "num_prototypes": 300, "queue_size": 1024}
+        augment="swav",
+        augment_small="swav_cifar",
+        options={"hidden_dim": 1024, "num_prototypes": 300, "queue_size": 1024},
     ),
     "dino": Recipe(
-        augment="swav",
+        augment="dino",
         options={"hidden_dim": 1024, "num_prototypes": 1024, "momentum": 0.99},
     ),
     "barlow_twins": Recipe(
@@ -65,7 +67,7 @@ RECIPES: dict[str, Recipe] = {
         augment="moco_v1", augment_small="moco_cifar", options={"temperature": 0.1}
     ),
     "instdisc_parametric": Recipe(augment="moco_v1", augment_small="moco_cifar"),
-    "ncl": Recipe(augment="moco_v2", augment_small="moco_cifar"),
+    "ncl": Recipe(augment="ncl", augment_small="ncl_cifar"),
 }
 """A method without an entry is trained by `Recipe()`."""
 

@@ -27,7 +27,7 @@ class LARS(Optimizer):
         w <- w - lr v
 
     Where `|w|` or `|g|` is zero the ratio is 1. Parameters of one dimension or none (biases,
-    norms) take `v <- momentum v + g`: neither weight decay nor adaptation.
+    norms) take `v <- momentum v + g`: neither weight decay nor adaptation, unless `vectors`.
 
     Args:
         params: Parameters, or groups of them.
@@ -37,6 +37,7 @@ class LARS(Optimizer):
         eta: Trust coefficient: the step's share of the layer's norm, at learning rate 1.
         clip: Never let a layer move faster than plain SGD would (LARC): the ratio becomes
             `min(ratio / lr, 1)`.
+        vectors: Treat biases and norms as layers too, as SwAV does.
     """
 
     def __init__(
@@ -48,9 +49,16 @@ class LARS(Optimizer):
         weight_decay: float = 0.0,
         eta: float = 1e-3,
         clip: bool = False,
+        vectors: bool = False,
     ) -> None:
-        defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, eta=eta, clip=clip)
-        super().__init__(params, defaults)
+        defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay)
+        super().__init__(params, defaults | dict(eta=eta, clip=clip, vectors=vectors))
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("vectors", False)  # older checkpoints have no such option
 
     @override
     @torch.no_grad()
@@ -59,8 +67,8 @@ class LARS(Optimizer):
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             trained = [p for p in group["params"] if p.grad is not None]
-            vectors = [p for p in trained if p.ndim <= 1]
-            layers = [p for p in trained if p.ndim > 1]
+            vectors = [p for p in trained if p.ndim <= 1 and not group["vectors"]]
+            layers = [p for p in trained if p.ndim > 1 or group["vectors"]]
             if vectors:
                 self._move(vectors, [p.grad for p in vectors], group)
             if layers:

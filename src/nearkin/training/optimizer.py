@@ -18,12 +18,16 @@ def build_optimizer(
     lr: float,
     weight_decay: float,
     momentum: float = 0.9,
+    eta: float = 1e-3,
+    clip: bool = False,
+    vectors: bool = False,
 ) -> torch.optim.Optimizer:
     """An optimizer over the parameters of `method` that require gradients.
 
     Each prefix of `method.learning_rates` is a group of its own, which holds its `name` and
     `peak_lr`. SGD decays everything, as MoCo and SimSiam do. LARS and AdamW leave biases and
-    norm parameters without weight decay, as SimCLR, BYOL and the vision transformers do.
+    norm parameters without weight decay, as SimCLR, BYOL and the vision transformers do; with
+    `vectors`, LARS decays everything too.
 
     Args:
         method: What to train.
@@ -31,6 +35,9 @@ def build_optimizer(
         lr: Peak learning rate, which schedules then multiply.
         weight_decay: Pull of the weights towards zero.
         momentum: How much of the last step is kept; the first beta of AdamW.
+        eta: Trust coefficient of LARS.
+        clip: Whether LARS moves no layer faster than SGD would.
+        vectors: Whether LARS adapts and decays biases and norms too.
 
     Raises:
         UsageError: If the method names a learning rate for parameters that it does not have.
@@ -44,7 +51,15 @@ def build_optimizer(
         case "sgd":
             return torch.optim.SGD(groups, lr, momentum, weight_decay=weight_decay)
         case "lars":
-            return LARS(groups, lr, momentum=momentum, weight_decay=weight_decay)
+            return LARS(
+                groups,
+                lr,
+                momentum=momentum,
+                weight_decay=weight_decay,
+                eta=eta,
+                clip=clip,
+                vectors=vectors,
+            )
         case "adamw":
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
             return torch.optim.AdamW(groups, lr, betas=(momentum, 0.999))

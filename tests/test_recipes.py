@@ -1,0 +1,242 @@
+"""Every method has its published recipes, and each of them trains."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin.cli import main
+from nearkin.config import TrainConfig, read_toml
+from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Batches
+from nearkin.data.images import open_images
+from nearkin.data.order import Order
+from nearkin.methods import METHODS
+from nearkin.networks.backbone import build_backbone
+from nearkin.runs.build import build_method, named_backbone, resolve, views_for
+from nearkin.runs.fit import optimizer_for, schedule_for
+from nearkin.runs.known import known_labels
+from nearkin.runs.options import checked_options, method_options
+from nearkin.training.lars import LARS
+from nearkin.training.loop import steps
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted(ROOT.glob("recipes/*/*.toml"))
+CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+KNOWN = "airplane,automobile,bird,cat,deer"
+NUM_IMAGES = {"cifar10": 50_000, "imagenet": 1_281_167}
+CPU = torch.device("cpu")
+
+each_recipe = pytest.mark.parametrize(
+    "path", RECIPES, ids=lambda path: str(path.relative_to(ROOT / "recipes"))
+)
+
+
+def methods_in(folder):
+    return [read_toml(path)["method"] for path in RECIPES if path.parent.name == folder]
+
+
+def option_in(folder, method, key):
+    files = [read_toml(path) for path in RECIPES if path.parent.name == folder]
+    return {file["options"][key] for file in files if file["method"] == method}
+
+
+@pytest.mark.parametrize("folder", ["cifar10", "imagenet"])
+def test_every_method_has_a_recipe(folder):
+    assert set(methods_in(folder)) == set(METHODS)
+
+
+def test_both_versions_of_moco_and_both_losses_of_instdisc_have_recipes():
+    assert option_in("imagenet", "moco", "projector") == {"linear", "mlp"}
+    assert option_in("cifar10", "instdisc", "loss") == {"nce", "softmax"}
+
+
+@each_recipe
+def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it(path):
+    head = path.read_text(encoding="utf-8").split("\n\n")[0]
+    said = dict(re.findall(r"^# (\w+) +(\S.*)$", head, re.MULTILINE))
+    for needed in ("Source", "Published", "Hardware", "Time", "Result", "Commit"):
+        assert said[needed]
+    assert said["Command"].startswith("nearkin train ")
+    assert f"--config {path.relative_to(ROOT).as_posix()}" in said["Command"]
+
+
+@each_recipe
+def test_a_recipe_leaves_nothing_that_matters_to_chance(path):
+    settings = read_toml(path)
+    config = TrainConfig(**settings)
+    decided = ("epochs", "batch_size", "optimizer", "lr", "weight_decay", "augment", "image_size")
+    assert all(name in settings for name in (*decided, "method", "backbone", "warmup"))
+    assert checked_options(config.method, config.options) == settings["options"]
+    assert config.optimizer == "lars" or not {key for key in settings if key.startswith("lars_")}
+
+
+@each_recipe
+def test_a_recipe_fits_its_data_set_as_it_stands(path):
+    settings = read_toml(path)
+    size = NUM_IMAGES[path.parent.name], settings["batch_size"]
+    used = method_options(settings["method"], settings["options"], *size)
+    assert settings["options"].items() <= used.items()
+
+
+STRONG, HALF, BYOL = (0.8, 0.8, 0.8, 0.2), (0.4, 0.4, 0.4, 0.1), (0.4, 0.4, 0.2, 0.1)
+VIEWS = {
+    # smallest crop, flip, probability and strengths of jitter, gray, blur, solarize, side in 224
+    "moco_v1": [(0.2, 0.5, 1, (0.4, 0.4, 0.4, 0.4), 0.2, 0, 0, 224)] * 2,
+    "instdisc_cifar": [(0.2, 0, 1, (0.4, 0.4, 0.4, 0.4), 0.2, 0, 0, 224)] * 2,
+    "moco_v2": [(0.2, 0.5, 0.8, HALF, 0.2, 0.5, 0, 224)] * 2,
+    "simsiam": [(0.2, 0.5, 0.8, HALF, 0.2, 0.5, 0, 224)] * 2,
+    "simsiam_cifar": [(0.2, 0.5, 0.8, HALF, 0.2, 0, 0, 224)] * 2,
+    "moco_cifar": [(0.08, 0.5, 0.8, HALF, 0.2, 0, 0, 224)] * 2,
+    "simclr_cifar": [(0.08, 0.5, 0.8, HALF, 0.2, 0, 0, 224)] * 2,
+    "swav_cifar": [(0.14, 0.5, 0.8, HALF, 0.2, 0, 0, 224)] * 2,
+    "simclr": [(0.08, 0.5, 0.8, STRONG, 0.2, 0.5, 0, 224)] * 2,
+    "swav": [(0.14, 0.5, 0.8, STRONG, 0.2, 0.5, 0, 224)] * 2
+    + [(0.05, 0.5, 0.8, STRONG, 0.2, 0.5, 0, 96)] * 6,
+    "byol": [
+        (0.08, 0.5, 0.8, BYOL, 0.2, 1, 0, 224),
+        (0.08, 0.5, 0.8, BYOL, 0.2, 0.1, 0.2, 224),
+    ],
+    "moco_v3": [
+        (0.2, 0.5, 0.8, BYOL, 0.2, 1, 0, 224),
+        (0.2, 0.5, 0.8, BYOL, 0.2, 0.1, 0.2, 224),
+    ],
+    "dino": [
+        (0.14, 0.5, 0.8, BYOL, 0.2, 1, 0, 224),
+        (0.14, 0.5, 0.8, BYOL, 0.2, 0.1, 0.2, 224),
+        *[(0.05, 0.5, 0.8, BYOL, 0.2, 0.5, 0, 96)] * 6,
+    ],
+    "asymmetric_cifar": [
+        (0.08, 0.5, 0.8, BYOL, 0.2, 0, 0, 224),
+        (0.08, 0.5, 0.8, BYOL, 0.2, 0, 0.2, 224),
+    ],
+    "vicreg_cifar": [(0.2, 0.5, 0.8, BYOL, 0.2, 0, 0.1, 224)] * 2,
+    "ncl": [(0.5, 0.5, 0, (0, 0, 0, 0), 0, 0, 0, 224)] * 2,
+    "ncl_cifar": [(1, 0.5, 0, (0, 0, 0, 0), 0, 0, 0, 224)] * 2,
+}
+"""What the papers and their code say, by the name of the augmentation."""
+
+
+def test_the_recipes_use_these_augmentations_and_no_others():
+    assert {read_toml(path)["augment"] for path in RECIPES} == set(VIEWS)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_an_augmentation_has_the_numbers_of_its_paper(name):
+    found = [
+        (
+            view.scale[0],
+            view.flip,
+            view.jitter,
+            (view.brightness, view.contrast, view.saturation, view.hue),
+            view.gray,
+            view.blur,
+            view.solarize,
+            view.side * 224,
+        )
+        for view in views_of(name, 2, more=True)
+    ]
+    assert found == VIEWS[name]
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
+    return pixels, np.array(CLASSES)[np.arange(64) % len(CLASSES)]
+
+
+def small(path):
+    """A recipe for 64 pictures: fewer of them at a time, a tiny network, smaller sizes."""
+    settings = read_toml(path)
+    options = settings.pop("options")
+    sizes = {key: min(value, 32) for key, value in options.items() if type(value) is int}
+    if METHODS[settings["method"]].uses_labels:
+        settings.setdefault("known", KNOWN)  # that of ImageNet is not a file's to say
+    few = dict(epochs=1, batch_size=16, image_size=32, backbone="tiny", precision="fp32")
+    return TrainConfig(**settings | few, options=options | sizes)
+
+
+def due(settings, progress):
+    """The learning rate of a recipe, restated."""
+    warmup, start = settings["warmup"], settings.get("warmup_start", 0)
+    if progress < warmup:
+        return settings["lr"] * (start + (1 - start) * progress / warmup)
+    if "drops" in settings:
+        passed = [drop for drop in settings["drops"].split(",") if progress >= float(drop)]
+        return settings["lr"] / 10 ** len(passed)
+    end = settings.get("cosine_end", 0)
+    fallen = (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup))) / 2
+    return settings["lr"] * (end + (1 - end) * fallen)
+
+
+@each_recipe
+def test_a_recipe_builds_and_trains(path, pictures):
+    """Four steps, of which the last comes after MoCo v1's first drop."""
+    settings = read_toml(path)
+    images = open_images(pictures)
+    config = resolve(small(path), images, CPU)
+    assert config.augment == settings["augment"]
+    torch.manual_seed(0)
+    method = build_method(config, named_backbone(config, None), images)
+    before = {name: p.detach().clone() for name, p in method.backbone.named_parameters()}
+    optimizer = optimizer_for(method, config)
+    batches = Batches(
+        images,
+        views_for(type(method), config.augment),
+        image_size=config.image_size,
+        order=Order(len(images), config.batch_size, config.seed),
+        device=CPU,
+        labels=known_labels(config, images),
+    )
+    total = config.epochs * batches.order.steps_per_epoch
+    rates = []
+    for _, found in steps(
+        method,
+        optimizer,
+        batches.between(0, total),
+        start=0,
+        total=total,
+        schedule=schedule_for(config),
+        seed=config.seed,
+    ):
+        assert found.loss.isfinite()
+        rates += [group["lr"] for group in optimizer.param_groups if group["name"] == ""][:1]
+    assert len(rates) == 4
+    assert rates == pytest.approx([due(settings, step / total) for step in range(total)])
+    after = dict(method.backbone.named_parameters())
+    assert all(p.isfinite().all() for p in after.values())
+    assert all(not torch.equal(after[name], value) for name, value in before.items())
+    if isinstance(optimizer, LARS):
+        said = {name: settings.get(f"lars_{name}", False) for name in ("clip", "vectors")}
+        said["eta"] = settings["lars_eta"]
+        assert all(said.items() <= group.items() for group in optimizer.param_groups)
+
+
+def test_the_networks_of_the_recipes_take_pictures_of_their_size():
+    recipes = map(read_toml, RECIPES)
+    networks = {(recipe["backbone"], recipe["image_size"]) for recipe in recipes}
+    widths = {(*network, build_backbone(*network).feature_dim) for network in networks}
+    assert widths == {
+        ("torchvision/resnet18", 32, 512),
+        ("torchvision/resnet18", 224, 512),
+        ("torchvision/resnet50", 224, 2048),
+        ("timm/resnet50", 224, 2048),
+    }
+
+
+def test_a_recipe_runs_from_the_command_line(pictures, tmp_path):
+    data, out = tmp_path / "pictures.npz", tmp_path / "run"
+    np.savez(data, x=pictures[0])
+    recipe = ROOT / "recipes" / "cifar10" / "instdisc_softmax.toml"
+    typed = "--epochs 1 --batch-size 16 --backbone tiny --image-size 16 --quiet"
+    assert main(["train", str(data), "--config", str(recipe), "-o", str(out), *typed.split()]) == 0
+    asked, used = read_toml(recipe), read_toml(out / "config.toml")
+    assert asked.pop("options").items() <= used.pop("options").items()
+    changed = {name for name, value in asked.items() if used[name] != value}
+    assert changed == {"epochs", "batch_size", "backbone", "image_size"}
