@@ -20,8 +20,12 @@ def visits(start, count, dim=3):
 
 def contents(queue):
     """The queue's entries, oldest first."""
-    order = torch.arange(len(queue.keys)).roll(-int(queue.cursor))
+    order = oldest_first(queue)
     return queue.keys[order], queue.index[order]
+
+
+def oldest_first(queue):
+    return torch.arange(len(queue.keys)).roll(-int(queue.cursor))
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +80,32 @@ def test_an_enqueued_key_replaces_a_random_one_and_nothing_else():
     assert queue.index.tolist() == [0, 1, 2, 3, UNKNOWN, UNKNOWN]
 
 
+def test_what_is_filled_is_what_shows_an_image():
+    queue = Queue(5, dim=3)
+    for start, expected in ((0, [1, 1, 0, 0, 0]), (2, [1, 1, 1, 1, 0]), (4, [1] * 5)):
+        queue.enqueue(*visits(start, 2))
+        assert queue.filled.tolist() == [bool(x) for x in expected]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 5, 12])
+def test_a_class_stays_with_its_key(batch):
+    """Also where there are more keys than places, of which the last stay."""
+    queue = Queue(5, dim=3, labeled=True)
+    assert queue.label.tolist() == [UNKNOWN] * 5
+    for start in range(0, 4 * batch, batch):
+        keys, index = visits(start, batch)
+        queue.enqueue(keys, index, index % 7)
+        known = queue.filled
+        assert torch.equal(queue.label[known], queue.index[known] % 7)
+        assert (queue.label[~known] == UNKNOWN).all()
+    newest = queue.index[oldest_first(queue)][-1]
+    assert newest == 4 * batch - 1
+
+
+def test_a_queue_without_classes_keeps_none():
+    assert Queue(5, dim=3).label.numel() == 0
+
+
 def test_an_empty_batch_changes_nothing():
     queue = Queue(4, dim=3)
     queue.enqueue(*visits(0, 3))
@@ -100,19 +130,24 @@ def test_a_queue_copies_its_keys():
     assert torch.equal(queue.keys[:2], visits(5, 2)[0])
 
 
+@pytest.mark.parametrize("labeled", [False, True])
 @pytest.mark.parametrize("done", range(13))
-def test_a_restored_queue_goes_on_as_if_nothing_had_happened(done):
-    straight = Queue(5, dim=3)
+def test_a_restored_queue_goes_on_as_if_nothing_had_happened(done, labeled):
+    def enqueue(queue, start):
+        keys, index = visits(start, 1)
+        queue.enqueue(keys, index, index % 7 if labeled else None)
+
+    straight = Queue(5, dim=3, labeled=labeled)
     for start in range(done):
-        straight.enqueue(*visits(start, 1))
+        enqueue(straight, start)
     torch.manual_seed(1)
-    restored = Queue(5, dim=3)
+    restored = Queue(5, dim=3, labeled=labeled)
     state = straight.state_dict()
-    assert set(state) == {"keys", "index", "cursor"}
+    assert set(state) == {"keys", "index", "label", "cursor"}
     restored.load_state_dict(state)
     for start in range(done, done + 7):
         for queue in (straight, restored):
-            queue.enqueue(*visits(start, 1))
+            enqueue(queue, start)
     for name, value in straight.state_dict().items():
         assert torch.equal(restored.state_dict()[name], value)
 

@@ -1,92 +1,82 @@
-"""What is particular to each method, and the common tests cannot know."""
+"""What is particular to methods whose batch is all they know: SimCLR, Barlow Twins, VICReg."""
 
+import pytest
 import torch
-from small import BATCH, batch_at, small
+import torch.nn.functional as F
+from small import BATCH, as_double, batch_at, small
+from torch import nn
 
-from nearkin.objectives import info_nce, unit
-from nearkin.types import UNKNOWN, Batch
-
-
-def step(method, at=0):
-    found = method.train()(batch_at(at, method.num_views), 0.5)
-    found.loss.backward()
-    with torch.no_grad():
-        for parameter in method.parameters():
-            if parameter.grad is not None:
-                parameter.sub_(0.1 * parameter.grad)
-    return found
+from nearkin.objectives import unit
+from nearkin.types import Batch
 
 
-def test_moco_target_moves_by_its_momentum_after_the_step():
-    method = small("moco", momentum=0.9)
-    found = step(method)
-    before = [p.clone() for p in method.target.parameters()]
-    method.commit(found.memo, 0.5)
-    for target, old, online in zip(method.target.parameters(), before, method.online.parameters()):
-        torch.testing.assert_close(target, 0.9 * old + 0.1 * online)
+def embeddings(method, batch):
+    return [method.online(view) for view in batch.views]
 
 
-def test_moco_keys_join_the_queue_after_their_loss_not_before():
-    method = small("moco")
-    found = step(method)
-    assert not torch.isin(found.memo.keys, method.queue.keys).any()
-    method.commit(found.memo, 0.5)
-    torch.testing.assert_close(method.queue.keys[:BATCH], found.memo.keys)
-    assert method.queue.index[:BATCH].tolist() == found.memo.images.tolist()
-    assert (method.queue.index[BATCH:] == UNKNOWN).all()
+# SimCLR
 
 
-def test_a_moco_query_never_meets_its_own_older_entry():
-    method = small("moco").eval()
-    batch = batch_at(0)
-    method.commit(method(batch, 0.5).memo, 0.5)
-    assert torch.isin(batch.index, method.queue.index).all()
-    query, key = unit(method.online(batch.views[0])), unit(method.target(batch.views[1]))
-    each = [
-        info_nce(q[None], k[None], method.queue.keys[method.queue.index != i], 0.2)
-        for q, k, i in zip(query, key, batch.index)
-    ]
-    torch.testing.assert_close(method(batch, 0.5).loss, torch.stack(each).mean())
+def test_nt_xent_is_the_cross_entropy_of_every_view_without_itself():
+    method, batch = small("simclr", temperature=0.3).double().eval(), as_double(batch_at(0))
+    z = unit(torch.cat(embeddings(method, batch)))
+    logits = (z @ z.T / 0.3).fill_diagonal_(-torch.inf)
+    partner = torch.arange(2 * BATCH).roll(BATCH)
+    torch.testing.assert_close(method(batch, 0.5).loss, F.cross_entropy(logits, partner))
 
 
-def test_a_memory_bank_query_never_meets_its_own_row_among_its_negatives():
-    method = small("moco_memory_bank", num_negatives=500).eval()
-    batch = batch_at(0, 1)
-    torch.manual_seed(0)
-    loss = method(batch, 0.5).loss
-    torch.manual_seed(0)
-    drawn = method.bank.sample(500)
-    query = unit(method.online(batch.views[0]))
-    each = [
-        info_nce(q[None], method.bank.keys[i][None], method.bank.keys[drawn[drawn != i]], 0.2)
-        for q, i in zip(query, batch.index)
-    ]
-    assert (drawn[:, None] == batch.index).any()
-    torch.testing.assert_close(loss, torch.stack(each).mean())
-
-
-def test_end_to_end_keys_get_gradients_and_moco_keys_do_not():
-    end_to_end = small("moco_end_to_end", key_encoder="separate")
-    step(end_to_end)
-    assert all(p.grad is not None for p in end_to_end.key_branch.parameters())
-    moco = small("moco")
-    step(moco)
-    assert all(p.grad is None for p in moco.target.parameters())
-
-
-def test_end_to_end_encoders_share_what_they_are_said_to_share():
-    def shared(method):
-        online = {p.data_ptr() for p in method.online.parameters()}
-        keys = {p.data_ptr() for p in method.key_branch.parameters()}
-        return len(online & keys), len(online)
-
-    assert shared(small("moco_end_to_end", key_encoder="same")) == (6, 6)
-    assert shared(small("moco_end_to_end", key_encoder="separate")) == (0, 6)
-    assert shared(small("moco_end_to_end", key_encoder="shared_backbone")) == (2, 6)
+def test_the_cross_view_form_is_the_cross_entropy_of_first_views_among_second_ones():
+    method = small("simclr", loss="cross_view", temperature=0.3).double().eval()
+    batch = as_double(batch_at(0))
+    z1, z2 = map(unit, embeddings(method, batch))
+    expected = F.cross_entropy(z1 @ z2.T / 0.3, torch.arange(BATCH))
+    torch.testing.assert_close(method(batch, 0.5).loss, expected)
 
 
 def test_simclr_does_not_care_which_view_is_first():
-    method = small("simclr").eval()
-    batch = batch_at(0)
+    method = small("simclr").double()
+    batch = as_double(batch_at(0))
     swapped = Batch(batch.views[::-1], batch.index, batch.label)
     torch.testing.assert_close(method(swapped, 0.5).loss, method(batch, 0.5).loss)
+
+
+def test_simclrs_views_share_their_batch_statistics():
+    """Were they normalized apart, the second view could be moved without any effect."""
+    method, batch = small("simclr").double(), as_double(batch_at(0))
+    moved = Batch((batch.views[0], batch.views[1] + 1), batch.index, batch.label)
+    assert abs(method(moved, 0.5).loss - method(batch, 0.5).loss) > 0.01
+
+
+# Barlow Twins and VICReg
+
+
+def test_barlow_twins_sums_over_the_correlation_of_both_views():
+    """Zbontar et al. 2021, equations 1 and 2; the code's batch norm adds 1e-5 to variances."""
+    method = small("barlow_twins", off_diagonal=0.3, scale=0.024).double().eval()
+    batch = as_double(batch_at(0))
+    z1, z2 = embeddings(method, batch)
+    over = torch.outer(*((z.var(dim=0, correction=0) + 1e-5).sqrt() for z in (z1, z2)))
+    correlation = (z1 - z1.mean(dim=0)).T @ (z2 - z2.mean(dim=0)) / BATCH / over
+    weight = torch.full((16, 16), 0.3).double().fill_diagonal_(1.0)
+    expected = 0.024 * (weight * (correlation - torch.eye(16)).square()).sum()
+    torch.testing.assert_close(method(batch, 0.5).loss, expected)
+
+
+def test_vicreg_adds_what_the_views_lack_in_agreement_spread_and_independence():
+    """Bardes et al. 2022, equations 1 to 6; the hinge as the official code has it."""
+    method = small("vicreg", invariance=2.0, variance=3.0, covariance=5.0).double().eval()
+    batch = as_double(batch_at(0))
+    z1, z2 = embeddings(method, batch)
+    expected = 2.0 * (z1 - z2).square().mean()
+    for z in (z1, z2):
+        expected = expected + 3.0 * (1 - (z.var(dim=0) + 1e-4).sqrt()).clamp(min=0).mean() / 2
+        expected = expected + 5.0 * (z.T.cov() * (1 - torch.eye(16))).square().sum() / 16
+    torch.testing.assert_close(method(batch, 0.5).loss, expected)
+
+
+@pytest.mark.parametrize("name", ["barlow_twins", "vicreg"])
+def test_their_projector_has_three_layers_of_one_width(name):
+    method = small(name)
+    layers = [m for m in method.online.projector if isinstance(m, nn.Linear)]
+    assert [layer.out_features for layer in layers] == [16, 16, 16]
+    assert sum(isinstance(m, nn.BatchNorm1d) for m in method.online.projector) == 2

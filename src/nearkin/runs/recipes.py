@@ -1,7 +1,7 @@
 """What `auto` means: how each method is trained where the user does not say.
 
-SimCLR's were chosen on pictures held out of the training part of CIFAR-10, without its test part; see
-docs/results.md. Those of the others are their papers', narrowed for short runs, and not searched.
+SimCLR's were chosen on pictures held out of the training part of CIFAR-10, without its test part;
+see docs/results.md. Those of the others are their papers', narrowed for short runs, not searched.
 """
 
 from collections.abc import Mapping
