@@ -1,0 +1,232 @@
+"""Batch norm over groups: what as many plain ones would do apart, on any number of processes."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+
+from nearkin.distributed import process_group
+from nearkin.errors import UsageError
+from nearkin.networks.backbone import build_backbone
+from nearkin.networks.batch_norm import GroupedBatchNorm, normalize_in_groups
+
+BATCH = 24
+
+
+def network(affine=True):
+    """Both kinds of batch norm, the second one without scale and shift."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4, affine=affine),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+        nn.BatchNorm1d(5, momentum=0.3, affine=False),
+    )
+    if affine:
+        nn.init.uniform_(net[1].weight, 0.5, 2)
+        nn.init.normal_(net[1].bias)
+    return net.double()
+
+
+def images():
+    """Some, and a weight for every number a network gives: their sum is the loss."""
+    g = torch.Generator().manual_seed(1)
+    x = 3 + 2 * torch.randn(BATCH, 3, 4, 4, generator=g, dtype=torch.float64)
+    return x, torch.randn(BATCH, 5, generator=g, dtype=torch.float64)
+
+
+def outcome(net, x, weight):
+    """What a network gives, every gradient, and its state afterwards."""
+    x = x.clone().requires_grad_()
+    y = net.train()(x)
+    (y * weight).sum().backward()
+    gradients = {name: p.grad for name, p in net.named_parameters()}
+    return {"output": y.detach(), "input": x.grad, "gradients": gradients} | {
+        "state": {name: s for name, s in net.state_dict().items() if "running" in name}
+    }
+
+
+def grouped(groups, **options):
+    net = network(**options)
+    normalize_in_groups(net, groups)
+    return net
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+# One process
+
+
+def test_one_group_in_one_process_is_left_to_the_usual_batch_norm():
+    net = network()
+    before = list(net)
+    normalize_in_groups(net, 1)
+    assert all(now is then for now, then in zip(net, before))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("groups", [2, 3, 4, 12])
+def test_groups_do_what_a_plain_network_does_with_each_part(groups, affine):
+    x, weight = images()
+    found = outcome(grouped(groups, affine=affine), x, weight)
+    plain, parts = network(affine), []
+    start = copy.deepcopy(plain.state_dict())
+    for rows, weights in zip(x.chunk(groups), weight.chunk(groups)):
+        plain.load_state_dict(start)
+        parts.append(copy.deepcopy(outcome(plain, rows, weights)))  # gradients add up
+    close(found["output"], torch.cat([part["output"] for part in parts]))
+    close(found["input"], torch.cat([part["input"] for part in parts]))
+    close(found["gradients"], parts[-1]["gradients"])
+    for name, statistics in found["state"].items():
+        close(statistics, torch.stack([part["state"][name] for part in parts]).mean(dim=0))
+
+
+def test_every_batch_is_counted_once():
+    net = grouped(4)
+    for _ in range(3):
+        outcome(net, *images())
+    assert [net[i].num_batches_tracked.item() for i in (1, 5)] == [3, 3]
+
+
+def test_evaluation_does_not_know_of_groups():
+    plain, net = network(), grouped(4)
+    outcome(net, *images())
+    plain.load_state_dict(net.state_dict())
+    x, _ = images()
+    with torch.no_grad():
+        assert torch.equal(net.eval()(x), plain.eval()(x))
+        alone = torch.cat([net(row) for row in x.split(1)])
+    close(alone, plain(x).detach())
+
+
+def test_parameters_and_statistics_stay_the_same_objects_under_the_same_names():
+    net = network()
+    before = net.state_dict(keep_vars=True)
+    normalize_in_groups(net, 2)
+    after = net.state_dict(keep_vars=True)
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+
+
+def test_an_optimizer_from_before_trains_what_comes_after():
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    normalize_in_groups(net, 2)
+    before = copy.deepcopy(dict(net.named_parameters()))
+    outcome(net, *images())
+    optimizer.step()
+    for name, now in net.named_parameters():
+        close(now.detach(), (before[name] - 0.1 * now.grad).detach())
+    assert not torch.equal(net[1].weight, before["1.weight"])
+
+
+def test_frozen_batch_norms_stay_frozen():
+    net = network()
+    net[1].eval()
+    normalize_in_groups(net, 2)
+    assert [module.training for module in net] == [True, False, True, True, True, True]
+
+
+def test_groups_once_given_stay():
+    net = grouped(4)
+    normalize_in_groups(net, 2)
+    assert [net[i].groups for i in (1, 5)] == [4, 4]
+
+
+def test_a_copy_has_statistics_of_its_own():
+    net = grouped(2)
+    twin = copy.deepcopy(net)
+    before = copy.deepcopy(twin.state_dict())
+    first = outcome(net, *images())
+    assert all(torch.equal(twin.state_dict()[name], before[name]) for name in before)
+    close(outcome(twin, *images()), first)
+
+
+@pytest.mark.parametrize("options", [dict(momentum=None), dict(track_running_stats=False)])
+def test_batch_norms_without_a_moving_average_are_refused(options):
+    with pytest.raises(UsageError, match="need a momentum and running statistics"):
+        normalize_in_groups(nn.Sequential(nn.BatchNorm1d(3, **options)), 2)
+
+
+def test_bfloat16_goes_in_and_comes_out_and_statistics_keep_float32():
+    plain, net = network().float(), grouped(2).float()
+    x = images()[0].float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = net(x)
+        expected = torch.cat([plain(part) for part in x.chunk(2)])
+    assert found.dtype == expected.dtype == torch.bfloat16
+    assert torch.equal(found, expected)
+    assert net[1].running_var.dtype == torch.float32
+
+
+def test_networks_of_timm_keep_their_activations_and_names():
+    """Its batch norms activate as well. Groups are as good as batches of their own, to the end."""
+    torch.manual_seed(0)
+    plain = build_backbone("timm/efficientnet_b0", 64).double()
+    net = copy.deepcopy(plain)
+    normalize_in_groups(net, 2)
+    assert any(
+        isinstance(m.act, nn.SiLU) for m in net.modules() if isinstance(m, GroupedBatchNorm)
+    )
+    assert list(net.state_dict()) == list(plain.state_dict())
+    x = torch.randn(8, 3, 64, 64, dtype=torch.float64)
+    with torch.no_grad():
+        found, expected = net.train()(x), torch.cat([plain.train()(part) for part in x.chunk(2)])
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        plain.load_state_dict(net.state_dict())
+        assert torch.equal(net.eval()(x), plain.eval()(x))
+
+
+# Several processes
+
+CASES = [(2, 1), (2, 2), (2, 4), (4, 2), (4, 1)]
+"""Numbers of processes and of groups."""
+
+
+def on_rank(rank: int, out: str) -> None:
+    """The first processes of four, as many as a case needs, each with its rows of the batch."""
+    torch.set_num_threads(1)
+    for world, groups in [*CASES, (3, 2)]:
+        if rank >= world:
+            continue
+        rendezvous = f"file://{out}/rendezvous-{world}-{groups}"
+        with process_group("gloo", init_method=rendezvous, rank=rank, world_size=world):
+            net = grouped(groups)
+            x, weight = (part.chunk(world)[rank] for part in images())
+            try:
+                found = outcome(net, x, weight)
+            except UsageError as error:
+                found = str(error)
+            torch.save(found, f"{out}/{world}-{groups}-{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    mp.spawn(on_rank, args=(str(folder),), nprocs=4)
+    return folder
+
+
+@pytest.mark.parametrize(("world", "groups"), CASES)
+def test_processes_together_do_what_one_does_alone(world, groups, out: Path):
+    expected = outcome(grouped(groups), *images())
+    parts = [torch.load(out / f"{world}-{groups}-{rank}.pt") for rank in range(world)]
+    for what in ("output", "input"):
+        close(torch.cat([part[what] for part in parts]), expected[what])
+    for name, gradient in expected["gradients"].items():
+        close(torch.stack([part["gradients"][name] for part in parts]).sum(dim=0), gradient)
+    for part in parts:
+        close(part["state"], expected["state"])
+
+
+def test_groups_that_processes_cannot_share_evenly_are_refused(out: Path):
+    for rank in range(3):
+        message = torch.load(out / f"3-2-{rank}.pt")
+        assert message.startswith("3 processes cannot share 2 groups of batch statistics evenly")

@@ -1,0 +1,231 @@
+"""Instance discrimination, from the paper: Wu et al. 2018. Equation numbers are its own."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small import NUM_IMAGES, SIDE, as_double, batch_at, run, small
+from torch import nn
+
+from nearkin.methods.instdisc import InstDisc
+from nearkin.networks.backbone import Backbone
+from nearkin.objectives import unit
+from nearkin.training import checkpoint
+from nearkin.types import UNKNOWN, Batch
+
+SEED = 7
+
+
+def forward(method, batch, progress=0.5):
+    """With what a method draws pinned down."""
+    torch.manual_seed(SEED)
+    return method(batch, progress)
+
+
+def drawn(method):
+    """The noise that `forward` draws."""
+    torch.manual_seed(SEED)
+    return method.bank.keys[method.bank.sample(method.num_noise)]
+
+
+def embeddings(method, batch):
+    return unit(method.online(batch.views[0])).detach()
+
+
+def at(step):
+    return as_double(batch_at(step, num_views=1))
+
+
+def reader(dim, **options):
+    """One whose embedding is the first numbers of an image, scaled to length one."""
+    features = 3 * SIDE * SIDE
+    method = InstDisc(Backbone(nn.Flatten(), features), dim=dim, **options).double()
+    with torch.no_grad():
+        method.online.projector.weight.copy_(torch.eye(dim, features))
+        method.online.projector.bias.zero_()
+    return method
+
+
+def reads(*rows, index):
+    """Images that begin with these numbers."""
+    images = torch.zeros(len(rows), 3 * SIDE * SIDE, dtype=torch.float64)
+    images[:, : len(rows[0])] = torch.tensor(rows)
+    views = (images.view(-1, 3, SIDE, SIDE).requires_grad_(),)
+    return Batch(views, torch.tensor(index), torch.full((len(rows),), UNKNOWN))
+
+
+# The softmax over all images
+
+
+def test_softmax_is_the_cross_entropy_over_the_bank_as_it_was_before_the_step():
+    method = small("instdisc", loss="softmax").double().eval()
+    for step in range(4):
+        batch, rows = at(step), method.bank.keys.clone()
+        found = method(batch, 0.5)
+        v = embeddings(method, batch)
+        expected = F.cross_entropy(v @ rows.T / 0.07, batch.index)
+        torch.testing.assert_close(found.loss.detach(), expected)
+        method.commit(found.memo, 0.5)
+        assert not torch.equal(method.bank.keys, rows)
+
+
+def test_softmax_over_an_orthonormal_bank_is_the_golden_value():
+    """log(1 + 99 exp(-1 / .07)) = 6.186e-5."""
+    method = reader(100, num_images=100, loss="softmax")
+    method.bank.keys.copy_(torch.eye(100))
+    batch = reads(*torch.eye(100)[[3, 99]].tolist(), index=[3, 99])
+    loss = method(batch, 0.5).loss.item()
+    assert loss == pytest.approx(math.log1p(99 * math.exp(-1 / 0.07)), rel=1e-12)
+    assert loss == pytest.approx(6.186e-5, rel=1e-4)
+
+
+def test_the_parametric_baseline_is_the_cross_entropy_of_a_linear_layer():
+    """Equation 1, with weights of any length."""
+    method = small("instdisc_parametric", temperature=0.3).double().eval()
+    with torch.no_grad():
+        method.weights.mul_(1 + torch.rand(NUM_IMAGES, 1))
+    batch = at(0)
+    v = unit(method.online(batch.views[0]))
+    expected = F.cross_entropy(v @ method.weights.T / 0.3, batch.index)
+    loss = method(batch, 0.5).loss
+    torch.testing.assert_close(loss, expected)
+    parameters = list(method.parameters())
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters)
+    )
+
+
+# Noise-contrastive estimation
+
+
+def test_nce_asks_of_the_own_row_and_of_each_noise_row_whether_it_is_the_images_own():
+    """Equations 4, 5 and 7, with P_n = 1 / n, in Python numbers."""
+    method = small("instdisc", temperature=0.2).double().eval()
+    method.normalizer.fill_(90.0)
+    batch = at(0)
+    loss = forward(method, batch).loss.item()
+    offset = method.num_noise / NUM_IMAGES
+
+    def belief(v, row):
+        p = math.exp(sum(a * b for a, b in zip(v, row)) / 0.2) / 90.0
+        return p / (p + offset)
+
+    losses, noise = [], drawn(method).tolist()
+    for v, own in zip(embeddings(method, batch).tolist(), method.bank.keys[batch.index].tolist()):
+        wrong = [1 - belief(v, row) for row in noise]
+        losses.append(-math.log(belief(v, own)) - sum(map(math.log, wrong)))
+    assert loss == pytest.approx(sum(losses) / len(losses), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("noise", "expected"),
+    [(1, 1.3862943611), (10, 3.3509970708), (512, 7.2393005524), (4096, 9.3178882271)],
+)
+def test_nce_starts_from_the_golden_value(noise, expected):
+    """Where every image is as likely as another, P is 1 / n: log(1 + m) + m log(1 + 1 / m)."""
+    method = small("instdisc", num_noise=noise).double()
+    nn.init.zeros_(method.online.projector.weight)
+    nn.init.zeros_(method.online.projector.bias)
+    assert method(at(0), 0.5).loss.item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_normalizer_is_the_mean_over_the_first_batch_and_its_noise_times_the_images():
+    """Equation 8."""
+    method = small("instdisc").double().eval()
+    batch = at(0)
+    v = embeddings(method, batch)
+    expected = (v @ drawn(method).T / 0.07).exp().mean() * NUM_IMAGES
+    assert method.normalizer == 0
+    found = forward(method, batch)
+    assert method.normalizer == 0  # forward writes nothing
+    method.commit(found.memo, 0.5)
+    torch.testing.assert_close(method.normalizer, expected)
+
+
+def test_the_normalizer_is_estimated_once_and_used_from_then_on():
+    method = small("instdisc").double().eval()
+    method.commit(forward(method, at(0)).memo, 0.5)
+    once = method.normalizer.clone()
+    for step in range(1, 5):
+        method.commit(method(at(step), 0.5).memo, 0.5)
+        assert torch.equal(method.normalizer, once)
+    before = forward(method, at(5)).loss
+    method.normalizer.mul_(2)  # were it estimated again, this would change nothing
+    assert forward(method, at(5)).loss != before
+
+
+def test_the_normalizer_survives_a_checkpoint(tmp_path):
+    method = small("instdisc")
+    _, optimizer = run(method, "instdisc", until=1)
+    once = method.normalizer.clone()
+    checkpoint.save(tmp_path, 1, method, optimizer)
+    resumed = small("instdisc")
+    run(resumed, "instdisc", folder=tmp_path)
+    assert once > 0
+    assert torch.equal(resumed.normalizer, once)
+
+
+def test_noise_is_drawn_evenly_with_replacement_and_may_be_ones_own_row():
+    method = small("instdisc", num_noise=6400)
+    rows = Counter(map(tuple, drawn(method).tolist()))
+    assert set(rows) == set(map(tuple, method.bank.keys.tolist()))
+    assert max(rows.values()) < 150  # about 100 each
+
+
+# What a visit writes
+
+
+@pytest.mark.parametrize(
+    ("momentum", "expected"),
+    [(0.5, (0.8944271910, 0.4472135955)), (0.0, (0.6, 0.8)), (1.0, (1.0, 0.0))],
+)
+def test_a_visit_moves_the_row_as_worked_out_by_hand_and_no_other(momentum, expected):
+    method = reader(2, num_images=6, num_noise=4, momentum=momentum)
+    method.bank.keys[4] = torch.tensor([1.0, 0.0])
+    before = method.bank.keys.clone()
+    method.commit(method(reads((0.6, 0.8), index=[4]), 0.5).memo, 0.5)
+    torch.testing.assert_close(method.bank.keys[4], torch.tensor(expected).double())
+    others = [0, 1, 2, 3, 5]
+    assert torch.equal(method.bank.keys[others], before[others])
+
+
+# The proximal term
+
+
+def proximal(rows, bank, **options):
+    """The loss of images that read these rows, and its gradient there; rows of the bank given."""
+    method = reader(len(bank[0]), num_images=len(bank), num_noise=4, **options)
+    method.bank.keys.copy_(torch.tensor(bank))
+    batch = reads(*rows, index=list(range(len(rows))))
+    loss = forward(method, batch).loss
+    (gradient,) = torch.autograd.grad(loss, batch.views)
+    return loss, gradient.flatten(1)[:, : len(bank[0])]
+
+
+def test_without_weight_there_is_no_proximal_term():
+    bank = unit(torch.randn(5, 3)).tolist()
+    plain, weightless = (proximal(bank[:2], bank, **o) for o in ({}, dict(proximal_weight=0.0)))
+    assert torch.equal(plain[0], weightless[0])
+    assert torch.equal(plain[1], weightless[1])
+
+
+def test_an_embedding_at_right_angles_to_its_row_costs_twice_the_weight():
+    rows, bank = [(1.0, 0.0)], [(0.0, 1.0)]
+    without, _ = proximal(rows, bank)
+    within, _ = proximal(rows, bank, proximal_weight=15.0)
+    assert (within - without).item() == pytest.approx(2 * 15.0)
+
+
+def test_the_proximal_term_is_the_squared_distance_to_the_row_and_pulls_along_it():
+    """Equation 9. Its gradient is 2 lambda (v - v_old), less what would change v's length."""
+    torch.manual_seed(0)
+    v, old = unit(torch.randn(2, 3, 4, dtype=torch.float64))
+    without, gradient_without = proximal(v.tolist(), old.tolist())
+    within, gradient_within = proximal(v.tolist(), old.tolist(), proximal_weight=0.7)
+    distance = (v - old).square().sum(dim=1)
+    torch.testing.assert_close(within - without, 0.7 * distance.mean())
+    pull = 2 * 0.7 * (v - old)
+    along = pull - (pull * v).sum(dim=1, keepdim=True) * v
+    torch.testing.assert_close(gradient_within - gradient_without, along / 3)

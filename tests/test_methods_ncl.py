@@ -1,0 +1,375 @@
+"""Neighborhood contrast for new classes, from the paper: Zhong et al. 2021.
+
+The terms of the loss are restated image by image, as the paper and the official code have them.
+"""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import chisquare, kstest
+from small import BATCH, SIDE, as_double, batch_for, run, small
+from torch import nn
+
+from nearkin.methods.ncl import NCL
+from nearkin.networks.backbone import Backbone
+from nearkin.types import UNKNOWN, Batch
+
+SEED = 7
+TERMS = ["classify", "pairs", "consistency", "known", "novel"]
+
+
+def at(step):
+    return as_double(batch_for("ncl", step))
+
+
+def ncl(**options):
+    """After four steps: queues hold images of the next batch, and have empty places."""
+    method = small("ncl", **options).double()
+    run(method, "ncl", start=(4, None), until=8, total=10, batches=lambda _, step: at(step))
+    method.eval()
+    batch = at(0)
+    known = batch.label != UNKNOWN
+    for queue, rows in ((method.known_queue, known), (method.novel_queue, ~known)):
+        assert 0 < queue.filled.sum() < 40
+        assert torch.isin(batch.index[rows], queue.index).any()
+    return method
+
+
+def part(batch, rows):
+    return Batch(tuple(view[rows] for view in batch.views), batch.index[rows], batch.label[rows])
+
+
+def usable(queue, image):
+    """Entries that show an image, and not this one."""
+    return [j for j, entry in enumerate(queue.index) if entry not in (UNKNOWN, image)]
+
+
+# The loss, term by term
+
+
+def same_class(method, h):
+    if method.pseudo_labels == "ranks":
+        sets = [set(row.topk(method.top_ranks).indices.tolist()) for row in h]
+        return torch.tensor([[a == b for a in sets] for b in sets])
+    return F.cosine_similarity(h[:, None], h[None], dim=2) > method.threshold
+
+
+def class_target(queue, label, entries):
+    positive = [1.0] + [float(queue.label[j] == label) for j in entries]
+    return torch.tensor(positive) / sum(positive)
+
+
+def neighborhood_target(method, logits):
+    most = int(method.novel_queue.filled.sum()) // (2 * method.novel.out_features)
+    k, alpha = min(method.num_neighbors, most), method.own_weight
+    official = method.targets == "official"
+    target = torch.zeros_like(logits)
+    nearest = logits.topk(k).indices if official else 1 + logits[1:].topk(k).indices
+    target[nearest] = (1 - alpha) / k
+    target[0] = alpha
+    return target
+
+
+def restated(method, batch, progress):
+    known, t = batch.label != UNKNOWN, method.temperature
+    h1, h2 = (method.online(view) for view in batch.views)
+    q, k = F.normalize(h1), F.normalize(h2).detach()
+    by_class, by_neighbor = [], []
+    for i in range(BATCH):
+        queue = method.known_queue if known[i] else method.novel_queue
+        entries = usable(queue, int(batch.index[i]))
+        logits = torch.cat([k[i, None], queue.keys[entries]]) @ q[i] / t
+        if known[i]:
+            target = class_target(queue, batch.label[i], entries)
+            by_class.append(-(target * logits.log_softmax(0)).sum())
+        else:
+            target = neighborhood_target(method, logits.detach())
+            by_neighbor.append(-(target * logits.log_softmax(0)).sum())
+    novel, classes = (
+        [head(h).softmax(1) for h in (h1, h2)] for head in (method.novel, method.known)
+    )
+    agreement = novel[0][~known] @ novel[1][~known].T
+    same = same_class(method, h1[~known].detach())
+    risen = min(progress / method.consistency_until, 1)
+    weight = method.consistency_weight * math.exp(-5 * (1 - risen) ** 2)
+    return {
+        "classify": F.cross_entropy(method.known(h1[known]), batch.label[known]),
+        "pairs": -(torch.where(same, agreement, 1 - agreement) + 1e-7).log().mean(),
+        "consistency": weight * (F.mse_loss(*classes) + F.mse_loss(*novel)),
+        "known": method.known_weight * torch.stack(by_class).mean(),
+        "novel": method.novel_weight * torch.stack(by_neighbor).mean(),
+    }, same
+
+
+@pytest.mark.parametrize("targets", ["paper", "official"])
+@pytest.mark.parametrize("pseudo_labels", ["close", "ranks"])
+def test_the_loss_is_the_papers_term_by_term_and_so_is_its_gradient(targets, pseudo_labels):
+    """Keys, queues and pseudo-labels are constants."""
+    options = dict(targets=targets, pseudo_labels=pseudo_labels, threshold=0.5, top_ranks=1)
+    method, batch = ncl(**options, num_hard=0, known_weight=0.3, novel_weight=0.7), at(0)
+    found, (expected, same) = method(batch, 0.1), restated(method, batch, 0.1)
+    share = found.metrics["positive_rate"].item()
+    for name in TERMS:
+        torch.testing.assert_close(found.metrics[name], expected[name].detach())
+    assert share == pytest.approx(same.double().mean().item())
+    assert len(same) < same.sum() < same.numel()
+    total = torch.stack(list(expected.values())).sum()
+    parameters = list(method.parameters())
+    torch.testing.assert_close(found.loss, total)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.loss, parameters), torch.autograd.grad(total, parameters)
+    )
+
+
+def test_neighbors_are_at_most_half_of_what_the_queue_holds_for_each_class():
+    method, batch = ncl(num_neighbors=200, num_hard=0), at(0)
+    expected, _ = restated(method, batch, 0.0)
+    torch.testing.assert_close(method(batch, 0.0).metrics["novel"], expected["novel"].detach())
+
+
+# Golden values
+
+
+def reads(first, second, label):
+    """Images whose features begin with these numbers, in either view."""
+    views = torch.zeros(2, len(label), 3 * SIDE * SIDE, dtype=torch.float64)
+    views[:, :, :2] = torch.tensor([first, second])
+    first_view, second_view = views.view(2, -1, 3, SIDE, SIDE)
+    return Batch((first_view, second_view), torch.arange(len(label)), torch.tensor(label))
+
+
+def reader(**options):
+    """One whose features are the numbers of the image. Each queue holds four."""
+    sizes = dict(num_known_classes=2, num_novel_classes=1, queue_size=4, num_hard=0)
+    settings = dict(own_weight=0.2, num_neighbors=2, known_weight=1.0, temperature=1.0)
+    features = 3 * SIDE * SIDE
+    return NCL(Backbone(nn.Flatten(), features), **sizes | settings | options).double()
+
+
+def fill(queue, rows, label=None):
+    queue.keys.zero_()
+    queue.keys[: len(rows), :2] = torch.tensor(rows)
+    queue.index[: len(rows)] = 100 + torch.arange(len(rows))
+    if label is not None:
+        queue.label[: len(label)] = torch.tensor(label)
+
+
+QUERIES, KEYS = [[1.0, 0.0], [1.0, 0.0]], [[0.8, 0.6], [-0.6, 0.8]]
+ROWS = [[0.6, 0.8], [0.0, 1.0], [-0.6, 0.8], [-1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("targets", "temperature", "expected"),
+    [
+        ("paper", 1.0, 1.3607663),
+        ("official", 1.0, 1.0036062),
+        ("paper", 0.05, 8.8090782),
+        ("official", 0.05, 5.6054482),
+    ],
+)
+def test_neighborhood_contrast_is_the_golden_value(targets, temperature, expected):
+    method = reader(targets=targets, temperature=temperature)
+    fill(method.novel_queue, ROWS)
+    found = method(reads(QUERIES, KEYS, label=[UNKNOWN] * 2), 0.0)
+    assert found.metrics["novel"].item() == pytest.approx(expected, abs=2e-7)  # of seven decimals
+
+
+def test_supervised_contrast_is_the_golden_value():
+    """The last row has no class, and is nobody's positive."""
+    method = reader()
+    fill(method.known_queue, ROWS, label=[0, 1, 0, UNKNOWN])
+    found = method(reads(QUERIES, KEYS, label=[0, 1]), 0.0)
+    assert found.metrics["known"].item() == pytest.approx(1.6374329, abs=1e-7)
+
+
+@pytest.mark.parametrize(("num_hard", "expected"), [(0, 1.1360308), (2, 1.3531898)])
+def test_hard_negatives_give_the_golden_value(num_hard, expected):
+    method = reader(
+        targets="official", num_neighbors=1, num_easy=1, num_mixes=1, num_hard=num_hard
+    )
+    fill(method.novel_queue, [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    fill(method.known_queue, [[0.8, -0.6]], label=[0])
+    found = method(reads(QUERIES[:1], KEYS[:1], label=[UNKNOWN]), 0.5)
+    assert found.metrics["novel"].item() == pytest.approx(expected, abs=1e-7)
+
+
+# Who is in the batch
+
+
+@pytest.mark.parametrize("num_known", [0, 1, BATCH - 1, BATCH])
+@pytest.mark.parametrize("pseudo_labels", ["close", "ranks"])
+def test_terms_of_images_that_are_not_there_are_zero(num_known, pseudo_labels):
+    method = ncl(pseudo_labels=pseudo_labels).train()
+    label = torch.where(torch.arange(BATCH) < num_known, torch.arange(BATCH) % 3, UNKNOWN)
+    found = method(replace(at(0), label=label), 0.5)
+    absent = {"classify", "known"} if num_known == 0 else set()
+    absent |= {"pairs", "novel"} if num_known == BATCH else set()
+    assert {name for name in TERMS if found.metrics[name] == 0} == absent
+    found.loss.backward()
+    values = [found.loss, *found.metrics.values(), *(p.grad for p in method.parameters())]
+    assert all(value.isfinite().all() for value in values)
+    method.commit(found.memo, 0.5)
+    for queue in (method.known_queue, method.novel_queue):
+        assert queue.keys.isfinite().all()
+
+
+def test_features_that_are_all_zero_leave_everything_finite():
+    method, batch = reader(num_hard=2), reads([[0.0, 0.0]] * 2, [[0.0, 0.0]] * 2, [0, UNKNOWN])
+    fill(method.novel_queue, ROWS)
+    fill(method.known_queue, ROWS, label=[0, 1, 0, 1])
+    found = method(batch, 0.5)
+    found.loss.backward()
+    assert found.loss.isfinite()
+    assert all(p.grad.isfinite().all() for p in method.parameters())
+
+
+def test_classes_have_no_order():
+    """Other names for the known classes change nothing, if the head follows."""
+    method, batch = ncl(num_hard=0), at(0)
+    before = method(batch, 0.5).loss
+    order = torch.tensor([2, 0, 1])
+    with torch.no_grad():
+        for parameter in method.known.parameters():
+            parameter.copy_(parameter[order.argsort()])
+    renamed = torch.where(batch.label == UNKNOWN, UNKNOWN, order[batch.label])
+    queue = method.known_queue
+    queue.label.copy_(torch.where(queue.label == UNKNOWN, UNKNOWN, order[queue.label]))
+    torch.testing.assert_close(method(replace(batch, label=renamed), 0.5).loss, before)
+
+
+# The queues
+
+
+@pytest.mark.parametrize("other", ["ones own older entry", "what a queue started with"])
+def test_what_does_not_count_is_neither_a_positive_nor_a_negative(other):
+    """Whatever stands in its place, no bit changes, of the loss or of a gradient."""
+    met = 0
+    for image in range(BATCH):
+        outcomes = []
+        for replaced in (False, True):
+            method, batch = ncl(num_easy=40), at(0)
+            one = part(batch, [image])
+            for queue in (method.known_queue, method.novel_queue):
+                entries = queue.index == (one.index if "own" in other else UNKNOWN)
+                met += int(entries.sum())
+                if replaced:
+                    queue.keys[entries] = 24**-0.5
+                    queue.label[entries[: len(queue.label)]] = batch.label[image]
+            torch.manual_seed(SEED)
+            loss = method(one, 0.5).loss
+            outcomes.append([loss, *torch.autograd.grad(loss, list(method.parameters()))])
+        assert all(torch.equal(a, b) for a, b in zip(*outcomes))
+    assert met > 10
+
+
+def test_queries_join_the_queue_of_their_kind_after_the_step():
+    """First views, not second ones, in the order of the batch."""
+    method, batch = small("ncl").double().eval(), at(0)
+    found = method(batch, 0.5)
+    assert not method.known_queue.filled.any()
+    method.commit(found.memo, 0.5)
+    query, known = F.normalize(method.online(batch.views[0])).detach(), batch.label != UNKNOWN
+    for queue, rows in ((method.known_queue, known), (method.novel_queue, ~known)):
+        count = int(rows.sum())
+        torch.testing.assert_close(queue.keys[:count], query[rows])
+        assert queue.index[:count].tolist() == batch.index[rows].tolist()
+        assert queue.filled.sum() == queue.cursor == count
+    labels = batch.label[known].tolist()
+    assert method.known_queue.label.tolist() == labels + [UNKNOWN] * (40 - len(labels))
+
+
+def test_contrast_sends_no_gradient_to_second_views():
+    """They learn from pairs and from consistency alone."""
+
+    def gradients(weight):
+        method, batch = ncl(num_hard=0), at(0)
+        method.known_weight = method.novel_weight = weight
+        views = [view.requires_grad_() for view in batch.views]
+        return torch.autograd.grad(method(batch, 0.1).loss, views)
+
+    (first, second), (first_without, second_without) = map(gradients, (1.0, 0.0))
+    assert second.abs().max() > 0
+    torch.testing.assert_close(second, second_without, rtol=1e-12, atol=1e-15)
+    assert not torch.isclose(first, first_without).all()
+
+
+# Hard negatives
+
+
+def test_hard_negatives_are_added_when_their_time_has_come():
+    """And never lower the loss."""
+    method, batch = ncl(hard_from=0.4, num_hard=7), at(0)
+    found = [method(batch, progress).metrics["novel"] for progress in (0.39, 0.4)]
+    method.num_hard = 0
+    plain = [method(batch, progress).metrics["novel"] for progress in (0.39, 0.4)]
+    assert plain[0] == plain[1] == found[0]
+    assert found[1] > plain[1]
+
+
+def test_hard_negatives_wait_for_known_images():
+    method, batch = small("ncl").double().eval(), at(0)
+    method.novel_queue.enqueue(F.normalize(torch.rand(40, 24).double()), torch.arange(100, 140))
+    found = method(batch, 0.5).metrics["novel"]
+    method.num_hard = 0
+    assert torch.equal(method(batch, 0.5).metrics["novel"], found)
+
+
+def test_hard_negatives_are_the_most_similar_mixtures_of_the_least_similar_keys():
+    """Equations 9 to 11, with every known key alike, so that it does not matter which is drawn."""
+    method, batch = ncl(num_easy=4, num_mixes=2, num_hard=7), at(0)
+    known = F.normalize(torch.rand(1, 24).double())
+    method.known_queue.keys[:] = known
+    images = batch.label == UNKNOWN
+    query = F.normalize(method.online(batch.views[0])).detach()[images]
+    queue, entries = (
+        method.novel_queue,
+        [usable(method.novel_queue, int(i)) for i in batch.index[images]],
+    )
+    mask = torch.tensor([[j in some for j in range(40)] for some in entries])
+    found = method.hard_negatives(query, mask)
+    for row, q, some in zip(found, query, entries):
+        keys = queue.keys[some]
+        easy = keys[(keys @ q).argsort()[:4]]
+        mixed = F.normalize(torch.cat([easy + 2 * known, 2 * easy + known] * 2) / 3)
+        torch.testing.assert_close(row, (mixed @ q).sort(descending=True).values[:7])
+
+
+def test_each_easy_key_is_mixed_with_a_known_one_of_its_own():
+    """Known keys are permuted. Keys at right angles say in a similarity who was mixed, and how."""
+    method = reader(queue_size=8, num_easy=8, num_mixes=1, num_hard=1000)
+    for queue, first in ((method.novel_queue, 0), (method.known_queue, 8)):
+        queue.keys.copy_(torch.eye(192)[first : first + 8])
+        queue.index.copy_(torch.arange(8))
+    torch.manual_seed(SEED)
+    query = torch.randn(1, 192, dtype=torch.float64)
+    found = method.hard_negatives(query.repeat(300, 1), torch.ones(300, 8, dtype=torch.bool))
+    toward = query[0, :16].tolist()
+    mixed = {
+        round((share * toward[e] + (3 - share) * toward[8 + k]) / 5**0.5, 9): (share, e, k)
+        for share, e, k in itertools.product((1, 2), range(8), range(8))
+    }
+    partners = torch.zeros(8, 8)
+    for row in found.tolist():
+        drawn = [mixed[round(similarity, 9)] for similarity in row]
+        once, twice = (sorted(d[1:] for d in drawn if d[0] == share) for share in (1, 2))
+        assert once == twice
+        assert [e for e, _ in once] == sorted(k for _, k in once) == list(range(8))
+        for e, k in once:
+            partners[e, k] += 1
+    assert chisquare(partners.flatten()).pvalue > 0.001
+
+
+def test_uniform_shares_are_uniform():
+    """A query that is the novel key: its similarity to a mixture at right angles gives the share."""
+    method = reader(queue_size=1, num_easy=1, num_mixes=4000, num_hard=4000, mix="uniform")
+    for queue, first in ((method.novel_queue, 0), (method.known_queue, 1)):
+        queue.keys.copy_(torch.eye(192)[first, None])
+        queue.index.fill_(100)
+    torch.manual_seed(SEED)
+    found = method.hard_negatives(torch.eye(192)[:1].double(), torch.tensor([[True]]))
+    ratio = found / (1 - found.square()).sqrt()
+    assert kstest((ratio / (1 + ratio)).flatten(), "uniform").pvalue > 0.001

@@ -1,0 +1,278 @@
+"""Methods that match views to prototypes: SwAV (Caron et al. 2020), DINO (Caron et al. 2021)."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small import BATCH, SMALL, as_double, batch_at, run, small
+from torch import nn
+
+from nearkin.methods import METHODS
+from nearkin.networks.backbone import Backbone
+from nearkin.types import Batch
+
+both_methods = pytest.mark.parametrize("name", ["swav", "dino"])
+
+
+def at(step, num_views=2):
+    return as_double(batch_at(step, num_views))
+
+
+def multi_crop(step):
+    """Two large views and three small ones."""
+    batch = at(step, num_views=5)
+    small_ones = tuple(view[..., :5, 1:6] for view in batch.views[2:])
+    return Batch(batch.views[:2] + small_ones, batch.index, batch.label)
+
+
+def convolutional(name, **options):
+    """The method around a network that takes views of any size, after two steps of training."""
+    torch.manual_seed(1)
+    body = nn.Sequential(
+        nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    method = METHODS[name](Backbone(body, 24), **SMALL[name] | options).double()
+    run(method, name, start=(4, None), until=6, total=10, batches=lambda _, step: multi_crop(step))
+    return method
+
+
+def through(network, views):
+    """Embeddings of unit length. Views of one size go through the network together."""
+    large = network(torch.cat(views[:2])).chunk(2)
+    little = network(torch.cat(views[2:])).chunk(len(views) - 2) if views[2:] else ()
+    return [F.normalize(z) for z in (*large, *little)]
+
+
+def swapped(scores, codes, temperature):
+    """The mean over every code i of a large view, and over every other view j, of -q_i log p_j."""
+    losses = [
+        -(codes[i] * (scores[j] / temperature).log_softmax(dim=1)).sum(dim=1).mean()
+        for i, j in itertools.product(range(2), range(len(scores)))
+        if i != j
+    ]
+    return torch.stack(losses).mean()
+
+
+def gradients(loss, method):
+    return torch.autograd.grad(loss, [p for p in method.parameters() if p.requires_grad])
+
+
+@both_methods
+@pytest.mark.parametrize(("prototypes", "expected"), [(300, 5.7037824747), (3000, 8.0063675677)])
+def test_where_all_embeddings_are_alike_the_loss_is_the_golden_value(name, prototypes, expected):
+    """log K: every prototype is as likely as another, and no code can tell them apart."""
+    method = small(name, num_prototypes=prototypes).double()
+    for branch in (method.online, getattr(method, "target", method.online)):
+        nn.init.zeros_(branch.projector[-1].weight)
+        nn.init.zeros_(branch.projector[-1].bias)
+    assert method(at(0), 0.5).loss.item() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "scaled_again"),  # which may change the last digit of float32, where they start
+    [("swav", 1e-7), ("dino", 0.0)],
+)
+def test_prototypes_stay_as_they_are_until_they_are_released(name, scaled_again):
+    """Ten steps, of which three are within the first .3 of training."""
+    method, optimizer = small(name, freeze_until=0.3).double(), None
+    moved = []
+    for step in range(6):
+        before = {n: p.clone() for n, p in method.named_parameters() if "prototypes" in n}
+        given = (step, optimizer)
+        batches = lambda _, step: at(step)
+        _, optimizer = run(method, name, until=step + 1, total=10, start=given, batches=batches)
+        now = dict(method.named_parameters())
+        moved.append(any((now[n] - p).abs().max() > scaled_again for n, p in before.items()))
+    assert moved == [False] * 3 + [True] * 3
+
+
+# SwAV
+
+
+def plain_sinkhorn(scores, epsilon=0.05, iterations=3):
+    """Without logarithms: prototypes first, images last."""
+    q = (scores / epsilon).exp().T
+    q = q / q.sum()
+    for _ in range(iterations):
+        q = q / q.sum(dim=1, keepdim=True) / len(q)
+        q = q / q.sum(dim=0, keepdim=True) / q.shape[1]
+    return q.T * q.shape[1]
+
+
+def swav_loss(method, batch, help=None):
+    """Section 3, with codes that are constants. `help` are the rows of the queue that count."""
+    scores = [z @ method.prototypes.T for z in through(method.online, batch.views)]
+    codes = []
+    for i in range(2):
+        rows = scores[i]
+        if help is not None:
+            rows = torch.cat([rows, help[:, i] @ method.prototypes.T])
+        codes.append(plain_sinkhorn(rows.detach())[:BATCH])
+    return swapped(scores, codes, 0.1), codes
+
+
+def earlier(method, batch):
+    """Earlier images, both views apart: those in the queue, but not in the batch."""
+    queue = method.queue
+    count = [int(image) >= 0 and image not in batch.index for image in queue.index]
+    return queue.keys[torch.tensor(count)].unflatten(1, (2, -1))
+
+
+def trained_swav(**options):
+    """After two steps, with 32 of 40 places in the queue filled."""
+    method = small("swav", **dict(queue_size=40) | options).double()
+    run(method, "swav", start=(4, None), until=6, total=10, batches=lambda _, step: at(step))
+    return method
+
+
+def test_before_its_time_the_queue_is_of_no_use():
+    method, batch = trained_swav().eval(), at(0)
+    found, (expected, _) = method(batch, 0.29).loss, swav_loss(method, batch)
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_queue_balances_codes_with_earlier_images_that_are_not_in_the_batch():
+    """Neither its empty places count, nor what images of the batch left there."""
+    method, batch = trained_swav().eval(), at(0)
+    rows = earlier(method, batch)
+    assert 0 < len(rows) < int(method.queue.filled.sum()) < 40
+    found, (expected, _) = method(batch, 0.3).loss, swav_loss(method, batch, rows)
+    torch.testing.assert_close(found, expected)
+    assert not torch.isclose(found, method(batch, 0.29).loss, rtol=1e-6)
+
+
+def test_an_empty_queue_changes_nothing():
+    method = small("swav").double().eval()
+    assert torch.equal(method(at(0), 0.3).loss, method(at(0), 0.29).loss)
+
+
+def test_gradients_reach_prototypes_and_views_and_no_code():
+    method, batch = trained_swav(), at(0)
+    rows = earlier(method, batch)
+    found, (expected, _) = method(batch, 0.5).loss, swav_loss(method, batch, rows)
+    parameters = [*method.online.parameters(), method.prototypes]
+    torch.testing.assert_close(
+        torch.autograd.grad(found, parameters), torch.autograd.grad(expected, parameters)
+    )
+
+
+def test_every_code_is_predicted_from_every_other_view():
+    method, batch = convolutional("swav"), multi_crop(0)
+    found, (expected, _) = method(batch, 0.0).loss, swav_loss(method, batch)
+    torch.testing.assert_close(found, expected)
+
+
+def test_prototypes_have_length_one_after_every_step():
+    method, optimizer = small("swav").double(), None
+    for step in range(8):
+        given = (step, optimizer)
+        batches = lambda _, step: at(step)
+        _, optimizer = run(method, "swav", until=step + 1, total=8, start=given, batches=batches)
+        lengths = method.prototypes.norm(dim=1)
+        torch.testing.assert_close(lengths, torch.ones_like(lengths), rtol=0, atol=1e-14)
+
+
+def test_a_cross_entropy_is_never_below_the_entropy_of_its_codes():
+    """Where both views are one, code and prediction could agree, and no better."""
+    method, batch = trained_swav().eval(), at(0)
+    alike = Batch((batch.views[0],) * 2, batch.index, batch.label)
+    loss, codes = swav_loss(method, alike)
+    entropy = -(codes[0] * codes[0].log()).sum(dim=1).mean()
+    assert method(alike, 0.0).loss > entropy
+    torch.testing.assert_close(method(alike, 0.0).loss, loss)
+
+
+def test_the_queue_takes_both_large_views_side_by_side_after_the_step():
+    method, batch = small("swav").double().eval(), at(0)
+    found = method(batch, 0.5)
+    assert not method.queue.filled.any()
+    method.commit(found.memo, 0.5)
+    z1, z2 = through(method.online, batch.views)
+    torch.testing.assert_close(method.queue.keys[:BATCH], torch.cat([z1, z2], dim=1).detach())
+    assert method.queue.index[:BATCH].tolist() == batch.index.tolist()
+
+
+# DINO
+
+
+def dino_loss(method, batch, temperature):
+    """Equation 3 and algorithm 1. The target sees the large views only."""
+
+    def answer(network, prototypes, views):
+        return [z @ F.normalize(prototypes.weight).T for z in through(network, views)]
+
+    with torch.no_grad():
+        answers = answer(method.target, method.target_prototypes, batch.views[:2])
+        codes = [((a - method.center) / temperature).softmax(dim=1) for a in answers]
+    scores = answer(method.online, method.prototypes, batch.views)
+    return swapped(scores, codes, 0.1), torch.cat(answers).mean(dim=0)
+
+
+@pytest.mark.parametrize(
+    ("progress", "temperature"),
+    [(0.0, 0.04), (0.15, 0.055), (0.3, 0.07), (1.0, 0.07)],
+)
+def test_every_view_predicts_the_centered_and_sharpened_answer_to_each_other_large_one(
+    progress, temperature
+):
+    """The target's temperature rises in a line over the first .3 of training."""
+    method, batch = convolutional("dino"), multi_crop(0)
+    found, (expected, mean) = method(batch, progress), dino_loss(method, batch, temperature)
+    assert method.sharpness(progress) == pytest.approx(temperature)
+    torch.testing.assert_close(found.loss, expected)
+    torch.testing.assert_close(found.memo, mean)
+    torch.testing.assert_close(gradients(found.loss, method), gradients(expected, method))
+
+
+def test_without_a_warmup_the_targets_temperature_is_its_last():
+    assert small("dino", warmup_until=0.0).sharpness(0.0) == 0.07
+
+
+def test_the_target_does_not_see_small_views():
+    method, batch = convolutional("dino"), multi_crop(0)
+    others = Batch(batch.views[:2] + multi_crop(1).views[2:], batch.index, batch.label)
+    found, with_others = method(batch, 0.5), method(others, 0.5)
+    assert torch.equal(found.memo, with_others.memo)
+    assert found.loss != with_others.loss
+
+
+def test_the_center_is_a_moving_average_of_the_targets_answers():
+    """Equation 4, over the answers to both large views."""
+    method = small("dino", center_momentum=0.8).double()
+    expected = torch.zeros(12, dtype=torch.float64)
+    for step in range(4):
+        _, mean = dino_loss(method, at(step), 0.07)
+        method.commit(method(at(step), 0.5).memo, 0.5)
+        expected = 0.8 * expected + 0.2 * mean
+        torch.testing.assert_close(method.center, expected)
+    assert expected.abs().max() > 1e-3
+
+
+def test_the_target_has_prototypes_of_its_own_that_follow():
+    method = small("dino", momentum=0.9).double()
+    with torch.no_grad():
+        method.prototypes.weight.normal_()
+    before = method.target_prototypes.weight.clone()
+    method.commit(method(at(0), 0.0).memo, 0.0)
+    moved = 0.9 * before + 0.1 * method.prototypes.weight
+    torch.testing.assert_close(method.target_prototypes.weight, moved)
+
+
+def test_similarities_with_prototypes_are_cosines():
+    """So neither embeddings nor prototypes win by their length."""
+    method, batch = small("dino").double(), at(0)
+    before = method(batch, 0.5).loss
+    with torch.no_grad():
+        method.prototypes.weight.mul_(torch.linspace(0.5, 3.0, 12)[:, None])
+        for parameter in method.online.projector[-1].parameters():
+            parameter.mul_(3)
+    torch.testing.assert_close(method(batch, 0.5).loss, before)
+
+
+def test_dinos_projector_is_the_papers():
+    """Three layers with GELU between them and no batch norm (appendix C)."""
+    layers = [type(layer) for layer in small("dino").online.projector]
+    assert layers == [nn.Linear, nn.GELU, nn.Linear, nn.GELU, nn.Linear]
+    assert math.prod(small("dino").prototypes.weight.shape) == 12 * 8
