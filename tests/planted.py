@@ -87,7 +87,9 @@ def main(names: list[str]) -> int:
             caught = run_tests(root, [bug.said("Test")]) == 1
             bug.apply(root, "--reverse")
             missed += not caught
-            print("caught" if caught else "MISSED", f"{bug.path.stem}: {bug.said('Bug')}", flush=True)
+            print(
+                "caught" if caught else "MISSED", f"{bug.path.stem}: {bug.said('Bug')}", flush=True
+            )
     print(f"{len(bugs) - missed} of {len(bugs)} planted bugs caught")
     return missed
 

@@ -134,7 +134,6 @@ def test_nobody_is_ever_his_own_friend():
     assert met > 100  # images that were there to be found
 
 
-@pytest.mark.xfail(strict=True, reason="neighbors are filled up with one's own entries")
 def test_nobody_is_his_own_friend_where_all_of_the_support_set_are_neighbors():
     method, batch = nnclr(num_neighbors=40), at(0)
     z1, _ = (view.detach() for view in embeddings(method, batch))

@@ -107,8 +107,9 @@ class NNCLR(Method[Visits]):
         """For each embedding, one of its nearest neighbors in the support set."""
         keys = self.support_set.keys
         own = own_entries(index, self.support_set.index)
-        _, neighbors = nearest(keys, z, self.num_neighbors, ignored=own)
-        drawn = torch.randint(self.num_neighbors, (len(z), 1), device=z.device)
+        similarity, neighbors = nearest(keys, z, self.num_neighbors, ignored=own)
+        others = similarity.isfinite().sum(dim=1, keepdim=True)
+        drawn = (torch.rand(len(z), 1, device=z.device) * others).long()
         return keys[neighbors.gather(1, drawn).squeeze(1)]
 
     def agree(

@@ -86,5 +86,5 @@ def _hinge(z: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
 
 def _covariance(z: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
     """Squared covariances of different dimensions, per dimension."""
-    covariance = z.T.cov()
+    covariance = z.T.cov().view(z.shape[1], -1)  # of one feature it is no matrix
     return (covariance.square().sum() - covariance.diagonal().square().sum()) / z.shape[1]

@@ -68,7 +68,7 @@ def info_nce(
     Returns:
         The mean over the queries, between 0 and `log(1 + keys) + 2 / temperature`.
 
-    >>> q = unit(torch.tensor([[1.0, 0.0]]))
+    >>> q = torch.tensor([[1.0, 0.0]])
     >>> info_nce(q, q, -q, temperature=1.0)  # log(1 + exp(-2))
     tensor(0.1269)
     """

@@ -64,7 +64,8 @@ def pairwise_bce(
     """
     agreement = a @ b.T
     likelihood = torch.where(same, agreement, 1 - agreement)
-    return -(likelihood + EPSILON).log().sum() / max(same.numel(), 1)
+    # rounded probabilities can agree by more than one
+    return -(likelihood.clamp(min=0) + EPSILON).log().sum() / max(same.numel(), 1)
 
 
 @full_precision
@@ -106,10 +107,11 @@ def neighborhood_targets(
     own = torch.full_like(usable[:, :1], own_competes)
     candidates = logits.masked_fill(~torch.cat([own, usable], dim=1), -torch.inf)
     nearest = candidates.topk(min(num_neighbors, usable.shape[1]), dim=1)
-    found = nearest.values.isfinite()
-    share = found.to(logits.dtype) / found.sum(dim=1, keepdim=True).clamp(min=1)
+    found = nearest.values.isfinite().to(logits.dtype)
+    share = found / found.sum(dim=1, keepdim=True).clamp(min=1)
     targets = torch.zeros_like(logits).scatter(1, nearest.indices, (1 - own_weight) * share)
-    targets[:, 0] = torch.where(found.any(dim=1), own_weight, 1.0)
+    shared = found.amax(dim=1)  # 1 where there is a neighbor, else 0
+    targets[:, 0] = own_weight * shared + (1 - shared)
     return targets
 
 
@@ -168,6 +170,7 @@ def mixed_negatives(
     known_norm = known.square().sum(dim=1)[drawn][..., None]
     rest = 1 - mix
     square = mix**2 * novel_norm + rest**2 * known_norm + 2 * mix * rest * overlap
-    mixtures = (mix * to_novel + rest * to_known) / square.clamp(min=1e-12).sqrt()
+    least = 16 * torch.finfo(query.dtype).eps  # below, opposite keys leave nothing but rounding
+    mixtures = (mix * to_novel + rest * to_known) / square.clamp(min=least).sqrt()
     candidates = mixtures.flatten(1)
     return candidates.topk(min(num_hard, candidates.shape[1]), dim=1).values

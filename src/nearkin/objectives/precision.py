@@ -47,5 +47,5 @@ def unit(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
     """
     largest = x.detach().abs().amax(dim=-1, keepdim=True)
     scaled = x / largest.clamp(min=SHORTEST)
-    length: Tensor = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True).clamp(min=1)
-    return scaled / length
+    length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    return scaled / torch.where(largest < SHORTEST, length.clamp(min=1), length)

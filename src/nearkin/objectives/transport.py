@@ -21,6 +21,7 @@ def sinkhorn(
         epsilon: How soft the assignments are; above 0.
         iterations: At least 1; prototypes get equal mass only in the limit.
 
+    >>> import torch
     >>> sinkhorn(torch.zeros(2, 4), epsilon=0.05, iterations=3)
     tensor([[0.2500, 0.2500, 0.2500, 0.2500],
             [0.2500, 0.2500, 0.2500, 0.2500]])
