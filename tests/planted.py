@@ -70,7 +70,7 @@ def run_tests(root: Path, tests: list[str]) -> int:
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
-    os._exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:terminal", *tests]))
+    os._exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]))
 
 
 def main(names: list[str]) -> int:

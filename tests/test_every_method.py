@@ -78,6 +78,20 @@ def likeness(method):
     return float(cosines.diagonal().mean() - cosines.mean())
 
 
+@every_method
+def test_what_others_have_drawn_changes_nothing(name):
+    """Draws depend on the step alone, and the state of the caller's generator is left as it is."""
+    states = []
+    for seed in (5, 6):
+        method = small(name)
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        run(method, name, until=3)
+        assert torch.equal(torch.get_rng_state(), before)
+        states.append(method.state_dict())
+    assert_same_state(*states, rtol=0, atol=0)
+
+
 LABEL_FREE = [name for name, cls in METHODS.items() if not cls.uses_labels]
 label_free = pytest.mark.parametrize("name", LABEL_FREE)
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from small import run, small
 from torch import nn
 
 from nearkin.errors import UsageError
@@ -326,3 +327,12 @@ def test_a_rate_drops_with_the_first_step_of_an_epoch(steps_per_epoch):
 def test_a_schedule_outside_of_its_range_is_refused(schedule, options):
     with pytest.raises(UsageError, match=f"{next(iter(options))} is"):
         schedule(**options)
+
+
+def test_what_is_frozen_gathers_no_momentum():
+    """SwAV's prototypes have a learning rate of zero at first, and gradients all the same."""
+    method = small("swav", freeze_until=0.5)
+    _, optimizer = run(method, "swav", until=3)
+    assert not optimizer.state.get(method.prototypes)
+    run(method, "swav", start=(3, optimizer))
+    assert optimizer.state[method.prototypes]["momentum_buffer"].norm() > 0
