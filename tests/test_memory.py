@@ -94,9 +94,9 @@ def test_a_class_stays_with_its_key(batch):
     assert queue.label.tolist() == [UNKNOWN] * 5
     for start in range(0, 4 * batch, batch):
         keys, index = visits(start, batch)
-        queue.enqueue(keys, index, index % 7)
+        queue.enqueue(keys, index, index % 11)
         known = queue.filled
-        assert torch.equal(queue.label[known], queue.index[known] % 7)
+        assert torch.equal(queue.label[known], queue.index[known] % 11)
         assert (queue.label[~known] == UNKNOWN).all()
     newest = queue.index[oldest_first(queue)][-1]
     assert newest == 4 * batch - 1

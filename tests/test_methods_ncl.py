@@ -197,6 +197,18 @@ def test_hard_negatives_give_the_golden_value(num_hard, expected):
     assert found.metrics["novel"].item() == pytest.approx(expected, abs=1e-7)
 
 
+def test_hard_negatives_are_divided_by_the_temperature_as_all_are():
+    """The same case: similarities of own key, queue and mixtures; the nearest key is queued."""
+    t, options = 0.3, dict(targets="official", num_neighbors=1, num_easy=1, num_mixes=1)
+    method = reader(temperature=t, num_hard=2, **options)
+    fill(method.novel_queue, [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
+    fill(method.known_queue, [[0.8, -0.6]], label=[0])
+    found = method(reads(QUERIES[:1], KEYS[:1], label=[UNKNOWN]), 0.5).metrics["novel"]
+    all_of_them = [0.8, 1.0, 0.6, 0.0, -1.0, 5**-0.5, -2 * 5**-0.5]
+    log_sum = math.log(sum(math.exp(s / t) for s in all_of_them))
+    assert found.item() == pytest.approx(log_sum - (0.2 * 0.8 + 0.8 * 1.0) / t)
+
+
 # Who is in the batch
 
 

@@ -134,7 +134,7 @@ def class_targets(
     tensor([[0.5000, 0.5000, 0.0000, 0.0000]])
     """
     positive = (label[:, None] == labels) & usable
-    positive = torch.cat([torch.ones_like(positive[:, :1]), positive], dim=1)
+    positive = torch.cat([torch.ones_like(label, dtype=torch.bool)[:, None], positive], dim=1)
     return positive.to(logits.dtype) / positive.sum(dim=1, keepdim=True)
 
 

@@ -57,7 +57,12 @@ RECIPES: dict[str, Recipe] = {
     ),
     "dino": Recipe(
         augment="dino",
-        options={"hidden_dim": 1024, "num_prototypes": 1024, "momentum": 0.99},
+        options={
+            "hidden_dim": 1024,
+            "projector_norm": True,
+            "num_prototypes": 1024,
+            "momentum": 0.99,
+        },
     ),
     "barlow_twins": Recipe(
         augment="byol", augment_small="asymmetric_cifar", options={"dim": 1024, "scale": 0.1}
