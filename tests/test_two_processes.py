@@ -151,4 +151,4 @@ def test_what_makes_processes_differ_is_noticed(control, out):
 
 def test_methods_here_have_batch_norm():
     for name in METHODS:
-        assert any(isinstance(module, nn.BatchNorm1d) for module in small("byol").modules()), name
+        assert any(isinstance(module, nn.BatchNorm1d) for module in small(name).modules()), name

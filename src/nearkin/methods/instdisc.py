@@ -60,7 +60,6 @@ class InstDisc(Method[Estimate]):
     """
 
     num_views: ClassVar[int] = 1
-    memory_sizes: ClassVar[tuple[str, ...]] = ("num_noise",)
     normalizer: Tensor
 
     def __init__(

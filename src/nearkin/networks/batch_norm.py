@@ -88,6 +88,8 @@ class GroupedBatchNorm(_BatchNorm):
     def _apart(self, x: Tensor, groups: int) -> Tensor:
         """Each group is on one process, with `groups` of them on this one."""
         assert self.momentum is not None
+        if len(x) % groups:
+            raise UsageError(f"{len(x)} rows cannot be divided evenly into {groups} groups")
         normalized, statistics = [], []
         for rows in x.chunk(groups):
             mean, var = self.running_mean.clone(), self.running_var.clone()
