@@ -1,0 +1,201 @@
+"""One arm trained with one seed, and what is measured of it."""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from arms import Arm
+from torch import Tensor, nn
+
+from nearkin.data.batches import Batches
+from nearkin.data.centered import Pixels, to_network
+from nearkin.data.draws import permutation
+from nearkin.data.images import Images, open_images
+from nearkin.data.order import Order
+from nearkin.data.views import View
+from nearkin.errors import DataError
+from nearkin.evaluation.encode import encode
+from nearkin.evaluation.floors import mean_pixels, pixels
+from nearkin.evaluation.knn import knn, num_neighbors
+from nearkin.measures.neighbors import nearest
+from nearkin.method import Method
+from nearkin.methods import METHODS
+from nearkin.methods.nnclr import NNCLR
+from nearkin.methods.swav import SwAV
+from nearkin.networks.backbone import adopt
+from nearkin.networks.small import Block, conv_norm
+from nearkin.objectives import sinkhorn, unit
+from nearkin.training.health import health
+from nearkin.training.loop import steps
+from nearkin.training.optimizer import build_optimizer
+from nearkin.training.schedules import warmup_cosine
+
+CPU = torch.device("cpu")
+PIECE = 500
+"""Pictures encoded at once."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What all arms have in common."""
+
+    steps: int = 1500
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    warmup: float = 0.1
+    image_size: int = 14
+    train: int = 10_000
+    """Pictures to train on, which are the bank of kNN as well."""
+    queries: int = 2_000
+    """Pictures held out of the training part to be scored."""
+
+
+VIEW = View(scale=(0.2, 1.0), flip=0.5, jitter=0.8, brightness=0.4, contrast=0.4)
+"""Every view of every arm. For gray pictures: nothing here changes a hue."""
+
+
+class Pictures:
+    """Pictures of the training part, at random: some to train on, and others to score.
+
+    Args:
+        data: As for `nearkin train`. A test part is never used.
+        recipe: How many, and how large.
+
+    Raises:
+        DataError: If there are too few.
+    """
+
+    def __init__(self, data: str, recipe: Recipe) -> None:
+        images = open_images(data)
+        rows = np.flatnonzero(images.splits != "test")
+        needed = recipe.train + recipe.queries
+        if len(rows) < needed:
+            raise DataError(f"{data}: {len(rows)} pictures to train on; {needed} are needed")
+        drawn = rows[permutation(0, 0, len(rows))]
+        self.train = images.subset(np.sort(drawn[: recipe.train]))
+        self.queries = images.subset(np.sort(drawn[recipe.train : needed]))
+        self.size = recipe.image_size
+
+    @cached_property
+    def shown(self) -> tuple[Tensor, Tensor]:
+        """Both, as networks take them."""
+        train, queries = (_pixels(images, self.size) for images in (self.train, self.queries))
+        return to_network(train), to_network(queries)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of their pixels."""
+        return self.train.fingerprint + self.queries.fingerprint
+
+    def raw(self) -> float:
+        """The first floor: kNN on raw pixels of the size that networks see."""
+        train, queries = (
+            _pixels(images, self.size).permute(0, 2, 3, 1).numpy()
+            for images in (self.train, self.queries)
+        )
+        mean = mean_pixels(train)
+        return self.knn(pixels(train, mean), pixels(queries, mean))
+
+    def knn(self, bank: Tensor, queries: Tensor) -> float:
+        """The share of scored pictures whose class wins their neighbors' vote."""
+        labels = self.train.labels, self.queries.labels
+        k = num_neighbors(len(bank))
+        return knn(bank, labels[0], queries, labels[1], k=k).value
+
+
+def _pixels(images: Images, size: int) -> Tensor:
+    return torch.cat(list(Pixels(images, size)))
+
+
+def network() -> nn.Sequential:
+    """A residual network of 73,000 parameters: 14 px become 7, 4 and 2."""
+    layers = [conv_norm(3, 16, 3, stride=2), nn.ReLU(inplace=True), Block(16, 32, 2)]
+    return nn.Sequential(*layers, Block(32, 64, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def key(arm: Arm, seed: int, recipe: Recipe, pictures: Pictures) -> str:
+    """A name for all that decides a trial, but for the code and the number of threads."""
+    decides = [asdict(arm), seed, asdict(recipe), asdict(VIEW), pictures.fingerprint]
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def trial(arm: Arm, seed: int, recipe: Recipe, pictures: Pictures) -> dict[str, float]:
+    """Train one arm with one seed, and measure it at its last step."""
+    torch.manual_seed(seed)
+    backbone = adopt(network(), recipe.image_size)
+    options: dict[str, Any] = dict(arm.options)
+    if "num_images" in inspect.signature(METHODS[arm.method].__init__).parameters:
+        options["num_images"] = len(pictures.train)
+    method = METHODS[arm.method](backbone, **options)
+    method.to(memory_format=torch.channels_last)
+    losses = train(method, arm.batch_size, seed, recipe, pictures)[-100:] or [np.nan]
+    found = measure(method.eval(), pictures)
+    return found | {"loss": float(np.mean(losses)), "loss_sd": float(np.std(losses))}
+
+
+def train(
+    method: Method[Any], batch_size: int, seed: int, recipe: Recipe, pictures: Pictures
+) -> list[float]:
+    """Train a method, and return the losses."""
+    batches = Batches(
+        pictures.train,
+        (VIEW,) * method.num_views,
+        image_size=recipe.image_size,
+        order=Order(len(pictures.train), batch_size, seed),
+        device=CPU,
+    )
+    decay = recipe.weight_decay
+    run = steps(
+        method,
+        build_optimizer(method, name="adamw", lr=recipe.lr, weight_decay=decay),
+        batches.between(0, recipe.steps),
+        start=0,
+        total=recipe.steps,
+        schedule=warmup_cosine(recipe.warmup),
+        seed=seed,
+    )
+    return [step.loss.item() for _, step in run]
+
+
+def measure(method: Method[Any], pictures: Pictures) -> dict[str, float]:
+    """The numbers of one row: features are the backbone's, embeddings the projector's."""
+    features = [encode(method.backbone, shown.split(PIECE)) for shown in pictures.shown]
+    bank, queries = (encode(method.online.projector, each.split(PIECE)) for each in features)
+    found = {
+        "knn": pictures.knn(*features),
+        "knn_embedding": pictures.knn(bank, queries),
+        "effective_rank_features": health(features[1])["effective_rank"],
+        **health(queries),
+    }
+    special = SPECIAL.get(type(method), {})
+    return found | {name: of(method, queries, pictures) for name, of in special.items()}
+
+
+def imbalance(method: SwAV, queries: Tensor, pictures: Pictures) -> float:
+    """Share of the codes' mass that would have to move for all prototypes to have the same."""
+    del pictures
+    scores = unit(queries) @ method.prototypes.detach().T
+    mass = sinkhorn(scores, method.epsilon, method.num_iterations).mean(dim=0)
+    return float((mass - 1 / len(mass)).abs().sum() / 2)
+
+
+def friends_of_class(method: NNCLR, queries: Tensor, pictures: Pictures) -> float:
+    """Share of the drawn neighbors in the support set that have the query's class."""
+    support = method.support_set
+    _, rows = nearest(support.keys, queries, method.num_neighbors)
+    owners = support.index[rows].numpy()
+    same = pictures.train.labels[owners] == pictures.queries.labels[:, None]
+    return float((same & (owners >= 0)).mean())
+
+
+SPECIAL: dict[type, dict[str, Callable[[Any, Tensor, Pictures], float]]] = {
+    SwAV: {"code_imbalance": imbalance},
+    NNCLR: {"friends_of_class": friends_of_class},
+}
+"""What else there is to measure, by method."""
