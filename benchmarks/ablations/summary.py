@@ -81,6 +81,6 @@ def _plot(axis: Axes, panel: Panel, arms: Mapping[str, Sequence[Row]], column: s
         drawn = axis.plot(list(found), [mean(v) for v in found.values()], "_-", label=line)
         for x, values in found.items():
             axis.plot([x] * len(values), values, "o", markersize=3, color=drawn[0].get_color())
-    axis.set_xticks(range(len(points)), points, fontsize=8)
+    axis.set_xticks(range(len(points)), points, fontsize=8, rotation=15)
     axis.set_xlabel(panel.axis)
     axis.set_ylabel(COLUMNS[column][0])

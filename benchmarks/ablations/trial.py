@@ -56,7 +56,13 @@ class Recipe:
     """Pictures held out of the training part to be scored."""
 
 
-VIEW = View(scale=(0.2, 1.0), flip=0.5, jitter=0.8, brightness=0.4, contrast=0.4)
+DRAWN: dict[str, Any] = {
+    "scale": (0.2, 1.0),
+    "flip": 0.5,
+    "jitter": 0.8,
+    "brightness": 0.4,
+    "contrast": 0.4,
+}
 """Every view of every arm. For gray pictures: nothing here changes a hue."""
 
 
@@ -121,7 +127,7 @@ def network() -> nn.Sequential:
 
 def key(arm: Arm, seed: int, recipe: Recipe, pictures: Pictures) -> str:
     """A name for all that decides a trial, but for the code and the number of threads."""
-    decides = [asdict(arm), seed, asdict(recipe), asdict(VIEW), pictures.fingerprint]
+    decides = [asdict(arm), seed, asdict(recipe), DRAWN, pictures.fingerprint]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -145,7 +151,7 @@ def train(
     """Train a method, and return the losses."""
     batches = Batches(
         pictures.train,
-        (VIEW,) * method.num_views,
+        (View(**DRAWN),) * method.num_views,
         image_size=recipe.image_size,
         order=Order(len(pictures.train), batch_size, seed),
         device=CPU,
