@@ -68,8 +68,10 @@ RECIPES: dict[str, Recipe] = {
         augment="byol", augment_small="asymmetric_cifar", options={"dim": 1024, "scale": 0.1}
     ),
     "vicreg": Recipe(augment="byol", augment_small="asymmetric_cifar", options={"dim": 1024}),
-    "instdisc": Recipe(
-        augment="moco_v1", augment_small="moco_cifar", options={"temperature": 0.1}
+    "instdisc": Recipe(  # few visits to few images leave NCE's one estimate of Z far off
+        augment="moco_v1",
+        augment_small="moco_cifar",
+        options={"loss": "softmax", "temperature": 0.1},
     ),
     "instdisc_parametric": Recipe(augment="moco_v1", augment_small="moco_cifar"),
     "ncl": Recipe(augment="ncl", augment_small="ncl_cifar"),
