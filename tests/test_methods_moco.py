@@ -169,7 +169,7 @@ def test_the_target_gets_no_gradient_and_is_not_in_the_optimizer():
 
 def test_shuffled_keys_come_back_in_order():
     method, view = moco(bn_groups=1), at(0).views[1]
-    torch.testing.assert_close(method.keys(view, BATCH), unit(method.target(view)).detach())
+    torch.testing.assert_close(method.keys(view), unit(method.target(view)).detach())
 
 
 def test_shuffling_changes_whom_a_key_shares_its_statistics_with():
@@ -184,7 +184,7 @@ def test_shuffling_changes_whom_a_key_shares_its_statistics_with():
 
 def test_evaluation_does_not_know_of_groups_and_of_the_order():
     method, view = moco(bn_groups=4).eval(), at(0).views[1]
-    torch.testing.assert_close(method.keys(view, BATCH), unit(method.target(view)).detach())
+    torch.testing.assert_close(method.keys(view), unit(method.target(view)).detach())
 
 
 def test_queries_are_not_shuffled():

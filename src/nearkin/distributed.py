@@ -6,7 +6,7 @@ rank holds the whole batch and computes the same loss, so no other code mentions
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,17 +43,6 @@ def part(groups: int) -> int:
     return rank() * groups // world_size()
 
 
-def shuffled(x: Tensor, order: Tensor) -> Tensor:
-    """This rank's share of the rows of every rank, taken in another order.
-
-    Args:
-        x: The rows of this rank. No gradient reaches them.
-        order: A permutation of the rows of every rank, the same on each.
-    """
-    with torch.no_grad():
-        return gather(x)[order[share(len(order))]]
-
-
 class _Gather(torch.autograd.Function):
     """All-gather along the first dimension, with gradients summed back over the ranks."""
 
@@ -74,6 +63,18 @@ def gather(x: Tensor) -> Tensor:
     """The rows of every rank, in rank order. Differentiable; the identity on one process."""
     gathered: Tensor = x if world_size() == 1 else _Gather.apply(x)
     return gathered
+
+
+def shuffled(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """What a network gives for the rows of every rank, which it is shown in a random order.
+
+    The result is in rank order again, with gradients to the network but not to `x`. So rows do
+    not share batch statistics with those that they stand beside (He et al. 2020, section 3.3).
+    """
+    order = torch.randperm(len(x) * world_size(), device=x.device)
+    with torch.no_grad():
+        own = gather(x)[order[share(len(order))]]
+    return gather(network(own))[order.argsort()]
 
 
 def wrap(module: nn.Module) -> nn.Module:

@@ -28,7 +28,7 @@ from nearkin.method import Method, Schedule
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, by_size, mlp
 from nearkin.networks.momentum import follow, frozen_copy, rising
-from nearkin.objectives import look_up, soft_match, unit
+from nearkin.objectives import look_up, swapped_match, unit
 from nearkin.types import Batch, Step
 
 
@@ -106,13 +106,8 @@ class DINO(Method[Tensor]):
             answers = [self.target_prototypes(z) for z in large]
         temperature = self.sharpness(progress)
         codes = [((answer - self.center) / temperature).softmax(dim=1) for answer in answers]
-        distilled = [
-            soft_match(score / self.temperature, code)
-            for i, code in enumerate(codes)
-            for j, score in enumerate(scores)
-            if i != j
-        ]
-        return Step(torch.stack(distilled).mean(), memo=torch.cat(answers).mean(dim=0))
+        loss = swapped_match([score / self.temperature for score in scores], codes)
+        return Step(loss, memo=torch.cat(answers).mean(dim=0))
 
     @override
     @torch.no_grad()

@@ -83,7 +83,7 @@ class MoCo(Method[Visits]):
         pairs = [(first, second), (second, first)] if self.symmetric else [(first, second)]
         losses, keys = [], []
         for shown, other in pairs:
-            query, key = gather(unit(self.online(shown))), self.keys(other, len(index))
+            query, key = gather(unit(self.online(shown))), self.keys(other)
             losses.append(info_nce(query, key, self.queue.keys, self.temperature, same))
             keys.append(key)
         visits = Visits(index.repeat(len(pairs)), torch.cat(keys))
@@ -97,9 +97,6 @@ class MoCo(Method[Visits]):
         self.queue.enqueue(visits.keys, visits.images)
 
     @torch.no_grad()
-    def keys(
-        self, view: Float[Tensor, "batch _ _ _"], batch_size: int
-    ) -> Float[Tensor, "whole_batch dim"]:
+    def keys(self, view: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "whole_batch dim"]:
         """The target's embeddings, computed in a random order and brought back into this one."""
-        order = torch.randperm(batch_size, device=view.device)
-        return gather(unit(self.target(shuffled(view, order))))[order.argsort()]
+        return unit(shuffled(self.target, view))

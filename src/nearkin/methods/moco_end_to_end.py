@@ -13,7 +13,6 @@ Queries: online embeddings of view 1. Keys: embeddings of view 2.
 import copy
 from typing import Literal
 
-import torch
 from typing_extensions import override
 
 from nearkin.distributed import gather, shuffled
@@ -71,6 +70,5 @@ class MoCoEndToEnd(Method[None]):
     def forward(self, batch: Batch, progress: float) -> Step[None]:
         first, second = batch.views
         query = gather(unit(self.online(first)))
-        order = torch.randperm(len(query), device=query.device)
-        key = gather(unit(self.key_branch(shuffled(second, order))))[order.argsort()]
+        key = unit(shuffled(self.key_branch, second))
         return Step(in_batch(query, key, self.temperature), memo=None)

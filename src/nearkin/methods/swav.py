@@ -26,7 +26,7 @@ from nearkin.memory import Queue, Visits, own_entries
 from nearkin.method import Method, Schedule
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, by_size, mlp
-from nearkin.objectives import look_up, sinkhorn, soft_match, unit
+from nearkin.objectives import look_up, sinkhorn, swapped_match, unit
 from nearkin.types import Batch, Step
 
 
@@ -83,13 +83,7 @@ class SwAV(Method[Visits]):
         large = torch.cat([view.detach() for view in z[:2]], dim=1)
         codes = self.assign(large, index, progress)
         scores = [look_up(view, self.prototypes, self.temperature) for view in z]
-        swapped = [
-            soft_match(score, code)
-            for i, code in enumerate(codes)
-            for j, score in enumerate(scores)
-            if i != j
-        ]
-        return Step(torch.stack(swapped).mean(), memo=Visits(index, large))
+        return Step(swapped_match(scores, codes), memo=Visits(index, large))
 
     @override
     @torch.no_grad()

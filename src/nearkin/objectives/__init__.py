@@ -12,7 +12,15 @@ least float32, whatever precision the networks around it use.
 """
 
 from nearkin.objectives.agreement import alignment, barlow_twins, vicreg
-from nearkin.objectives.contrast import in_batch, info_nce, look_up, nce, nt_xent, soft_match
+from nearkin.objectives.contrast import (
+    in_batch,
+    info_nce,
+    look_up,
+    nce,
+    nt_xent,
+    soft_match,
+    swapped_match,
+)
 from nearkin.objectives.discovery import (
     class_targets,
     close,
@@ -45,6 +53,7 @@ __all__ = [
     "same_ranks",
     "sinkhorn",
     "soft_match",
+    "swapped_match",
     "unit",
     "vicreg",
 ]

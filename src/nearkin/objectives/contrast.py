@@ -1,6 +1,7 @@
 """Matching a query against a dictionary of keys: the one equation, and its usual forms."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -122,6 +123,28 @@ def soft_match(
     tensor(1.3863)
     """
     return -(target * logits.log_softmax(dim=1)).sum() / max(len(logits), 1)
+
+
+def swapped_match(
+    logits: Sequence[Float[Tensor, "batch matches"]],
+    targets: Sequence[Float[Tensor, "batch matches"]],
+) -> Float[Tensor, ""]:
+    """Match each view with the target of every other view (Caron et al. 2020, eq. 2 and 6).
+
+    Args:
+        logits: Of all views.
+        targets: Soft targets of the first views, in the same order.
+
+    Returns:
+        The mean of `soft_match` over all pairs of a target and another view.
+    """
+    pairs = [
+        soft_match(view, target)
+        for i, target in enumerate(targets)
+        for j, view in enumerate(logits)
+        if i != j
+    ]
+    return torch.stack(pairs).mean()
 
 
 @full_precision
