@@ -4,6 +4,7 @@ The terms of the loss are restated image by image, as the paper and the official
 """
 
 import itertools
+import itertools
 import math
 from dataclasses import replace
 
@@ -55,6 +56,15 @@ def same_class(method, h):
     if method.pseudo_labels == "ranks":
         sets = [set(row.topk(method.top_ranks).indices.tolist()) for row in h]
         return torch.tensor([[a == b for a in sets] for b in sets])
+    if method.pseudo_labels == "closest":
+        pairs = list(itertools.combinations(range(len(h)), 2))
+        alike = {(i, j): F.cosine_similarity(h[i], h[j], dim=0).item() for i, j in pairs}
+        chosen = sorted(pairs, key=lambda pair: -alike[pair])
+        chosen = chosen[: round(method.positive_rate * len(pairs))]
+        same = torch.eye(len(h), dtype=torch.bool)
+        for i, j in chosen:
+            same[i, j] = same[j, i] = True
+        return same
     return F.cosine_similarity(h[:, None], h[None], dim=2) > method.threshold
 
 
@@ -64,7 +74,7 @@ def class_target(queue, label, entries):
 
 
 def neighborhood_target(method, logits):
-    most = int(method.novel_queue.filled.sum()) // (2 * method.novel.out_features)
+    most = int(method.novel_queue.filled.sum()) // (2 * method.heads.novel.out_features)
     k, alpha = min(method.num_neighbors, most), method.own_weight
     official = method.targets == "official"
     target = torch.zeros_like(logits)
@@ -90,14 +100,14 @@ def restated(method, batch, progress):
             target = neighborhood_target(method, logits.detach())
             by_neighbor.append(-(target * logits.log_softmax(0)).sum())
     novel, classes = (
-        [head(h).softmax(1) for h in (h1, h2)] for head in (method.novel, method.known)
+        [head(h).softmax(1) for h in (h1, h2)] for head in (method.heads.novel, method.heads.known)
     )
     agreement = novel[0][~known] @ novel[1][~known].T
     same = same_class(method, h1[~known].detach())
     risen = min(progress / method.consistency_until, 1)
     weight = method.consistency_weight * math.exp(-5 * (1 - risen) ** 2)
     return {
-        "classify": F.cross_entropy(method.known(h1[known]), batch.label[known]),
+        "classify": F.cross_entropy(method.heads.known(h1[known]), batch.label[known]),
         "pairs": -(torch.where(same, agreement, 1 - agreement) + 1e-7).log().mean(),
         "consistency": weight * (F.mse_loss(*classes) + F.mse_loss(*novel)),
         "known": method.known_weight * torch.stack(by_class).mean(),
@@ -106,16 +116,18 @@ def restated(method, batch, progress):
 
 
 @pytest.mark.parametrize("targets", ["paper", "official"])
-@pytest.mark.parametrize("pseudo_labels", ["close", "ranks"])
+@pytest.mark.parametrize("pseudo_labels", ["close", "closest", "ranks"])
 def test_the_loss_is_the_papers_term_by_term_and_so_is_its_gradient(targets, pseudo_labels):
     """Keys, queues and pseudo-labels are constants."""
     options = dict(targets=targets, pseudo_labels=pseudo_labels, threshold=0.5, top_ranks=1)
+    options["positive_rate"] = 0.3
     method, batch = ncl(**options, num_hard=0, known_weight=0.3, novel_weight=0.7), at(0)
     found, (expected, same) = method(batch, 0.1), restated(method, batch, 0.1)
     share = found.metrics["positive_rate"].item()
     for name in TERMS:
         torch.testing.assert_close(found.metrics[name], expected[name].detach())
-    assert share == pytest.approx(same.double().mean().item())
+    pairs = len(same) * (len(same) - 1)
+    assert share == pytest.approx((same.sum() - len(same)).item() / pairs)
     assert len(same) < same.sum() < same.numel()
     total = torch.stack(list(expected.values())).sum()
     parameters = list(method.parameters())
@@ -213,7 +225,7 @@ def test_hard_negatives_are_divided_by_the_temperature_as_all_are():
 
 
 @pytest.mark.parametrize("num_known", [0, 1, BATCH - 1, BATCH])
-@pytest.mark.parametrize("pseudo_labels", ["close", "ranks"])
+@pytest.mark.parametrize("pseudo_labels", ["close", "closest", "ranks"])
 def test_terms_of_images_that_are_not_there_are_zero(num_known, pseudo_labels):
     method = ncl(pseudo_labels=pseudo_labels).train()
     label = torch.where(torch.arange(BATCH) < num_known, torch.arange(BATCH) % 3, UNKNOWN)
@@ -245,7 +257,7 @@ def test_classes_have_no_order():
     before = method(batch, 0.5).loss
     order = torch.tensor([2, 0, 1])
     with torch.no_grad():
-        for parameter in method.known.parameters():
+        for parameter in method.heads.known.parameters():
             parameter.copy_(parameter[order.argsort()])
     renamed = torch.where(batch.label == UNKNOWN, UNKNOWN, order[batch.label])
     queue = method.known_queue

@@ -35,9 +35,11 @@ from nearkin.memory import Queue, own_entries
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
+from nearkin.networks.heads import Heads
 from nearkin.objectives import (
     class_targets,
     close,
+    closest,
     consistency,
     look_up,
     mixed_negatives,
@@ -75,9 +77,10 @@ class NCL(Method[Seen]):
         own_weight: Weight alpha of the query's own other view; the neighbors share the rest.
         targets: How the weights are set: by the `paper`'s equations, or as the `official` code
             does, where the own view takes the place of a neighbor and its weight is lost.
-        pseudo_labels: Whether two unlabeled images are held to be of one class if their features
-            are `close`, or if they have the same `ranks` (AutoNovel).
+        pseudo_labels: Whether two unlabeled images are held to be of one class if they are
+            `close`, are among the `closest` pairs of the batch, or have equal `ranks` (AutoNovel).
         threshold: Cosine similarity above which features are close.
+        positive_rate: Share of the pairs of a batch that are closest.
         top_ranks: How many of the largest features must be the same.
         num_easy: Least similar novel keys, to be mixed with known ones.
         num_mixes: How often each of them is mixed.
@@ -105,8 +108,9 @@ class NCL(Method[Seen]):
         num_neighbors: int = 200,
         own_weight: float = 0.2,
         targets: Literal["paper", "official"] = "paper",
-        pseudo_labels: Literal["close", "ranks"] = "close",
+        pseudo_labels: Literal["close", "closest", "ranks"] = "close",
         threshold: float = 0.95,
+        positive_rate: float = 0.1,
         top_ranks: int = 5,
         num_easy: int = 400,
         num_mixes: int = 5,
@@ -122,16 +126,14 @@ class NCL(Method[Seen]):
         super().__init__()
         self.num_neighbors, self.own_weight, self.targets = num_neighbors, own_weight, targets
         self.pseudo_labels = pseudo_labels
-        self.threshold, self.top_ranks = threshold, top_ranks
+        self.threshold, self.positive_rate, self.top_ranks = threshold, positive_rate, top_ranks
         self.num_easy, self.num_mixes, self.num_hard = num_easy, num_mixes, num_hard
-        self.mix, self.hard_from = mix, hard_from
+        self.mix, self.hard_from, self.temperature = mix, hard_from, temperature
         self.novel_weight, self.known_weight = novel_weight, known_weight
         self.consistency_weight, self.consistency_until = consistency_weight, consistency_until
-        self.temperature = temperature
         features = backbone.feature_dim
         self.online = Branch(backbone, nn.Identity())
-        self.known = nn.Linear(features, num_known_classes)
-        self.novel = nn.Linear(features, num_novel_classes)
+        self.heads = Heads(features, num_known_classes, num_novel_classes)
         self.known_queue = Queue(queue_size, features, labeled=True)
         self.novel_queue = Queue(queue_size, features)
 
@@ -141,8 +143,8 @@ class NCL(Method[Seen]):
         h1, h2 = (gather(self.online(view)) for view in batch.views)
         query, key = unit(h1), unit(h2.detach())
         known = label != UNKNOWN
-        novel1, novel2 = (self.novel(h).softmax(dim=1) for h in (h1, h2))
-        known1, known2 = (self.known(h).softmax(dim=1) for h in (h1, h2))
+        novel1, novel2 = (self.heads.novel(h).softmax(dim=1) for h in (h1, h2))
+        known1, known2 = (self.heads.known(h).softmax(dim=1) for h in (h1, h2))
         same = self.same_class(h1[~known].detach())
         ramped = self.consistency_weight * ramp(progress, self.consistency_until)
         losses = {
@@ -155,7 +157,8 @@ class NCL(Method[Seen]):
             * self.contrast_novel(query[~known], key[~known], index[~known], progress),
         }
         metrics = {name: loss.detach() for name, loss in losses.items()}
-        metrics["positive_rate"] = same.sum() / max(same.numel(), 1)
+        others = max(len(same) * (len(same) - 1), 1)
+        metrics["positive_rate"] = same.float().fill_diagonal_(0).sum() / others
         total = torch.stack(list(losses.values())).sum()
         return Step(total, Seen(index, query.detach(), label), metrics)
 
@@ -172,13 +175,15 @@ class NCL(Method[Seen]):
         """Pseudo-labels: which pairs are held to be of one class."""
         if self.pseudo_labels == "ranks":
             return same_ranks(features, self.top_ranks)
+        if self.pseudo_labels == "closest":
+            return closest(features, self.positive_rate)
         return close(features, self.threshold)
 
     def classify(
         self, features: Float[Tensor, "n f"], label: Int[Tensor, " n"]
     ) -> Float[Tensor, ""]:
         """Cross-entropy of the known classes (eq. 1); zero where there are none."""
-        total = F.cross_entropy(self.known(features), label, reduction="sum")
+        total = F.cross_entropy(self.heads.known(features), label, reduction="sum")
         return torch.div(total, max(len(label), 1))
 
     def contrast_known(
@@ -202,7 +207,7 @@ class NCL(Method[Seen]):
     ) -> Float[Tensor, ""]:
         """The other view and the nearest queued images are positives (eq. 5 to 7)."""
         logits, usable = self.against(self.novel_queue, query, key, index)
-        most = int(self.novel_queue.filled.sum()) // (2 * self.novel.out_features)
+        most = int(self.novel_queue.filled.sum()) // (2 * self.heads.novel.out_features)
         targets = neighborhood_targets(
             logits.detach(),
             usable,

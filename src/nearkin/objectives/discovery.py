@@ -4,10 +4,12 @@ import math
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nearkin.objectives.precision import full_precision, unit
+from nearkin.types import UNKNOWN
 
 EPSILON: Final = 1e-7
 """Keeps the logarithm of an impossible agreement finite."""
@@ -24,6 +26,29 @@ def close(features: Float[Tensor, "batch dim"], threshold: float) -> Bool[Tensor
     """
     z = unit(features)
     return z @ z.T > threshold
+
+
+@full_precision
+def closest(features: Float[Tensor, "batch dim"], rate: float) -> Bool[Tensor, "batch batch"]:
+    """Which pairs are the `rate` of a batch's pairs with the largest cosine similarity.
+
+    A threshold fits one network only; a share of pairs means the same in all of them. Every image
+    makes a pair with itself, which is not counted. Equal similarities are all in or all out.
+
+    >>> closest(torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [1.0, 1.0]]), rate=1 / 6).int()
+    tensor([[1, 1, 0, 0],
+            [1, 1, 0, 0],
+            [0, 0, 1, 0],
+            [0, 0, 0, 1]], dtype=torch.int32)
+    """
+    z = unit(features)
+    similarity = z @ z.T
+    row, column = torch.triu_indices(len(z), len(z), offset=1, device=z.device)
+    ranked = similarity[row, column].sort(descending=True).values
+    count = round(rate * len(ranked))
+    least = ranked[count - 1] if count else torch.inf
+    above = (similarity >= least).triu(diagonal=1)  # rounding may tell a pair from its mirror
+    return (above | above.T).fill_diagonal_(True)
 
 
 def same_ranks(features: Float[Tensor, "batch dim"], top: int) -> Bool[Tensor, "batch batch"]:
@@ -74,6 +99,37 @@ def consistency(
 ) -> Float[Tensor, ""]:
     """Mean squared difference of two views' class probabilities (eq. 4); zero for no images."""
     return (a - b).square().sum() / max(a.numel(), 1)
+
+
+@full_precision
+def classify(
+    logits: Float[Tensor, "batch classes"], label: Int[Tensor, " batch"]
+) -> Float[Tensor, ""]:
+    """Cross-entropy of the classes of labeled images, the mean; zero where none has a label.
+
+    Args:
+        logits: Of the known classes, and of others after them.
+        label: The class of each image, or `UNKNOWN`, and it counts for nothing.
+
+    >>> classify(torch.tensor([[2.0, 0.0, 0.0], [9.0, 9.0, 9.0]]), torch.tensor([0, UNKNOWN]))
+    tensor(0.2395)
+    """
+    total = F.cross_entropy(logits, label, ignore_index=UNKNOWN, reduction="sum")
+    return total / (label != UNKNOWN).sum().clamp(min=1)
+
+
+@full_precision
+def mean_entropy(probabilities: Float[Tensor, "batch classes"]) -> Float[Tensor, ""]:
+    """Entropy of a batch's mean prediction, in nats (Wen et al. 2023, section 4).
+
+    From 0, where all images are given to one class, to `log(classes)`, where all classes get as
+    much, however sure each prediction is.
+
+    >>> mean_entropy(torch.eye(4))  # log(4)
+    tensor(1.3863)
+    """
+    mean = probabilities.mean(dim=0)
+    return -(mean * mean.clamp(min=torch.finfo(mean.dtype).tiny).log()).sum()
 
 
 def ramp(progress: float, until: float) -> float:

@@ -1,0 +1,103 @@
+"""What a training can be told, with its defaults.
+
+One data class drives the command line, the Python call and `config.toml`. The options of a
+method are not here: a method's constructor is its configuration, and they travel as `options`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from nearkin.config.values import ANY, Auto, Value, refuse_misfits, seconds
+from nearkin.errors import UsageError
+
+TINY: Final = 1e-12
+RANGES: Final = {
+    **dict.fromkeys(("epochs", "save_every"), (1, ANY)),
+    **dict.fromkeys(("weight_decay", "evaluate_every", "workers"), (0, ANY)),
+    **dict.fromkeys(("lr", "lars_eta"), (TINY, ANY)),
+    **dict.fromkeys(("warmup_start", "cosine_end", "max_bad"), (0, 1)),
+    "batch_size": (2, ANY),
+    "warmup": (0, 0.99),
+    "image_size": (8, ANY),
+    "val": (0, 0.9),
+    "seed": (0, 2**32 - 1),
+}
+"""Smallest and largest value of each number."""
+DROPS: Final = r"(0?\.\d+(, *0?\.\d+)*)?"
+"""How shares of the training are written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Settings of a training run. `auto` is replaced by what the data and machine call for."""
+
+    method: str = "simclr"
+    """What to train by; `nearkin methods` lists them."""
+    backbone: str = "auto"
+    """The network to train; `nearkin backbones` lists them."""
+    epochs: int | Auto = "auto"
+    """Passes over the pictures."""
+    max_time: str = ""
+    """Length as time, such as 45m or 2h: turned into epochs by a measurement at the start."""
+    batch_size: int | Auto = "auto"
+    """Pictures per step, over all processes."""
+    optimizer: Literal["auto", "sgd", "lars", "adamw"] = "auto"
+    """What turns gradients into steps."""
+    lr: float | Auto = "auto"
+    """Peak learning rate, as it is used (not scaled by the batch)."""
+    weight_decay: float | Auto = "auto"
+    """Strength of weight decay."""
+    lars_eta: float = 0.001
+    """Trust coefficient of LARS: how far a layer moves, as a share of its norm, at rate 1."""
+    lars_clip: bool = False
+    """Whether LARS moves no layer faster than SGD would."""
+    lars_vectors: bool = False
+    """Whether LARS adapts and decays biases and norms like all other weights."""
+    warmup: float = 0.1
+    """Share of the training over which the learning rate rises; it then falls along a cosine."""
+    warmup_start: float = 0.0
+    """Share of the peak learning rate from which it rises."""
+    cosine_end: float = 0.0
+    """Share of the peak learning rate to which it falls."""
+    drops: str = ""
+    """Shares of the training, after commas, at which it drops to a tenth, instead of a cosine."""
+    augment: str = "auto"
+    """How views are drawn: a preset named as in the papers, or characters."""
+    image_size: int | Auto = "auto"
+    """Side of the views in pixels."""
+    labels: str = "auto"
+    """For scoring only: auto, none, folders, or a table with the columns path and label."""
+    known: str = ""
+    """Classes whose labels a method may learn from, by name, after commas; for ncl."""
+    val: float = 0.1
+    """Share of the pictures held out for scoring, where the data name no test part."""
+    evaluate_every: int | Auto = "auto"
+    """Epochs between looks at health and kNN accuracy; 0 means only at the end."""
+    save_every: int | Auto = "auto"
+    """Steps between checkpoints; auto saves once a minute."""
+    seed: int = 0
+    """Decides everything that is drawn."""
+    device: str = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:1, mps."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Arithmetic of the networks; auto is bf16 where the processor has it."""
+    workers: int | Auto = "auto"
+    """Processes that decode photographs."""
+    max_bad: float = 0.1
+    """Largest share of unreadable pictures to go on with."""
+    init_from: str = ""
+    """A run, or its encoder.safetensors, whose weights to start from."""
+    options: Mapping[str, Value] = field(default_factory=dict)
+    """Options of the method, named as in its constructor."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be carried out, before anything is read."""
+        refuse_misfits(self, RANGES)
+        if not re.fullmatch(DROPS, self.drops):
+            raise UsageError(f"--drops {self.drops} are not shares; write them as 0.6,0.8")
+        if self.drops and self.cosine_end:
+            raise UsageError("--drops and --cosine-end both say how the rate falls; give one")
+        if self.max_time:
+            seconds(self.max_time)
