@@ -40,6 +40,8 @@ def arguments(method: str, data: Path, out: Path) -> list[str]:
         "moco_memory_bank": "--num-negatives 24",
         "ncl": "--known 0,1 --num-novel-classes 2 --threshold 0.5",
         "nnclr": "--support-size 32 --num-neighbors 2",
+        "simgcd": "--known 0,1 --num-novel-classes 2",
+        "supervised": "--known 0,1",
         "swav": "--num-prototypes 30 --queue-size 32 --queue-from 0.2 --freeze-until 0.2",
     }.get(method, "")
     if not METHODS[method].uses_labels:  # then what labels are for is only measures, and slow

@@ -70,6 +70,18 @@ def nt_xent(a, b, temperature):
     return mean(losses)
 
 
+def sup_con(a, b, label, temperature):
+    """Khosla et al. 2020, equation 2: the mean over P(i), the views of the class of i but i itself."""
+    z, classes = a + b, label + label
+    losses = []
+    for i, anchor in enumerate(z):
+        others = [k for k in range(len(z)) if k != i]
+        logits = {k: dot(anchor, z[k]) / temperature for k in others}
+        total = math.log(math.fsum(map(math.exp, logits.values())))
+        losses.append(mean([total - logits[p] for p in others if classes[p] == classes[i]]))
+    return mean(losses)
+
+
 def soft_match(logits, target):
     """-sum_j t_j log softmax_j, the mean over the rows."""
     losses = []
@@ -197,6 +209,18 @@ def pairwise_bce(a, b, same):
 def consistency(a, b):
     """Mean squared difference of two views' probabilities, over samples and classes."""
     return mean([(x - y) ** 2 for u, v in zip(a, b) for x, y in zip(u, v)])
+
+
+def classify(logits, label):
+    """Cross-entropy, the mean over the images whose label is not -1."""
+    known = [(row, y) for row, y in zip(logits, label) if y != -1]
+    losses = [math.log(math.fsum(math.exp(x - row[y]) for x in row)) for row, y in known]
+    return mean(losses) if losses else 0.0
+
+
+def mean_entropy(probabilities):
+    """Wen et al. 2023: the entropy of the mean of the rows."""
+    return -math.fsum(q * math.log(q) for q in map(mean, columns(probabilities)) if q)
 
 
 def ramp(progress, until):

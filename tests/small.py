@@ -35,8 +35,11 @@ SMALL: dict[str, dict[str, object]] = {
         threshold=0.5,
     ),
     "nnclr": dict(dim=8, hidden_dim=16, predictor_dim=16, support_size=40, num_neighbors=2),
+    "rotnet": dict(),
     "simclr": dict(dim=8, hidden_dim=16),
+    "simgcd": dict(num_known_classes=3, num_novel_classes=3, dim=8, hidden_dim=16),
     "simsiam": dict(dim=8, num_layers=2, predictor_dim=6),
+    "supervised": dict(num_known_classes=3),
     "swav": dict(
         dim=8, hidden_dim=16, num_prototypes=12, queue_size=24, queue_from=0.3, freeze_until=0.3
     ),

@@ -96,11 +96,11 @@ LABEL_FREE = [name for name, cls in METHODS.items() if not cls.uses_labels]
 label_free = pytest.mark.parametrize("name", LABEL_FREE)
 
 
-@label_free
+@pytest.mark.parametrize("name", sorted(set(LABEL_FREE) - {"rotnet"}))
 def test_it_learns(name):
     """Views of an image come closer to each other than to those of other images.
 
-    Losses need not fall: targets move, and centering raises the entropy of DINO's.
+    To RotNet all pictures are one that stands upright. Losses need not fall: targets move, and centering raises the entropy of DINO's.
     """
     method = small(name)
     before = likeness(method)

@@ -57,6 +57,7 @@ def contrast(seed, small=False):
     same, t = chance(batch, keys, seed=seed) < 0.2, draw.choice([0.05, 0.07, 0.1, 0.2, 0.5, 1.0])
     count = draw.randint(1, 1000)
     constant = torch.tensor(count * math.exp(draw.gauss(0, 1)), dtype=torch.float64)
+    label = torch.arange(batch) % draw.randint(1, 5)
     pair, all_three = (query, key), (query, key, negatives)
     return {
         "info_nce": (
@@ -77,6 +78,11 @@ def contrast(seed, small=False):
         "nt_xent": (
             lambda a, b: objectives.nt_xent(a, b, t),
             lambda a, b: restated.nt_xent(a, b, t),
+            pair,
+        ),
+        "sup_con": (
+            lambda a, b: objectives.sup_con(a, b, label, t),
+            lambda a, b: restated.sup_con(a, b, label.tolist(), t),
             pair,
         ),
         "nce": (
@@ -126,6 +132,7 @@ def assignment(seed, small=False):
     scores[-1] = scores[0]
     same = chance(batch, batch, seed=seed) < 0.3
     probabilities = a.softmax(1), b.softmax(1)
+    label = torch.arange(batch) % (classes + 2) - 1  # one in so many is not known
     return {
         "soft_match": (soft_match, restated.soft_match, (20 * a, b.softmax(1))),
         "sinkhorn": (
@@ -138,6 +145,12 @@ def assignment(seed, small=False):
             lambda a, b: restated.pairwise_bce(a, b, same.tolist()),
             probabilities,
         ),
+        "classify": (
+            lambda x: objectives.classify(x, label),
+            lambda x: restated.classify(x, label.tolist()),
+            (20 * a,),
+        ),
+        "mean_entropy": (objectives.mean_entropy, restated.mean_entropy, probabilities[:1]),
         "consistency": (objectives.consistency, restated.consistency, probabilities),
     }
 

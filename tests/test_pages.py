@@ -61,6 +61,10 @@ def test_every_option_has_a_row_with_its_meaning_and_its_defaults(name):
         assert all(choice in meaning for choice in choices)
 
 
+def test_a_method_without_options_says_so():
+    assert section("rotnet", "Options") == "None."
+
+
 @every_method
 def test_the_equation_is_on_the_page_as_it_stands_in_the_module(name):
     equation = section(name, "Equation").splitlines()

@@ -69,6 +69,6 @@ def continued(asked: Settings, stored: Settings) -> Settings:
             f"the run was started with other settings ({'; '.join(differences)}); "
             "repeat its own command, or choose another --out"
         )
-    free = {name: getattr(asked, name, "auto") for name in FREE}
+    free: dict[str, Any] = {name: getattr(asked, name, "auto") for name in FREE}
     free = {name: value for name, value in free.items() if value != "auto"}
     return replace(stored, **free)

@@ -4,6 +4,7 @@ Both end in the same batched view code, on the device that trains.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 from nearkin.data.decode import load_small
 from nearkin.data.drawing import Drawing
 from nearkin.data.images import Images
-from nearkin.data.order import Order
+from nearkin.data.order import Ordered
 from nearkin.data.photographs import Crops, Photographs
 from nearkin.data.views import View, augment, crop, normalize
 from nearkin.distributed import share
@@ -22,6 +23,18 @@ from nearkin.errors import DataError
 from nearkin.types import UNKNOWN, Batch
 
 Views = list[Float[Tensor, "batch 3 _ _"]]
+
+
+@runtime_checkable
+class Feed(Protocol):
+    """What a training is fed with."""
+
+    @property
+    def order(self) -> Ordered:
+        """Which pictures each step sees."""
+
+    def between(self, start: int, stop: int) -> Iterator[Batch]:
+        """This process's part of the batches of the steps from `start` to before `stop`."""
 
 
 class Batches:
@@ -46,7 +59,7 @@ class Batches:
         kinds: Sequence[View],
         *,
         image_size: int,
-        order: Order,
+        order: Ordered,
         device: torch.device,
         workers: int = 0,
         labels: Int64[np.ndarray, " images"] | None = None,

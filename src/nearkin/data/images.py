@@ -11,7 +11,7 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 from jaxtyping import Int32, Int64, Shaped
 
-from nearkin.data.arrays import Arrays, Part, from_memory, from_npz, join
+from nearkin.data.arrays import Part, from_memory, from_npz, join
 from nearkin.data.header import FORMATS, BadImage, Header
 from nearkin.data.labels import Said, in_bytes, said_by_folders
 from nearkin.data.listing import list_files
@@ -23,6 +23,7 @@ from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
 SMALL_SIDE: Final = 64
+MAX_PIXELS: Final = 50_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +119,10 @@ class Images:
     def fingerprint(self) -> str:
         """A SHA-256 of all names and sizes in bytes or, of arrays, all pixels. Not of labels."""
         digest = hashlib.sha256()
-        for name, size in zip(self.names, self.num_bytes, strict=True):
+        for name, size, kind in zip(self.names, self.num_bytes, self.kinds, strict=True):
             digest.update(name.encode("utf-8", "surrogateescape") + b"\0%d\n" % size)
-            if isinstance(self.source, Arrays):
-                digest.update(self.source.read(name).tobytes())
+            if kind == "array":
+                digest.update(np.asarray(self.source.read(name)).tobytes())
         return digest.hexdigest()
 
 
@@ -129,7 +130,7 @@ def open_images(
     data: str | Path | np.ndarray | tuple[np.ndarray, np.ndarray],
     *,
     labels: str = "auto",
-    max_pixels: int = 50_000_000,
+    max_pixels: int = MAX_PIXELS,
     cache: bool = True,
     full: bool = False,
 ) -> Images:
@@ -162,24 +163,31 @@ def open_images(
     if path.suffix.lower() == ".npz":
         return _from_parts(str(path), from_npz(path), labels)
     listing, rows = list_files(path)
+    images = open_files(listing, max_pixels=max_pixels, cache=cache, full=full)
+    if not images.names:
+        raise DataError(
+            f"{path}: none of {len(images.bad)} pictures can be used, such as "
+            f"{images.bad[0].name!r} ({images.bad[0].reason}); look at the files"
+        )
+    return _labeled(images, None if rows is None else said_by_rows(rows, images.names), labels)
+
+
+def open_files(
+    listing: Listing, *, max_pixels: int = MAX_PIXELS, cache: bool = True, full: bool = False
+) -> Images:
+    """Check the headers of listed files, as `open_images` does; there may be no usable ones."""
     headers = scan(listing, full=full, cache=cache)
     names, bad = _admit(listing, headers, max_pixels)
-    if not names:
-        raise DataError(
-            f"{path}: none of {len(bad)} pictures can be used, such as {bad[0].name!r} "
-            f"({bad[0].reason}); look at the files"
-        )
-    images = _unlabeled(
+    return _unlabeled(
         names,
-        sizes=np.array([headers[name][1:] for name in names], np.int32),
+        sizes=np.array([headers[name][1:] for name in names], np.int32).reshape(-1, 2),
         num_bytes=np.array([listing.files[name].bytes for name in names], np.int64),
-        kinds=np.array([headers[name].format for name in names]),
+        kinds=np.array([headers[name].format for name in names], np.str_),
         modified=np.array([listing.files[name].modified for name in names], np.int64),
         source=listing.source,
         key=listing.key if cache else "",
         bad=bad,
     )
-    return _labeled(images, None if rows is None else said_by_rows(rows, names), labels)
 
 
 def _admit(

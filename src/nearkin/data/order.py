@@ -2,10 +2,34 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from nearkin.data.draws import permutation
+
+
+@runtime_checkable
+class Ordered(Protocol):
+    """What says which pictures each step sees, whatever came before it."""
+
+    @property
+    def batch_size(self) -> int:
+        """Pictures per step, over all processes."""
+
+    @property
+    def seed(self) -> int:
+        """Of what is drawn for the pictures, too."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in a pass over the pictures."""
+
+    def epoch(self, step: int) -> int:
+        """The epoch, from 0, that a step belongs to."""
+
+    def rows(self, step: int) -> np.ndarray:
+        """The pictures of one step, over all processes; int64 of shape (batch,)."""
 
 
 @dataclass(frozen=True)

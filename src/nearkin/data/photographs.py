@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from nearkin.data.decode import crops
 from nearkin.data.drawing import Drawing
 from nearkin.data.header import BadImage
-from nearkin.data.order import Order
+from nearkin.data.order import Ordered
 from nearkin.distributed import share
 
 
@@ -30,7 +30,7 @@ class Crops:
 class Photographs(Dataset[Crops]):
     """The crops of each step, for the workers of a `DataLoader`; its items are steps."""
 
-    def __init__(self, drawing: Drawing, order: Order) -> None:
+    def __init__(self, drawing: Drawing, order: Ordered) -> None:
         self.drawing = drawing
         self.order = order
         self.share = share(order.batch_size)

@@ -29,4 +29,4 @@ class Predictions:
     @property
     def cluster(self) -> Int[np.ndarray, " pictures"]:
         """The number of the most probable class of each picture."""
-        return self.probability.argmax(axis=1)
+        return np.asarray(self.probability.argmax(axis=1))

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -12,11 +11,8 @@ from nearkin.errors import DataError
 from nearkin.evaluation.features import known
 from nearkin.evaluation.measure import Measure
 from nearkin.measures.intervals import bootstrap
+from nearkin.measures.kmeans import WIDEST, compact
 from nearkin.measures.matching import cluster_accuracy
-from nearkin.objectives import unit
-
-WIDEST = 64
-"""Wider features are reduced to this many principal components; k-means is faster there."""
 
 Labels = Int[np.ndarray, " n"]
 
@@ -39,7 +35,7 @@ def clusters(
     k = len(np.unique(truth))
     if k < 2:
         raise DataError("clusters need labeled test images of two classes or more")
-    found = _k_means(features[known(labels)], k, seed)
+    found = _k_means(compact(features[known(labels)]), k, seed)
     protocol = (
         f"k-means of {len(truth)} test images, k {k} (the number of classes), 10 starts, "
         f"unit features, {min(features.shape[1], WIDEST)} dimensions; "
@@ -65,15 +61,11 @@ def clusters(
     ]
 
 
-def _k_means(features: Float[Tensor, "n dim"], k: int, seed: int) -> Int[np.ndarray, " n"]:
+def _k_means(x: Float[np.ndarray, "n dim"], k: int, seed: int) -> Int[np.ndarray, " n"]:
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
-    x = unit(features.float())
-    if x.shape[1] > WIDEST:
-        x = x - x.mean(dim=0)
-        x = x @ torch.linalg.eigh(x.T @ x).eigenvectors[:, -WIDEST:]
     with warnings.catch_warnings():  # collapsed features have fewer points than clusters
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = KMeans(k, n_init=10, random_state=seed).fit_predict(x.cpu().numpy())
+        found = KMeans(k, n_init=10, random_state=seed).fit_predict(x)
     return np.asarray(found, dtype=np.int64)

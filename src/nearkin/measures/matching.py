@@ -1,7 +1,9 @@
 """Clusters have no names: find the naming under which they fit the classes best."""
 
+from collections.abc import Mapping
+
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 
 def cluster_accuracy(
@@ -22,12 +24,48 @@ def cluster_accuracy(
     >>> cluster_accuracy(np.array([7, 7, 8, 9]), np.array([1, 1, 0, 0]))
     (0.75, {1: 7, 0: 8})
     """
+    mapping = match(labels, clusters)
+    return np.count_nonzero(right(labels, clusters, mapping)) / max(len(labels), 1), mapping
+
+
+def match(
+    labels: Int[np.ndarray, " n"],
+    clusters: Int[np.ndarray, " n"],
+    weight: Int[np.ndarray, " n"] | None = None,
+) -> dict[int, int]:
+    """The one-to-one match of clusters with classes that has the most images right.
+
+    Args:
+        labels: The class of each image, as any numbers.
+        clusters: The cluster of each image, as any numbers.
+        weight: How much each image counts, 1 if nothing is said; all are below 2^53 together.
+
+    Returns:
+        The class of each matched cluster; as many as there are clusters or classes, whichever
+        are fewer.
+
+    >>> match(np.array([0, 0, 1]), np.array([5, 5, 5]), weight=np.array([1, 1, 3]))
+    {5: 1}
+    """
     from scipy.optimize import linear_sum_assignment
 
     classes, row = np.unique(labels, return_inverse=True)
     names, column = np.unique(clusters, return_inverse=True)
     table = np.zeros((len(classes), len(names)), dtype=np.int64)
-    np.add.at(table, (row, column), 1)
+    np.add.at(table, (row, column), 1 if weight is None else weight)
     rows, columns = linear_sum_assignment(table, maximize=True)
-    mapping = {int(names[c]): int(classes[r]) for r, c in zip(rows, columns, strict=True)}
-    return float(table[rows, columns].sum() / max(len(labels), 1)), mapping
+    return {int(names[c]): int(classes[r]) for r, c in zip(rows, columns, strict=True)}
+
+
+def right(
+    labels: Int[np.ndarray, " n"], clusters: Int[np.ndarray, " n"], mapping: Mapping[int, int]
+) -> Bool[np.ndarray, " n"]:
+    """Which images are in a cluster that the mapping takes to their class.
+
+    >>> right(np.array([7, 7, 8]), np.array([1, 2, 3]), {1: 7, 2: 8})
+    array([ True, False, False])
+    """
+    names, column = np.unique(clusters, return_inverse=True)
+    matched = np.array([name in mapping for name in names.tolist()], dtype=bool)
+    label = np.array([mapping.get(name, 0) for name in names.tolist()], dtype=np.int64)
+    return np.asarray(matched[column] & (label[column] == labels))

@@ -14,8 +14,11 @@ from nearkin.methods.moco_memory_bank import MoCoMemoryBank
 from nearkin.methods.moco_v3 import MoCoV3
 from nearkin.methods.ncl import NCL
 from nearkin.methods.nnclr import NNCLR
+from nearkin.methods.rotnet import RotNet
 from nearkin.methods.simclr import SimCLR
+from nearkin.methods.simgcd import SimGCD
 from nearkin.methods.simsiam import SimSiam
+from nearkin.methods.supervised import Supervised
 from nearkin.methods.swav import SwAV
 from nearkin.methods.vicreg import VICReg
 
@@ -31,8 +34,11 @@ METHODS: dict[str, type[Method[Any]]] = {
     "moco_v3": MoCoV3,
     "ncl": NCL,
     "nnclr": NNCLR,
+    "rotnet": RotNet,
     "simclr": SimCLR,
+    "simgcd": SimGCD,
     "simsiam": SimSiam,
+    "supervised": Supervised,
     "swav": SwAV,
     "vicreg": VICReg,
 }

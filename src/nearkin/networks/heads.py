@@ -3,8 +3,24 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 from typing_extensions import override
+
+from nearkin.networks.backbone import Backbone
+from nearkin.objectives import look_up, unit
+
+
+def top(features: int, dim: int) -> Backbone:
+    """A layer that learns on top of a frozen network: linear, batch norm, rectifier.
+
+    What comes out is not negative, as after the networks of the papers: pseudo-labels by the
+    similarity or the ranks of features rely on that.
+
+    Args:
+        features: Numbers in a feature vector of the frozen network.
+        dim: Numbers in a feature vector of the layer.
+    """
+    linear = nn.Linear(features, dim, bias=False)
+    return Backbone(nn.Sequential(nn.Flatten(), linear, nn.BatchNorm1d(dim), nn.ReLU()), dim)
 
 
 class Heads(nn.Module):
@@ -44,5 +60,4 @@ class CosineHead(nn.Module):
     @override
     def forward(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n classes"]:
         """Logits of all classes."""
-        cosines = F.normalize(features, dim=1) @ F.normalize(self.weight, dim=1).T
-        return cosines / self.temperature
+        return look_up(unit(features), unit(self.weight), self.temperature)

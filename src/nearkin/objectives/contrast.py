@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nearkin.objectives.precision import full_precision
@@ -108,6 +108,31 @@ def nt_xent(
     positive = (a * b).sum(dim=1).repeat(2) / temperature
     own = torch.eye(len(a), dtype=torch.bool, device=z.device).repeat(2, 2)  # itself and partner
     return tell_apart(positive, look_up(z, z, temperature), own)
+
+
+@full_precision
+def sup_con(
+    a: Float[Tensor, "batch dim"],
+    b: Float[Tensor, "batch dim"],
+    label: Int[Tensor, " batch"],
+    temperature: float,
+) -> Float[Tensor, ""]:
+    """Find all views of the same class among all 2N - 1 others (Khosla et al. 2020, eq. 2).
+
+    Supervised contrastive learning. arXiv:2004.11362. Every image has a label. Where no two have
+    the same one, it is `nt_xent`.
+
+    Returns:
+        The mean over the 2N views, or zero where the batch is empty.
+
+    >>> sup_con(torch.eye(2), torch.eye(2), torch.tensor([7, 7]), temperature=1.0)
+    tensor(1.2181)
+    """
+    z, label = torch.cat([a, b]), label.repeat(2)
+    own = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    logits = look_up(z, z, temperature).masked_fill(own, torch.finfo(z.dtype).min / 2)
+    positive = ((label[:, None] == label) & ~own).to(z.dtype)
+    return soft_match(logits, positive / positive.sum(dim=1, keepdim=True))
 
 
 @full_precision

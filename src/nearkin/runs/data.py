@@ -59,26 +59,41 @@ class Parts:
 def open_parts(data: Any, config: TrainConfig) -> Parts:
     """Open the data and hold a part of them out.
 
-    Where the data name no test part, groups of near-duplicates stay on one side: a burst that
-    is split over both would be found again, and the score would be a lie.
-
     Raises:
         DataError: If there are no pictures, or more than `max_bad` of them are unreadable.
     """
     images = open_images(data, labels=config.labels)
+    refuse_bad(images, config.max_bad)
+    return divide(images, config.val, config.seed)
+
+
+def refuse_bad(images: Images, most: float) -> None:
+    """Refuse data of which too large a share cannot be read.
+
+    Raises:
+        DataError: Naming some of them.
+    """
     share_bad = len(images.bad) / (len(images) + len(images.bad))
-    if share_bad > config.max_bad:
+    if share_bad > most:
         first = ", ".join(f"{bad.name} ({bad.reason})" for bad in images.bad[:3])
         raise DataError(
             f"{len(images.bad)} of {len(images) + len(images.bad)} pictures are unreadable: "
             f"{first}, ...; remove them, or allow more with --max-bad"
         )
+
+
+def divide(images: Images, share: float, seed: int) -> Parts:
+    """Hold a share of the pictures out, or what the data themselves name.
+
+    Where the data name no test part, groups of near-duplicates stay on one side: a burst that
+    is split over both would be found again, and the score would be a lie.
+    """
     if names_a_test_part(images):
-        return Parts(images, *split(images, config.val, config.seed))
-    if config.val == 0:
+        return Parts(images, *split(images, share, seed))
+    if share == 0:
         return Parts(images, np.arange(len(images)), np.zeros(0, np.int64))
     grouped = replace(images, groups=duplicates(images).groups)
-    return Parts(grouped, *split(grouped, config.val, config.seed))
+    return Parts(grouped, *split(grouped, share, seed))
 
 
 def same_data(path: Path, parts: Parts) -> None:

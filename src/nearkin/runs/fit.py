@@ -2,19 +2,19 @@
 
 import copy
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from nearkin.config import TrainConfig, seconds
-from nearkin.data.batches import Batches
+from nearkin.data.batches import Feed
 from nearkin.method import Method, Schedule
 from nearkin.runs.build import PRECISIONS
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.monitor import Monitor
 from nearkin.runs.reporter import Logged
 from nearkin.runs.signals import StopRequest
 from nearkin.tables import Journal
@@ -30,6 +30,14 @@ COLUMNS = (
 
 TIMED = 8
 """Steps timed to estimate a run; the first two are left out."""
+
+
+@runtime_checkable
+class Looker(Protocol):
+    """Who looks at a method now and then while it trains."""
+
+    def look(self, method: Method[Any]) -> dict[str, float]:
+        """Measure a method as it stands, leaving it as it was."""
 
 
 @dataclass
@@ -91,11 +99,21 @@ def fit(
     folder: RunFolder,
     config: TrainConfig,
     method: Method[Any],
-    batches: Batches,
-    monitor: Monitor,
+    batches: Feed,
+    monitor: Looker,
     told: Logged,
+    terms: Sequence[str] = (),
 ) -> bool:
     """Train from the newest checkpoint of the run folder to the last step.
+
+    Args:
+        folder: Where checkpoints and metrics go.
+        config: Resolved settings.
+        method: What to train.
+        batches: What with.
+        monitor: Who looks at it now and then.
+        told: Who is told how it goes.
+        terms: Metrics of the method that are noted and told beside the loss.
 
     Returns:
         Whether there was anything left to do.
@@ -109,8 +127,9 @@ def fit(
     start = restored.step
     if start:
         told.line(f"resuming after step {start} of {total}")
-    with Journal(folder.metrics, COLUMNS, upto=start) as journal, StopRequest() as asked:
-        losses = [row["loss"] for row in journal.rows()][start - start % per_epoch :]
+    columns = (*COLUMNS, *terms)
+    with Journal(folder.metrics, columns, upto=start) as journal, StopRequest() as asked:
+        epoch = journal.rows()[start - start % per_epoch :]
         pace, saver = Pace(start), Saver(config.save_every)
         for done, step in steps(
             method,
@@ -122,18 +141,18 @@ def fit(
             seed=config.seed,
             precision=PRECISIONS[config.precision],
         ):
-            losses.append(step.loss.item())
-            told.progress(done, total, f"loss {losses[-1]:.3f}")
+            found = {"loss": step.loss.item()} | {key: step.metrics[key].item() for key in terms}
+            told.progress(done, total, f"loss {found['loss']:.3f}")
             looked = _look(config, monitor, method, done / per_epoch, last=done == total)
             lr = optimizer.param_groups[0]["lr"]
-            journal.append(
-                {"step": done, "epoch": done / per_epoch, "loss": losses[-1], "lr": lr, **looked}
-            )
+            row = {"step": done, "epoch": done / per_epoch, "lr": lr, **found, **looked}
+            journal.append(row)
+            epoch.append(row)
             if done % per_epoch == 0:
-                epoch = f"epoch {done // per_epoch}/{config.epochs}  loss {fmean(losses):.3f}"
                 lap = pace.lap(done, total, batches.order.batch_size)
-                told.line("  ".join([epoch, *_looks(looked), lap]))
-                losses.clear()
+                place = f"epoch {done // per_epoch}/{config.epochs}"
+                told.line("  ".join([place, *_means(epoch, found), *_looks(looked), lap]))
+                epoch.clear()
             if done == total or asked or saver.due(done):
                 journal.flush()
                 checkpoint.save(folder.checkpoints, done, method, optimizer)
@@ -142,8 +161,13 @@ def fit(
     return start < total
 
 
+def _means(rows: Sequence[Mapping[str, int | float]], names: Iterable[str]) -> list[str]:
+    """Means over an epoch, for a line."""
+    return [f"{name.replace('_', ' ')} {fmean(row[name] for row in rows):.3f}" for name in names]
+
+
 def _look(
-    config: TrainConfig, monitor: Monitor, method: Method[Any], epoch: float, *, last: bool
+    config: TrainConfig, monitor: Looker, method: Method[Any], epoch: float, *, last: bool
 ) -> dict[str, float]:
     """What the monitor sees, if a look is due. The method goes on in training mode."""
     every = int(config.evaluate_every)
@@ -158,7 +182,7 @@ def _looks(looked: dict[str, float]) -> list[str]:
     return [text.format(looked[name]) for name, text in form.items() if name in looked]
 
 
-def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Batches) -> float:
+def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> float:
     """How long an epoch takes here, by timing a few steps of a copy of the method."""
     trial = copy.deepcopy(method)
     laps, before = [], time.perf_counter()

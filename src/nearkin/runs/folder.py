@@ -9,7 +9,7 @@ from itertools import chain, count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from nearkin.config import TrainConfig, read_toml, to_toml
+from nearkin.config import Config, DiscoverConfig, TrainConfig, read_toml, to_toml
 from nearkin.data.folder import MARKER
 from nearkin.errors import OutputError, UsageError
 from nearkin.tables import replace_text
@@ -73,21 +73,62 @@ class RunFolder:
         """The folder of pictures about the run."""
         return self.path / "plots"
 
+    @property
+    def assignments(self) -> Path:
+        """The class of every picture that came without one."""
+        return self.path / "assignments.csv"
+
+    @property
+    def clusters(self) -> Path:
+        """The classes that were found, with room for their names."""
+        return self.path / "clusters.csv"
+
+    @property
+    def classes(self) -> Path:
+        """The folder of sheets, one per class."""
+        return self.path / "classes"
+
+    @property
+    def classifier(self) -> Path:
+        """What turns features into the classes that were found."""
+        return self.path / "classifier.safetensors"
+
+    @property
+    def report(self) -> Path:
+        """The page about the run."""
+        return self.path / "report.html"
+
+    def stage(self, name: str) -> "RunFolder":
+        """The folder of one stage of several."""
+        return RunFolder(self.path / "stages" / name)
+
     def settings(self) -> tuple[TrainConfig, str]:
-        """The stored configuration, and the data it names.
+        """The stored configuration of a training, and the data it names.
 
         Raises:
-            UsageError: If this is no run folder.
+            UsageError: If this is no folder of a training.
         """
-        if not self.config.exists():
-            raise UsageError(f"{self.path} is no run folder: it has no {self.config.name}")
-        stored = read_toml(self.config)
-        if "data" not in stored:
-            raise UsageError(f"{self.config} names no data; it is not what a run wrote")
-        data = str(stored.pop("data"))
+        stored, data = self._stored(TrainConfig)
         return TrainConfig(**stored), data
 
-    def write_settings(self, config: TrainConfig, data: str) -> None:
+    def discovery_settings(self) -> tuple[DiscoverConfig, str]:
+        """The stored configuration of a discovery, and the data it names.
+
+        Raises:
+            UsageError: If this is no folder of a discovery.
+        """
+        stored, data = self._stored(DiscoverConfig)
+        return DiscoverConfig(**stored), data
+
+    def _stored(self, kind: type[Config]) -> tuple[dict[str, Any], str]:
+        if not self.config.exists():
+            raise UsageError(f"{self.path} is no run folder: it has no {self.config.name}")
+        stored = read_toml(self.config, kind)
+        if "data" not in stored:
+            raise UsageError(f"{self.config} names no data; it is not what a run wrote")
+        return stored, str(stored.pop("data"))
+
+    def write_settings(self, config: Config, data: str) -> None:
         """Store the configuration."""
         replace_text(self.config, to_toml(config, data))
 

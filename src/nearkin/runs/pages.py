@@ -166,6 +166,8 @@ def options(name: str) -> list[str]:
             meaning += half_lives({usual, own}, "visits" if "visit" in notes[key] else "steps")
         shown = toml_value(usual), "" if own == usual else toml_value(own)
         rows.append([f"`{option(key)}`", meaning, *(text.strip('"') for text in shown)])
+    if not rows:
+        return ["None."]
     remark = (
         "Defaults are those of the paper or its code. Where `nearkin train` has one of its own, "
         "it is under *here*."

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from nearkin.data.batches import Batches
@@ -33,7 +34,7 @@ def augmentation_sheet(batches: Batches, path: Path) -> Path:
     columns = [_shown(batches.images, rows, side)]
     for epoch in range(DRAWS):
         columns += [view.cpu() for view in batches.views(epoch, rows)]
-    return _save_sheet(columns, path)
+    return save_sheet(columns, path)
 
 
 def neighbor_sheet(train: Embeddings, test: Embeddings, size: int, path: Path) -> Path:
@@ -53,7 +54,7 @@ def neighbor_sheet(train: Embeddings, test: Embeddings, size: int, path: Path) -
     side = max(size, MIN_SIDE)
     columns = [_shown(test.images, rows, side)]
     columns += [_shown(train.images, ranked.numpy(), side) for ranked in found.T]
-    return _save_sheet(columns, path)
+    return save_sheet(columns, path)
 
 
 def _shown(images: Images, rows: np.ndarray, side: int) -> Tensor:
@@ -62,18 +63,37 @@ def _shown(images: Images, rows: np.ndarray, side: int) -> Tensor:
     return next(iter(Pixels(images.subset(unique), side)))[torch.from_numpy(places)] / 255
 
 
-def _save_sheet(columns: Sequence[Tensor], path: Path) -> Path:
-    """Save columns of pictures as one, small ones enlarged and a column's own size kept."""
-    from PIL import Image
+def save_sheet(columns: Sequence[Tensor], path: Path, labels: Sequence[str] = ()) -> Path:
+    """Save columns of pictures as one, small ones enlarged and a column's own size kept.
 
+    Args:
+        columns: Pictures in [0, 1], of shape (rows, 3, side, side).
+        path: The file.
+        labels: What to write in front of each row.
+    """
     side = max(column.shape[-1] for column in columns)
     tiles = torch.stack([_padded(column, side) for column in columns], dim=1)
     tiles = torch.nn.functional.pad(tiles, (2, 2, 2, 2), value=1.0)
     sheet = torch.cat([torch.cat(tuple(row), dim=2) for row in tiles], dim=1)
     image = Image.fromarray((sheet.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy())
     scale = max(1, MIN_SIDE // side)
-    image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST).save(path)
+    large = image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
+    _labeled(large, labels).save(path)
     return path
+
+
+def _labeled(sheet: Image.Image, labels: Sequence[str]) -> Image.Image:
+    """The sheet with a label to the left of each of its rows, as wide as they need."""
+    if not labels:
+        return sheet
+    font = ImageFont.load_default(14)
+    margin = int(max(map(font.getlength, labels))) + 16
+    wider = Image.new("RGB", (sheet.width + margin, sheet.height), "white")
+    wider.paste(sheet, (margin, 0))
+    draw, height = ImageDraw.Draw(wider), sheet.height / len(labels)
+    for row, label in enumerate(labels):
+        draw.text((8, (row + 0.5) * height), label, "black", font, anchor="lm")
+    return wider
 
 
 def _padded(view: Tensor, side: int) -> Tensor:

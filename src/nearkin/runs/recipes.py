@@ -74,7 +74,9 @@ RECIPES: dict[str, Recipe] = {
         options={"loss": "softmax", "temperature": 0.1},
     ),
     "instdisc_parametric": Recipe(augment="moco_v1", augment_small="moco_cifar"),
-    "ncl": Recipe(augment="ncl", augment_small="ncl_cifar"),
+    **dict.fromkeys(
+        ("rotnet", "supervised", "ncl", "simgcd"), Recipe(augment="ncl", augment_small="ncl_cifar")
+    ),
 }
 """A method without an entry is trained by `Recipe()`."""
 

@@ -1,0 +1,168 @@
+"""Pictures that somebody has labeled, and where they are found in the data."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from posixpath import join, normpath, split
+
+import numpy as np
+
+from nearkin.data.arrays import Arrays
+from nearkin.data.folder import Folder
+from nearkin.data.images import Images, open_files, open_images
+from nearkin.data.labels import said_by_folders
+from nearkin.data.named import is_name
+from nearkin.data.table import TABLES, Row, list_table, read_table
+from nearkin.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Recognized:
+    """Labeled pictures: some in the data, by their paths, and some outside."""
+
+    classes: dict[str, str]
+    """The class of each by its name, which is the data's or that of the union with `outside`."""
+    outside: Images
+    """Those that are elsewhere."""
+    prefix: str
+    """Stands before the names of `outside` in a union with the data."""
+
+
+def recognize(images: Images, labeled: str) -> Recognized:
+    """Read what is labeled, and look it up in the data by its paths.
+
+    Args:
+        images: The data.
+        labeled: Class folders, an archive of them, or arrays with labels; or a table with the
+            columns path and label, whose paths are names in the data, absolute, or relative to
+            the table. Rows with an empty label say nothing.
+
+    Raises:
+        DataError: It cannot be read, names files that do not exist, contradicts itself, or says
+            no class at all.
+    """
+    data = _Data(images)
+    return _table(data, Path(labeled)) if is_table(labeled) else _pictures(data, labeled)
+
+
+def is_table(where: str) -> bool:
+    """Whether this is the path of a table."""
+    return Path(where).suffix.lower() in TABLES
+
+
+def read_classes(where: str) -> tuple[Images, list[str]]:
+    """All pictures of a folder, an archive or arrays, and the class of each.
+
+    A picture's folder is its class; arrays bring labels, '' where they say nothing.
+
+    Raises:
+        DataError: There are no pictures, or some lie in no class folder.
+    """
+    images = open_images(where)
+    if isinstance(images.source, Arrays):
+        return images, class_names(images)
+    stray = [name for name in images.names if "/" not in name]
+    if stray:
+        raise DataError(
+            f"{where}: {len(stray)} pictures lie in no class folder, such as {examples(stray)}; "
+            "move each into the folder of its class"
+        )
+    return images, list(said_by_folders(images.names, "folders").labels)
+
+
+def class_names(images: Images) -> list[str]:
+    """Each picture's class, '' where it has none."""
+    names = (*images.classes, "")
+    return [names[label] for label in images.labels.tolist()]
+
+
+def examples(names: Iterable[str]) -> str:
+    """A few of them, as a message shows them: on one line, whatever they contain."""
+    return ", ".join(map(repr, islice(names, 3)))
+
+
+class _Data:
+    """The pictures of the data by name and, where they lie in a folder, by path."""
+
+    def __init__(self, images: Images) -> None:
+        self.names = {*images.names, *(bad.name for bad in images.bad)}
+        folder = str(images.source.root) if isinstance(images.source, Folder) else None
+        self.root = "" if folder is None else join(folder, "")
+        self.resolved = lru_cache(maxsize=2**10)(os.path.realpath)
+
+    def at(self, path: str) -> str | None:
+        """The name of the picture at an absolute path; None if it is none of the data."""
+        folder, file = split(path)
+        for spelled in (path, join(self.resolved(folder), file)) if self.root else ():
+            name = spelled.removeprefix(self.root)
+            if name != spelled and name in self.names:
+                return name
+        return None
+
+    def find(self, folder: str, written: str) -> str | None:
+        """The name of the picture that a table in this folder means.
+
+        Returns:
+            An absolute path for a file outside the data; None if there is no such file.
+        """
+        for spelled in map(normpath, (written, written.replace("\\", "/"))):
+            if spelled in self.names:
+                return spelled
+            for start in filter(None, (folder, self.root)):
+                path = "/" + normpath(join(start, spelled)).lstrip("/")
+                if os.path.lexists(path):
+                    return self.at(path) or path
+        return None
+
+
+def _table(data: _Data, path: Path) -> Recognized:
+    table = path.expanduser()
+    rows = {written: row.label for written, row in read_table(table, ("path", "label")).items()}
+    labeled = {written: label for written, label in rows.items() if label}
+    if not labeled:
+        raise DataError(f"{path}: none of {len(rows)} rows has a label; fill some of them in")
+    folder = str(table.resolve().parent)
+    found = {written: data.find(folder, written) for written in labeled}
+    missing = [written for written, name in found.items() if name is None]
+    if missing:
+        raise DataError(
+            f"{path}: {len(missing)} of {len(labeled)} labeled files exist neither in the data "
+            f"nor beside the table, such as {examples(missing)}; write their paths as they are "
+            f"below the data, such as {examples(sorted(data.names)[:1])}"
+        )
+    classes: dict[str, str] = {}
+    for written, label in labeled.items():
+        first = classes.setdefault(found[written] or "", label)
+        if first != label:
+            raise DataError(
+                f"{path}: {written!r} is labeled {first!r} and, in another row, {label!r}; "
+                "keep one of them"
+            )
+    outside = {name.removeprefix("/") for name in classes if name.startswith("/")}
+    # Listed as by a table at the root of the file system, so that their names are their paths.
+    listing, _ = list_table(Path("/table"), dict.fromkeys(outside, Row("", "", "", 0)))
+    listing = replace(listing, key=f"{table.resolve()}\0labeled")
+    return Recognized(classes, open_files(listing), "/")
+
+
+def _pictures(data: _Data, labeled: str) -> Recognized:
+    images, said = read_classes(labeled)
+    if not any(said):
+        raise DataError(f"{labeled}: carries no labels; give class folders, or a table")
+    start = labeled if is_name(labeled) else str(Path(labeled).expanduser().resolve())
+    prefix = f"{start}/"
+
+    def place(name: str) -> str:
+        inside = data.at(prefix + name) if isinstance(images.source, Folder) else None
+        return inside or prefix + name
+
+    places = list(map(place, images.names))
+    classes = {place: label for place, label in zip(places, said, strict=True) if label}
+    outside = classes.keys() - data.names
+    added = [row for row, place in enumerate(places) if place in outside]
+    bad = tuple(stray for stray in images.bad if place(stray.name) not in data.names)
+    rest = replace(images.subset(np.array(added, np.int64)), bad=bad)
+    return Recognized(classes, rest, prefix)

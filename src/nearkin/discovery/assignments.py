@@ -1,0 +1,206 @@
+"""Which class each picture without a label belongs to, and how sure that is."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+
+from nearkin.discovery.calibration import Calibration
+from nearkin.discovery.predictions import Predictions
+from nearkin.measures.neighbors import nearest
+from nearkin.objectives import unit
+from nearkin.types import UNKNOWN
+
+COLUMNS: Final = (
+    "path",
+    "cluster",
+    "score",
+    "margin",
+    "entropy",
+    "agreement",
+    "purity",
+    "nearest_known",
+    "similarity",
+    "flag",
+)
+"""The columns of `Assignments.rows`."""
+
+NEIGHBORS: Final = 20
+"""How many pictures purity looks at."""
+SURE: Final = 0.5
+"""A margin this large leaves less than half of the probability to all other classes."""
+UNSURE: Final = 0.2
+STEADY: Final = 0.9
+UNSTEADY: Final = 0.75
+FEW: Final = 5
+"""A novel class with fewer pictures is tiny."""
+
+
+@dataclass(frozen=True, eq=False)
+class Assignments:
+    """One row per picture without a label, in the order of the predictions."""
+
+    paths: tuple[str, ...]
+    """The pictures' names."""
+    cluster: Int[np.ndarray, " pictures"]
+    """The number of the most probable class."""
+    score: Float[np.ndarray, " pictures"]
+    """Its probability p1: calibrated if a calibration was given, else too high as a rule."""
+    margin: Float[np.ndarray, " pictures"]
+    """p1 - p2, from 0 to 1: how far the second most probable class is behind."""
+    entropy: Float[np.ndarray, " pictures"]
+    """Of the probabilities, as a share of the largest possible: 0 is certain, 1 a blind guess."""
+    agreement: Float[np.ndarray, " pictures"]
+    """Share of the augmented views whose most probable class is the assigned one."""
+    purity: Float[np.ndarray, " pictures"]
+    """Share of the 20 nearest other pictures without a label that have the same class; NaN where
+    there is no other."""
+    nearest_known: Int[np.ndarray, " pictures"]
+    """The known class whose labeled pictures have the most similar mean feature, or `UNKNOWN`."""
+    similarity: Float[np.ndarray, " pictures"]
+    """The cosine similarity to that mean; NaN where no picture has a label."""
+    flag: tuple[str, ...]
+    """One word about the picture, or none; see `assign`."""
+    classes: tuple[str, ...]
+    """Names of all classes."""
+
+    def rows(self) -> Iterator[tuple[str | float | None, ...]]:
+        """Plain values in the order of `COLUMNS`; None where there is no number."""
+        numbers = (self.score, self.margin, self.entropy, self.agreement, self.purity)
+        for row, path in enumerate(self.paths):
+            known = self.nearest_known[row]
+            yield (
+                path,
+                self.classes[self.cluster[row]],
+                *(rounded(float(column[row])) for column in numbers),
+                self.classes[known] if known != UNKNOWN else "",
+                rounded(float(self.similarity[row])),
+                self.flag[row],
+            )
+
+
+def rounded(value: float | None) -> float | None:
+    """Four digits, and None for what is not a number."""
+    return None if value is None or np.isnan(value) else round(value, 4)
+
+
+def assign(predictions: Predictions, *, calibration: Calibration | None = None) -> Assignments:
+    """The most probable class of each picture without a label, and signs of how sure it is.
+
+    A flag is the first of these that holds:
+
+    - `tiny-cluster`: its novel class has fewer pictures than 5, or than a tenth of the median of
+      the novel classes that have any.
+    - `maybe-known`: its class is novel, but its feature is more similar to the mean of a known
+      class than to the mean of the other pictures of its own.
+    - `border`: fewer than 75 % of its views say the same, or its margin is below 0.2.
+    - `core`: its margin is at least 0.5, and at least 90 % of its views and half of its nearest
+      neighbors say the same.
+
+    Args:
+        predictions: Of all pictures. Those with a label only show where the known classes are.
+        calibration: Turns probabilities that are too sure into honest ones.
+    """
+    rows = predictions.label == UNKNOWN
+    cluster, features = predictions.cluster[rows], predictions.features[rows]
+    probability = predictions.probability[rows]
+    if calibration is not None:
+        probability = calibration.apply(probability)
+    # a class of probability 0 stands in for the second where there is but one
+    second, first = np.sort(np.pad(probability, ((0, 0), (1, 0))), axis=1)[:, -2:].T
+    agreement = (predictions.by_view[:, rows] == cluster).mean(axis=0)
+    purity = _purity(features, cluster)
+    nearest_known, similarity = nearest_known_class(predictions, features)
+    novel = cluster >= predictions.num_known
+    looks_known = novel & (similarity > _own_similarity(features, cluster))
+    conditions = {
+        "tiny-cluster": _tiny(cluster, novel),
+        "maybe-known": looks_known,
+        "border": (agreement < UNSTEADY) | (first - second < UNSURE),
+        "core": (first - second >= SURE) & (agreement >= STEADY) & (purity >= 0.5),
+    }
+    flag = np.select(list(conditions.values()), list(conditions), default="")
+    return Assignments(
+        paths=tuple(np.array(predictions.paths, dtype=object)[rows]),
+        cluster=cluster,
+        score=first,
+        margin=first - second,
+        entropy=_entropy(probability),
+        agreement=agreement,
+        purity=purity,
+        nearest_known=nearest_known,
+        similarity=similarity,
+        flag=tuple(flag.tolist()),
+        classes=predictions.classes,
+    )
+
+
+def nearest_known_class(
+    predictions: Predictions, features: Float[np.ndarray, "n dim"]
+) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """The known class with the mean feature most similar to each row, and the cosine similarity.
+
+    The means are of the pictures with labels. Without any: `UNKNOWN`, and NaN.
+    """
+    known = np.unique(predictions.label[predictions.label != UNKNOWN])
+    if not len(known):
+        return np.full(len(features), UNKNOWN), np.full(len(features), np.nan)
+    sums = class_sums(predictions.features, predictions.label, predictions.num_known)
+    means = unit_rows(sums[known])
+    similarity = unit_rows(features) @ means.T
+    return known[similarity.argmax(axis=1)], similarity.max(axis=1)
+
+
+def class_sums(
+    features: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"], num_classes: int
+) -> Float[np.ndarray, "num_classes dim"]:
+    """The sum of the features of each class; zeros for a class without pictures."""
+    sums = np.zeros((num_classes, features.shape[1]), dtype=features.dtype)
+    for number in range(num_classes):
+        sums[number] = features[cluster == number].sum(axis=0)
+    return sums
+
+
+def unit_rows(x: Float[np.ndarray, "rows dim"]) -> Float[np.ndarray, "rows dim"]:
+    """Each row scaled to length one; rows of zeros stay zeros."""
+    return unit(torch.from_numpy(x)).numpy()
+
+
+def _own_similarity(
+    features: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, " n"]:
+    """Cosine similarity to the mean of the others of the class.
+
+    A mean with the picture in it would be too similar, the more so the fewer there are.
+    """
+    sums = class_sums(features, cluster, int(cluster.max(initial=0)) + 1)
+    others = unit_rows(sums[cluster] - features)
+    return np.asarray((features * others).sum(axis=1))
+
+
+def _purity(
+    features: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, " n"]:
+    if len(features) < 2:
+        return np.full(len(features), np.nan)
+    x = torch.from_numpy(features)
+    _, index = nearest(x, x, NEIGHBORS, exclude_self=True)
+    return np.asarray((cluster[index.numpy()] == cluster[:, None]).mean(axis=1))
+
+
+def _entropy(probability: Float[np.ndarray, "n classes"]) -> Float[np.ndarray, " n"]:
+    """In units of the largest; 0 where no more than one class is possible for any picture."""
+    from scipy.special import entr
+
+    possible = int((probability > 0).any(axis=0).sum())
+    return np.asarray(entr(probability).sum(axis=1) / np.log(max(possible, 2)))
+
+
+def _tiny(cluster: Int[np.ndarray, " n"], novel: Bool[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+    size = np.bincount(cluster)
+    novel_sizes = size[np.unique(cluster[novel])]
+    usual = float(np.median(novel_sizes)) if len(novel_sizes) else 0.0
+    return np.asarray(novel & (size[cluster] < max(FEW, usual / 10)))

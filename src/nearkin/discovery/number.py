@@ -1,0 +1,251 @@
+"""How many novel classes there are, as far as clusters can tell: three estimates, an interval."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import fmean, median_high
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from nearkin.errors import DataError
+from nearkin.measures.intervals import wilson
+from nearkin.measures.kmeans import compact, constrained_kmeans
+from nearkin.measures.matching import cluster_accuracy
+from nearkin.types import UNKNOWN
+
+ROWS: Final = 4000
+"""Pictures that a repetition draws at most."""
+
+COMPARED: Final = 1500
+"""Of those, the ones that a silhouette compares with each other."""
+
+REPETITIONS: Final = 3
+"""Draws of pictures, of held-out classes and of first centers."""
+
+STARTS: Final = 3
+"""Starts of each k-means, in each repetition."""
+
+COARSE: Final = 10
+"""Numbers tried before those around the best."""
+
+HELD_OUT: Final = 0.3
+"""Share of the known classes that the DTC rule looks for as if they were novel."""
+
+TINY: Final = 0.01
+"""To the DTC rule, a cluster smaller than this share of the largest is no class."""
+
+
+@dataclass(frozen=True)
+class NumberOfClasses:
+    """Estimates of the number of novel classes, at least 1."""
+
+    chosen: int
+    """The median of the estimates."""
+    low: int
+    """The least estimate of any rule in any repetition."""
+    high: int
+    """The largest."""
+    estimates: Mapping[str, int]
+    """By `silhouette`, `dtc` and `gcd`; the latter two only with two known classes or more."""
+    curves: Mapping[str, list[tuple[int, float]]]
+    """By the same names, for each number of novel classes tried: the silhouette, the accuracy on
+    held-out classes and that on known classes, the mean over the repetitions."""
+
+
+def number_of_novel_classes(
+    features: Float[np.ndarray, "n dim"],
+    label: Int[np.ndarray, " n"],
+    *,
+    disjoint: bool,
+    seed: int,
+    most: int | None = None,
+) -> NumberOfClasses:
+    """Estimate the number of classes that nobody named, by three rules.
+
+    - `silhouette` (Rousseeuw 1987): the k-means whose clusters are best apart for their width; of
+      unlabeled pictures alone if classes are disjoint, else of all, with known classes fixed.
+    - `dtc` (Han et al. 2019): some known classes are held out and clustered with the unlabeled
+      pictures, the others are fixed. Halfway between the numbers that find the held-out classes
+      best and that have the best silhouette, less held-out classes and tiny clusters.
+    - `gcd` (Vaze et al. 2022): the plain k-means of all that finds the known classes best, less
+      known classes and clusters that hold at least half the usual share of labeled pictures.
+
+    Many numbers find classes equally well. The largest of them, as the DTC rule has it, is too
+    large, the smallest too small: those with an accuracy within the 95 % interval of the best
+    are held to be equal, and the best silhouette decides. Numbers tried are coarse at first, then
+    fine around the best. Features count by direction.
+
+    Args:
+        features: One row per picture.
+        label: The known class of each picture, or `UNKNOWN`.
+        disjoint: Whether no unlabeled picture is of a known class.
+        seed: Decides all draws.
+        most: The largest number to try; if None, one for 20 unlabeled pictures, at most 100.
+
+    Raises:
+        DataError: If there are fewer than four unlabeled pictures, or too few for `most`.
+    """
+    unlabeled = int((label == UNKNOWN).sum())
+    if unlabeled < 4:
+        raise DataError(f"{unlabeled} unlabeled pictures; counting classes takes at least 4")
+    highest = min(unlabeled, ROWS // 2) - 1
+    most = max(2, min(100, unlabeled // 20)) if most is None else most
+    if not 2 <= most <= highest:
+        raise DataError(f"{most} novel classes of {unlabeled} pictures; ask for 2 to {highest}")
+    seeds = np.random.default_rng(seed).integers(2**31, size=REPETITIONS).tolist()
+    samples = [_draw(features, label, disjoint, each) for each in seeds]
+    rules = RULES if samples[0].num_known > 1 else {"silhouette": _silhouette}
+    searches = {name: _Search(rule, samples, most) for name, rule in rules.items()}
+    estimates = {name: search.estimate() for name, search in searches.items()}
+    every = [s.estimate(slice(r, r + 1)) for s in searches.values() for r in range(REPETITIONS)]
+    every += estimates.values()
+    curves = {name: list(search.mean("accuracy").items()) for name, search in searches.items()}
+    curves["silhouette"] = list(searches["silhouette"].mean("silhouette").items())
+    return NumberOfClasses(
+        median_high(estimates.values()), min(every), max(every), estimates, curves
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """What one repetition draws, in random order."""
+
+    x: Float[np.ndarray, "n dim"]
+    label: Int[np.ndarray, " n"]
+    """From 0 to `num_known - 1`, or `UNKNOWN`."""
+    num_known: int
+    fixed: Int[np.ndarray, " n"]
+    """The same without the classes held out, numbered anew."""
+    disjoint: bool
+    seed: int
+
+
+def _draw(
+    features: Float[np.ndarray, "n dim"], label: Int[np.ndarray, " n"], disjoint: bool, seed: int
+) -> _Sample:
+    generator = np.random.default_rng(seed)
+    rows = _rows(label, generator)
+    x = compact(torch.from_numpy(features[rows]))
+    known = label[rows] != UNKNOWN
+    classes, number = np.unique(label[rows][known], return_inverse=True)
+    num_fixed = len(classes) - max(1, round(HELD_OUT * len(classes)))
+    place = generator.permutation(len(classes))
+    renumbered, fixed = np.full((2, len(rows)), UNKNOWN)
+    renumbered[known] = number
+    fixed[known] = np.where(place < num_fixed, place, UNKNOWN)[number]
+    return _Sample(x, renumbered, len(classes), fixed, disjoint, seed)
+
+
+def _rows(label: Int[np.ndarray, " n"], generator: np.random.Generator) -> Int[np.ndarray, " m"]:
+    """Labeled rows as their share is, of all classes alike, and unlabeled ones for the rest."""
+    order = generator.permutation(len(label))
+    order = order[label[order].argsort(kind="stable")]
+    _, first, size = np.unique(label[order], return_index=True, return_counts=True)
+    turn = np.arange(len(label)) - np.repeat(first, size)  # within the class
+    known = label[order] != UNKNOWN
+    unlabeled, labeled = order[~known], order[known][turn[known].argsort(kind="stable")]
+    share = np.clip(len(labeled) / len(label), 1 / 8, 1 / 2)  # neither is to be drowned
+    labeled = labeled[: int(ROWS * share)]
+    return generator.permutation(np.append(labeled, unlabeled[: ROWS - len(labeled)]))
+
+
+class _Trial(NamedTuple):
+    """What a rule finds for one number of novel classes."""
+
+    accuracy: float
+    labeled: int
+    """How many rows it is the accuracy of."""
+    silhouette: float
+    novel: int
+    """How many clusters count."""
+
+
+def _silhouette(sample: _Sample, k: int) -> _Trial:
+    rows = (sample.label == UNKNOWN) | (not sample.disjoint)
+    x, label = sample.x[rows], sample.label[rows]
+    total = int(label.max()) + 1 + k
+    cluster = constrained_kmeans(x, label, total, seed=sample.seed, starts=STARTS).cluster
+    return _Trial(1.0, 1, _separation(x, cluster), k)
+
+
+def _dtc(sample: _Sample, k: int) -> _Trial:
+    x, total, num_fixed = sample.x, sample.num_known + k, int(sample.fixed.max()) + 1
+    cluster = constrained_kmeans(x, sample.fixed, total, seed=sample.seed, starts=STARTS).cluster
+    unlabeled = sample.label == UNKNOWN
+    hidden = (sample.fixed == UNKNOWN) & ~unlabeled
+    accuracy, match = cluster_accuracy(sample.label[hidden], cluster[hidden])
+    size = np.bincount(cluster[unlabeled], minlength=total)
+    others = np.setdiff1d(np.arange(num_fixed, total), list(match))
+    novel = int((size[others] > TINY * size.max()).sum())
+    return _Trial(accuracy, int(hidden.sum()), _separation(x, cluster), novel)
+
+
+def _gcd(sample: _Sample, k: int) -> _Trial:
+    total, labeled = sample.num_known + k, sample.label != UNKNOWN
+    nothing = np.full_like(sample.label, UNKNOWN)
+    cluster = constrained_kmeans(sample.x, nothing, total, seed=sample.seed, starts=STARTS).cluster
+    accuracy, match = cluster_accuracy(sample.label[labeled], cluster[labeled])
+    known, size = list(match), np.bincount(cluster, minlength=total)
+    held = np.bincount(cluster[labeled], minlength=total)
+    usual = held[known].sum() / size[known].sum()
+    others = np.setdiff1d(np.flatnonzero(size), known)
+    novel = int((held[others] < usual / 2 * size[others]).sum())
+    return _Trial(accuracy, int(labeled.sum()), _separation(sample.x, cluster), novel)
+
+
+Rule = Callable[[_Sample, int], _Trial]
+RULES: Final[Mapping[str, Rule]] = {"silhouette": _silhouette, "dtc": _dtc, "gcd": _gcd}
+
+
+def _separation(x: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"]) -> float:
+    """The mean silhouette of the first rows; 0 where they are one cluster, or each its own."""
+    from sklearn.metrics import silhouette_score
+
+    some = cluster[:COMPARED]
+    if not 1 < len(np.unique(some)) < len(some):
+        return 0.0
+    return float(silhouette_score(x[:COMPARED], some))
+
+
+class _Search:
+    """Trials of a rule in every repetition, of coarse numbers and then around the best."""
+
+    def __init__(self, rule: Rule, samples: Sequence[_Sample], most: int) -> None:
+        self.rule, self.samples = rule, samples
+        self.tried: dict[int, list[_Trial]] = {}
+        new = {int(k) for k in np.geomspace(2, most, COARSE).round()}
+        while new:
+            self.tried |= {k: self.trials(k) for k in new}
+            new = {k for peak in self.peaks() for k in self.beside(peak)}
+
+    def trials(self, k: int) -> list[_Trial]:
+        """One in each repetition."""
+        return self.tried.get(k) or [self.rule(sample, k) for sample in self.samples]
+
+    def mean(self, name: str, repetitions: slice = slice(None)) -> dict[int, float]:
+        """The mean over repetitions of one thing found, by number."""
+        tried = sorted(self.tried.items())
+        return {k: fmean(getattr(t, name) for t in trials[repetitions]) for k, trials in tried}
+
+    def peaks(self, repetitions: slice = slice(None)) -> list[int]:
+        """The number of the best accuracy, and for the DTC rule that of the best silhouette."""
+        accuracy, silhouette = (self.mean(x, repetitions) for x in ("accuracy", "silhouette"))
+        labeled = self.tried[2][0].labeled
+        lowest, _ = wilson(round(max(accuracy.values()) * labeled), labeled)
+        among = [[k for k in accuracy if accuracy[k] >= lowest]]
+        among += [list(silhouette)] if self.rule is _dtc else []
+        return [max(some, key=silhouette.__getitem__) for some in among]
+
+    def beside(self, peak: int) -> list[int]:
+        """Numbers halfway between a peak and those tried around it, while there are any."""
+        below = max((k for k in self.tried if k < peak), default=peak)
+        above = min((k for k in self.tried if k > peak), default=peak)
+        return [k for k in ((below + peak) // 2, (peak + above) // 2) if k not in self.tried]
+
+    def estimate(self, repetitions: slice = slice(None)) -> int:
+        """The number of clusters that count, halfway between the peaks; at least 1."""
+        middle = ceil(fmean(self.peaks(repetitions)))
+        return max(1, median_high(trial.novel for trial in self.trials(middle)[repetitions]))

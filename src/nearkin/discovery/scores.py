@@ -1,0 +1,230 @@
+"""How well the classes that were found fit the true ones, by the protocols of the papers.
+
+Clusters have no names, so their numbers are matched with the true classes first. Where nothing
+else is said, `truth` holds the true class of each picture, `UNKNOWN` where nobody knows it, and
+`found` the class it was put in. Classes below `num_known` are known, the others novel.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from nearkin.measures.intervals import bootstrap
+from nearkin.measures.matching import match, right
+from nearkin.types import UNKNOWN
+
+Score = tuple[str, float, float, float, str]
+"""Name, value, lower and upper end of its 95 % interval, protocol."""
+
+SURPLUS: Final = "pictures of surplus clusters are errors, match anew in each draw"
+INTERVAL: Final = "interval as if pictures were independent, model fixed"
+
+Labels = Int[np.ndarray, " n"]
+
+
+def task_aware(
+    truth: Int[np.ndarray, " n"],
+    found: Int[np.ndarray, " n"],
+    *,
+    num_known: int,
+    pictures: str,
+    seed: int = 0,
+) -> list[Score]:
+    """Scores of pictures of novel classes, their classifier having ruled all known ones out.
+
+    Accuracy under one Hungarian match of novel clusters with novel classes, where the pictures
+    of surplus clusters are errors; normalized mutual information (arithmetic mean); adjusted Rand
+    index. Pictures of known classes are left out. A novel one found in a known class is an error.
+
+    Args:
+        truth: True classes.
+        found: Classes that were found.
+        num_known: Number of known classes.
+        pictures: Which pictures these are, such as "unlabeled training pictures".
+        seed: Decides the draws of the intervals.
+
+    Returns:
+        No score if there is no picture to score.
+    """
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+    kept = truth >= num_known
+    y, x = truth[kept], found[kept]
+    counted = f"{_counted(truth, kept, pictures)}; task-aware: novel classes only"
+
+    def score(name: str, of: Callable[[Labels, Labels], float], how: str, least: float) -> Score:
+        def statistic(rows: Labels) -> float:
+            return float(of(y[rows], x[rows]))
+
+        protocol = f"{counted}; {how}; {INTERVAL}"
+        return _score(f"task-aware {name}", statistic, len(y), protocol, seed=seed, least=least)
+
+    def accuracy(y: Labels, x: Labels) -> float:
+        return float(right(y, x, novel_match(y, x, num_known)).mean())
+
+    if len(y) == 0:
+        return []
+    return [
+        score("accuracy", accuracy, f"one Hungarian match, {SURPLUS}", 0.0),
+        score("NMI", normalized_mutual_info_score, "arithmetic mean", 0.0),
+        score("ARI", adjusted_rand_score, "adjusted for chance", -0.5),
+    ]
+
+
+def task_agnostic(
+    truth: Int[np.ndarray, " n"],
+    found: Int[np.ndarray, " n"],
+    *,
+    num_known: int,
+    pictures: str,
+    seed: int = 0,
+) -> list[Score]:
+    """Accuracies where each picture could be of any class, known or novel.
+
+    A known class keeps its number: a picture of it is right if found in that very class. Novel
+    clusters are matched with novel classes by one Hungarian match over the pictures that are
+    novel and were found to be; a picture of a novel class is right if found in the cluster
+    matched with it. So pictures of known classes in novel clusters are errors, and have no say
+    in the match. The arguments are those of `task_aware`.
+
+    Returns:
+        Scores of all pictures, of known and of novel classes; none of a part without pictures.
+    """
+    how = f"task-agnostic: known classes as they are, one Hungarian match of novel ones, {SURPLUS}"
+    protocol = f"{_counted(truth, truth != UNKNOWN, pictures)}; {how}; {INTERVAL}"
+    return _parts("task-agnostic", truth, found, num_known, novel_match, protocol, seed)
+
+
+def gcd(
+    truth: Int[np.ndarray, " n"],
+    found: Int[np.ndarray, " n"],
+    *,
+    num_known: int,
+    pictures: str,
+    seed: int = 0,
+) -> list[Score]:
+    """Accuracies of generalized category discovery: one match over all classes, then parts.
+
+    Vaze, Han, Vedaldi, Zisserman. Generalized category discovery. CVPR 2022, arXiv:2201.02609,
+    as in the second version of its evaluation: pictures of known ("Old") and novel ("New")
+    classes are counted under the one match of all. A match for each part, as in the first
+    version, raises both numbers. The arguments are those of `task_aware`.
+
+    Returns:
+        Scores of all pictures, of known and of novel classes; none of a part without pictures.
+    """
+    how = f"one Hungarian match over all classes, {SURPLUS}"
+    protocol = f"{_counted(truth, truth != UNKNOWN, pictures)}; {how}; {INTERVAL}"
+    return _parts("GCD", truth, found, num_known, joint_match, protocol, seed)
+
+
+def novel_match(
+    truth: Int[np.ndarray, " n"], found: Int[np.ndarray, " n"], num_known: int
+) -> dict[int, int]:
+    """The class of each cluster where known classes keep their numbers: see `task_agnostic`."""
+    novel = (truth >= num_known) & (found >= num_known)
+    return {number: number for number in range(num_known)} | match(truth[novel], found[novel])
+
+
+def joint_match(
+    truth: Int[np.ndarray, " n"], found: Int[np.ndarray, " n"], num_known: int
+) -> dict[int, int]:
+    """The class of each cluster under one match over all classes: see `gcd`.
+
+    Of the matches with most pictures right, one with the fewest novel pictures right: the parts
+    are then unique, and nobody is flattered on novel classes.
+    """
+    y, x = truth[truth != UNKNOWN], found[truth != UNKNOWN]
+    return match(y, x, weight=len(y) + 1 + (y < num_known).astype(np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Confusion:
+    """How many pictures of each true class each cluster holds, matched ones on the diagonal."""
+
+    classes: Int[np.ndarray, " classes"]
+    """True classes: the matched ones in their order, then the others."""
+    clusters: Int[np.ndarray, " clusters"]
+    """The cluster of each matched class, then the others."""
+    count: Int[np.ndarray, "classes clusters"]
+    recall: Float[np.ndarray, " classes"]
+    """Share of each class in the cluster matched with it, 0 if there is none."""
+    class_of: Mapping[int, int]
+    """The class of each matched cluster that has a picture of it."""
+
+
+def confusion(
+    truth: Int[np.ndarray, " n"], found: Int[np.ndarray, " n"], mapping: Mapping[int, int]
+) -> Confusion:
+    """The table behind an accuracy, of the pictures with a true class.
+
+    Args:
+        truth: True classes.
+        found: Classes that were found.
+        mapping: The class of each cluster, by `novel_match` or `joint_match`.
+    """
+    y, x = truth[truth != UNKNOWN], found[truth != UNKNOWN]
+    common = set(x[right(y, x, mapping)].tolist())
+    class_of = {c: mapping[c] for c in sorted(common, key=mapping.__getitem__)}
+    classes, clusters = _led_by(class_of.values(), y), _led_by(class_of, x)
+    count = np.zeros((len(classes), len(clusters)), dtype=np.int64)
+    for row, number in zip(count, classes, strict=True):
+        row[:] = np.bincount(x[y == number], minlength=x.max() + 1)[clusters]
+    recall, diagonal = np.zeros(len(classes)), np.arange(len(class_of))
+    recall[diagonal] = count[diagonal, diagonal] / count[diagonal].sum(axis=1)
+    return Confusion(classes, clusters, count, recall, class_of)
+
+
+def _led_by(first: Iterable[int], numbers: Labels) -> Int[np.ndarray, " numbers"]:
+    """All numbers there are: the first ones in their order, then the others, ascending."""
+    led = list(first)
+    return np.array(led + sorted(set(numbers.tolist()) - set(led)), dtype=np.int64)
+
+
+def _parts(
+    name: str,
+    truth: Labels,
+    found: Labels,
+    num_known: int,
+    matched: Callable[[Labels, Labels, int], dict[int, int]],
+    protocol: str,
+    seed: int,
+) -> list[Score]:
+    """Accuracy of all pictures, of the known and of the novel ones, under the match of all."""
+    y, x = truth[truth != UNKNOWN], found[truth != UNKNOWN]
+    parts = {"all": y != UNKNOWN, "known": y < num_known, "novel": y >= num_known}
+
+    def score(part: str) -> Score:
+        def accuracy(rows: Labels) -> float:
+            correct = right(y[rows], x[rows], matched(y[rows], x[rows], num_known))
+            chosen = parts[part][rows]
+            return float(correct[chosen].sum() / max(chosen.sum(), 1))  # a draw may have none
+
+        return _score(f"{name} accuracy, {part}", accuracy, len(y), protocol, seed=seed)
+
+    return [score(part) for part, chosen in parts.items() if chosen.any()]
+
+
+def _score(
+    name: str,
+    statistic: Callable[[Labels], float],
+    n: int,
+    protocol: str,
+    *,
+    seed: int,
+    least: float = 0.0,
+) -> Score:
+    low, high = bootstrap(statistic, n, seed=seed, bounds=(least, 1.0))
+    return name, statistic(np.arange(n)), low, high, protocol
+
+
+def _counted(truth: Labels, kept: Bool[np.ndarray, " n"], pictures: str) -> str:
+    """How many pictures there are, and how many were left out."""
+    unknown = np.count_nonzero(truth == UNKNOWN)
+    known = np.count_nonzero(~kept) - unknown
+    reasons = {"without a true class": unknown, "of known classes": known}
+    left_out = " and ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+    return f"{np.count_nonzero(kept)} {pictures}" + (left_out and f" ({left_out} left out)")

@@ -1,0 +1,1 @@
+"""Pages for people, made of plain values: no torch, no files, nothing from the network."""

@@ -1,0 +1,177 @@
+"""K-means in which the class of some rows may be known."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nearkin.errors import DataError
+from nearkin.objectives import unit
+from nearkin.types import UNKNOWN
+
+WIDEST: Final = 64
+"""Wider features are reduced to this many principal components; k-means is faster there."""
+
+DRAWS: Final = 20
+"""Rows drawn for each first center. Labeled rows hold centers where they are, so that k-means
+repairs a bad start less than without; the usual 2 + log k draws leave classes out."""
+
+ROUNDING: Final = 1e-24
+"""A squared distance below this share of the longest row's square is none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clustering:
+    """Rows in clusters, the mean of each cluster, and what is left within them."""
+
+    cluster: Int[np.ndarray, " n"]
+    """The cluster of each row, 0 to `k - 1`."""
+    centers: Float[np.ndarray, "k dim"]
+    """The mean of each cluster's rows; for an empty one, where it was last."""
+    inertia: float
+    """Sum of squared distances of the rows to the centers of their clusters."""
+
+
+def compact(features: Float[Tensor, "n dim"]) -> Float[np.ndarray, "n kept"]:
+    """Unit features, reduced to their `WIDEST` principal components if they are wider."""
+    x = unit(features.float())
+    if x.shape[1] > WIDEST:
+        x = x - x.mean(dim=0)
+        x = x @ torch.linalg.eigh(x.T @ x).eigenvectors[:, -WIDEST:]
+    return np.asarray(x.cpu().numpy())
+
+
+def constrained_kmeans(
+    features: Float[np.ndarray, "n dim"],
+    label: Int[np.ndarray, " n"],
+    k: int,
+    *,
+    seed: int,
+    starts: int = 10,
+    most: int = 100,
+) -> Clustering:
+    """K-means in which labeled rows stay in the cluster of their class, if there are any.
+
+    Unlabeled rows go to the nearest of all centers, and a center is the mean of all rows of its
+    cluster. Centers of labeled classes start at the means of their labeled rows, the others by
+    k-means++ (Arthur & Vassilvitskii 2007, each time the best of `DRAWS`) among the unlabeled
+    ones. A cluster that loses all its rows starts anew at the unlabeled row farthest from its
+    center. The start with the least inertia wins.
+
+    Han et al. Learning to discover novel visual categories via deep transfer clustering. ICCV
+    2019; Vaze et al. Generalized category discovery. CVPR 2022, section 3.2.
+
+    Args:
+        features: Of any scale; distances are Euclidean.
+        label: The class of each row, which is its cluster, or `UNKNOWN`. Clusters of numbers that
+            no label has are free.
+        k: How many clusters, those of the labeled classes included.
+        seed: Decides where the free clusters start.
+        starts: How often to start.
+        most: Most steps of each start; it ends before when no row moves.
+
+    Raises:
+        DataError: If there are no rows, or more classes than clusters.
+    """
+    classes = int(label.max(initial=UNKNOWN)) + 1
+    if not len(label):
+        raise DataError("no rows to cluster; k-means needs at least one")
+    if k < max(classes, 1):
+        raise DataError(f"{k} clusters for {classes} labeled classes; ask for at least as many")
+    middle = features.mean(axis=0, dtype=np.float64)
+    x = features - middle  # squares of what all rows share would drown the rest
+    x = x.astype(np.result_type(features, np.float32))
+    rows = _Rows(x, label, k)
+    generator = np.random.default_rng(seed)
+    found = (_descend(rows, _start(rows, generator), most) for _ in range(starts))
+    best = min(found, key=lambda clustering: clustering.inertia)
+    return Clustering(best.cluster, best.centers + middle, best.inertia)
+
+
+class _Rows:
+    """The rows, of which the labeled ones are the same sums in every step."""
+
+    def __init__(
+        self, x: Float[np.ndarray, "n dim"], label: Int[np.ndarray, " n"], k: int
+    ) -> None:
+        self.x, self.label, self.moving = x, label, label == UNKNOWN
+        self.free = x[self.moving]
+        self.square = np.einsum("nd,nd->n", self.free, self.free)
+        self.least = ROUNDING * float(np.einsum("nd,nd->n", x, x).max())
+        self.total, self.count = _sums(x[~self.moving], label[~self.moving], k)
+
+    def distances(self, centers: Float[np.ndarray, "k dim"]) -> Float[np.ndarray, "free k"]:
+        """Squared, of unlabeled rows."""
+        centers = centers.astype(self.free.dtype)
+        product = self.free @ (-2 * centers.T)
+        product += np.einsum("kd,kd->k", centers, centers)
+        product += self.square[:, None]
+        return np.maximum(product, 0, out=product)
+
+    def means(
+        self, cluster: Int[np.ndarray, " free"], centers: Float[np.ndarray, "k dim"]
+    ) -> tuple[Float[np.ndarray, "k dim"], Int[np.ndarray, " k"]]:
+        """Of all rows of each cluster, and how many they are; empty ones stay where they are."""
+        total, count = _sums(self.free, cluster, len(centers))
+        count = count + self.count
+        mean = (total + self.total) / np.maximum(count, 1)[:, None]
+        return np.where(count[:, None] > 0, mean, centers), count
+
+
+def _sums(
+    x: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"], k: int
+) -> tuple[Float[np.ndarray, "k dim"], Int[np.ndarray, " k"]]:
+    """The sum of each cluster's rows, and their number."""
+    from scipy.sparse import csr_array
+
+    member = csr_array((np.ones(len(x)), (cluster, np.arange(len(x)))), shape=(k, len(x)))
+    return member @ x, np.bincount(cluster, minlength=k)
+
+
+def _start(rows: _Rows, generator: np.random.Generator) -> Float[np.ndarray, "k dim"]:
+    """Means of the labeled classes, then k-means++ with respect to them."""
+    taken = rows.count > 0
+    centers = rows.total / np.maximum(rows.count, 1)[:, None]
+    if not len(rows.free):
+        return centers  # nothing will ever move there
+    away = rows.distances(centers[taken]).min(axis=1, initial=np.inf).astype(np.float64)
+    for cluster in np.flatnonzero(~taken):
+        total = away.sum()
+        usual = np.finfo(float).tiny < total < np.inf  # else all rows are as good
+        drawn = generator.choice(len(away), DRAWS, p=away / total if usual else None)
+        closer = np.minimum(away[:, None], rows.distances(rows.free[drawn]))
+        best = closer.sum(axis=0).argmin()
+        centers[cluster], away = rows.free[drawn[best]], closer[:, best]
+    return centers
+
+
+def _descend(rows: _Rows, centers: Float[np.ndarray, "k dim"], most: int) -> Clustering:
+    """Move rows to the nearest center and centers to the mean, until no row moves."""
+    cluster = np.full(len(rows.free), UNKNOWN)
+    for _ in range(most):
+        before, cluster = cluster, rows.distances(centers).argmin(axis=1)
+        if np.array_equal(before, cluster):
+            break
+        cluster, centers = _settle(rows, cluster, centers)
+    everywhere = rows.label.astype(np.int64)
+    everywhere[rows.moving] = cluster
+    left = rows.x - centers[everywhere]
+    return Clustering(everywhere, centers, float(np.einsum("nd,nd->", left, left)))
+
+
+def _settle(
+    rows: _Rows, cluster: Int[np.ndarray, " free"], centers: Float[np.ndarray, "k dim"]
+) -> tuple[Int[np.ndarray, " free"], Float[np.ndarray, "k dim"]]:
+    """New centers, and a row for each empty cluster as long as one is away from its center."""
+    centers, count = rows.means(cluster, centers)
+    for empty in np.flatnonzero(count == 0):
+        left = rows.free - centers[cluster]
+        away = np.einsum("nd,nd->n", left, left)
+        if away.max(initial=0) <= rows.least:
+            break
+        cluster[away.argmax()] = empty
+        centers, count = rows.means(cluster, centers)
+    return cluster, centers

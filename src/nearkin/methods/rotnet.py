@@ -1,0 +1,53 @@
+"""RotNet: predict how far a picture was turned.
+
+Gidaris, Singh, Komodakis. Unsupervised representation learning by predicting image rotations.
+ICLR 2018, arXiv:1803.07728.
+
+    loss = mean_y -log softmax_y(W h_y + b)  (eq. 2 and 3)
+
+h_y are the features of a view that was turned by y quarters, and y is 0, 1, 2 and 3.
+
+Queries: features of all four turns. Keys: learned weights, a vector per turn.
+"""
+
+from typing import ClassVar, Final
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch
+from nearkin.objectives import classify
+from nearkin.types import Batch, Step
+
+QUARTERS: Final = 4
+"""Turns by 0, 90, 180 and 270 degrees, which move whole pixels and so leave no other trace."""
+
+
+class RotNet(Method[None]):
+    """The features must tell by which of four right angles a picture was turned.
+
+    All four turns of each picture are in the batch, which is so four times as large. Pictures
+    that look alike from all sides, such as textures or pictures from above, teach it little.
+
+    Args:
+        backbone: The network to train.
+    """
+
+    num_views: ClassVar[int] = 1
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.online = Branch(backbone, nn.Identity())
+        self.turns = nn.Linear(backbone.feature_dim, QUARTERS)
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[None]:
+        turned = [torch.rot90(batch.views[0], turn, dims=(2, 3)) for turn in range(QUARTERS)]
+        h = self.online(torch.cat(turned))  # one pass: shared batch-norm statistics
+        logits = self.turns(torch.cat([gather(some) for some in h.chunk(QUARTERS)]))
+        turn = torch.arange(QUARTERS, device=h.device).repeat_interleave(len(logits) // QUARTERS)
+        return Step(classify(logits, turn), memo=None)

@@ -1,0 +1,132 @@
+"""SimGCD: sort all images into known and novel classes, with one classifier.
+
+Wen, Zhao, Qi. Parametric classification for generalized category discovery: a baseline study.
+ICCV 2023, arXiv:2211.11727.
+
+    loss   = (1 - s) (l_self + l_dist - e H) + s (l_same + l_ce)
+    P_i    = softmax(W.h_i / t)
+    l_dist = -sum_k P'_jk log P_ik, P'_j = stop(softmax(W.h_j / t'))
+    H      = -sum_k Q_k log Q_k, Q = mean_i P_i
+    l_ce   = -log P_i(class)
+    l_self = -log exp(z_i.z_j / u) / sum_{a != i} exp(z_i.z_a / u)
+    l_same = -mean_p log exp(z_i.z_p / v) / sum_{a != i} exp(z_i.z_a / v)
+
+h and z are unit features and embeddings of both views of all images, W unit prototypes of known
+and novel classes. View j is of the image of view i, and p are all other views of its class; l_ce
+and l_same are over views of labeled images alone. s is `sup_weight`, e is `entropy_weight`, t is
+`temperature`, t' falls from `first_sharp_temperature` to `sharp_temperature`, u is
+`contrast_temperature`, and v is `sup_temperature`.
+
+Queries: unit features and embeddings of all views. Keys: prototypes of all classes, and the
+embeddings of all other views.
+"""
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch, mlp
+from nearkin.networks.heads import CosineHead
+from nearkin.objectives import classify, mean_entropy, nt_xent, sup_con, swapped_match, unit
+from nearkin.types import UNKNOWN, Batch, Step
+
+
+class SimGCD(Method[None]):
+    """A view's classes must be those that the other view is surest of, and all must be in use.
+
+    A batch holds images of known classes, with a label or without, and images of novel ones. It
+    may have no label at all, or nothing but labels.
+
+    Args:
+        backbone: The network to train.
+        num_known_classes: Classes that have labels.
+        num_novel_classes: Classes to find.
+        dim: Numbers in an embedding.
+        hidden_dim: Width of the projector's two hidden layers.
+        sup_weight: Weight of what labels say; the rest is that of all other terms.
+        entropy_weight: Weight of the entropy of the mean prediction; 2 in the paper, in its
+            scripts 1 for CIFAR-10 and ImageNet and 4 for CIFAR-100.
+        temperature: Divides the similarities to prototypes.
+        first_sharp_temperature: Divides them instead in targets, at the first step.
+        sharp_temperature: Divides them in targets once it has fallen so far.
+        sharp_until: Share of training over which it falls.
+        contrast_temperature: Divides the similarities of embeddings; 1 in the official code.
+        sup_temperature: Divides them where views of a class are to be found.
+    """
+
+    uses_labels: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        num_known_classes: int,
+        num_novel_classes: int = 5,
+        dim: int = 256,
+        hidden_dim: int = 2048,
+        sup_weight: float = 0.35,
+        entropy_weight: float = 2.0,
+        temperature: float = 0.1,
+        first_sharp_temperature: float = 0.07,
+        sharp_temperature: float = 0.04,
+        sharp_until: float = 0.15,
+        contrast_temperature: float = 0.07,
+        sup_temperature: float = 0.07,
+    ) -> None:
+        super().__init__()
+        self.sup_weight, self.entropy_weight = sup_weight, entropy_weight
+        self.temperature = temperature
+        self.sharp_temperatures = first_sharp_temperature, sharp_temperature
+        self.sharp_until = sharp_until
+        self.contrast_temperature = contrast_temperature
+        self.sup_temperature = sup_temperature
+        features, classes = backbone.feature_dim, num_known_classes + num_novel_classes
+        projector = mlp(features, hidden_dim, hidden_dim, dim, norm=False, activation=nn.GELU)
+        self.online = Branch(backbone, projector)
+        self.heads = CosineHead(features, classes, temperature)
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[None]:
+        label = gather(batch.label)
+        views = self.backbone(torch.cat(batch.views))  # one pass: shared batch-norm statistics
+        h = torch.cat([gather(view) for view in views.chunk(2)])
+        z = unit(self.online.projector(h))
+        terms = self.sort(self.heads(h), label, progress) | self.contrast(z, label)
+        free = terms["contrast"] + terms["distill"] - self.entropy_weight * terms["entropy"]
+        taught = terms["class_contrast"] + terms["classify"]
+        loss = (1 - self.sup_weight) * free + self.sup_weight * taught
+        return Step(loss, None, {name: term.detach() for name, term in terms.items()})
+
+    def sort(
+        self, logits: Float[Tensor, "views classes"], label: Int[Tensor, " n"], progress: float
+    ) -> dict[str, Float[Tensor, ""]]:
+        """The terms of the classifier, from the logits of first views and then of second ones."""
+        sharper = self.temperature / self.sharpness(progress)
+        targets = (logits.detach() * sharper).softmax(dim=1)
+        return {
+            "distill": swapped_match(logits.chunk(2), targets.chunk(2)),
+            "entropy": mean_entropy(logits.softmax(dim=1)),
+            "classify": classify(logits, label.repeat(2)),
+        }
+
+    def contrast(
+        self, z: Float[Tensor, "views dim"], label: Int[Tensor, " n"]
+    ) -> dict[str, Float[Tensor, ""]]:
+        """The terms of the embeddings of first views and then of second ones."""
+        (z1, z2), known = z.chunk(2), label != UNKNOWN
+        return {
+            "contrast": nt_xent(z1, z2, self.contrast_temperature),
+            "class_contrast": sup_con(z1[known], z2[known], label[known], self.sup_temperature),
+        }
+
+    def sharpness(self, progress: float) -> float:
+        """The temperature of targets, which falls in a line at first."""
+        first, last = self.sharp_temperatures
+        fallen = min(progress / self.sharp_until, 1.0) if self.sharp_until > 0 else 1.0
+        return first + (last - first) * fallen

@@ -1,0 +1,46 @@
+"""Supervised: learn the known classes, and nothing else.
+
+The second stage of Han, Rebuffi, Ehrhardt, Vedaldi, Zisserman. Automatically discovering and
+learning new visual categories with ranking statistics. ICLR 2020, arXiv:2002.05714, and the
+reference for all that is learned without labels.
+
+    loss = -log softmax_class(W h + b)
+
+h are the features of an image that has a label; images without one count for nothing.
+
+Queries: features of labeled images. Keys: learned weights, a vector per known class.
+"""
+
+from typing import ClassVar
+
+from torch import nn
+from typing_extensions import override
+
+from nearkin.distributed import gather
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Branch
+from nearkin.objectives import classify
+from nearkin.types import Batch, Step
+
+
+class Supervised(Method[None]):
+    """The features must tell the known classes apart.
+
+    Args:
+        backbone: The network to train.
+        num_known_classes: Classes that have labels.
+    """
+
+    num_views: ClassVar[int] = 1
+    uses_labels: ClassVar[bool] = True
+
+    def __init__(self, backbone: Backbone, *, num_known_classes: int) -> None:
+        super().__init__()
+        self.online = Branch(backbone, nn.Identity())
+        self.known = nn.Linear(backbone.feature_dim, num_known_classes)
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[None]:
+        features, label = gather(self.online(batch.views[0])), gather(batch.label)
+        return Step(classify(self.known(features), label), memo=None)

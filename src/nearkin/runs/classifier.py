@@ -1,0 +1,169 @@
+"""The classes that were found, as a file: what turns an encoder's features into classes."""
+
+import copy
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from nearkin.discovery.calibration import Calibration
+from nearkin.discovery.predictions import Predictions
+from nearkin.errors import CheckpointError, UsageError
+from nearkin.method import Method
+from nearkin.networks.heads import CosineHead, Heads, top
+from nearkin.runs.trunk import Looks
+from nearkin.training import sealed
+
+FORMAT = "1"
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """From an encoder's features to classes."""
+
+    layer: nn.Module
+    """On top of the encoder; nothing but a pass where the encoder itself has learned."""
+    heads: nn.Module
+    """From the layer's features to logits of all classes, the known ones first."""
+    classes: tuple[str, ...]
+    num_known: int
+    disjoint: bool
+    """Whether pictures without a label are held to be of no known class."""
+    calibration: Calibration | None
+    details: dict[str, Any]
+    """How views are drawn, and where the classifier comes from."""
+
+    def predict(
+        self, looks: Looks, paths: tuple[str, ...], label: Int64[np.ndarray, " images"]
+    ) -> Predictions:
+        """The classes of pictures, from an encoder's features of them and of views of them."""
+        with torch.inference_mode():
+            center = self._features(looks.center)
+            probability = self._probability(center)
+            by_view = torch.stack(
+                [self._probability(self._features(view)).argmax(dim=1) for view in looks.views]
+            )
+        return Predictions(
+            paths=paths,
+            probability=probability.numpy(),
+            by_view=by_view.numpy(),
+            features=torch.nn.functional.normalize(center, dim=1).numpy(),
+            label=label,
+            classes=self.classes,
+            num_known=self.num_known,
+        )
+
+    def _features(self, features: Tensor) -> Tensor:
+        found: Tensor = self.layer(features)
+        return found
+
+    def _probability(self, features: Tensor) -> Tensor:
+        return class_probability(self.heads, features, self.num_known, self.disjoint)
+
+
+def class_probability(
+    heads: nn.Module, features: Float[Tensor, "n f"], num_known: int, disjoint: bool
+) -> Float[Tensor, "n classes"]:
+    """Probabilities of all classes; where novel classes are disjoint, that of a known one is 0."""
+    logits: Tensor = heads(features).double()  # or one of two sure classes would have 0
+    rest = torch.arange(logits.shape[1], device=logits.device) >= num_known
+    return logits.masked_fill(~rest, -torch.inf).softmax(1) if disjoint else logits.softmax(1)
+
+
+def heads_of(method: Method[Any]) -> nn.Module:
+    """What gives a method's logits of all classes, if it has any."""
+    heads: nn.Module = method.get_submodule("heads")
+    return heads
+
+
+def still(module: nn.Module) -> nn.Module:
+    """A copy on the CPU that no longer learns."""
+    return copy.deepcopy(module).cpu().eval()
+
+
+def write_classifier(path: Path, classifier: Classifier) -> None:
+    """Write it as safetensors, whole or not at all."""
+    from safetensors.torch import save
+
+    parts = {"layer": classifier.layer, "heads": classifier.heads}
+    state = {
+        f"{part}.{name}": tensor.cpu().contiguous()
+        for part, module in parts.items()
+        for name, tensor in module.state_dict().items()
+    }
+    calibration = classifier.calibration
+    described = {
+        "format": FORMAT,
+        "classes": classifier.classes,
+        "num_known": classifier.num_known,
+        "disjoint": classifier.disjoint,
+        "temperature": getattr(classifier.heads, "temperature", None),
+        "calibration": None if calibration is None else asdict(calibration),
+        "details": classifier.details,
+    }
+    sealed.write_whole(path, save(state, metadata={"nearkin": json.dumps(described)}))
+
+
+def read_classifier(path: Path) -> Classifier:
+    """What `write_classifier` wrote, ready to use.
+
+    Raises:
+        UsageError: If there is none.
+        CheckpointError: If the file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        raise UsageError(f"{path} does not exist; `nearkin discover` makes it when it is done")
+    try:
+        with safe_open(path, framework="pt") as file:
+            said = json.loads(file.metadata()["nearkin"])
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        heads, layer = _heads(state, said), _layer(state)
+        heads.load_state_dict(_under("heads.", state))
+        layer.load_state_dict(_under("layer.", state))
+        calibration = said["calibration"] and Calibration(**said["calibration"])
+        known = int(said["num_known"])
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); discover again") from error
+    return Classifier(
+        layer.eval(),
+        heads.eval(),
+        tuple(said["classes"]),
+        known,
+        bool(said["disjoint"]),
+        calibration or None,
+        said["details"],
+    )
+
+
+def _heads(state: dict[str, Tensor], said: dict[str, Any]) -> nn.Module:
+    if said["temperature"] is not None:
+        classes, features = state["heads.weight"].shape
+        return CosineHead(features, classes, said["temperature"])
+    novel, features = state["heads.novel.weight"].shape
+    return Heads(features, int(said["num_known"]), novel)
+
+
+def _layer(state: dict[str, Tensor]) -> nn.Module:
+    weight = state.get("layer.body.1.weight")
+    return nn.Identity() if weight is None else top(weight.shape[1], weight.shape[0])
+
+
+def _under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+
+
+def new_names(known: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """The names of all classes: the known ones, then new-1, new-2, ... as far as these are free.
+
+    >>> new_names(("cat", "new-1"), 2)
+    ('cat', 'new-1', 'new-2', 'new-3')
+    """
+    free = (f"new-{n}" for n in range(1, count + len(known) + 1))
+    return (*known, *[name for name in free if name not in known][:count])

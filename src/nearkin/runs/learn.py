@@ -1,0 +1,78 @@
+"""Stages 2 and 3 of a discovery: known classes, all classes, and what these are compared with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nearkin.config import DiscoverConfig, TrainConfig, Value
+from nearkin.method import Method
+from nearkin.runs.arms import BASELINES
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.reporter import Logged
+from nearkin.runs.stages import Task, class_stage, known_stage
+from nearkin.runs.trials import METHODS, USUAL, strength_options
+from nearkin.runs.trunk import Trunk
+
+SEEDS = 3
+"""How often the last stage is trained on top of a frozen encoder; a whole network is once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """Methods that have been trained."""
+
+    ours: list[Method[Any]]
+    """One per seed. The first is the result, the others tell what is found again."""
+    baselines: Mapping[str, Method[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Learning:
+    """Everything that the trainings of a discovery have in common."""
+
+    config: DiscoverConfig
+    folder: RunFolder
+    trunk: Trunk
+    task: Task
+    base: TrainConfig
+    told: Logged
+
+    def run(self, strength: float) -> Learned:
+        """Train all of them, or go on where they were stopped."""
+        self.told.line(f"stage 2/3  {self.task.num_known} known classes")
+        known = known_stage(self.trunk, self.task, self.base)
+        known.run(self.folder.stage("known"), self.told)
+        mode, count = self.config.mode, self._num_seeds()
+        options = strength_options(mode, strength, self.task.num_novel) | dict(self.config.options)
+        self.told.line(
+            f"stage 3/3  {self.task.num_novel} novel classes by {METHODS[mode]}, strength "
+            f"{strength:g}, {count} seeds"
+        )
+        ours = [
+            self._all(f"{METHODS[mode]}-{seed}", METHODS[mode], options, known.method, seed)
+            for seed in range(count)
+        ]
+        return Learned(ours, self._baselines(known.method))
+
+    def _num_seeds(self) -> int:
+        if self.config.num_seeds != "auto":
+            return self.config.num_seeds
+        return SEEDS if self.config.trained == "top" else 1
+
+    def _baselines(self, known: Method[Any]) -> dict[str, Method[Any]]:
+        rate = strength_options("ncd", USUAL["ncd"], self.task.num_novel)
+        arms = BASELINES if self.config.baselines else {}
+        return {
+            name: self._all(name.replace(" ", "-"), METHODS["ncd"], rate | options, known, 0)
+            for name, options in arms.items()
+        }
+
+    def _all(
+        self, name: str, method: str, options: Mapping[str, Value], known: Method[Any], seed: int
+    ) -> Method[Any]:
+        """All classes, by one method with one seed."""
+        self.told.line(f"           {name}")
+        base = replace(self.base, seed=self.base.seed + seed)
+        stage = class_stage(self.trunk, self.task, base, known, method, options)
+        stage.run(self.folder.stage(name), self.told)
+        return stage.method

@@ -1,0 +1,266 @@
+"""Which class a picture belongs to and how sure that is, recomputed picture by picture."""
+
+import math
+
+import numpy as np
+import pytest
+
+from nearkin.discovery.assignments import COLUMNS, assign
+from nearkin.discovery.calibration import Calibration
+from nearkin.discovery.predictions import Predictions
+from nearkin.tables import read_csv, write_csv
+from nearkin.types import UNKNOWN
+
+KNOWN, CLASSES, VIEWS = 2, 5, 8
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def softmax(x):
+    p = np.exp(x - x.max(axis=1, keepdims=True))
+    return p / p.sum(axis=1, keepdims=True)
+
+
+def predict(features, probability, label, *, by_view=None, num_known=KNOWN):
+    """Predictions whose views all agree, if none are given."""
+    features, probability = np.asarray(features, float), np.asarray(probability, float)
+    n, classes = probability.shape
+    names = [f"animal {c}" for c in range(num_known)]
+    names += [f"new-{c + 1}" for c in range(classes - num_known)]
+    agreed = np.repeat(probability.argmax(axis=1)[None], VIEWS, axis=0)
+    return Predictions(
+        paths=tuple(f"picture {row}.png" for row in range(n)),
+        probability=probability,
+        by_view=agreed if by_view is None else np.asarray(by_view),
+        features=unit(features),
+        label=np.asarray(label),
+        classes=tuple(names),
+        num_known=num_known,
+    )
+
+
+def some(n=80, *, seed=0, dim=6):
+    """Every third picture has a label; the views are often of another opinion."""
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.normal(size=(n, CLASSES))
+    label = np.where(np.arange(n) % 3 == 0, rng.integers(0, KNOWN, n), UNKNOWN)
+    views = logits + rng.normal(size=(VIEWS, n, CLASSES))
+    return predict(rng.normal(size=(n, dim)), softmax(logits), label, by_view=views.argmax(axis=2))
+
+
+def heaps(sizes, *, labeled=10, apart=8.0, dim=10, seed=0):
+    """Features around an axis for each class, pictures with labels first, all of them sure."""
+    rng = np.random.default_rng(seed)
+    label = [c for c in range(KNOWN) for _ in range(labeled)]
+    number = np.array(label + [c for c, size in enumerate(sizes) for _ in range(size)])
+    features = apart * np.eye(dim)[number] + rng.normal(size=(len(number), dim))
+    label = np.array(label + [UNKNOWN] * sum(sizes))
+    return predict(features, 0.02 + 0.9 * np.eye(len(sizes))[number], label)
+
+
+def flags(predictions):
+    return dict(zip(assign(predictions).paths, assign(predictions).flag))
+
+
+# The columns
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_columns_are_what_they_say(seed):
+    predictions = some(seed=seed)
+    found = assign(predictions)
+    rows = [r for r in range(80) if predictions.label[r] == UNKNOWN]
+    assert found.paths == tuple(f"picture {r}.png" for r in rows)
+    features, cluster = predictions.features, predictions.probability.argmax(axis=1)
+    means = [unit(features[predictions.label == c].mean(axis=0)) for c in range(KNOWN)]
+    for i, r in enumerate(rows):
+        p = sorted(predictions.probability[r].tolist(), reverse=True)
+        assert found.cluster[i] == cluster[r]
+        assert found.score[i] == pytest.approx(p[0])
+        assert found.margin[i] == pytest.approx(p[0] - p[1])
+        assert found.entropy[i] == pytest.approx(-sum(x * math.log(x, CLASSES) for x in p))
+        agree = sum(predictions.by_view[v, r] == cluster[r] for v in range(VIEWS))
+        assert found.agreement[i] == pytest.approx(agree / VIEWS)
+        others = sorted((x for x in rows if x != r), key=lambda x: -features[x] @ features[r])
+        same = [cluster[x] == cluster[r] for x in others[:20]]
+        assert found.purity[i] == pytest.approx(sum(same) / 20)
+        likeness = [float(mean @ features[r]) for mean in means]
+        assert found.nearest_known[i] == np.argmax(likeness)
+        assert found.similarity[i] == pytest.approx(max(likeness))
+
+
+def test_an_impossible_class_does_not_count_for_the_entropy():
+    evenly = [[0.0, 0.0, 1 / 3, 1 / 3, 1 / 3]] * 3
+    found = assign(predict(np.eye(3), evenly, [UNKNOWN] * 3))
+    assert found.entropy == pytest.approx(1)
+    assert found.margin == pytest.approx(0)
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_a_single_possible_class_is_certain(classes):
+    only = np.eye(classes)[[classes - 1] * 4]
+    found = assign(predict(np.eye(4), only, [UNKNOWN] * 4, num_known=classes - 1))
+    np.testing.assert_array_equal(found.score, 1)
+    np.testing.assert_array_equal(found.margin, 1)
+    np.testing.assert_array_equal(found.entropy, 0)
+    np.testing.assert_array_equal(found.purity, 1)
+
+
+def test_a_calibration_changes_how_sure_a_picture_is_but_not_its_class():
+    predictions = some()
+    hot = Calibration(3.0, num_pictures=9, error_before=0.3, error_after=0.1)
+    plain, calibrated = assign(predictions), assign(predictions, calibration=hot)
+    np.testing.assert_array_equal(calibrated.cluster, plain.cluster)
+    assert (calibrated.score < plain.score).all()
+    assert (calibrated.entropy > plain.entropy).all()
+    honest = hot.apply(predictions.probability)[predictions.label == UNKNOWN]
+    np.testing.assert_allclose(calibrated.score, honest.max(axis=1))
+
+
+def test_a_known_class_without_a_labeled_picture_is_nobodys_nearest():
+    label = [0, 0, UNKNOWN, UNKNOWN]
+    features = [[1, 0], [1, 0], [-1, 0.1], [-1, 0]]
+    found = assign(predict(features, np.eye(CLASSES)[[0, 0, 2, 2]], label))
+    assert found.nearest_known.tolist() == [0, 0]
+    assert (found.similarity < -0.9).all()
+
+
+# Flags
+
+
+def test_a_sure_picture_among_its_own_is_core():
+    assert set(flags(heaps([12, 12, 30, 30, 30])).values()) == {"core"}
+
+
+def test_a_picture_whose_views_disagree_is_on_the_border():
+    predictions = heaps([0, 0, 30, 30, 30])
+    predictions.by_view[:3, 20] = 4  # of class 2, and 5 of 8 views are left
+    predictions.by_view[:2, 21] = 4
+    found = flags(predictions)
+    assert found["picture 20.png"] == "border"
+    assert found["picture 21.png"] == ""  # 6 of 8: neither core nor border
+    assert found["picture 22.png"] == "core"
+
+
+def test_a_picture_with_a_small_margin_is_on_the_border():
+    predictions = heaps([0, 0, 30, 30, 30])
+    predictions.probability[20] = [0.0, 0.0, 0.55, 0.45, 0.0]
+    predictions.probability[21] = [0.0, 0.0, 0.65, 0.35, 0.0]
+    found = flags(predictions)
+    assert found["picture 20.png"] == "border"
+    assert found["picture 21.png"] == ""
+
+
+def test_a_picture_among_another_class_is_not_core():
+    predictions = heaps([0, 0, 30, 30, 30])
+    predictions.features[20] = predictions.features[60]  # of class 2, in the middle of class 3
+    found = flags(predictions)
+    assert found["picture 20.png"] == ""
+
+
+def test_a_picture_that_lies_with_a_known_class_may_be_known():
+    predictions = heaps([10, 0, 30, 30, 30])
+    predictions.features[40] = predictions.features[0]  # assigned to class 2, looks like class 0
+    found = assign(predictions)
+    row = found.paths.index("picture 40.png")
+    assert found.classes[found.cluster[row]] == "new-1"
+    assert found.classes[found.nearest_known[row]] == "animal 0"
+    assert found.flag.count("maybe-known") == 1
+    assert found.flag[row] == "maybe-known"
+
+
+def test_a_picture_does_not_vouch_for_itself():
+    """With itself in the mean of its class of five, it would seem to be more like that."""
+    novel = np.array([[0, 0, 1.0]] * 4 + [unit(np.array([0.72, 0, 0.70]))])
+    to_known, to_own, to_others = (
+        novel[4] @ unit(mean) for mean in ([1, 0, 0], novel.mean(axis=0), novel[:4].mean(axis=0))
+    )
+    assert to_own > to_known > to_others
+    features = [[1.0, 0, 0]] * 3 + [[0.0, 1, 0]] * 3 + novel.tolist()
+    label = [0] * 3 + [1] * 3 + [UNKNOWN] * 5
+    found = assign(predict(features, np.eye(3)[[0] * 3 + [1] * 3 + [2] * 5], label))
+    assert found.flag == ("core",) * 4 + ("maybe-known",)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tiny"),
+    [
+        ([0, 0, 30, 30, 4], {4}),
+        ([0, 0, 30, 30, 5], set()),
+        ([0, 0, 80, 80, 7], {4}),
+        ([0, 0, 80, 80, 8], set()),
+        ([0, 0, 1, 1, 1], {2, 3, 4}),
+        ([200, 200, 9, 9, 200], set()),  # the size of known ones says nothing about novel ones
+        ([3, 0, 30, 30, 30], set()),  # a known class may have few
+        ([3, 0, 0, 0, 0], set()),
+        ([0, 0, 30, 0, 0], set()),  # empty classes are not usual ones
+    ],
+)
+def test_tiny_is_below_five_or_a_tenth_of_the_usual(sizes, tiny):
+    found = assign(heaps(sizes, dim=12))
+    flagged = {int(c) for c, flag in zip(found.cluster, found.flag) if flag == "tiny-cluster"}
+    assert flagged == tiny
+    for number in tiny:
+        assert (np.array(found.flag)[found.cluster == number] == "tiny-cluster").all()
+
+
+# Extremes
+
+
+def test_without_labels_no_class_is_known():
+    predictions = predict(np.eye(4), softmax(np.eye(4)), [UNKNOWN] * 4, num_known=0)
+    found = assign(predictions)
+    assert found.nearest_known.tolist() == [UNKNOWN] * 4
+    assert np.isnan(found.similarity).all()
+    assert "maybe-known" not in found.flag
+    for row in found.rows():
+        named = dict(zip(COLUMNS, row))
+        assert (named["nearest_known"], named["similarity"]) == ("", None)
+
+
+def test_no_picture_without_a_label_gives_no_rows():
+    found = assign(predict(np.eye(3), np.eye(3), [0, 1, 0]))
+    assert found.paths == found.flag == tuple(found.rows()) == ()
+    assert found.cluster.shape == found.purity.shape == found.similarity.shape == (0,)
+
+
+def test_one_picture_has_no_neighbors():
+    found = assign(predict(np.eye(3), np.eye(3), [0, 1, UNKNOWN]))
+    assert np.isnan(found.purity).all()
+    assert found.flag == ("tiny-cluster",)
+    assert dict(zip(COLUMNS, next(found.rows())))["purity"] is None
+
+
+def test_equal_and_empty_features_are_no_reason_to_fail():
+    predictions = predict(np.ones((6, 3)), softmax(np.eye(6)[:, :4]), [0, 1] + [UNKNOWN] * 4)
+    for features in (predictions.features, np.zeros((6, 3))):
+        predictions.features[:] = features
+        found = assign(predictions)
+        for column in (found.score, found.margin, found.entropy, found.purity, found.similarity):
+            assert np.isfinite(column).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_table_holds_plain_values_of_four_digits(dtype, tmp_path):
+    p = some()
+    p = Predictions(
+        p.paths,
+        p.probability.astype(dtype),
+        p.by_view,
+        p.features.astype(dtype),
+        p.label,
+        p.classes,
+        p.num_known,
+    )
+    found = assign(p)
+    write_csv(tmp_path / "assignments.csv", COLUMNS, found.rows())
+    read = list(read_csv(tmp_path / "assignments.csv"))
+    assert [row["path"] for row in read] == list(found.paths)
+    assert [row["cluster"] for row in read] == [p.classes[c] for c in found.cluster]
+    for name in ("score", "margin", "entropy", "agreement", "purity", "similarity"):
+        assert max(len(row[name].lstrip("-")) for row in read) <= len("0.1234")
+        np.testing.assert_allclose(
+            [float(row[name]) for row in read], getattr(found, name), atol=6e-5
+        )

@@ -1,0 +1,137 @@
+"""One temperature makes the largest probability as large as it is often right."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nearkin.discovery.calibration import Calibration, calibration_error, fit
+from nearkin.errors import DataError
+
+
+def softmaxes(n, classes=6, *, scale=1.0, seed=0):
+    logits = scale * np.random.default_rng(seed).normal(size=(n, classes))
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return p / p.sum(axis=1, keepdims=True)
+
+
+def as_often_right_as_promised(p, seed=1):
+    return np.random.default_rng(seed).random(len(p)) < p.max(axis=1)
+
+
+def heated(row, temperature):
+    powers = [p ** (1 / temperature) for p in row]
+    return [power / sum(powers) for power in powers]
+
+
+def log_loss(p, correct, temperature):
+    largest = [max(heated(row, temperature)) for row in p.tolist()]
+    likelihood = [s if right else 1 - s for s, right in zip(largest, correct)]
+    return -sum(math.log(max(x, 1e-12)) for x in likelihood) / len(p)
+
+
+def at(temperature):
+    return Calibration(temperature, num_pictures=1, error_before=0.0, error_after=0.0)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.3, 1.0, 4.0, 20.0])
+def test_probabilities_are_raised_to_a_power_and_scaled(temperature):
+    p = softmaxes(20)
+    expected = [heated(row, temperature) for row in p.tolist()]
+    np.testing.assert_allclose(at(temperature).apply(p), expected, atol=1e-12)
+
+
+@given(temperature=st.floats(0.05, 20), scale=st.floats(0.1, 30), seed=st.integers(0, 99))
+def test_rows_sum_to_one_and_classes_keep_their_order(temperature, scale, seed):
+    p = softmaxes(8, scale=scale, seed=seed)
+    q = at(temperature).apply(p)
+    np.testing.assert_allclose(q.sum(axis=1), 1)
+    np.testing.assert_array_equal(q.argmax(axis=1), p.argmax(axis=1))
+    in_order = np.take_along_axis(q, p.argsort(axis=1), axis=1)
+    assert (np.diff(in_order, axis=1) >= 0).all()
+
+
+def test_an_impossible_class_stays_impossible():
+    p = np.array([[0.0, 0.7, 0.3], [0.0, 1.0, 0.0]], dtype=np.float32)
+    q = at(20.0).apply(p)
+    assert q[0].min() == 0
+    assert 0.3 < q[0, 2] < q[0, 1]
+    np.testing.assert_array_equal(q[1], [0, 1, 0])
+
+
+def test_what_is_calibrated_is_left_alone():
+    p = softmaxes(20_000)
+    fitted = fit(p, as_often_right_as_promised(p))
+    assert fitted.temperature == pytest.approx(1, abs=0.05)
+    assert fitted.num_pictures == 20_000
+    assert fitted.error_before < 0.02
+
+
+@pytest.mark.parametrize("sharpness", [0.25, 4.0])
+def test_the_temperature_undoes_what_made_probabilities_too_sharp_or_too_flat(sharpness):
+    honest = softmaxes(20_000)
+    correct = as_often_right_as_promised(honest)
+    fitted = fit(at(1 / sharpness).apply(honest), correct)
+    assert fitted.temperature == pytest.approx(sharpness, rel=0.05)
+    assert fitted.error_after < 0.02 < 0.1 < fitted.error_before
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_temperature_has_a_smaller_loss(seed):
+    p = softmaxes(40, scale=3, seed=seed)
+    correct = np.random.default_rng(seed).random(40) < [0.2, 0.5, 0.8, 0.95][seed % 4]
+    least = log_loss(p, correct, fit(p, correct).temperature)
+    losses = [log_loss(p, correct, t) for t in np.geomspace(0.0501, 19.9, 200)]
+    assert least <= min(losses) + 1e-6
+
+
+def test_all_right_is_cold_and_all_wrong_is_hot():
+    p = softmaxes(30)
+    right, wrong = fit(p, np.ones(30, dtype=bool)), fit(p, np.zeros(30, dtype=bool))
+    assert right.temperature == pytest.approx(0.05, rel=0.01)
+    assert wrong.temperature == pytest.approx(20, rel=0.01)
+    assert right.error_after < 0.1 < right.error_before
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_one_picture_is_enough(right):
+    fitted = fit(np.array([[0.6, 0.3, 0.1]]), np.array([right]))
+    assert 0.05 <= fitted.temperature <= 20
+    assert fitted.error_before == pytest.approx(0.4 if right else 0.6)
+    assert math.isfinite(fitted.error_after)
+
+
+def test_where_no_temperature_changes_anything_it_is_one():
+    certain = np.eye(3)[[0, 1, 2, 0]]
+    fitted = fit(certain, np.array([True, False, True, True]))
+    assert fitted == Calibration(1.0, num_pictures=4, error_before=0.25, error_after=0.25)
+    assert fit(np.ones((2, 1)), np.array([True, True])).temperature == 1
+
+
+def test_without_a_picture_there_is_nothing_to_learn():
+    with pytest.raises(DataError, match="hide at least one known class"):
+        fit(np.empty((0, 3)), np.empty(0, dtype=bool))
+
+
+# The error
+
+
+def test_the_error_is_the_mean_distance_over_ten_bins():
+    rng = np.random.default_rng(3)
+    score, correct = rng.random(200), rng.random(200) < 0.6
+    order = score.argsort()
+    bins = [order[start : start + 20] for start in range(0, 200, 20)]
+    distances = [abs(score[b].mean() - correct[b].mean()) for b in bins]
+    assert calibration_error(score, correct) == pytest.approx(sum(distances) / 10)
+
+
+@given(seed=st.integers(0, 99), n=st.integers(1, 50))
+def test_the_error_does_not_depend_on_the_order_of_the_pictures(seed, n):
+    rng = np.random.default_rng(seed)
+    score, correct = rng.choice([0.5, 0.9, 1.0], size=n), rng.random(n) < 0.5
+    shuffled = rng.permutation(n)
+    error = calibration_error(score, correct)
+    assert error == pytest.approx(calibration_error(score[shuffled], correct[shuffled]))
+    assert 0 <= error <= 1

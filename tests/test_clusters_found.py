@@ -1,0 +1,315 @@
+"""The classes that were found: their columns restated, and which of them may be one class."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nearkin.discovery import clusters as module
+from nearkin.discovery.assignments import assign
+from nearkin.discovery.clusters import COLUMNS, describe_clusters, one_class, rows, typical
+from nearkin.discovery.predictions import Predictions
+from nearkin.tables import read_csv, write_csv
+from nearkin.types import UNKNOWN
+
+KNOWN = 2
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def predict(features, logits, label, *, num_known=KNOWN):
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    n, classes = logits.shape
+    novel = [f"new-{c + 1}" for c in range(classes - num_known)]
+    return Predictions(
+        paths=tuple(f"{row}.png" for row in range(n)),
+        probability=p / p.sum(axis=1, keepdims=True),
+        by_view=np.repeat(logits.argmax(axis=1)[None], 3, axis=0),
+        features=unit(features),
+        label=np.asarray(label),
+        classes=tuple([f"animal {c}" for c in range(num_known)] + novel),
+        num_known=num_known,
+    )
+
+
+def by_direction(x, directions, label, **options):
+    """As a linear classifier would have it: the class is the nearest direction."""
+    return predict(x, 10 * unit(x) @ unit(directions).T, label, **options)
+
+
+def blobs(sizes, *, apart=6.0, dim=8, seed=0, labeled=10):
+    """A blob for each class on an axis of its own; the first pictures of known ones labeled."""
+    rng = np.random.default_rng(seed)
+    number = [c for c in range(KNOWN) for _ in range(labeled)]
+    number += [c for c, size in enumerate(sizes) for _ in range(size)]
+    label = [c for c in range(KNOWN) for _ in range(labeled)] + [UNKNOWN] * sum(sizes)
+    axes = apart * np.eye(dim)[: len(sizes)]
+    x = axes[number] + rng.normal(size=(len(number), dim))
+    return by_direction(x, axes, label)
+
+
+def describe(predictions, others=()):
+    return describe_clusters(predictions, assign(predictions), others)
+
+
+# The columns
+
+
+def silhouette(x, cluster):
+    """Rousseeuw 1987, with the distance 1 - cosine, picture by picture."""
+    distance = 1 - x @ x.T
+    values = []
+    for i, own in enumerate(cluster):
+        mates = [j for j in np.flatnonzero(cluster == own) if j != i]
+        if not mates:
+            values.append(0.0)
+            continue
+        inside = distance[i, mates].mean()
+        outside = min(distance[i, cluster == c].mean() for c in set(cluster) - {own})
+        values.append((outside - inside) / max(inside, outside))
+    return np.array(values)
+
+
+def jaccard(a, b):
+    return len(a & b) / len(a | b)
+
+
+def members(cluster):
+    return [set(np.flatnonzero(cluster == c).tolist()) for c in np.unique(cluster)]
+
+
+def test_the_columns_are_what_they_say():
+    predictions = blobs([12, 0, 20, 30, 9], apart=2.0)
+    found = assign(predictions)
+    x = predictions.features[predictions.label == UNKNOWN]
+    rng = np.random.default_rng(5)
+    others = [rng.permutation(9)[found.cluster], rng.integers(0, 4, len(x))]
+    others[0][::4] = 3
+    means = [predictions.features[predictions.label == c].mean(axis=0) for c in range(KNOWN)]
+    values = silhouette(x, found.cluster)
+    described = describe_clusters(predictions, found, others)
+    assert [c.number for c in described] == sorted(set(found.cluster.tolist()))
+    for cluster in described:
+        own = np.flatnonzero(found.cluster == cluster.number)
+        assert cluster.name == predictions.classes[cluster.number]
+        assert cluster.kind == ("known" if cluster.number < KNOWN else "novel")
+        assert cluster.size == len(own)
+        assert cluster.score == pytest.approx(found.score[own].mean())
+        assert cluster.silhouette == pytest.approx(values[own].mean())
+        to_all = (x[own] @ x[own].T).sum(axis=1)
+        assert to_all[own == cluster.medoid] == pytest.approx(to_all.max())
+        best = [max(jaccard(set(own.tolist()), m) for m in members(o)) for o in others]
+        assert cluster.stability == pytest.approx(sum(best) / 2)
+        likeness = [unit(mean) @ x[own].mean(axis=0) for mean in means]
+        assert cluster.nearest_known == predictions.classes[int(np.argmax(likeness))]
+
+
+def test_classes_found_again_under_other_numbers_are_stable():
+    predictions = blobs([0, 0, 20, 30, 9])
+    cluster = assign(predictions).cluster
+    assert [c.stability for c in describe(predictions, [7 - cluster, cluster])] == [1, 1, 1]
+    assert [c.stability for c in describe(predictions)] == [None, None, None]
+
+
+def test_a_class_another_seed_cut_in_halves_is_half_stable():
+    predictions = blobs([0, 0, 20, 30, 10])
+    other = assign(predictions).cluster.copy()
+    other[:10] = 7  # half of the first class
+    assert [c.stability for c in describe(predictions, [other])] == [0.5, 1, 1]
+
+
+def test_many_pictures_are_thinned_out_evenly_for_the_silhouette(monkeypatch):
+    predictions = blobs([0, 0, 300, 60, 10], apart=5.0)
+    whole = [c.silhouette for c in describe(predictions)]
+    monkeypatch.setattr(module, "SAMPLE", 180)
+    found = assign(predictions)
+    own = [np.flatnonzero(found.cluster == c) for c in (2, 3, 4)]
+    assert [len(o) for o in own] == [300, 60, 10]
+    drawn = np.concatenate([own[0][np.linspace(0, 299, 60).round().astype(int)], *own[1:]])
+    x, cluster = predictions.features[predictions.label == UNKNOWN], found.cluster[drawn]
+    values = silhouette(x[drawn], cluster)
+    thinned = [c.silhouette for c in describe(predictions)]
+    assert thinned == pytest.approx([values[cluster == c].mean() for c in (2, 3, 4)])
+    assert thinned == pytest.approx(whole, abs=0.05)
+
+
+def test_the_most_typical_come_first_and_the_medoid_before_all():
+    predictions = blobs([0, 0, 20, 30, 9], apart=2.0)
+    found = assign(predictions)
+    for cluster in describe_clusters(predictions, found):
+        order = typical(predictions, found, cluster.number)
+        assert order[0] == cluster.medoid
+        assert sorted(order) == np.flatnonzero(found.cluster == cluster.number).tolist()
+        x = predictions.features[predictions.label == UNKNOWN][order]
+        assert (np.diff(x @ unit(x.mean(axis=0))) <= 1e-12).all()
+
+
+# Small ones
+
+
+@pytest.mark.parametrize(
+    "sizes", [(0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 1, 1), (0, 0, 2, 1), (1, 0, 2, 2)]
+)
+def test_classes_of_no_one_or_two_pictures_are_described(sizes):
+    described = describe(blobs(sizes))
+    assert [c.size for c in described] == [s for c, s in enumerate(sizes) if s or c >= KNOWN]
+    several = sum(s > 0 for s in sizes) > 1
+    for c in described:
+        assert (c.score is None) == (c.medoid is None) == (c.nearest_known == "") == (c.size == 0)
+        assert (c.silhouette is not None) == (c.size >= 2 and several)
+        assert c.silhouette is None or math.isfinite(c.silhouette)
+        assert c.merge == ()
+
+
+def test_a_dead_class_has_empty_cells(tmp_path):
+    predictions = blobs([0, 0, 20, 0, 9])
+    found = assign(predictions)
+    described = describe_clusters(predictions, found, [found.cluster])
+    write_csv(tmp_path / "clusters.csv", COLUMNS, rows(described, found))
+    first, dead, _ = read_csv(tmp_path / "clusters.csv")
+    filled = {name: cell for name, cell in dead.items() if cell}
+    assert filled == {"cluster": "new-2", "kind": "novel", "size": "0"}
+    assert first["cluster"] == "new-1"
+    assert (first["name"], first["size"], first["stability"]) == ("", "20", "1.0")
+    assert first["medoid"] == found.paths[described[0].medoid]
+    assert float(first["silhouette"]) == round(described[0].silhouette, 4)
+
+
+def test_without_labels_no_known_class_is_near():
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    described = describe(by_direction(x, np.eye(4), [UNKNOWN] * 30, num_known=0))
+    assert [c.nearest_known for c in described] == [""] * 4
+
+
+def test_no_pictures_without_a_label_leave_all_novel_classes_empty():
+    x = np.eye(4)
+    described = describe(predict(x, x, [0, 1, 0, 1]), [np.empty(0, dtype=int)])
+    assert [(c.size, c.stability) for c in described] == [(0, None), (0, None)]
+
+
+# Merging
+
+
+def halved(seed, *, dim=16, n=120, parts=((1, 0), (-1, 0))):
+    """Three novel blobs, the last of them cut by a classifier with a direction for each part."""
+    rng = np.random.default_rng(seed)
+    axes = 8.0 * np.eye(dim)[:5]
+    cut = [axes[4] + dim**0.5 * (p * np.eye(dim)[6] + q * np.eye(dim)[7]) for p, q in parts]
+    number = np.repeat(np.arange(5), n)
+    label = np.where((number < KNOWN) & (np.arange(5 * n) % 2 == 0), number, UNKNOWN)
+    x = axes[number] + rng.normal(size=(5 * n, dim))
+    return by_direction(x, np.stack([*axes[:4], *cut]), label)
+
+
+def suggested(predictions):
+    return {c.name: set(c.merge) for c in describe(predictions) if c.merge}
+
+
+@pytest.mark.parametrize("dim", [8, 64, 256])
+@pytest.mark.parametrize("seed", range(5))
+def test_two_halves_of_one_blob_may_be_one_class_and_separate_blobs_may_not(seed, dim):
+    predictions = halved(seed, dim=dim)
+    sizes = np.bincount(assign(predictions).cluster)
+    assert sizes[4:].min() > 20
+    assert suggested(predictions) == {"new-3": {"new-4"}, "new-4": {"new-3"}}
+
+
+def test_three_parts_of_one_blob_may_all_be_one_class():
+    corners = [(math.cos(t), math.sin(t)) for t in (0, 2 * math.pi / 3, 4 * math.pi / 3)]
+    names = {"new-3", "new-4", "new-5"}
+    for seed in range(3):
+        found = suggested(halved(seed, n=400, parts=corners))
+        assert found == {name: names - {name} for name in names}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_blobs_that_do_not_touch_are_kept_apart_even_if_each_is_the_others_second_choice(seed):
+    """A pair nearer to each other than to all else."""
+    rng = np.random.default_rng(seed)
+    axes = 20.0 * np.eye(8)[:4]
+    axes[3] = axes[2] + 6 * np.eye(8)[3]
+    number = np.repeat([0, 1, 2, 3], 60)
+    x = axes[number] + rng.normal(size=(240, 8))
+    predictions = by_direction(x, axes, [*number[:120], *[UNKNOWN] * 120])
+    second = predictions.probability[120:].argsort(axis=1)[:, -2]
+    assert (second == np.repeat([3, 2], 60)).mean() > 0.9
+    assert suggested(predictions) == {}
+
+
+def test_halves_that_are_nobodys_second_choice_are_not_suggested():
+    predictions = halved(0)
+    p = predictions.probability
+    p[:] = 0.8 * np.eye(6)[p.argmax(axis=1)] + 0.2 * np.eye(6)[0]
+    assert suggested(predictions) == {}
+
+
+def test_who_is_certain_has_no_second_choice():
+    x = np.array([5.0, 0, 0]) + np.random.default_rng(0).normal(size=(80, 3))
+    predictions = by_direction(x, np.array([[5, 2, 0], [5, -2, 0]]), [UNKNOWN] * 80, num_known=0)
+    assert suggested(predictions) == {"new-1": {"new-2"}, "new-2": {"new-1"}}
+    predictions.probability[:] = np.eye(2)[predictions.cluster]
+    assert suggested(predictions) == {}
+
+
+def test_only_novel_classes_are_suggested():
+    """The halves get known numbers: what is known is two classes, however alike they look."""
+    predictions = halved(0)
+    order = [4, 5, 0, 1, 2, 3]
+    label = np.where(predictions.label == UNKNOWN, UNKNOWN, predictions.label + 2)
+    swapped = Predictions(
+        predictions.paths,
+        predictions.probability[:, order],
+        predictions.by_view,
+        predictions.features,
+        np.where(label < KNOWN, label, UNKNOWN),
+        predictions.classes,
+        KNOWN,
+    )
+    assert suggested(swapped) == {}
+
+
+def test_the_suggestion_does_not_depend_on_the_order_of_classes_and_pictures():
+    predictions = halved(1)
+    order, shuffled = [0, 1, 5, 3, 4, 2], np.random.default_rng(0).permutation(600)
+    permuted = Predictions(
+        predictions.paths,
+        predictions.probability[shuffled][:, order],
+        predictions.by_view,
+        predictions.features[shuffled],
+        predictions.label[shuffled],
+        predictions.classes,
+        KNOWN,
+    )
+    assert suggested(permuted) == {"new-1": {"new-3"}, "new-3": {"new-1"}}
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_collapsed_features_make_every_pair_of_second_choices_one_class(value):
+    predictions = blobs([0, 0, 20, 20])
+    predictions.features[:] = value * unit(np.ones(8))
+    predictions.probability[:, :KNOWN] = 0
+    assert suggested(predictions) == {"new-1": {"new-2"}, "new-2": {"new-1"}}
+
+
+@pytest.mark.parametrize("sd", [1.0, 5.0])
+@pytest.mark.parametrize("draw", ["normal", "laplace", "uniform", "triangular"])
+def test_a_heap_cut_in_the_middle_is_one_class(draw, sd):
+    rng = np.random.default_rng(0)
+    x = rng.triangular(-1, 0, 1, 4000) if draw == "triangular" else getattr(rng, draw)(size=4000)
+    x = 7 + sd * (x - np.median(x))
+    assert one_class(x[x > 7], x[x <= 7])
+
+
+@given(seed=st.integers(0, 9), sizes=st.tuples(st.integers(200, 900), st.integers(200, 900)))
+def test_two_heaps_are_one_class_only_if_they_are_near(seed, sizes):
+    rng = np.random.default_rng(seed)
+    a, b = (rng.normal(size=size) for size in sizes)
+    assert one_class(a + 1.3, b - 1.3)
+    assert one_class(1.3 - b, -1.3 - a)
+    assert not one_class(a + 2.1, b - 2.1)
+    assert one_class(a, a)
+    assert one_class(b - 1, a + 1)  # even on the wrong sides

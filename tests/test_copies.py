@@ -1,0 +1,251 @@
+"""Copies of pictures go into a folder per class, and nowhere else."""
+
+import io
+import re
+import resource
+import tarfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from nearkin.data.arrays import Arrays
+from nearkin.data.images import open_images
+from nearkin.errors import OutputError, UsageError
+from nearkin.runs.copies import check_destination, copy_to, file_names
+
+HOSTILE = [
+    "../../x.png",
+    "/etc/passwd",
+    "..",
+    ".",
+    "a\0b",
+    "a\nb",
+    "c:\\d",
+    "-rf",
+    "\udcff",
+    "~",
+]
+
+
+def fill(root, *names):
+    """Write a small picture, each another one, under each of these names."""
+    for seed, name in enumerate(names):
+        pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(root / name)
+    return open_images(root, cache=False)
+
+
+def files(root):
+    """The bytes of everything below a folder, by path."""
+    paths = [path for path in root.rglob("*") if not path.is_dir()]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+
+
+def copy(folder, images, classes, data=()):
+    return copy_to(folder, images, np.arange(len(images)), classes, data=data)
+
+
+# ---------------------------------------------------------------- what is written
+
+
+def test_copies_have_the_bytes_of_the_pictures_and_lie_in_the_folders_of_their_classes(tmp_path):
+    images = fill(tmp_path / "data", "1.png", "2.jpg", "old/1.png", "old/deep/3.png")
+    rows, classes = np.array([3, 0, 2]), ["new-1", "cat", "new-1"]
+    out = tmp_path / "there" / "sorted"
+    assert copy_to(out, images, rows, classes, data=[str(tmp_path / "data")]) == 3
+    assert files(out) == {
+        "cat/1.png": images.read(0),
+        "new-1/old-1.png": images.read(2),
+        "new-1/old-deep-3.png": images.read(3),
+    }
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    (tmp_path / "out").mkdir()
+    assert copy(tmp_path / "out", fill(tmp_path / "data", "1.png"), ["cat"]) == 1
+
+
+def test_pictures_of_an_archive_are_copied(tmp_path):
+    made = fill(tmp_path / "data", "a/1.png", "b/1.png")
+    with tarfile.open(tmp_path / "data.tar", "w") as archive:
+        archive.add(tmp_path / "data", "data")
+    images = open_images(tmp_path / "data.tar", cache=False)
+    assert copy(tmp_path / "out", images, ["cat", "cat"], [str(tmp_path / "data.tar")]) == 2
+    assert sorted(files(tmp_path / "out")) == ["cat/data-a-1.png", "cat/data-b-1.png"]
+    assert files(tmp_path / "out")["cat/data-b-1.png"] == made.read(1)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4), (3, 5, 4, 3)])
+def test_pixels_become_a_png_without_loss(tmp_path, shape):
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    images = open_images(pixels)
+    assert copy(tmp_path / "out", images, ["a", "b", "a"]) == 3
+    found = files(tmp_path / "out")
+    assert sorted(found) == ["a/0.png", "a/2.png", "b/1.png"]
+    for name, encoded in found.items():
+        copied = np.asarray(Image.open(io.BytesIO(encoded)))
+        np.testing.assert_array_equal(copied, images.read(int(name[2])))
+
+
+def test_a_picture_that_cannot_be_read_is_left_out(tmp_path):
+    images = fill(tmp_path / "data", "1.png", "2.png")
+    (tmp_path / "data" / "1.png").unlink()
+    assert copy(tmp_path / "out", images, ["cat", "cat"]) == 1
+    assert list(files(tmp_path / "out")) == ["cat/2.png"]
+
+
+def test_without_pictures_nothing_is_written(tmp_path):
+    images = fill(tmp_path / "data", "1.png")
+    assert copy_to(tmp_path / "out", images, np.arange(0), [], data=[]) == 0
+    assert not (tmp_path / "out").exists()
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_hostile_names_of_pictures_and_classes_stay_inside_the_folder(tmp_path):
+    names = sorted(HOSTILE, key=lambda name: name.encode("utf-8", "surrogateescape"))
+    pixels = np.arange(len(names), dtype=np.uint8)[:, None, None].repeat(2, 1).repeat(2, 2)
+    rows = {name: row for row, name in enumerate(names)}
+    images = replace(open_images(pixels), names=tuple(names), source=Arrays(pixels, rows))
+    for number, classes in enumerate((["", *names[1:]], ["cat"] * len(names))):
+        out = tmp_path / "deep" / str(number)
+        assert copy(out, images, classes) == len(names)
+        found = files(tmp_path)
+        assert Counter(Path(name).parts[:2] for name in found)["deep", str(number)] == len(names)
+        assert len(found) == (number + 1) * len(names)
+        inside = files(out)
+        assert all(re.fullmatch(r"[\w][\w.-]*/[\w][\w.-]*\.png", name) for name in inside)
+        assert len({path.split("/")[number] for path in inside}) == len(names)
+        shown = {
+            np.asarray(Image.open(io.BytesIO(encoded)))[0, 0, 0] for encoded in inside.values()
+        }
+        assert len(shown) == len(names)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=())) | st.sampled_from(HOSTILE)))
+def test_file_names_are_harmless_short_and_each_another_one(names):
+    made = file_names(names)
+    assert len(made) == len(names) == len({name.lower() for name in made})
+    for name in made:
+        assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name)
+        assert len(name) <= 255
+
+
+@pytest.mark.parametrize(
+    ("names", "made"),
+    [
+        (["IMG_01.jpg", "new-1", "a.b.c"], ["IMG_01.jpg", "new-1", "a.b.c"]),
+        (["a/b.png", "a-b.png", "A-B.PNG"], ["a-b.png", "a-b-2.png", "A-B-3.PNG"]),
+        (["x", "x-2", "x", "x"], ["x", "x-2", "x-3", "x-4"]),
+        (["", "", ".", ".."], ["_", "_-2", "_-3", "_."]),
+        (["maine coon", "Löwe", "猫"], ["maine_coon", "L_xf6we", "_u732b"]),
+    ],
+)
+def test_file_names_keep_what_they_can(names, made):
+    assert file_names(names) == made
+
+
+def test_long_names_are_cut_and_keep_their_ending_and_their_differences():
+    long = ["d" * 200 + "/" + "e" * 200 + f"{number}.jpeg" for number in range(12)]
+    made = file_names([*long, "猫" * 100, "." + "x" * 300])
+    assert len(set(made)) == 14
+    assert max(map(len, made)) <= 250
+    assert all(name.endswith(".jpeg") for name in made[:12])
+
+
+def test_many_pictures_of_one_long_beginning_have_names_of_their_own():
+    made = file_names(["x" * 300 + str(number) for number in range(50_000)])
+    assert len(set(made)) == 50_000
+
+
+def test_pictures_whose_paths_exceed_a_file_name_are_copied(tmp_path):
+    images = fill(tmp_path / "data", *("d" * 200 + "/" + "e" * 240 + f"{n}.png" for n in range(3)))
+    assert copy(tmp_path / "out", images, ["猫" * 90] * 3) == 3
+    assert set(files(tmp_path / "out").values()) == {images.read(row) for row in range(3)}
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def refused(error, folder, images, data=()):
+    """That copying fails in one line, and the same is said before."""
+    for attempt in (
+        lambda: check_destination(folder, data),
+        lambda: copy(folder, images, ["cat"] * len(images), data),
+    ):
+        with pytest.raises(error) as found:
+            attempt()
+        message = str(found.value)
+        assert "\n" not in message
+        assert str(folder) in message
+        assert "--copy-to" in message
+
+
+def test_a_folder_with_anything_in_it_is_refused(tmp_path):
+    images = fill(tmp_path / "data", "1.png")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".keep").touch()
+    refused(OutputError, tmp_path / "out", images)
+    assert files(tmp_path / "out") == {".keep": b""}
+
+
+def test_a_link_is_refused_wherever_it_leads(tmp_path):
+    images = fill(tmp_path / "data", "1.png")
+    (tmp_path / "empty").mkdir()
+    for number, target in enumerate((tmp_path / "empty", tmp_path / "gone", f"link{2}")):
+        link = tmp_path / f"link{number}"
+        link.symlink_to(target)
+        refused(OutputError, link, images)
+    assert not any((tmp_path / "empty").iterdir())
+    assert not (tmp_path / "gone").exists()
+
+
+def test_a_file_is_refused(tmp_path):
+    images = fill(tmp_path / "data", "1.png")
+    (tmp_path / "out").write_text("mine")
+    refused(OutputError, tmp_path / "out", images)
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+@pytest.mark.parametrize("inside", ["data", "data/sorted", "data/new/deep", "link/sorted"])
+def test_a_folder_in_the_data_is_refused(tmp_path, inside):
+    images = fill(tmp_path / "data", "1.png")
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    before = files(tmp_path)
+    refused(UsageError, tmp_path / inside, images, ["digits", str(tmp_path / "data")])
+    assert files(tmp_path) == before
+
+
+def test_a_folder_beside_data_of_a_similar_name_or_beside_a_table_is_not_in_the_data(tmp_path):
+    images = fill(tmp_path / "data", "1.png")
+    (tmp_path / "list.csv").write_text("path\ndata/1.png\n")
+    data = [str(tmp_path / "data"), str(tmp_path / "list.csv")]
+    assert copy(tmp_path / "data-sorted", images, ["cat"], data) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    images = fill(tmp_path / "data", "1.png")
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=r"^cannot write to .*file/out.*Not a directory.*$"):
+        copy(tmp_path / "file" / "out", images, ["cat"])
+
+
+def test_a_disk_that_fills_up_leaves_whole_copies_only_and_says_how_many(tmp_path):
+    images = fill(tmp_path / "data", "1.png", "2.png")
+    (tmp_path / "data" / "2.png").write_bytes(bytes(20_000))  # grown since it was listed
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(OutputError, match=r"after 1 copies: File too large; .*--copy-to$"):
+            copy(tmp_path / "out", images, ["cat", "cat"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files(tmp_path / "out") == {"cat/1.png": images.read(0)}

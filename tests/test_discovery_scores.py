@@ -1,0 +1,304 @@
+"""Scores of discovered classes, against every possible naming of them."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+from nearkin.discovery import scores
+from nearkin.discovery.scores import confusion, joint_match, novel_match
+from nearkin.measures.intervals import bootstrap
+from nearkin.measures.matching import cluster_accuracy, match, right
+
+
+def values(of, truth, found, num_known):
+    """The last word of each score's name, and its value."""
+    given = of(np.array(truth), np.array(found), num_known=num_known, pictures="pictures")
+    return {name.split()[-1]: value for name, value, *_ in given}
+
+
+def task_aware(truth, found, num_known=0):
+    return values(scores.task_aware, truth, found, num_known)
+
+
+def task_agnostic(truth, found, num_known):
+    return values(scores.task_agnostic, truth, found, num_known)
+
+
+def gcd(truth, found, num_known):
+    return values(scores.gcd, truth, found, num_known)
+
+
+def namings(clusters, classes):
+    """All one-to-one matches; a cluster may also stay without a class."""
+    clusters = sorted(set(clusters))
+    slots = sorted(set(classes)) + [None] * len(clusters)
+    for chosen in set(itertools.permutations(slots, len(clusters))):
+        yield dict(zip(clusters, chosen))
+
+
+def rights(pairs, naming):
+    """How many pictures are right under a naming."""
+    return sum(naming.get(c) == y for y, c in pairs)
+
+
+pairs = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12)
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    def quick(*args, **options):
+        return bootstrap(*args, **options, resamples=3)
+
+    monkeypatch.setattr(scores, "bootstrap", quick)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [("220011", 1), ("220010", 5 / 6), ("000000", 1 / 3), ("012345", 1 / 2), ("031122", 5 / 6)],
+)
+def test_accuracy_under_the_best_naming_has_its_golden_values(found, expected):
+    truth, found = np.array(list(map(int, "001122"))), np.array(list(map(int, found)))
+    assert cluster_accuracy(truth, found)[0] == expected
+    assert task_aware(truth, found)["accuracy"] == expected
+    assert task_aware(truth + 4, found + 4, 4)["accuracy"] == expected
+    assert gcd(truth, found, 1)["all"] == expected
+
+
+def test_one_match_of_all_classes_is_stricter_than_one_for_each_part():
+    truth, found = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 0, 0, 1])
+    first_version = [
+        cluster_accuracy(truth[rows], found[rows])[0] for rows in (truth < 1, truth > 0)
+    ]
+    assert first_version == [2 / 3, 2 / 3]
+    assert gcd(truth, found, 1) == {"all": 0.5, "known": 2 / 3, "novel": 1 / 3}
+
+
+@settings(max_examples=60)
+@given(pairs, st.integers(0, 4))
+def test_gcd_is_the_best_of_all_namings_and_flatters_nobody_on_novel_classes(pairs, num_known):
+    truth, found = zip(*pairs)
+    old = [(y, c) for y, c in pairs if y < num_known]
+    best = max((rights(pairs, naming), rights(old, naming)) for naming in namings(found, truth))
+    known = sum(y < num_known for y in truth)
+    parts = {"all": (best[0], len(truth)), "known": (best[1], known)}
+    parts["novel"] = (best[0] - best[1], len(truth) - known)
+    expected = {name: right / total for name, (right, total) in parts.items() if total}
+    assert gcd(truth, found, num_known) == pytest.approx(expected)
+
+
+@settings(max_examples=60)
+@given(pairs, st.integers(0, 4))
+def test_task_agnostic_names_only_novel_clusters(pairs, num_known):
+    truth, found = zip(*pairs)
+    novel = [(y, c) for y, c in pairs if y >= num_known and c >= num_known]
+    best = max(
+        rights(novel, naming) for naming in namings([c for _, c in novel], [y for y, _ in novel])
+    )
+    same = sum(y == c < num_known for y, c in pairs)
+    known = sum(y < num_known for y in truth)
+    parts = {
+        "all": (same + best, len(pairs)),
+        "known": (same, known),
+        "novel": (best, len(pairs) - known),
+    }
+    expected = {name: right / total for name, (right, total) in parts.items() if total}
+    assert task_agnostic(truth, found, num_known) == pytest.approx(expected)
+
+
+@settings(max_examples=20)
+@given(pairs, st.integers(0, 4), st.permutations(range(5)), st.permutations(range(5)))
+def test_scores_do_not_depend_on_the_numbers_of_novel_classes(pairs, num_known, a, b):
+    truth, found = (np.array(column) for column in zip(*pairs))
+    a, b = ([c for c in order if c >= num_known] for order in (a, b))
+    classes, clusters = (np.array([*range(num_known), *order]) for order in (a, b))
+    for of in (task_aware, task_agnostic, gcd):
+        renamed = of(
+            classes[truth],
+            7 * clusters[found] * (found >= num_known) + found * (found < num_known),
+            num_known,
+        )
+        assert renamed == pytest.approx(of(truth, found, num_known))
+
+
+@settings(max_examples=40)
+@given(pairs, st.integers(0, 4))
+def test_more_freedom_to_name_never_lowers_an_accuracy(pairs, num_known):
+    truth, found = (np.array(column) for column in zip(*pairs))
+    joint, agnostic = gcd(truth, found, num_known), task_agnostic(truth, found, num_known)
+    assert joint["all"] >= agnostic["all"]
+    for name, rows in (("known", truth < num_known), ("novel", truth >= num_known)):
+        if rows.any():
+            first_version = cluster_accuracy(truth[rows], found[rows])[0]
+            assert first_version >= joint[name] - 1e-12
+
+
+@settings(max_examples=40)
+@given(pairs, st.integers(0, 4), st.randoms(use_true_random=False))
+def test_putting_a_wrong_picture_right_raises_the_accuracy(pairs, num_known, random):
+    truth, found = (np.array(column) for column in zip(*pairs))
+    for of, matched in ((gcd, joint_match), (task_agnostic, novel_match)):
+        naming = matched(truth, found, num_known)
+        clusters = {label: cluster for cluster, label in naming.items()}
+        wrong = [i for i, y in enumerate(truth) if y in clusters and clusters[y] != found[i]]
+        if wrong:
+            better, i = found.copy(), random.choice(wrong)
+            better[i] = clusters[truth[i]]
+            gain = of(truth, better, num_known)["all"] - of(truth, found, num_known)["all"]
+            assert gain >= 1 / len(truth) - 1e-12
+
+
+def test_known_classes_keep_their_numbers_only_where_the_protocol_says_so():
+    truth, found = [0, 0, 1, 1, 2, 2], [1, 1, 0, 0, 2, 2]
+    assert task_agnostic(truth, found, 2) == {"all": 1 / 3, "known": 0, "novel": 1}
+    assert gcd(truth, found, 2) == {"all": 1, "known": 1, "novel": 1}
+
+
+def test_known_pictures_in_novel_clusters_have_no_say_in_the_task_agnostic_match():
+    truth, found = [0] * 9 + [1, 1, 2], [1] * 9 + [1, 1, 2]
+    assert task_agnostic(truth, found, 1) == {"all": 0.25, "known": 0, "novel": 1}
+
+
+def test_a_novel_picture_in_a_known_class_is_an_error_even_if_it_is_a_pure_one():
+    assert task_aware([1, 1, 2, 2], [0, 0, 2, 2], num_known=1)["accuracy"] == 0.5
+
+
+def test_task_aware_scores_are_of_novel_pictures_and_clusterings_as_such():
+    generator = np.random.default_rng(0)
+    truth = generator.integers(6, size=300)
+    found = np.where(generator.random(300) < 0.6, truth, generator.integers(2, 7, size=300))
+    rows = truth >= 2
+    assert task_aware(truth, found, 2) == {
+        "accuracy": cluster_accuracy(truth[rows], found[rows])[0],
+        "NMI": normalized_mutual_info_score(truth[rows], found[rows]),
+        "ARI": adjusted_rand_score(truth[rows], found[rows]),
+    }
+    assert task_aware([0, 0, 1, 1], [5, 5, 5, 5]) == {"accuracy": 0.5, "NMI": 0, "ARI": 0}
+
+
+def test_pictures_without_a_true_class_are_left_out_and_counted():
+    truth, found = np.array([-1, 2, 0, 3, -1, 2]), np.array([2, 2, 0, 2, 0, 2])
+    first = {}
+    for of in (scores.task_aware, scores.task_agnostic, scores.gcd):
+        name, value, _, _, protocol = of(truth, found, num_known=1, pictures="test pictures")[0]
+        first[name] = value, protocol.split(";")[0]
+    left_out = "4 test pictures (2 without a true class left out)"
+    assert first == {
+        "task-aware accuracy": (
+            2 / 3,
+            "3 test pictures (2 without a true class and 1 of known classes left out)",
+        ),
+        "task-agnostic accuracy, all": (0.75, left_out),
+        "GCD accuracy, all": (0.75, left_out),
+    }
+
+
+def test_every_protocol_says_how_clusters_were_named_and_what_the_interval_means():
+    truth = found = np.array([0, 1, 2])
+    for of in (scores.task_aware, scores.task_agnostic, scores.gcd):
+        *_, protocol = of(truth, found, num_known=1, pictures="pictures")[0]
+        assert "one Hungarian match" in protocol
+        assert "surplus clusters are errors, match anew in each draw" in protocol
+        assert protocol.endswith("interval as if pictures were independent, model fixed")
+
+
+@pytest.mark.parametrize("of", [scores.task_aware, scores.task_agnostic, scores.gcd])
+def test_parts_without_pictures_have_no_score(of):
+    none = np.zeros(0, dtype=int)
+    assert of(none, none, num_known=2, pictures="pictures") == []
+    assert of(np.array([-1, -1]), np.array([0, 3]), num_known=2, pictures="pictures") == []
+    (name, *_), *others = of(np.array([3]), np.array([5]), num_known=2, pictures="pictures")
+    assert (name.split(",")[0].split()[-1], len(others)) == (
+        "accuracy",
+        2 if "aware" in name else 1,
+    )
+
+
+def test_intervals_match_the_clusters_of_each_draw_anew(monkeypatch):
+    monkeypatch.setattr(scores, "bootstrap", bootstrap)
+    generator = np.random.default_rng(1)
+    truth = generator.integers(5, size=60)
+    found = np.where(generator.random(60) < 0.5, truth, generator.integers(5, size=60))
+    _, value, low, high, _ = scores.task_aware(truth, found, num_known=0, pictures="", seed=3)[0]
+
+    def plain(rows):
+        return cluster_accuracy(truth[rows], found[rows])[0]
+
+    assert (low, high) == pytest.approx(bootstrap(plain, 60, seed=3))
+    assert low < value < high
+    fixed = cluster_accuracy(truth, found)[1]
+    kept = bootstrap(lambda rows: right(truth[rows], found[rows], fixed).mean(), 60, seed=3)
+    assert (low, high) != pytest.approx(kept)
+
+
+def test_intervals_of_rare_parts_are_finite_and_hold_the_value():
+    truth, found = np.array([0] + [1, 2] * 10), np.array([0] + [1, 1, 2, 2] * 5)
+    for name, value, low, high, _ in scores.gcd(truth, found, num_known=1, pictures="pictures"):
+        assert 0 <= low <= value <= high <= 1, name
+
+
+# Matches and confusion
+
+
+def test_heavier_images_decide_a_match():
+    labels, clusters = np.array([0, 0, 0, 1, 1]), np.array([5, 5, 6, 5, 5])
+    assert match(labels, clusters) == {5: 1, 6: 0}
+    assert match(labels, clusters, weight=np.array([9, 9, 9, 1, 1])) == {5: 0, 6: 1}
+
+
+def test_right_are_the_images_in_a_cluster_of_their_class():
+    labels, clusters = np.array([-7, 0, 3, 3]), np.array([10**9, -2, 5, 6])
+    assert right(labels, clusters, {10**9: -7, 5: 3}).tolist() == [True, False, True, False]
+    assert right(labels[:0], clusters[:0], {}).tolist() == []
+
+
+def test_the_confusion_has_matched_clusters_on_its_diagonal():
+    truth = np.array([0, 0, 0, 4, 4, 3, 3, 3, -1])
+    found = np.array([0, 0, 2, 1, 0, 2, 2, 5, 0])
+    table = confusion(truth, found, joint_match(truth, found, 1))
+    assert table.class_of == {0: 0, 2: 3, 1: 4}
+    assert table.classes.tolist() == [0, 3, 4]
+    assert table.clusters.tolist() == [0, 2, 1, 5]
+    assert table.count.tolist() == [[2, 1, 0, 0], [0, 2, 0, 1], [1, 0, 1, 0]]
+    assert table.recall.tolist() == [2 / 3, 2 / 3, 1 / 2]
+
+
+def test_a_class_without_a_cluster_comes_last_and_has_no_recall():
+    truth, found = np.array([2, 2, 3, 4, 4]), np.array([7, 7, 7, 6, 6])
+    table = confusion(truth, found, novel_match(truth, found, 2))
+    assert table.classes.tolist() == [2, 4, 3]
+    assert table.clusters.tolist() == [7, 6]
+    assert table.recall.tolist() == [1, 1, 0]
+    assert table.class_of == {7: 2, 6: 4}  # known classes that no picture is of are not listed
+
+
+def test_a_match_without_a_common_picture_is_not_shown():
+    truth, found = np.array([0, 0, 1]), np.array([3, 3, 3])
+    crossed = np.array([0, 1, 1, 1]), np.array([5, 5, 6, 6])
+    assert confusion(truth, found, {3: 1, 9: 0}).class_of == {3: 1}
+    assert confusion(*crossed, {5: 0, 6: 1}).class_of == {5: 0, 6: 1}
+    assert confusion(truth, found, {9: 0}).class_of == {}
+
+
+@settings(max_examples=40)
+@given(pairs, st.integers(0, 4))
+def test_the_diagonal_of_the_confusion_is_the_accuracy(pairs, num_known):
+    truth, found = (np.array(column) for column in zip(*pairs))
+    for of, matched in ((gcd, joint_match), (task_agnostic, novel_match)):
+        table = confusion(truth, found, matched(truth, found, num_known))
+        named = len(table.class_of)
+        assert table.count.sum() == len(truth)
+        accuracy = table.count.diagonal()[:named].sum() / len(truth)
+        assert accuracy == pytest.approx(of(truth, found, num_known)["all"])
+        weights = [np.mean(truth == label) for label in table.classes]
+        assert table.recall @ weights == pytest.approx(accuracy)
+
+
+def test_nothing_confuses_nothing():
+    none = np.zeros(0, dtype=int)
+    table = confusion(none, none, joint_match(none, none, 3))
+    assert table.count.shape == (0, 0)
+    assert table.recall.tolist() == []

@@ -1,0 +1,491 @@
+"""Pages are one file that shows whatever it is given as text, to everybody."""
+
+import base64
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import nearkin
+from nearkin.data.images import open_images
+from nearkin.explorer.charts import line_chart, round_ticks
+from nearkin.explorer.markup import Html, element, text
+from nearkin.explorer.page import discovery_page
+from nearkin.explorer.report import Chart, ClassView, Confusion, Picture, Report, Table
+from nearkin.runs.gallery import thumbnails
+
+DOT = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+HOSTILE = [
+    "<img src=x onerror=alert(1)>.png",
+    '"><svg onload=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</script><script>alert(1)</script>",
+    "</style></title></textarea><!--",
+    "http://example.org/?a=1&lt;b",
+    "a\nb\tc\x1b[31m\0",
+    "\u202egnp.exe\u2066",
+    "caf\udce9 \ud83d",
+    "=cmd|' /C calc'!A0 {{7*7}} %2e%2e",
+    "猫 كلب é",
+    " ",
+]
+
+
+def report(name="cat", uri=DOT):
+    """A report with every part, in which every string from outside is `name`."""
+    picture = Picture(name, uri, 0.9876)
+    view = ClassView(name, 30, picture, (picture,) * 3, (picture,), 0.5, 0.25, -0.125, "", (name,))
+    view = replace(view, truth=name)
+    points = [(number, 0.1 * number) for number in range(2, 6)]
+    return Report(
+        data=name,
+        mode="gcd",
+        known=(name, name),
+        num_labeled=20,
+        num_unlabeled=100,
+        novel=(view,),
+        chosen="given",
+        confidence=name,
+        assigned=(replace(view, nearest_known=f"{name}!"),),
+        interval=(1, 3),
+        findings=(name,),
+        results=(Table(name, (name, name), ((name, name),), name),),
+        confusion=Confusion((name, name), (name, name), ((20, 0), (10, 9))),
+        counting=(Chart(name, name, name, {name: points, f"{name}2": points}, name, 3, (2, 4)),),
+        training=(Chart(name, name, name, {name: points}),),
+        protocol=(name,),
+        configuration={name: name},
+        versions={name: name},
+        command=name,
+        steps=((name, name),),
+    )
+
+
+def bare(**changes):
+    parts = dict(data="cats", mode="gcd", known=("a", "b"), num_labeled=9, num_unlabeled=1)
+    return Report(**parts | dict(novel=(), chosen="given", confidence="A score.") | changes)
+
+
+class Read(HTMLParser):
+    """What a page consists of; fails where elements are not closed in turn."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.elements, self.texts = [], [], []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        names = [name for name, _ in attrs]
+        assert len(set(names)) == len(names)
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("img", "meta"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def handle_comment(self, data):
+        raise AssertionError(data)
+
+    def of(self, tag):
+        return [attributes for found, attributes in self.elements if found == tag]
+
+    def said(self, tag):
+        return [data for found, data in self.texts if found == tag]
+
+    def values(self, attribute):
+        return [attrs[attribute] for _, attrs in self.elements if attribute in attrs]
+
+
+def outline(page):
+    """Elements and the names of their attributes, without what is written in them."""
+    return [(tag, sorted(attributes)) for tag, attributes in Read(page).elements]
+
+
+PAGES = {
+    "full": report(),
+    "bare": bare(),
+    "disjoint": bare(mode="ncd", novel=(ClassView("new-1", 1),), interval=(1, 1)),
+    "empty class": bare(novel=(ClassView("new-1", 0), ClassView("new-2", 1, score=float("nan")))),
+    "no pictures": bare(num_unlabeled=0),
+}
+every_page = pytest.mark.parametrize("given_", PAGES.values(), ids=PAGES)
+
+
+# ---------------------------------------------------------------- text stays text
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_anywhere_changes_nothing_but_the_text(name):
+    page = discovery_page(report(name))
+    assert outline(page) == outline(discovery_page(report("cat")))
+    seen = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    read = Read(page)
+    assert seen in read.said("bdi")
+    assert seen in [attributes["alt"] for attributes in read.of("img")]
+    assert page.encode("utf-8")
+
+
+@settings(max_examples=20)
+@given(st.text(st.characters(exclude_categories=()), min_size=1))
+def test_any_name_changes_nothing_but_the_text(name):
+    assert outline(discovery_page(report(name))) == outline(discovery_page(report("cat")))
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        ("\u202egnp.exe", "\\u202egnp.exe"),
+        ("a\nb", "a\\nb"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("caf\udce9", "caf\\udce9"),
+        ("\u2028\ufeff\u200b", "\\u2028\\ufeff\\u200b"),
+        ("Größe 猫", "Größe 猫"),
+    ],
+)
+def test_what_cannot_be_seen_is_written_out(value, seen):
+    assert text(value) == seen
+
+
+def test_markup_inside_markup_is_not_escaped_twice_but_joined_to_a_string_it_is():
+    bold = element("b", "<")
+    assert element("p", bold, "&") == "<p><b>&lt;</b>&amp;</p>"
+    assert element("p", "" + bold) == "<p>&lt;b&gt;&amp;lt;&lt;/b&gt;</p>"
+    assert element("p", class_="a", aria_label='"', tabindex=0) == (
+        '<p class="a" aria-label="&quot;" tabindex="0"></p>'
+    )
+    assert isinstance(text(text("<")), Html)
+
+
+# ---------------------------------------------------------------- one file
+
+
+@every_page
+def test_nothing_is_loaded_run_or_sent(given_):
+    page = discovery_page(given_)
+    read = Read(page)
+    assert not re.search(r"https?:|//|@import|url\(", re.sub(r'src="data:[^"]*"', "", page))
+    assert all(source.startswith("data:image/") for source in read.values("src"))
+    assert all(target.startswith("#") for target in read.values("href"))
+    tags = {tag for tag, _ in read.elements}
+    assert not tags & {"script", "link", "iframe", "object", "embed", "form", "base", "input"}
+    assert not any(name.startswith("on") for _, attrs in read.elements for name in attrs)
+    assert not read.values("style")
+
+
+@every_page
+def test_the_policy_allows_this_style_and_pictures_in_the_page_and_nothing_else(given_):
+    page = discovery_page(given_)
+    (policy,) = (
+        meta["content"]
+        for meta in Read(page).of("meta")
+        if meta.get("http-equiv") == "Content-Security-Policy"
+    )
+    (style,) = re.findall("<style>(.*?)</style>", page, flags=re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert policy.split("; ") == [
+        "default-src 'none'",
+        "img-src data:",
+        f"style-src 'sha256-{digest}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    assert page.index("Content-Security-Policy") < page.index("<style>")
+    assert "<" not in style
+
+
+def test_pages_are_made_without_torch_or_numpy():
+    code = "import sys, nearkin.explorer.page; print({'torch', 'numpy', 'PIL'} & set(sys.modules))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(nearkin.__file__).parents[1])}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# ---------------------------------------------------------------- for everybody
+
+
+@every_page
+def test_pages_can_be_used_without_eyes_or_a_mouse(given_):
+    read = Read(discovery_page(given_))
+    assert read.of("html") == [{"lang": "en"}]
+    assert len(read.of("main")) == len(read.of("h1")) == 1
+    levels = [int(tag[1]) for tag, _ in read.elements if re.fullmatch(r"h\d", tag)]
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert all("alt" in picture for picture in read.of("img"))
+    assert all(cell["scope"] in ("row", "col") for cell in read.of("th"))
+    assert len(read.of("caption")) == len(read.of("table"))
+    assert all(
+        drawing.get("role") == "img" or drawing["aria-hidden"] == "true"
+        for drawing in read.of("svg")
+    )
+    assert len(read.of("summary")) == len(read.of("details"))
+
+
+@every_page
+def test_every_link_leads_somewhere_on_the_page(given_):
+    read = Read(discovery_page(given_))
+    ids = read.values("id")
+    assert len(set(ids)) == len(ids)
+    assert {target[1:] for target in read.values("href")} <= set(ids)
+    sections = [attributes["id"] for attributes in read.of("section")]
+    assert sections == [target[1:] for target in read.values("href")[: len(sections)]]
+
+
+def test_the_picture_of_a_class_is_shown_large_and_all_others_with_their_scores():
+    read = Read(discovery_page(report()))
+    assert len(read.of("figure")) == 2
+    assert len(read.of("img")) == 2 * (1 + 1 + 3 + 1)  # overview, medoid, core, border
+    assert read.said("span").count("0.99") == 2 * 4
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def words(given_):
+    return " ".join(data for _, data in Read(discovery_page(given_)).texts)
+
+
+def test_the_first_paragraph_says_what_was_asked_and_found():
+    novel = (ClassView("new-1", 700), ClassView("new-2", 450))
+    known = tuple(f"k{number}" for number in range(14))
+    found = bare(
+        known=known,
+        num_labeled=1,
+        num_unlabeled=1200,
+        novel=novel,
+        assigned=(ClassView("k0", 50),),
+        chosen="chosen by silhouette",
+        interval=(2, 4),
+    )
+    (lead,) = [said for said in Read(discovery_page(found)).said("p") if "came" in said]
+    assert lead == (
+        "1 picture came with a label, of 14 known classes (k0, k1, k2, k3, k4, k5, k6, k7, k8, "
+        "k9, k10, k11 and 2 more); 1,200 came without. Of these, 1,150 were sorted into 2 new "
+        "classes, and 50 looked like one of the known classes. The number of new classes was "
+        "chosen by silhouette; it may be anything from 2 to 4."
+    )
+    assert Read(discovery_page(found)).said("h1") == ["2 new classes in cats"]
+
+
+def test_where_known_classes_are_ruled_out_the_first_paragraph_says_so():
+    said = words(PAGES["disjoint"])
+    assert "taken to be of none of the known classes and were sorted into 1 new class." in said
+    assert "looked like one of the known" not in said
+
+
+def test_parts_without_content_are_left_out_and_not_in_the_contents():
+    headings = Read(discovery_page(bare())).said("h2")
+    assert headings == ["New classes", "How sure this is"]
+    assert Read(discovery_page(bare())).said("h1") == ["No new class in cats"]
+    assert len(Read(discovery_page(report())).said("h2")) == 10
+
+
+def test_new_classes_come_before_known_ones_which_can_be_opened():
+    found = bare(novel=(ClassView("new-1", 3),), assigned=(ClassView("dog", 2),), num_unlabeled=5)
+    page = discovery_page(found)
+    assert page.index("<h3><bdi>new-1</bdi></h3>") < page.index("<summary><h3><bdi>dog</bdi>")
+    assert ": 2 pictures" in words(found)
+
+
+def test_numbers_of_a_class_that_are_not_known_are_not_shown():
+    def rows(**known):
+        read = Read(
+            discovery_page(bare(novel=(ClassView("new-1", 30, **known),), num_unlabeled=40))
+        )
+        return read.said("th"), read.said("td")
+
+    assert rows()[0] == ["Pictures"]
+    assert rows(score=float("nan"), nearest_known="new-1")[0] == ["Pictures"]
+    names, cells = rows(score=0.5, stability=0.0, silhouette=-0.126, nearest_known="dog")
+    assert names == ["Pictures", "Score", "Stability", "Silhouette", "Most like"]
+    assert cells[::2] == ["30 (75%)", "0.50", "0.00", "-0.13", "dog"]
+
+
+def test_a_class_it_may_be_one_with_is_linked_if_it_is_shown():
+    views = ClassView("new-1", 3, merge=("new-2", "gone")), ClassView("new-2", 2)
+    page = discovery_page(bare(novel=views, num_unlabeled=5))
+    assert '<a href="#new-2">new-2</a>, gone</td>' in page
+
+
+def shades(counts):
+    names = tuple(str(number) for number in range(len(counts)))
+    found = tuple(str(number) for number in range(len(counts[0])))
+    read = Read(discovery_page(bare(confusion=Confusion(names, found, counts))))
+    return [cell["class"] for cell in read.of("td")], read
+
+
+def test_cells_of_the_confusion_matrix_are_shaded_by_their_share_of_the_true_class():
+    classes, read = shades(((0, 1, 999), (5, 5, 0), (0, 0, 0), (1000, 2000, 0)))
+    numbers = [0, 1, 10, 5, 5, 0, 0, 0, 0, 4, 7, 0]
+    assert classes == [f"shade{number}" for number in numbers]
+    assert read.said("td") == ["1", "999", "5", "5", "1,000", "2,000"]
+
+
+@pytest.mark.parametrize("many", [20, 21])
+def test_a_matrix_too_large_to_be_seen_at_once_is_folded(many):
+    _, read = shades(tuple((1,) * many for _ in range(many)))
+    assert (read.said("summary") == ["Which class was taken for which"]) == (many > 20)
+
+
+# ---------------------------------------------------------------- charts
+
+
+@given(
+    st.lists(st.floats(-1e9, 1e9).map(lambda x: x + 0.0), min_size=1)
+    | st.lists(st.integers(-1000, 1000), min_size=1)
+)
+def test_ticks_are_few_even_and_enclose_the_values(values):
+    ticks = round_ticks(values)
+    assert 2 <= len(ticks) <= 8
+    steps = np.diff(ticks)
+    assert (steps > 0).all()
+    np.testing.assert_allclose(steps, steps[0], rtol=1e-3)
+    assert ticks[0] <= min(values) + 1e-6 * steps[0]
+    assert max(values) - 1e-6 * steps[0] <= ticks[-1]
+    if all(isinstance(value, int) for value in values):
+        assert all(tick.is_integer() for tick in map(float, ticks))
+
+
+def drawn(series, **more):
+    return Read(line_chart(Chart("Loss", "epoch", "loss", series, **more)))
+
+
+def places(read):
+    (line,) = read.of("polyline")
+    return [tuple(map(float, place.split(","))) for place in line["points"].split()]
+
+
+def test_points_stand_where_their_values_are():
+    read = drawn({"loss": [(0, 10.0), (10, 0.0), (5, 2.5)]})
+    (left, top), (middle, low), (right, bottom) = places(read)
+    assert middle == pytest.approx((left + right) / 2)
+    assert low == pytest.approx(bottom - 0.25 * (bottom - top))
+    grid = [float(line["y1"]) for line in read.of("line")]
+    assert {top, bottom} <= set(grid)
+    ticks = [said for said in read.said("text") if said not in ("loss", "epoch")]
+    assert ticks == ["0", "2", "4", "6", "8", "10"] * 2
+
+
+def test_points_that_are_not_finite_are_left_out():
+    holes = [(0, 1.0), (1, float("nan")), (2, float("inf")), (3, 0.5)]
+    assert len(places(drawn({"loss": holes}))) == 2
+
+
+@pytest.mark.parametrize("series", [{}, {"loss": []}, {"loss": [(0, float("nan"))]}])
+def test_nothing_is_drawn_of_nothing(series):
+    assert line_chart(Chart("Loss", "epoch", "loss", series)) == ""
+    found = bare(training=(Chart("Loss", "epoch", "loss", series),))
+    assert "Training" not in Read(discovery_page(found)).said("h2")
+
+
+@pytest.mark.parametrize(
+    "points", [[(3, 0.7)], [(1, 0.7), (2, 0.7)], [(0, 1e-12), (1, 1 + 1e-12)]]
+)
+def test_a_single_point_and_equal_values_are_drawn(points):
+    assert np.isfinite(places(drawn({"loss": points}))).all()
+
+
+def test_the_chosen_number_is_marked_and_the_interval_lies_around_it():
+    points = [(k, 0.1 * k) for k in range(2, 11)]
+    read = drawn({"fit": points}, chosen=5, interval=(4, 6))
+    (mark,) = (line for line in read.of("line") if line["class"] == "mark")
+    (band,) = read.of("rect")
+    assert float(mark["x1"]) == places(read)[3][0]
+    assert float(band["x"]) == places(read)[2][0]
+    assert float(band["x"]) + float(band["width"]) == pytest.approx(places(read)[4][0])
+    assert "chosen: 5" in read.said("text")
+
+
+def test_an_interval_beyond_the_curve_is_inside_the_chart():
+    read = drawn({"fit": [(2, 0.1), (3, 0.2)]}, chosen=9, interval=(9, 9))
+    (band,) = read.of("rect")
+    assert 0 < float(band["x"]) < 640
+    assert float(band["width"]) > 0
+
+
+def test_several_lines_differ_in_more_than_color_and_have_a_legend():
+    points = [(0, 0.0), (1, 1.0)]
+    read = drawn(dict.fromkeys("abcd", points))
+    assert len({line["class"] for line in read.of("polyline")}) == 4
+    dots = {dot["class"] for tag in ("circle", "polygon") for dot in read.of(tag)}
+    assert len(dots) == 4
+    assert read.said("li") == list("abcd")
+    assert drawn({"a": points}).of("li") == []
+
+
+def test_the_numbers_of_a_chart_can_be_read():
+    read = drawn({"a": [(1, 0.5), (2, 0.25)], "b": [(2, 123456.0)]})
+    assert read.said("th") == ["epoch", "a", "b", "1", "2"]
+    assert read.said("td") == ["0.5", "0.25", "1.235e+05"]
+
+
+# ---------------------------------------------------------------- in a browser
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+
+
+def browse(tmp_path, page, *options):
+    """Open a page in Chromium: what it prints, and what it logs."""
+    file = tmp_path / "page.html"
+    file.write_text(page, encoding="utf-8")
+    own = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}"]
+    log = ["--enable-logging=stderr", "--log-level=0"]
+    command = [CHROMIUM, *own, *log, *options, file.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    return done.stdout, done.stderr
+
+
+def digits_report():
+    images = open_images("digits")
+    found = thumbnails(images, np.arange(40))
+    pictures = tuple(Picture(images.names[row], uri, 0.9) for row, uri in found.items())
+    view = ClassView("new-1", 40, pictures[0], pictures[:24], pictures[24:36], 0.9)
+    return replace(report(), novel=(view,), tiny=True)
+
+
+@in_a_browser
+def test_a_browser_shows_the_page_light_by_day_and_dark_by_night(tmp_path):
+    page, means = discovery_page(digits_report()), {}
+    for scheme, number in (("dark", 0), ("light", 1)):
+        shot = tmp_path / f"{scheme}.png"
+        _, log = browse(
+            tmp_path,
+            page,
+            f"--screenshot={shot}",
+            "--window-size=1000,1400",
+            f"--blink-settings=preferredColorScheme={number}",
+        )
+        assert "Content Security Policy" not in log
+        with Image.open(shot) as picture:
+            pixels = np.asarray(picture.convert("L"))
+        means[scheme] = pixels[:, :20].mean(), pixels.std()
+    assert means["dark"][0] < 40 < 230 < means["light"][0]
+    assert min(spread for _, spread in means.values()) > 10
+
+
+@in_a_browser
+def test_a_browser_takes_hostile_names_for_text(tmp_path):
+    name = "".join(HOSTILE)
+    shown, log = browse(tmp_path, discovery_page(report(name)), "--dump-dom")
+    assert outline(shown)[-5:] == outline(discovery_page(report("cat")))[-5:]
+    assert Read(shown).elements == Read(discovery_page(report(name))).elements
+    assert "Content Security Policy" not in log

@@ -1,0 +1,260 @@
+"""Warnings of a discovery: each where there is cause, and none where there is not."""
+
+import re
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from nearkin.discovery import findings as module
+from nearkin.discovery.findings import few_pictures, findings, hidden, unrelated
+from nearkin.discovery.predictions import Predictions
+from nearkin.types import UNKNOWN
+
+
+def spread(n, dim=16, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, dim)).astype(np.float32)
+
+
+def predicted(sizes, *, num_known, features=None, labeled=40):
+    """Unlabeled pictures, so many in each class, after labeled ones of every known class."""
+    cluster = np.repeat(np.arange(len(sizes)), sizes)
+    known = np.arange(labeled) % num_known
+    n = labeled + len(cluster)
+    names = [f"known-{i}" for i in range(num_known)]
+    names += [f"new-{i + 1}" for i in range(len(sizes) - num_known)]
+    return Predictions(
+        paths=tuple(f"{i}.png" for i in range(n)),
+        probability=np.eye(len(sizes))[np.concatenate([known, cluster])],
+        by_view=np.tile(np.concatenate([known, cluster]), (2, 1)),
+        features=spread(n) if features is None else features,
+        label=np.concatenate([known, np.full(len(cluster), UNKNOWN)]),
+        classes=tuple(names),
+        num_known=num_known,
+    )
+
+
+def texts(sizes, *, num_known=2, mode="gcd", **options):
+    """The warnings by kind; a kind that came twice would show."""
+    found = [
+        (f.kind, f.text)
+        for f in findings(predicted(sizes, num_known=num_known), mode=mode, **options)
+    ]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+@pytest.mark.parametrize("mode", ["gcd", "ncd"])
+def test_a_good_discovery_warns_of_nothing(mode):
+    sizes = [0, 0, 40, 60, 50] if mode == "ncd" else [30, 30, 40, 60, 50]
+    assert texts(sizes, mode=mode, positive_rate=0.3, silhouettes=(0.2, 0.3)) == {}
+
+
+def test_novel_classes_without_pictures_are_dead():
+    assert texts([30, 30, 100, 0, 90, 80, 0]) == {
+        "dead": "no picture is in 2 of 5 novel classes (new-2, new-5), so there may be fewer; "
+        "try fewer --classes, or another --seed"
+    }
+    assert (
+        "4 of 7 novel classes (new-1, new-2, new-3, 1 more)"
+        in texts([0, 0, 0, 0, 0, 70, 70, 0, 70])["dead"]
+    )
+
+
+def test_known_classes_without_pictures_are_not_dead():
+    assert texts([0, 0, 50, 50, 50]) == {}
+
+
+def test_novel_classes_of_fewer_than_five_pictures_are_tiny():
+    assert texts([30, 30, 50, 4, 50, 1]) == {
+        "tiny": "fewer than 5 pictures are in 2 of 4 novel classes (new-2, new-4), too few to "
+        "judge these; look at them, or try fewer --classes"
+    }
+    assert texts([30, 30, 50, 5, 50, 5]) == {}
+
+
+def test_a_novel_class_of_more_than_three_even_shares_may_be_several():
+    assert texts([500, 30, 310, 30, 30, 30]) == {
+        "merged": "310 of 400 pictures in novel classes are in new-1, 3.1 times an even share, so "
+        "it may be several classes in one; look at it, or try more --classes"
+    }
+    assert texts([500, 30, 300, 40, 30, 30]) == {}
+
+
+def test_a_class_that_takes_nearly_all_is_a_collapse_and_nothing_else():
+    assert texts([0, 0, 181, 0, 2, 17], mode="ncd") == {
+        "collapse": "181 of 200 unlabeled pictures are in one class, new-1, so they were not told "
+        "apart; try another --seed, or train the encoder longer"
+    }
+    assert list(texts([181, 0, 10, 9])) == ["collapse"]
+    assert "collapse" not in texts([0, 0, 180, 0, 3, 17], mode="ncd")
+
+
+def test_a_single_novel_class_may_take_all_that_must_be_novel():
+    assert texts([0, 0, 200], mode="ncd") == {}
+    assert list(texts([0, 0, 200], mode="gcd")) == ["collapse"]
+
+
+def test_features_that_differ_in_one_direction_only_have_collapsed():
+    def warnings(features):
+        table = predicted([30, 30, 30, 30], num_known=2, features=features)
+        return {finding.kind: finding.text for finding in findings(table, mode="gcd")}
+
+    line = spread(160, 1) * np.ones(16, dtype=np.float32)
+    assert warnings(line) == {
+        "collapse": "the features of the unlabeled pictures have an effective rank of 1.0, too "
+        "low to tell classes apart; train the encoder longer, or with stronger augmentations"
+    }
+    assert "rank of 0.0" in warnings(np.ones((160, 16), dtype=np.float32))["collapse"]
+    assert warnings(np.pad(spread(160, 2), ((0, 0), (0, 14)))) == {}
+
+
+@pytest.mark.parametrize("rate", [0.0099, 0.0, 0.901, 1.0])
+def test_pairs_that_never_or_always_agree_teach_nothing(rate):
+    text = texts([30, 30, *[40] * 5], positive_rate=rate)["positive rate"]
+    assert text.startswith(f"{rate:.1%} of the pairs")
+    assert "where even classes have 20.0%" in text
+    assert text.endswith(f"try a {'larger' if rate < 0.5 else 'smaller'} positive_rate")
+
+
+@pytest.mark.parametrize("rate", [0.0101, 0.2, 0.899, None])
+def test_pairs_that_agree_at_times_are_fine(rate):
+    assert texts([30, 30, *[40] * 5], positive_rate=rate) == {}
+
+
+def test_all_pairs_of_a_single_novel_class_agree_rightly():
+    assert texts([30, 30, 40], positive_rate=1.0) == {}
+
+
+def test_known_classes_that_blur_the_others_may_be_unrelated():
+    assert unrelated(0.31, 0.12).text == (
+        "learning the known classes lowered the silhouette of clusters of unlabeled pictures from "
+        "0.31 to 0.12, so the two may have little in common; label classes more like the novel "
+        "ones, or learn the known ones for fewer epochs"
+    )
+    assert unrelated(0.2, 0.16) is None
+    assert unrelated(-0.1, 0.2) is None
+    assert list(texts([30, 30, 40, 40], silhouettes=(0.31, 0.12))) == ["unrelated"]
+
+
+def test_few_pictures_are_fewer_than_twenty_for_each_novel_class():
+    assert few_pictures(99, 5).text == (
+        "99 unlabeled pictures are 19.8 for each novel class, and under 20 are too few to learn "
+        "from; add pictures, or try fewer --classes"
+    )
+    assert few_pictures(100, 5) is None
+    assert few_pictures(0, 1).kind == "few"
+    assert list(texts([0, 0, 13, 13, 13])) == ["few"]
+
+
+@pytest.mark.parametrize("mode", ["gcd", "ncd"])
+def test_no_unlabeled_picture_at_all_is_few(mode):
+    assert list(texts([0, 0, 0, 0], mode=mode)) == ["few", "dead"]
+
+
+# Known classes among the unlabeled pictures
+
+SPLITS = [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9), (0, 2, 4, 6, 8), (7, 8, 9), (0, 1, 2, 3, 4, 5, 6, 7)]
+
+
+def digits(known, seed, hidden_share):
+    """Pixels of digits, their labels if known and not hidden, and the true share of hidden ones."""
+    images, truth = load_digits(return_X_y=True)
+    number = np.full(10, UNKNOWN)
+    number[list(known)] = range(len(known))
+    true = number[truth]
+    chosen = np.random.default_rng(seed).random(len(true)) < hidden_share
+    label = np.where(chosen, UNKNOWN, true)
+    names = [f"digit {digit}" for digit in known]
+    return images.astype(np.float32), label, names, np.mean(true[label == UNKNOWN] != UNKNOWN)
+
+
+@pytest.mark.parametrize("known", SPLITS)
+def test_digits_that_are_all_novel_raise_no_warning(known):
+    images, label, names, _ = digits(known, 0, hidden_share=0)
+    assert hidden(images, label, names) is None
+    for seed in range(3):  # fewer labels, and still no known digit among the others
+        images, label, names, _ = digits(known, seed, hidden_share=0)
+        kept = (label == UNKNOWN) | (np.random.default_rng(seed).random(len(label)) < 0.3)
+        assert hidden(images[kept], label[kept], names) is None
+
+
+@pytest.mark.parametrize("known", SPLITS)
+@pytest.mark.parametrize("seed", range(3))
+def test_digits_half_of_whose_known_ones_are_hidden_raise_one(known, seed):
+    images, label, names, truth = digits(known, seed, hidden_share=0.5)
+    found = hidden(images, label, names)
+    share, likeliest = re.search(r"about (\d+)% .* \(most of all (.*)\), but", found.text).groups()
+    assert found.kind == "hidden"
+    assert int(share) / 100 == pytest.approx(truth, abs=0.15)
+    assert set(likeliest.split(", ")) <= set(names)
+
+
+def test_the_likeliest_class_is_the_one_that_is_hidden():
+    images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0)
+    rows = np.flatnonzero(label == 3)[::2]
+    novel = np.flatnonzero(label == UNKNOWN)[:300]
+    kept = np.union1d(np.flatnonzero(label != UNKNOWN), novel)
+    label[rows] = UNKNOWN
+    text = hidden(images[kept], label[kept], names).text
+    assert text.startswith("about 2")
+    assert "(most of all digit 3" in text
+    assert text.endswith("look at them, and if they are of known classes, use --mode gcd")
+
+
+def test_unlabeled_pictures_may_all_be_of_known_classes():
+    images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0)
+    images, label = images[label != UNKNOWN], label[label != UNKNOWN]
+    label[::2] = UNKNOWN
+    assert re.match("about (9.|100)% ", hidden(images, label, names).text)
+
+
+def test_features_that_tell_no_classes_apart_raise_no_warning():
+    label = np.arange(600) % 6 - 1
+    assert hidden(spread(600), label, list("abcde")) is None
+
+
+def test_one_known_class_alone_can_be_hidden():
+    images, label, _, _ = digits((0,), 0, hidden_share=0.7)
+    assert hidden(images, label, ["digit 0"]) is None
+    keep = (label == 0) | (np.random.default_rng(0).random(len(label)) < 0.3)
+    keep |= (load_digits().target == 0) & (label == UNKNOWN)
+    assert hidden(images[keep], label[keep], ["digit 0"]).kind == "hidden"
+
+
+def test_the_length_of_features_does_not_matter():
+    images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0.5)
+    length = np.geomspace(0.01, 100, len(images), dtype=np.float32)[:, None]
+    assert hidden(images * length, label, names) == hidden(images, label, names)
+
+
+def test_many_pictures_are_thinned_out_and_the_warning_stays(monkeypatch):
+    images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0.5)
+    monkeypatch.setattr(module, "LOOKED_AT", 700)
+    thinned = hidden(images, label, names)
+    monkeypatch.undo()
+    assert thinned == hidden(images[::3], label[::3], names)
+    assert thinned.kind == "hidden"
+
+
+@pytest.mark.parametrize(
+    "label", [[-1] * 30, [0, 1] * 15, [0] + [-1] * 29, [0, 1] + [-1] * 28, [0, -1]]
+)
+def test_too_few_labels_raise_no_warning(label):
+    assert hidden(spread(len(label)), np.array(label), ["a", "b"]) is None
+
+
+def test_only_ncd_warns_of_hidden_classes():
+    images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0.5)
+    cluster = np.where(label == UNKNOWN, 5 + np.arange(len(label)) % 2, label)
+    table = Predictions(
+        paths=tuple(map(str, range(len(label)))),
+        probability=np.eye(7)[cluster],
+        by_view=cluster[None],
+        features=images,
+        label=label,
+        classes=(*names, "new-1", "new-2"),
+        num_known=5,
+    )
+    assert [finding.kind for finding in findings(table, mode="ncd")] == ["hidden"]
+    assert findings(table, mode="gcd") == []

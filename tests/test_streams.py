@@ -1,0 +1,128 @@
+"""Two streams in every batch: each picture as often as it should be, from seed and step alone."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nearkin.data.order import Order
+from nearkin.data.streams import Streams
+from nearkin.errors import DataError
+
+NONE = np.zeros(0, np.int64)
+
+
+def streams(num_labeled=30, num_unlabeled=50, batch_size=8, seed=3, **more):
+    """Labeled pictures have the even rows, unlabeled ones the odd rows."""
+    labeled, unlabeled = 2 * np.arange(num_labeled), 2 * np.arange(num_unlabeled) + 1
+    return Streams(labeled, unlabeled, batch_size, seed, **more)
+
+
+def of(kind, rows):
+    return rows[rows % 2 == (kind == "unlabeled")].tolist()
+
+
+SIZES = {
+    "num_labeled": st.integers(0, 40),
+    "num_unlabeled": st.integers(1, 60),
+    "batch_size": st.integers(2, 24),
+    "share": st.floats(0, 0.99),
+}
+
+
+@given(step=st.integers(0, 1000), **SIZES)
+def test_every_batch_has_the_same_parts_and_no_picture_twice(step, **sizes):
+    expected = min(int(sizes["share"] * sizes["batch_size"]), sizes["num_labeled"])
+    if sizes["num_unlabeled"] < sizes["batch_size"] - expected:
+        with pytest.raises(DataError, match="do not fill"):
+            streams(**sizes)
+        return
+    rows = streams(**sizes).rows(step)
+    assert rows.dtype == np.int64
+    assert rows.shape == (sizes["batch_size"],)
+    assert len(of("labeled", rows)) == expected
+    assert len(set(rows.tolist())) == len(rows)
+    assert set(of("labeled", rows)) <= set(range(0, 2 * sizes["num_labeled"], 2))
+    assert set(of("unlabeled", rows)) <= set(range(1, 2 * sizes["num_unlabeled"], 2))
+
+
+def test_an_epoch_is_one_pass_over_the_unlabeled_pictures():
+    order = streams()
+    assert order.steps_per_epoch == 50 // 4
+    assert [order.epoch(step) for step in (0, 11, 12, 23, 24)] == [0, 0, 1, 1, 2]
+    passes = []
+    for epoch in range(3):
+        steps = range(12 * epoch, 12 * (epoch + 1))
+        seen = [row for step in steps for row in of("unlabeled", order.rows(step))]
+        assert len(set(seen)) == len(seen) == 48
+        passes.append(seen)
+    assert passes[0] != passes[1] != passes[2]
+    assert set(passes[0]) | set(passes[1]) | set(passes[2]) == set(range(1, 100, 2))
+
+
+def test_labeled_pictures_begin_anew_as_often_as_needed():
+    """Thirty of them, four a step: passes of seven steps, across the borders of epochs."""
+    order = streams()
+    passes = []
+    for first in range(0, 70, 7):
+        seen = [row for step in range(first, first + 7) for row in of("labeled", order.rows(step))]
+        assert len(set(seen)) == len(seen) == 28
+        passes.append(tuple(seen))
+    assert len(set(passes)) == 10
+    assert set().union(*passes) == set(range(0, 60, 2))
+
+
+def test_a_step_does_not_depend_on_the_steps_before():
+    forward, order = streams(), streams()
+    expected = [forward.rows(step).tolist() for step in range(40)]
+    assert [order.rows(step).tolist() for step in reversed(range(40))] == expected[::-1]
+    assert streams().rows(39).tolist() == expected[39]
+    assert pickle.loads(pickle.dumps(forward)).rows(7).tolist() == expected[7]
+    assert streams(seed=4).rows(39).tolist() != expected[39]
+
+
+def test_too_few_labeled_pictures_leave_their_places_to_unlabeled_ones():
+    order = streams(num_labeled=3, batch_size=16)
+    assert order.num_labeled == 3
+    assert order.steps_per_epoch == 50 // 13
+    for step in range(9):
+        assert sorted(of("labeled", order.rows(step))) == [0, 2, 4]
+
+
+@pytest.mark.parametrize("more", [{"num_labeled": 0}, {"share": 0.0}])
+def test_without_labeled_pictures_it_is_the_usual_order(more):
+    order, usual = streams(**more), Order(50, 8, 3)
+    assert order.steps_per_epoch == usual.steps_per_epoch
+    for step in range(15):
+        assert order.rows(step).tolist() == (2 * usual.rows(step) + 1).tolist()
+        assert order.epoch(step) == usual.epoch(step)
+
+
+def test_streams_of_one_length_do_not_meet_in_the_same_pairs():
+    order = streams(num_labeled=40, num_unlabeled=40, batch_size=2, seed=0)
+    batches = [sorted(order.rows(step).tolist()) for step in range(400)]
+    together = np.mean([high - low == 1 and low % 2 == 0 for low, high in batches])
+    assert together < 0.06  # by chance 1 in 40
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_every_process_has_its_share_of_both_streams(parts):
+    order = streams(num_labeled=30, batch_size=16, share=0.25)
+    for step in range(9):
+        for own in np.split(order.rows(step), parts):
+            assert len(of("labeled", own)) == 4 // parts
+
+
+def test_no_unlabeled_pictures_are_refused_before_any_step():
+    with pytest.raises(DataError, match="0 unlabeled pictures do not fill their 4 places"):
+        Streams(np.arange(9), NONE, 8, 0)
+    with pytest.raises(DataError, match=r"3 unlabeled pictures .* a batch of 8; give more"):
+        streams(num_unlabeled=3)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_share_that_leaves_no_unlabeled_picture_is_refused(share):
+    with pytest.raises(ValueError, match="leaves no place"):
+        streams(share=share)

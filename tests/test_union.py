@@ -1,0 +1,220 @@
+"""Two sets of pictures as one: order, classes, groups, reading; and exact copies."""
+
+import io
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nearkin.data.images import open_images
+from nearkin.data.split import split
+from nearkin.data.thumbnails import thumbnails
+from nearkin.data.union import copies, union
+from nearkin.errors import DataError
+from nearkin.types import UNKNOWN
+
+
+@pytest.fixture(autouse=True)
+def index(tmp_path_factory, monkeypatch):
+    """An empty index for each test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def encoded(seed=0, size=(20, 10)):
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def fill(root, *names, seed=0, size=(20, 10)):
+    for number, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(encoded(seed + number, size))
+    return root
+
+
+def labels_of(images):
+    return [images.classes[i] if i != UNKNOWN else "" for i in images.labels]
+
+
+def two(tmp_path):
+    first = fill(tmp_path / "1", "cat/é.png", "cat/z.png", "9/a.png", "9/b.png")
+    second = fill(tmp_path / "2", "ant/1.png", "ant/2.png", "cat/1.png", "cat/2.png", seed=9)
+    return open_images(first), open_images(second)
+
+
+def test_pictures_are_in_byte_order_under_their_names(tmp_path):
+    first, second = two(tmp_path)
+    both = union(first, second, "b/")
+    names = ["9/a.png", "9/b.png", "b/ant/1.png", "b/ant/2.png", "b/cat/1.png", "b/cat/2.png"]
+    assert list(both.names) == [*names, "cat/z.png", "cat/é.png"]
+    assert len(both) == 8
+
+
+def test_a_union_is_the_folder_that_holds_both(tmp_path):
+    """Moved into one folder, the same pictures open as the same thing."""
+    for side, names in (("", ("c/1.png", "c/2.png", "d/1.png")), ("e", ("e/1.png", "e/2.png"))):
+        fill(tmp_path / "whole", *names, seed=len(side) * 9)
+        fill(
+            tmp_path / f"part{side}",
+            *(name.removeprefix("e/") for name in names),
+            seed=len(side) * 9,
+        )
+    whole = open_images(tmp_path / "whole", labels="none")
+    parts = (open_images(tmp_path / f"part{side}", labels="none") for side in ("", "e"))
+    both = union(*parts, "e/")
+    assert both.fingerprint == whole.fingerprint
+    for field in ("names", "labels", "groups", "splits", "sizes", "num_bytes", "kinds"):
+        assert np.array_equal(getattr(both, field), getattr(whole, field)), field
+        assert type(getattr(both, field)) is type(getattr(whole, field))
+    assert [both.read(row) for row in range(5)] == [whole.read(row) for row in range(5)]
+
+
+def test_classes_of_one_name_are_one_and_all_are_in_order(tmp_path):
+    first, second = two(tmp_path)
+    both = union(first, second, "b/")
+    assert both.classes == ("9", "ant", "cat")
+    expected = dict(zip(first.names, labels_of(first), strict=True))
+    expected |= {f"b/{n}": c for n, c in zip(second.names, labels_of(second), strict=True)}
+    assert dict(zip(both.names, labels_of(both), strict=True)) == expected
+    x = np.zeros((2, 8, 8), np.uint8)
+    numbers = union(open_images((x, np.array([10, -1]))), open_images((x, np.array([9, 10]))), "b")
+    assert numbers.classes == ("9", "10")
+    assert labels_of(numbers) == ["10", "", "9", "10"]
+
+
+def test_groups_stay_apart_and_splits_stay(tmp_path):
+    for side in "12":
+        fill(tmp_path / side, "a.png", "b.png", "c.png", seed=int(side))
+        text = "path,group,split\na.png,g,train\nb.png,g,train\nc.png,,test\n"
+        (tmp_path / side / "t.csv").write_text(text)
+    first, second = (open_images(tmp_path / side / "t.csv") for side in "12")
+    both = union(first, second, "b.")  # a.png b.a.png b.b.png b.c.png b.png c.png
+    assert both.groups.tolist() == [0, 1, 1, 3, 0, 5]
+    assert both.splits.tolist() == ["train", "train", "train", "test", "train", "test"]
+    assert split(both, 0.1, 0)[1].tolist() == [3, 5]
+
+
+def test_each_picture_is_read_from_where_it_is(tmp_path):
+    first, second = two(tmp_path)
+    x = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
+    # The prefix is that of names of the first, too, and a union may be part of another.
+    both = union(union(first, second, "9/"), open_images(x), "9/")
+    for images in (both, pickle.loads(pickle.dumps(both))):
+        held = {name: images.read(row) for row, name in enumerate(images.names)}
+        assert len(held) == 11
+        assert held["9/a.png"] == (tmp_path / "1/9/a.png").read_bytes()
+        assert held["9/ant/1.png"] == (tmp_path / "2/ant/1.png").read_bytes()
+        assert all(np.array_equal(held[f"9/{row}"], x[row]) for row in range(3))
+    assert both.formats == {"PNG": 8, "array": 3}
+    assert union(open_images(x), first, "").read(0).tolist() == x[0].tolist()
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path):
+    first, second = two(tmp_path)
+    with pytest.raises(
+        DataError, match=r"2 pictures have the names .* 'cat/1\.png'; rename"
+    ) as error:
+        union(union(first, second, ""), second.subset(np.array([2, 3])), "")
+    assert "\n" not in str(error.value)
+    assert len(union(first, second, "")) == 8
+
+
+def test_one_large_picture_makes_the_union_large(tmp_path):
+    small, large = fill(tmp_path / "s", "a.png"), fill(tmp_path / "l", "b.png", size=(65, 9))
+    images = [open_images(small), open_images(large)]
+    assert not union(*images, "x/").is_small
+    assert union(images[0], images[0], "x/").is_small
+    assert union(*images, "x/").sizes.tolist() == [[20, 10], [65, 9]]
+
+
+def test_bad_files_and_notes_of_both_are_kept(tmp_path):
+    for side in "12":
+        fill(tmp_path / side, "a.png")
+        (tmp_path / side / "bad.png").write_text("no picture")
+        (tmp_path / f"{side}.csv").write_text(f"path,label\na.png,x\ngone{side}.png,x\n")
+    images = [open_images(tmp_path / s, labels=str(tmp_path / f"{s}.csv")) for s in "12"]
+    both = union(*images, "b/")
+    assert [bad.name for bad in both.bad] == ["b/bad.png", "bad.png"]
+    assert both.notes == (*images[0].notes, *images[1].notes)
+    assert len(both.notes) == 2
+
+
+def test_findings_are_remembered_if_both_remember_theirs(tmp_path):
+    first, second = two(tmp_path)
+    both = union(first, second, "b/")
+    digests, _ = thumbnails(both)
+    for row in range(len(both)):  # other bytes go unnoticed only if nothing is read again
+        path = (
+            tmp_path / "2" / both.names[row][2:]
+            if both.names[row][:2] == "b/"
+            else tmp_path / "1" / both.names[row]
+        )
+        state = path.stat()
+        path.write_bytes(b"x" * state.st_size)
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert np.array_equal(thumbnails(union(first, second, "b/"))[0], digests)
+    assert not thumbnails(union(first, second, "c/"))[0].any()
+    assert union(first, open_images(np.zeros((2, 8, 8), np.uint8)), "b/").key == ""
+
+
+def test_pixels_of_arrays_count_in_the_fingerprint_of_a_union(tmp_path):
+    files, x = open_images(fill(tmp_path, "a.png")), np.zeros((2, 8, 8), np.uint8)
+    prints = {union(files, open_images(x + i), "b/").fingerprint for i in (0, 1)}
+    assert len(prints) == 2
+
+
+def test_an_empty_set_adds_nothing(tmp_path):
+    first, second = two(tmp_path)
+    both = union(first, second.subset(np.zeros(0, np.int64)), "b/")
+    assert both.names == first.names
+    assert labels_of(both) == labels_of(first)
+    assert both.classes == ("9", "ant", "cat")  # a class without pictures stays one
+
+
+def test_names_that_are_not_unicode_keep_their_order(tmp_path):
+    for side in "12":
+        fill(tmp_path / side, "😀.png", "a\nb.png")
+        invalid = os.fsencode(tmp_path / side) + b"/\xff\xfe.png"
+        Path(os.fsdecode(invalid)).write_bytes(encoded(7))
+    both = union(open_images(tmp_path / "1"), open_images(tmp_path / "2"), "ÿ/")
+    assert list(both.names) == sorted(both.names, key=os.fsencode)
+    assert all(isinstance(both.read(row), bytes) for row in range(6))
+
+
+# ---------------------------------------------------------------- exact copies
+
+
+def test_copies_are_groups_with_the_same_bytes(tmp_path):
+    fill(tmp_path, "a.png", "b.png", "c.png", "d.png", "e.png")
+    for name, original in (("a2.png", "a.png"), ("x/a3.png", "a.png"), ("b2.png", "b.png")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((tmp_path / original).read_bytes())
+    images = open_images(tmp_path)
+    a, a2, a3, b, b2 = map(images.names.index, ("a.png", "a2.png", "x/a3.png", "b.png", "b2.png"))
+    groups = {tuple(group) for group in copies(images, range(len(images)))}
+    assert groups == {tuple(sorted((a, a2, a3))), tuple(sorted((b, b2)))}
+    assert copies(images, [a2]) == [sorted((a, a2, a3))]
+    assert copies(images, [images.names.index("c.png")]) == []
+    assert copies(images, []) == []
+
+
+def test_arrays_are_copies_if_shape_and_pixels_agree():
+    flat = np.arange(32, dtype=np.uint8)
+    wide, high = flat.reshape(1, 4, 8), flat.reshape(1, 8, 4)
+    both = union(open_images(np.concatenate([wide, wide, wide + 1])), open_images(high), "b/")
+    assert copies(both, range(4)) == [[0, 1]]
+
+
+def test_a_picture_that_became_unreadable_has_no_copies(tmp_path):
+    fill(tmp_path, "a.png")
+    for name in ("b.png", "c.png", "d.png"):
+        (tmp_path / name).write_bytes((tmp_path / "a.png").read_bytes())
+    images = open_images(tmp_path)
+    (tmp_path / "b.png").unlink()
+    (tmp_path / "d.png").unlink()
+    assert copies(images, range(4)) == [[0, 2]]
