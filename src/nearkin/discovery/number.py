@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from statistics import fmean, median_high
 from typing import Final, NamedTuple
@@ -73,17 +74,16 @@ def number_of_novel_classes(
     - `gcd` (Vaze et al. 2022): the plain k-means of all that finds the known classes best, less
       known classes and clusters that hold at least half the usual share of labeled pictures.
 
-    Many numbers find classes equally well. The largest of them, as the DTC rule has it, is too
-    large, the smallest too small: those with an accuracy within the 95 % interval of the best
-    are held to be equal, and the best silhouette decides. Numbers tried are coarse at first, then
-    fine around the best. Features count by direction.
+    Many numbers find classes equally well; the largest, as the DTC rule has it, is too large. Here
+    the best silhouette, of all pictures, decides among those whose accuracy is within the 95 %
+    interval of the best. Numbers tried are coarse at first, then fine around the best.
 
     Args:
-        features: One row per picture.
+        features: One row per picture; only directions count.
         label: The known class of each picture, or `UNKNOWN`.
         disjoint: Whether no unlabeled picture is of a known class.
         seed: Decides all draws.
-        most: The largest number to try; if None, one for 20 unlabeled pictures, at most 100.
+        most: The largest number tried; if None, one for 20 unlabeled pictures, at most 100.
 
     Raises:
         DataError: If there are fewer than four unlabeled pictures, or too few for `most`.
@@ -95,18 +95,16 @@ def number_of_novel_classes(
     most = max(2, min(100, unlabeled // 20)) if most is None else most
     if not 2 <= most <= highest:
         raise DataError(f"{most} novel classes of {unlabeled} pictures; ask for 2 to {highest}")
-    seeds = np.random.default_rng(seed).integers(2**31, size=REPETITIONS).tolist()
+    seeds = range(REPETITIONS * seed, REPETITIONS * (seed + 1))
     samples = [_draw(features, label, disjoint, each) for each in seeds]
     rules = RULES if samples[0].num_known > 1 else {"silhouette": _silhouette}
     searches = {name: _Search(rule, samples, most) for name, rule in rules.items()}
-    estimates = {name: search.estimate() for name, search in searches.items()}
+    found = {name: search.estimate() for name, search in searches.items()}
     every = [s.estimate(slice(r, r + 1)) for s in searches.values() for r in range(REPETITIONS)]
-    every += estimates.values()
+    every += found.values()
     curves = {name: list(search.mean("accuracy").items()) for name, search in searches.items()}
     curves["silhouette"] = list(searches["silhouette"].mean("silhouette").items())
-    return NumberOfClasses(
-        median_high(estimates.values()), min(every), max(every), estimates, curves
-    )
+    return NumberOfClasses(median_high(found.values()), min(every), max(every), found, curves)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,30 +161,31 @@ class _Trial(NamedTuple):
     """How many clusters count."""
 
 
+_cluster = partial(constrained_kmeans, starts=STARTS)
+
+
 def _silhouette(sample: _Sample, k: int) -> _Trial:
     rows = (sample.label == UNKNOWN) | (not sample.disjoint)
     x, label = sample.x[rows], sample.label[rows]
-    total = int(label.max()) + 1 + k
-    cluster = constrained_kmeans(x, label, total, seed=sample.seed, starts=STARTS).cluster
+    cluster = _cluster(x, label, int(label.max()) + 1 + k, seed=sample.seed).cluster
     return _Trial(1.0, 1, _separation(x, cluster), k)
 
 
 def _dtc(sample: _Sample, k: int) -> _Trial:
-    x, total, num_fixed = sample.x, sample.num_known + k, int(sample.fixed.max()) + 1
-    cluster = constrained_kmeans(x, sample.fixed, total, seed=sample.seed, starts=STARTS).cluster
-    unlabeled = sample.label == UNKNOWN
+    total, unlabeled = sample.num_known + k, sample.label == UNKNOWN
     hidden = (sample.fixed == UNKNOWN) & ~unlabeled
+    cluster = _cluster(sample.x, sample.fixed, total, seed=sample.seed).cluster
     accuracy, match = cluster_accuracy(sample.label[hidden], cluster[hidden])
     size = np.bincount(cluster[unlabeled], minlength=total)
-    others = np.setdiff1d(np.arange(num_fixed, total), list(match))
+    others = np.setdiff1d(np.arange(sample.fixed.max() + 1, total), list(match))
     novel = int((size[others] > TINY * size.max()).sum())
-    return _Trial(accuracy, int(hidden.sum()), _separation(x, cluster), novel)
+    return _Trial(accuracy, int(hidden.sum()), _separation(sample.x, cluster), novel)
 
 
 def _gcd(sample: _Sample, k: int) -> _Trial:
     total, labeled = sample.num_known + k, sample.label != UNKNOWN
     nothing = np.full_like(sample.label, UNKNOWN)
-    cluster = constrained_kmeans(sample.x, nothing, total, seed=sample.seed, starts=STARTS).cluster
+    cluster = _cluster(sample.x, nothing, total, seed=sample.seed).cluster
     accuracy, match = cluster_accuracy(sample.label[labeled], cluster[labeled])
     known, size = list(match), np.bincount(cluster, minlength=total)
     held = np.bincount(cluster[labeled], minlength=total)

@@ -80,7 +80,8 @@ def constrained_kmeans(
     if not len(label):
         raise DataError("no rows to cluster; k-means needs at least one")
     if k < max(classes, 1):
-        raise DataError(f"{k} clusters for {classes} labeled classes; ask for at least as many")
+        least = max(classes, 1)
+        raise DataError(f"{k} clusters for {classes} labeled classes; ask for {least} or more")
     middle = features.mean(axis=0, dtype=np.float64)
     x = features - middle  # squares of what all rows share would drown the rest
     x = x.astype(np.result_type(features, np.float32))
@@ -106,10 +107,11 @@ class _Rows:
     def distances(self, centers: Float[np.ndarray, "k dim"]) -> Float[np.ndarray, "free k"]:
         """Squared, of unlabeled rows."""
         centers = centers.astype(self.free.dtype)
-        product = self.free @ (-2 * centers.T)
+        product: Float[np.ndarray, "free k"] = self.free @ (-2 * centers.T)
         product += np.einsum("kd,kd->k", centers, centers)
         product += self.square[:, None]
-        return np.maximum(product, 0, out=product)
+        np.maximum(product, 0, out=product)
+        return product
 
     def means(
         self, cluster: Int[np.ndarray, " free"], centers: Float[np.ndarray, "k dim"]
@@ -134,7 +136,7 @@ def _sums(
 def _start(rows: _Rows, generator: np.random.Generator) -> Float[np.ndarray, "k dim"]:
     """Means of the labeled classes, then k-means++ with respect to them."""
     taken = rows.count > 0
-    centers = rows.total / np.maximum(rows.count, 1)[:, None]
+    centers: Float[np.ndarray, "k dim"] = rows.total / np.maximum(rows.count, 1)[:, None]
     if not len(rows.free):
         return centers  # nothing will ever move there
     away = rows.distances(centers[taken]).min(axis=1, initial=np.inf).astype(np.float64)

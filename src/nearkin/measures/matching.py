@@ -25,7 +25,8 @@ def cluster_accuracy(
     (0.75, {1: 7, 0: 8})
     """
     mapping = match(labels, clusters)
-    return np.count_nonzero(right(labels, clusters, mapping)) / max(len(labels), 1), mapping
+    correct = float(right(labels, clusters, mapping).sum())
+    return correct / max(len(labels), 1), mapping
 
 
 def match(

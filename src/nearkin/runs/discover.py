@@ -244,7 +244,7 @@ class _Discovery:
         mode, given = self.config.mode, self.config.strength
         strengths = STRENGTHS[mode] if given == "auto" else (given,)
         folder = self.folder.stage("trials").path
-        found = list(Trials(frozen, task, base, mode, folder).run(strengths))
+        found = list(Trials(frozen, task, base, mode, folder, self.config.options).run(strengths))
         for strength in strengths if found else ():
             accuracy = mean_accuracy(found, strength)
             self.told.line(

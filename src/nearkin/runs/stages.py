@@ -47,12 +47,17 @@ class Recipe:
 RECIPES: Final[dict[str, Recipe]] = {
     "supervised": Recipe(steps=600, lr=0.1),
     "ncl": Recipe(
-        steps=2000,
+        steps=1500,
         lr=0.1,
         options={"pseudo_labels": "closest", "num_hard": 0},
         terms=("positive_rate", "classify", "pairs", "consistency", "known", "novel"),
     ),
-    "simgcd": Recipe(steps=2000, lr=0.1, terms=("entropy",)),
+    "simgcd": Recipe(
+        steps=1500,
+        lr=0.1,
+        options={"dim": 64, "hidden_dim": 256},
+        terms=("distill", "entropy", "classify", "contrast", "class_contrast"),
+    ),
 }
 LEAST_EPOCHS, MOST_EPOCHS = 10, 200
 
@@ -93,6 +98,7 @@ class Stage:
     def run(self, folder: RunFolder, told: Logged) -> None:
         """Train to the last step from where the folder's newest checkpoint stands."""
         terms = RECIPES[self.config.method].terms
+        folder.path.mkdir(parents=True, exist_ok=True)
         fit(folder, self.config, self.method, self.feed, Health(self.feed), told, terms)
 
     def try_out(self) -> None:

@@ -4,7 +4,7 @@ Nothing is chosen by the labels that a result is scored on (Troisemaine et al. 2
 "A practical approach to novel class discovery in tabular data", make it the core of a method).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -85,6 +85,7 @@ class Trials:
         base: What all stages have in common.
         mode: ncd hides classes; gcd hides half of the other pictures' labels as well.
         folder: Where finished trials are kept, so that a stopped run does none twice.
+        options: Of the mode's method, beside the strength.
     """
 
     trunk: FrozenTrunk
@@ -92,6 +93,7 @@ class Trials:
     base: TrainConfig
     mode: Mode
     folder: Path
+    options: Mapping[str, Value]
 
     def run(self, strengths: Sequence[float]) -> Iterator[Trial]:
         """Every strength in every fold."""
@@ -131,7 +133,7 @@ class Trials:
     def _try(
         self, task: Task, truth: np.ndarray, known: Method[Any], strength: float, path: Path
     ) -> None:
-        options = strength_options(self.mode, strength, task.num_novel)
+        options = dict(self.options) | strength_options(self.mode, strength, task.num_novel)
         stage = class_stage(self.trunk, task, self.base, known, METHODS[self.mode], options)
         stage.try_out()
         layer, heads = still(stage.method.backbone), still(heads_of(stage.method))

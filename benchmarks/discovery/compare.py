@@ -1,0 +1,232 @@
+"""Compare ways of finding novel classes on the same features, pictures and steps.
+
+    python benchmarks/discovery/compare.py cifar10 --folder RUNS -o docs/discovery/cifar10.csv
+
+RUNS holds, for every seed, pictures drawn by pictures.py (cifar10-1.npz) and an encoder trained on
+them without labels (cifar10-1/encoder.safetensors). Seed 0 only chooses the strength of each arm,
+by hiding known classes; the others are reported. Every row is written as soon as it is known, so a
+stopped comparison goes on where it was. Protocol: docs/discovery.md.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from nearkin.config import TrainConfig, Value
+from nearkin.data.images import Images, open_images
+from nearkin.discovery.scores import joint_match, novel_match
+from nearkin.measures.matching import cluster_accuracy, right
+from nearkin.runs.arms import ALONE, Arm, clustered_arm, trained_arm
+from nearkin.runs.build import resolve
+from nearkin.runs.classifier import still
+from nearkin.runs.encoder import load
+from nearkin.runs.kept import read_looks, write_looks
+from nearkin.runs.stages import Task, class_stage, known_stage
+from nearkin.runs.trials import METHODS, STRENGTHS, USUAL, Mode, Trials, best, strength_options
+from nearkin.runs.trunk import FrozenTrunk, look
+from nearkin.tables import read_csv, write_csv
+from nearkin.types import UNKNOWN
+
+CPU = torch.device("cpu")
+SEEDS = {"first": (1, 2, 3, 4, 5), "odd": (1, 2), "mixed": (1, 2)}
+"""Which seeds are reported for each split into known and novel classes."""
+NOVEL = {"first": (5, 6, 7, 8, 9), "odd": (1, 3, 5, 7, 9), "mixed": (2, 3, 5, 8, 9)}
+"""Novel classes of each split, fixed beforehand; `first` is the usual one."""
+CONTRAST: dict[str, Value] = {"known_weight": 0.0}
+ARMS: dict[str, dict[str, Value]] = {
+    "rank statistics": ALONE | {"pseudo_labels": "ranks"},
+    "base": ALONE,
+    "self-contrast": CONTRAST | {"own_weight": 1.0},
+    "+NCL": CONTRAST,
+    "+NCL+SCL": {},
+    "+NCL+SCL+HNG": {"num_hard": 400, "num_easy": 50},
+}
+"""Options of NCL. Only the strength is chosen, and rank statistics have none."""
+COLUMNS = (
+    "mode", "split", "seed", "arm", "strength", "train", "train_known", "train_novel", "test",
+    "known_test", "nmi", "ari", "k_means", "seconds",
+)  # fmt: skip
+VIEWS = 8
+NO_ENTROPY: dict[str, Value] = {"entropy_weight": 0.0}
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """The pictures of one seed and what its encoder sees of them."""
+
+    name: str
+    seed: int
+    folder: Path
+
+    @cached_property
+    def images(self) -> Images:
+        """With all labels: known ones to learn from, novel ones to score by."""
+        return open_images(self.folder / f"{self.name}-{self.seed}.npz")
+
+    @cached_property
+    def base(self) -> TrainConfig:
+        """What all stages have in common."""
+        encoder = load(self._run)
+        asked = TrainConfig(
+            method="ncl",
+            backbone="small",
+            image_size=encoder.image_size,
+            batch_size=128,
+            seed=self.seed,
+            precision="fp32",
+        )
+        resolved = resolve(asked, self.images, CPU)
+        return replace(resolved, epochs="auto", options={})
+
+    @property
+    def _run(self) -> Path:
+        return self.folder / "runs" / f"{self.name}-{self.seed}"
+
+    @cached_property
+    def trunk(self) -> FrozenTrunk:
+        """The frozen encoder; what it sees is computed once and kept."""
+        path = self._run / "kept.safetensors"
+        if not path.exists():
+            encoder = load(self._run)
+            looks, bad = look(encoder, self.images, self.base.augment, VIEWS, self.seed, CPU, 0)
+            write_looks(path, looks, bad)
+        return FrozenTrunk(read_looks(path)[0], CPU)
+
+    def truth(self, novel: tuple[int, ...]) -> Int64[np.ndarray, " images"]:
+        """Classes, the known ones first."""
+        order = [number for number in range(10) if number not in novel] + list(novel)
+        return np.argsort(order)[self.images.labels].astype(np.int64)
+
+    def task(self, novel: tuple[int, ...], mode: Mode) -> Task:
+        """Novel classes are unlabeled; of the others, in mode gcd, half of the pictures too."""
+        label = self.truth(novel)
+        label[label >= 10 - len(novel)] = UNKNOWN
+        if mode == "gcd":
+            chosen = np.random.default_rng(self.seed).permutation(len(label)) % 2 == 0
+            label[chosen] = UNKNOWN
+        train = np.flatnonzero(self.images.splits == "train")
+        held_out = np.flatnonzero(self.images.splits == "test")
+        label[held_out] = UNKNOWN
+        return Task(label, train, 10 - len(novel), len(novel))
+
+
+def strength_of(bench: Bench, mode: Mode, arm: str, options: dict[str, Value]) -> float:
+    """What hiding known classes of the usual split says, for one arm."""
+    task = bench.task(NOVEL["first"], "ncd")  # all known pictures have their label
+    folder = bench.folder / "trials" / bench.name / arm.replace(" ", "-")
+    trials = list(
+        Trials(bench.trunk, task, bench.base, mode, folder, options).run(STRENGTHS[mode])
+    )
+    for strength in STRENGTHS[mode]:
+        found = [trial.accuracy for trial in trials if trial.strength == strength]
+        print(f"{bench.name} {mode} {arm}: strength {strength:g}", np.round(found, 3), flush=True)
+    return best(trials)
+
+
+def measured(
+    bench: Bench, task: Task, truth: Int64[np.ndarray, " images"], arm: Arm, mode: Mode
+) -> dict[str, float]:
+    """How well the classes of an arm fit the truth: unlabeled pictures, and test pictures."""
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+    rows, test = task.unlabeled, np.flatnonzero(bench.images.splits == "test")
+    found, matched = (arm.joint, joint_match) if mode == "gcd" else (arm.novel, novel_match)
+    if mode == "ncd":
+        test = test[truth[test] >= task.num_known]
+    y, x, z, w = truth[rows], found[rows], truth[test], found[test]
+    correct = right(y, x, matched(y, x, task.num_known))
+    row = {
+        "train": correct.mean(),
+        "test": right(z, w, matched(z, w, task.num_known)).mean(),
+        "nmi": normalized_mutual_info_score(y, x),
+        "ari": adjusted_rand_score(y, x),
+    }
+    if mode == "gcd":
+        row["train_known"] = correct[y < task.num_known].mean()
+        row["train_novel"] = correct[y >= task.num_known].mean()
+    old = np.flatnonzero((bench.images.splits == "test") & (truth < task.num_known))
+    row["known_test"] = (arm.joint[old] == truth[old]).mean()
+    return row
+
+
+def rows_of(bench: Bench, split: str, mode: Mode, strengths: dict[str, float]) -> Iterator[Row]:
+    """All arms of one seed and one split."""
+    task, truth = bench.task(NOVEL[split], mode), bench.truth(NOVEL[split])
+    common = {"mode": mode, "split": split, "seed": bench.seed}
+    clustered = clustered_arm(bench.trunk.kept.center, task, bench.seed)
+    yield common | {"arm": "k-means"} | measured(bench, task, truth, clustered, mode)
+    known = known_stage(bench.trunk, task, bench.base)
+    known.try_out()
+    for arm, options in arms_of(mode).items():
+        started = time.perf_counter()
+        strength = strengths.get(arm, USUAL[mode])
+        chosen = strength_options(mode, strength, task.num_novel) | options
+        stage = class_stage(bench.trunk, task, bench.base, known.method, METHODS[mode], chosen)
+        stage.try_out()
+        seconds = time.perf_counter() - started
+        found = trained_arm(bench.trunk, stage.method, task.num_known)
+        row = common | {"arm": arm, "strength": strength, "seconds": round(seconds, 1)}
+        row |= measured(bench, task, truth, found, mode)
+        if mode == "ncd":
+            after = still(stage.method.backbone)(bench.trunk.kept.center).detach()
+            novel = clustered_arm(after, task, bench.seed).novel[task.unlabeled]
+            row["k_means"] = cluster_accuracy(truth[task.unlabeled], novel)[0]
+        yield row
+
+
+def arms_of(mode: Mode) -> dict[str, dict[str, Value]]:
+    """The arms that are trained, with their options."""
+    return ARMS if mode == "ncd" else {"SimGCD": {}, "SimGCD, no entropy term": NO_ENTROPY}
+
+
+def chosen_strengths(name: str, folder: Path, mode: Mode) -> dict[str, float]:
+    """The strength of each arm that has one, by the seed that is not reported."""
+    bench = Bench(name, 0, folder)
+    untuned = {"rank statistics", "SimGCD, no entropy term"}
+    return {
+        arm: strength_of(bench, mode, arm, options)
+        for arm, options in arms_of(mode).items()
+        if arm not in untuned
+    }
+
+
+def main() -> None:
+    """Compare on one data set."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("name")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--mode", choices=list(METHODS), default="ncd")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args()
+    mode: Mode = options.mode
+    done = list(read_csv(options.output)) if options.output.exists() else []
+    rows: list[Row] = [dict(row) for row in done]
+    strengths = chosen_strengths(options.name, options.folder, mode)
+    splits = NOVEL if mode == "ncd" else ("first",)
+    for split in splits:
+        for seed in SEEDS[split]:
+            if any(row["split"] == split and int(row["seed"]) == seed for row in done):
+                continue
+            bench = Bench(options.name, seed, options.folder)
+            for row in rows_of(bench, split, mode, strengths):
+                print(row, flush=True)
+                rows.append(row)
+            cells = [[_cell(row.get(column, "")) for column in COLUMNS] for row in rows]
+            write_csv(options.output, COLUMNS, cells)
+
+
+def _cell(value: object) -> object:
+    return f"{value:.4f}" if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main()

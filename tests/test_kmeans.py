@@ -1,0 +1,196 @@
+"""K-means with labeled rows, against its definition, all partitions, and scikit-learn."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
+from sklearn.preprocessing import normalize
+
+from nearkin.errors import DataError
+from nearkin.measures.kmeans import _descend, _Rows, compact, constrained_kmeans
+from nearkin.types import UNKNOWN
+
+
+def blobs(classes, each, dim=8, spread=0.5, seed=0):
+    generator = np.random.default_rng(seed)
+    truth = np.repeat(np.arange(classes), each)
+    middle = 4 * generator.normal(size=(classes, dim))
+    return middle[truth] + spread * generator.normal(size=(len(truth), dim)), truth
+
+
+def squared(x, centers):
+    return ((x[:, None] - centers) ** 2).sum(axis=2)
+
+
+def within(x, cluster):
+    """What is left around the means of the clusters."""
+    return sum(
+        ((x[cluster == c] - x[cluster == c].mean(axis=0)) ** 2).sum()
+        for c in set(cluster.tolist())
+    )
+
+
+@st.composite
+def problems(draw):
+    """Few rows on a small grid, so that many are equal or as far from two centers."""
+    n, dim = draw(st.integers(1, 14)), draw(st.integers(1, 3))
+    places = st.lists(st.integers(-2, 2), min_size=n * dim, max_size=n * dim)
+    x = np.array(draw(places), dtype=np.float64).reshape(n, dim)
+    label = np.array(draw(st.lists(st.integers(UNKNOWN, 3), min_size=n, max_size=n)))
+    least = max(1, label.max() + 1)
+    return x, label, draw(st.integers(least, least + 5)), draw(st.integers(0, 3))
+
+
+@settings(max_examples=300)
+@given(problems())
+def test_whatever_the_rows_the_clustering_is_what_it_says(problem):
+    x, label, k, seed = problem
+    found = constrained_kmeans(x, label, k, seed=seed, starts=2)
+    cluster, unlabeled = found.cluster, label == UNKNOWN
+    assert (cluster[~unlabeled] == label[~unlabeled]).all()
+    assert set(cluster) <= set(range(k))
+    assert found.centers.shape == (k, x.shape[1])
+    assert np.isfinite(found.centers).all()
+    for c in set(cluster.tolist()):
+        np.testing.assert_allclose(found.centers[c], x[cluster == c].mean(axis=0), atol=1e-12)
+    assert found.inertia == pytest.approx(within(x, cluster), abs=1e-9)
+    distance = squared(x, found.centers)
+    own = distance[np.arange(len(x)), cluster]
+    assert (own <= distance.min(axis=1) + 1e-9)[unlabeled].all()
+    if set(cluster) < set(range(k)):  # nobody was left to start an empty cluster
+        assert own[unlabeled].max(initial=0) < 1e-9
+
+
+def best_of_all(x, label, k):
+    free = np.flatnonzero(label == UNKNOWN)
+    cluster, least = label.copy(), np.inf
+    for choice in itertools.product(range(k), repeat=len(free)):
+        cluster[free] = choice
+        least = min(least, within(x, cluster))
+    return least
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_all_partitions_of_a_few_rows_none_is_better(seed):
+    x = np.random.default_rng(seed).normal(size=(11, 2))
+    label = np.array([0, 0, 1, 1] + [UNKNOWN] * 7)
+    found = constrained_kmeans(x, label, 4, seed=0, starts=30)
+    assert found.inertia == pytest.approx(best_of_all(x, label, 4))
+
+
+def test_without_free_clusters_rows_go_to_the_nearest_class_mean_until_none_moves():
+    x, truth = blobs(4, each=40, spread=4.0)
+    label = np.where(np.arange(160) % 5 == 0, truth, UNKNOWN)
+    cluster, before = label.copy(), None
+    while before is None or (before != cluster).any():
+        before = cluster.copy()
+        centers = np.array([x[before == c].mean(axis=0) for c in range(4)])
+        cluster = np.where(label == UNKNOWN, squared(x, centers).argmin(axis=1), label)
+    assert (cluster != truth).any()
+    found = constrained_kmeans(x, label, 4, seed=0)
+    assert found.cluster.tolist() == cluster.tolist()
+    np.testing.assert_allclose(found.centers, centers)
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_without_labels_it_is_as_good_as_scikit_learn(spread):
+    x, _ = blobs(12, each=30, spread=spread)
+    found = constrained_kmeans(x, np.full(len(x), UNKNOWN), 12, seed=0)
+    assert found.inertia <= KMeans(12, n_init=10, random_state=0).fit(x).inertia_ * 1.005
+
+
+def test_new_classes_are_found_beside_labeled_ones():
+    x, truth = blobs(9, each=30)
+    label = np.where((truth < 4) & (np.arange(270) % 2 == 0), truth, UNKNOWN)
+    cluster = constrained_kmeans(x, label, 9, seed=0).cluster
+    assert (cluster[truth < 4] == truth[truth < 4]).all()
+    pairs = set(zip(truth.tolist(), cluster.tolist()))
+    assert len(pairs) == len({c for _, c in pairs}) == 9
+
+
+def test_an_empty_cluster_starts_anew_at_the_row_farthest_from_its_center():
+    x = np.array([[0.0], [1.0], [9.0], [20.0]])
+    rows = _Rows(x, np.array([UNKNOWN, UNKNOWN, UNKNOWN, 1]), 3)
+    found = _descend(rows, np.array([[0.0], [500.0], [900.0]]), most=1)
+    assert found.cluster.tolist() == [0, 0, 2, 1]  # a labeled row is farther, but stays
+    assert found.centers.tolist() == [[0.5], [20.0], [9.0]]
+
+
+def test_each_empty_cluster_gets_a_row_of_its_own():
+    rows = _Rows(np.array([[0.0], [1.0], [7.0], [100.0]]), np.full(4, UNKNOWN), 3)
+    found = _descend(rows, np.array([[0.0], [500.0], [900.0]]), most=50)
+    assert found.cluster.tolist() == [0, 0, 2, 1]
+    assert found.inertia == 0.5
+
+
+def test_a_class_without_rows_is_a_free_cluster():
+    x, truth = blobs(3, each=20)
+    label = np.where(truth == 1, UNKNOWN, truth)
+    assert constrained_kmeans(x, label, 3, seed=0).cluster.tolist() == truth.tolist()
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6])
+@pytest.mark.parametrize("labeled", [0, 3, 40])
+def test_equal_rows_leave_everything_finite(value, labeled):
+    label = np.where(np.arange(40) < labeled, np.arange(40) % 3, UNKNOWN)
+    found = constrained_kmeans(np.full((40, 5), value), label, 7, seed=0)
+    np.testing.assert_allclose(found.centers, value)
+    assert found.inertia == pytest.approx(0, abs=1e-6)
+
+
+def test_the_start_with_the_least_inertia_wins():
+    x, _ = blobs(1, each=200)
+    label = np.full(200, UNKNOWN)
+    some = [constrained_kmeans(x, label, 15, seed=3, starts=s).inertia for s in (1, 2, 4, 8, 16)]
+    assert some == sorted(some, reverse=True)
+    assert some[-1] < some[0]
+
+
+def test_the_seed_decides():
+    x, _ = blobs(1, each=200)
+    label = np.full(200, UNKNOWN)
+    first, again, other = (constrained_kmeans(x, label, 15, seed=s, starts=1) for s in (0, 0, 1))
+    assert first.cluster.tolist() == again.cluster.tolist()
+    assert first.inertia == again.inertia != other.inertia
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_precision_and_what_all_rows_share_change_no_cluster(dtype):
+    x, truth = blobs(6, each=30)
+    label = np.where((truth < 2) & (np.arange(180) % 3 == 0), truth, UNKNOWN)
+    plain = constrained_kmeans(x, label, 6, seed=0)
+    narrow = constrained_kmeans(x.astype(dtype), label, 6, seed=0)
+    assert narrow.cluster.tolist() == plain.cluster.tolist()
+    far = constrained_kmeans((x + 3e4).astype(np.float32), label, 6, seed=0)
+    assert far.cluster.tolist() == plain.cluster.tolist()
+    np.testing.assert_allclose(far.centers, plain.centers + 3e4, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "message"),
+    [
+        (0, 3, "no rows to cluster; k-means needs at least one"),
+        (4, 2, "2 clusters for 3 labeled classes; ask for 3 or more"),
+        (1, 0, "0 clusters for 0 labeled classes; ask for 1 or more"),
+    ],
+)
+def test_what_cannot_be_clustered_is_said_in_a_line(rows, k, message):
+    label = np.array([UNKNOWN, 0, 2, 1])[:rows]
+    with pytest.raises(DataError) as failure:
+        constrained_kmeans(np.zeros((rows, 2)), label, k, seed=0)
+    assert str(failure.value) == message
+
+
+def test_compact_features_have_length_one_and_their_principal_components():
+    x = torch.randn(90, 100, generator=torch.Generator().manual_seed(0))
+    narrow = compact(x[:, :64])
+    np.testing.assert_allclose(narrow, normalize(x[:, :64].numpy()), atol=1e-6)
+    expected = PCA(64).fit_transform(normalize(x.numpy()))
+    wide = compact(7 * x)
+    assert wide.shape == (90, 64)
+    np.testing.assert_allclose(squared(wide, wide), squared(expected, expected), atol=1e-5)

@@ -1,0 +1,183 @@
+"""The number of novel classes: blobs whose number is known, restated curves, odd tables."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.cluster import KMeans
+from sklearn.metrics import silhouette_score
+from sklearn.preprocessing import normalize
+
+from nearkin.discovery import number
+from nearkin.discovery.number import number_of_novel_classes
+from nearkin.errors import DataError
+from nearkin.measures.matching import cluster_accuracy
+from nearkin.types import UNKNOWN
+
+MODES = [True, False]
+RULES = {"silhouette", "dtc", "gcd"}
+
+
+def blobs(seed, *, disjoint, each=60, classes=11, known=6, dim=16):
+    """Of each known class all rows are labeled, or only half of them."""
+    generator = np.random.default_rng(seed)
+    middle = 4 * generator.normal(size=(classes, dim))
+    truth = np.repeat(np.arange(classes), each)
+    x = middle[truth] + 0.7 * generator.normal(size=(len(truth), dim))
+    named = (truth < known) & (disjoint | (np.arange(len(truth)) % 2 == 0))
+    return x.astype(np.float32), np.where(named, truth, UNKNOWN)
+
+
+@pytest.mark.parametrize("disjoint", MODES)
+@pytest.mark.parametrize("seed", range(3))
+def test_five_novel_blobs_beside_six_known_ones_are_counted(seed, disjoint):
+    x, label = blobs(seed, disjoint=disjoint)
+    found = number_of_novel_classes(x, label, disjoint=disjoint, seed=seed)
+    assert found.estimates["silhouette"] == found.chosen == 5
+    assert found.estimates["dtc"] in (5, 6, 7)
+    assert found.estimates["gcd"] in (4, 5, 6)
+    assert 3 <= found.low <= 5 <= found.high <= 7
+
+
+def test_many_novel_classes_are_counted_on_a_draw_of_wide_features(monkeypatch):
+    """Few known classes, mostly labeled: drawing them as often as the rest would drown it."""
+    monkeypatch.setattr(number, "ROWS", 600)
+    x, label = blobs(0, disjoint=False, classes=24, known=4, dim=100, each=40)
+    turn = np.arange(len(label)) % 7
+    found = number_of_novel_classes(x[turn > 0], label[turn > 0], disjoint=False, seed=0, most=40)
+    assert found.estimates == dict.fromkeys(RULES, 20)
+
+
+def test_curves_are_what_the_rules_look_at():
+    """Clusters this far apart are the same, whoever looks for them."""
+    x, label = blobs(1, disjoint=True)
+    found = number_of_novel_classes(x, label, disjoint=True, seed=0, most=9)
+    curves = {name: dict(curve) for name, curve in found.curves.items()}
+    assert set(curves) == set(found.estimates) == RULES
+    for curve in curves.values():
+        assert list(curve) == sorted(curve)
+        assert {2, 4, 5, 6, 9} <= set(curve) <= set(range(2, 10))
+    z = normalize(x)
+    for k in (4, 5):
+        new = KMeans(k, n_init=30, random_state=0).fit_predict(z[label == UNKNOWN])
+        expected = silhouette_score(z[label == UNKNOWN], new)
+        assert curves["silhouette"][k] == pytest.approx(expected, abs=1e-4)
+    everything = KMeans(11, n_init=30, random_state=0).fit_predict(z).astype(np.int64)
+    expected, _ = cluster_accuracy(label[label >= 0], everything[label >= 0])
+    assert curves["gcd"][5] == expected == curves["dtc"][5] == 1
+    assert curves["gcd"][2] < 1
+
+
+def test_shared_classes_are_clustered_with_the_known_ones_in_place():
+    x, label = blobs(1, disjoint=False)
+    found = number_of_novel_classes(x, label, disjoint=False, seed=0, most=9)
+    expected = silhouette_score(normalize(x), np.repeat(np.arange(11), 60))
+    assert dict(found.curves["silhouette"])[5] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_known_class_in_two_pieces_is_no_novel_class():
+    """The GCD rule, whose k-means does not know which rows belong together."""
+    for disjoint in MODES:
+        x, label = blobs(2, disjoint=disjoint, classes=12, known=7)
+        label = np.maximum(label - 1, UNKNOWN)
+        label[:60][label[60:120] == 0] = 0  # the first blob is another piece of the second
+        found = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
+        assert found.estimates["gcd"] == 5
+
+
+def test_a_tiny_cluster_is_no_class_to_the_dtc_rule():
+    x, label = blobs(0, disjoint=True, each=150)
+    x[-1] = 30 * np.eye(16)[0]
+    for k, expected in ((5, 5), (6, 5)):
+        sample = number._draw(x, label, True, 0)
+        assert number._dtc(sample, k).novel == expected
+
+
+def test_only_directions_count_and_the_seed_decides():
+    x, label = blobs(0, disjoint=True, each=20)
+    length = np.linspace(0.01, 100, len(x), dtype=np.float32)[:, None]
+    first, again, scaled, other = (
+        number_of_novel_classes(features, label, disjoint=True, seed=seed, most=8)
+        for features, seed in ((x, 0), (x, 0), (x * length, 0), (x, 1))
+    )
+    assert first == again
+    assert scaled.estimates == first.estimates
+    assert other.curves != first.curves
+
+
+def test_the_dtc_rule_fixes_some_classes_and_looks_for_the_others():
+    x, label = blobs(0, disjoint=True, each=20)
+    label[label != UNKNOWN] += 3  # names do not matter, not even that some are not there
+    held_out = set()
+    for seed in range(12):
+        sample = number._draw(x, label, True, seed)
+        known, fixed = sample.label != UNKNOWN, sample.fixed != UNKNOWN
+        assert sorted(set(sample.label[known])) == list(range(6))
+        assert sorted(set(sample.fixed[fixed])) == list(range(4))
+        assert len(set(zip(sample.label[fixed], sample.fixed[fixed]))) == 4
+        held_out.add(tuple(sorted(set(sample.label[known & ~fixed]))))
+    assert all(len(classes) == 2 for classes in held_out)
+    assert len(held_out) > 4
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(UNKNOWN, 4), min_size=1, max_size=120), st.integers(0, 9))
+def test_a_draw_shows_labeled_and_unlabeled_rows_and_all_classes(labels, seed):
+    label = np.array(labels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(number, "ROWS", 48)
+        rows = number._rows(label, np.random.default_rng(seed))
+    assert len(rows) == len(set(rows))
+    named, unnamed = label[rows][label[rows] != UNKNOWN], (label[rows] == UNKNOWN).sum()
+    assert len(named) <= 24
+    assert unnamed == min(48 - len(named), (label == UNKNOWN).sum())
+    assert set(named) == set(label[label != UNKNOWN])
+    for c in set(named):  # a class is cut short only where the others have no more rows
+        count = (named == c).sum()
+        assert count == (label == c).sum() or count >= max((named == d).sum() for d in named) - 1
+
+
+# Odd tables
+
+
+def noise(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+ODD = {
+    "four unlabeled rows": (noise(16, 5), [0] * 4 + [1] * 4 + [2] * 4 + [UNKNOWN] * 4),
+    "equal rows": (np.ones((60, 70), np.float32), [0] * 10 + [1] * 10 + [UNKNOWN] * 40),
+    "rows of zeros": (np.zeros((60, 3), np.float32), [0] * 10 + [1] * 10 + [UNKNOWN] * 40),
+    "two known classes": (noise(90, 5), [0] * 15 + [1] * 15 + [UNKNOWN] * 60),
+    "classes of one row": (noise(90, 5), [*range(30)] + [UNKNOWN] * 60),
+    "half precision": (noise(90, 5).astype(np.float16), [0] * 15 + [1] * 15 + [UNKNOWN] * 60),
+    "one known class": (noise(60, 5), [0] * 15 + [UNKNOWN] * 45),
+    "no known class": (noise(60, 5), [UNKNOWN] * 60),
+}
+
+
+@pytest.mark.parametrize("disjoint", MODES)
+@pytest.mark.parametrize("name", ODD)
+def test_odd_tables_have_an_answer(name, disjoint):
+    """With fewer than two known classes there is nobody to learn from but the silhouette."""
+    x, label = ODD[name][0], np.array(ODD[name][1])
+    found = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
+    few = label.max() < 1
+    assert set(found.estimates) == ({"silhouette"} if few else RULES)
+    assert 1 <= found.low <= found.chosen <= found.high
+    assert all(np.isfinite(value) for curve in found.curves.values() for _, value in curve)
+
+
+@pytest.mark.parametrize(
+    ("unlabeled", "most", "message"),
+    [
+        (3, None, "3 unlabeled pictures; counting classes takes at least 4"),
+        (9, 9, "9 novel classes of 9 pictures; ask for 2 to 8"),
+        (9, 1, "1 novel classes of 9 pictures; ask for 2 to 8"),
+    ],
+)
+def test_what_cannot_be_counted_is_said_in_a_line(unlabeled, most, message):
+    label = np.array([0] * 5 + [1] * 5 + [UNKNOWN] * unlabeled)
+    with pytest.raises(DataError) as failure:
+        number_of_novel_classes(noise(len(label), 4), label, disjoint=True, seed=0, most=most)
+    assert str(failure.value) == message
