@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from nearkin.config.values import ANY, Auto, Value, refuse_misfits
-from nearkin.errors import UsageError
 
 RANGES: Final = {
     **dict.fromkeys(("epochs", "num_seeds"), (1, ANY)),
@@ -75,8 +74,3 @@ class DiscoverConfig:
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
         refuse_misfits(self, RANGES)
-        if bool(self.labeled) == bool(self.known) and not self.accept:
-            raise UsageError(
-                "say which classes are known: --labeled PATH, or --known A,B where the data "
-                "themselves have labels"
-            )

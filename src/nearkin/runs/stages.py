@@ -47,13 +47,13 @@ class Recipe:
 RECIPES: Final[dict[str, Recipe]] = {
     "supervised": Recipe(steps=600, lr=0.1),
     "ncl": Recipe(
-        steps=1500,
+        steps=1000,
         lr=0.1,
         options={"pseudo_labels": "closest", "num_hard": 0},
         terms=("positive_rate", "classify", "pairs", "consistency", "known", "novel"),
     ),
     "simgcd": Recipe(
-        steps=1500,
+        steps=1000,
         lr=0.1,
         options={"dim": 64, "hidden_dim": 256},
         terms=("distill", "entropy", "classify", "contrast", "class_contrast"),
@@ -101,9 +101,9 @@ class Stage:
         folder.path.mkdir(parents=True, exist_ok=True)
         fit(folder, self.config, self.method, self.feed, Health(self.feed), told, terms)
 
-    def try_out(self) -> None:
-        """Train without leaving anything on the disk."""
-        total = int(self.config.epochs) * self.feed.order.steps_per_epoch
+    def try_out(self, share: float = 1.0) -> None:
+        """Train without leaving anything on the disk, for a share of the steps."""
+        total = ceil(share * int(self.config.epochs) * self.feed.order.steps_per_epoch)
         for _ in steps(
             self.method,
             optimizer_for(self.method, self.config),

@@ -34,6 +34,8 @@ STRENGTHS: Final[dict[Mode, tuple[float, ...]]] = {
 USUAL: Final[dict[Mode, float]] = {"ncd": 0.5, "gcd": 1.0}
 """What is taken where too few classes are known to hide some."""
 FOLDS: Final = 3
+SHORT: Final = 0.5
+"""Share of a training's steps that a trial takes."""
 HIDDEN: Final = 0.25
 """Share of the known classes that a fold hides; two at least."""
 METHODS: Final[dict[Mode, str]] = {"ncd": "ncl", "gcd": "simgcd"}
@@ -135,7 +137,7 @@ class Trials:
     ) -> None:
         options = dict(self.options) | strength_options(self.mode, strength, task.num_novel)
         stage = class_stage(self.trunk, task, self.base, known, METHODS[self.mode], options)
-        stage.try_out()
+        stage.try_out(SHORT)
         layer, heads = still(stage.method.backbone), still(heads_of(stage.method))
         with torch.inference_mode():
             features = layer(self.trunk.kept.center[torch.from_numpy(task.unlabeled)])

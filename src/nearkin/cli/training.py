@@ -1,52 +1,19 @@
-"""The command line: parse, call one function of `runs`, print. The only module that prints.
+"""Commands that train an encoder and use it."""
 
-Importing it loads neither torch nor any other heavy library, so that `--help` is instant.
-"""
-
-import json
-import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter
-from cyclopts.config import Env
-from rich.console import Console
+from cyclopts import Parameter
 
+from nearkin.cli.app import Flag, Given, app, merged, show
 from nearkin.config import TrainConfig, read_toml
-from nearkin.errors import NearkinError, UsageError
-from nearkin.terminal import Terminal, err
-from nearkin.version import __version__
-
-HELP = """Learn from pictures without labels which are alike.
-
-nearkin demo
-
-nearkin train PICTURES --epochs 100
-"""
-app = App(name="nearkin", version=__version__, help=HELP, config=Env("NEARKIN_", command=False))
-
-Flag = Annotated[bool, Parameter(negative="")]
+from nearkin.errors import UsageError
+from nearkin.terminal import Terminal
 
 
-class Typed(TrainConfig):
-    """Settings that remember which of them were given, since these go before a file's."""
-
-    given: frozenset[str]
-
-    def __new__(cls, **given: Any) -> "Typed":
-        """Note the names; the data class does the rest."""
-        typed = super().__new__(cls)
-        object.__setattr__(typed, "given", frozenset(given))
-        return typed
-
-
-def show(value: Any, as_json: bool, lines: list[str]) -> None:
-    """Print a result: as JSON, or as lines for people."""
-    if as_json:
-        print(json.dumps(value))
-    else:
-        print("\n".join(lines))
+class Typed(Given, TrainConfig):
+    """Settings of a training as they were typed."""
 
 
 @app.command
@@ -118,19 +85,16 @@ def train(
             shows them.
     """
     settings = read_toml(config_file) if config_file else {}
-    stored = settings.pop("data", None)
+    stored, settings = settings.pop("data", None), merged(settings, config, options)
     if data is None and stored is None:
         raise UsageError("no pictures given; say nearkin train DATA, or --config with a data key")
-    named = {name.replace("-", "_"): value for name, value in options.items()}
-    typed = {name: getattr(config, name) for name in config.given} if config else {}
-    settings["options"] = {**settings.get("options", {}), **named}
     from nearkin.runs.evaluate import rows_of
     from nearkin.runs.train import train as run_train
 
     with Terminal(quiet or json) as terminal:
         run = run_train(
             data or stored,
-            TrainConfig(**{**settings, **typed}),
+            TrainConfig(**settings),
             out=out,
             resume=resume,
             overwrite=overwrite,
@@ -173,77 +137,3 @@ def embed(
     print(f"{count} pictures, {dim} features each: {output.resolve()}")
     for path, reason in embeddings.bad.items():
         print(f"left out {path!r}: {reason}", file=sys.stderr)
-
-
-@app.command
-def methods(name: str = "", /) -> None:
-    """List the methods, or show all about one: equation, options, paper, recipes, results.
-
-    Args:
-        name: The one to show.
-    """
-    from nearkin.runs.pages import method_lines
-
-    print("\n".join(method_lines(name)))
-
-
-@app.command
-def backbones(pattern: str = "", /) -> None:
-    """List the networks that can be trained.
-
-    Args:
-        pattern: Only names that contain this.
-    """
-    from nearkin.runs.info import backbone_lines
-
-    print("\n".join(backbone_lines(pattern)))
-
-
-@app.command
-def config(method: str = "simclr", /) -> None:
-    """Print every setting of a method with its default, as TOML for `nearkin train --config`.
-
-    Args:
-        method: Its name.
-    """
-    from nearkin.runs.info import config_lines
-
-    print("\n".join(config_lines(method)))
-
-
-@app.command
-def doctor() -> None:
-    """Print versions, device, precision, threads and what else helps to help."""
-    from nearkin.runs.info import doctor_lines
-
-    print("\n".join(doctor_lines()))
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code; see docs/exit-codes.md."""
-    try:
-        app(
-            arguments,
-            console=Console(soft_wrap=True, highlight=False),
-            error_console=err,
-            exit_on_error=False,
-            print_error=False,
-            result_action="return_value",
-        )
-    except (CycloptsError, NearkinError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return error.exit_code if isinstance(error, NearkinError) else UsageError.exit_code
-    except BrokenPipeError:  # whoever read the output has heard enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print("error: stopped at once; nothing since the last checkpoint is kept", file=sys.stderr)
-        return 130
-    except Exception as error:
-        if "NEARKIN_TRACEBACK" in os.environ:
-            raise
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        hint = "see the train.log of a run, or set NEARKIN_TRACEBACK=1, and please report it"
-        print(f"error: a bug in nearkin: {what}; {hint}", file=sys.stderr)
-        return NearkinError.exit_code
-    return 0

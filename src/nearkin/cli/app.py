@@ -1,0 +1,51 @@
+"""What all commands share: the application, flags, and how results are printed."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from cyclopts import App, Parameter
+from cyclopts.config import Env
+
+from nearkin.version import __version__
+
+HELP = """Learn from pictures without labels which are alike.
+
+nearkin demo
+
+nearkin train PICTURES --epochs 100
+
+nearkin discover PICTURES --labeled SOME_CLASSES
+"""
+app = App(name="nearkin", version=__version__, help=HELP, config=Env("NEARKIN_", command=False))
+
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+class Given:
+    """Settings that remember which of them were given, since these go before a file's."""
+
+    given: frozenset[str]
+
+    def __new__(cls, **given: Any) -> Self:
+        """Note the names; the data class does the rest."""
+        typed = super().__new__(cls)
+        object.__setattr__(typed, "given", frozenset(given))
+        return typed
+
+
+def merged(
+    stored: Mapping[str, Any], typed: Given | None, options: Mapping[str, str]
+) -> dict[str, Any]:
+    """Settings of a file, under what was typed: settings, and options of a method."""
+    given = {name: getattr(typed, name) for name in typed.given} if typed else {}
+    named = {name.replace("-", "_"): value for name, value in options.items()}
+    return {**stored, **given, "options": {**stored.get("options", {}), **named}}
+
+
+def show(value: Any, as_json: bool, lines: list[str]) -> None:
+    """Print a result: as JSON, or as lines for people."""
+    if as_json:
+        print(json.dumps(value))
+    else:
+        print("\n".join(lines))
