@@ -75,22 +75,22 @@ def test_shared_classes_are_clustered_with_the_known_ones_in_place():
     assert dict(found.curves["silhouette"])[5] == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_known_class_in_two_pieces_is_no_novel_class():
-    """The GCD rule, whose k-means does not know which rows belong together."""
-    for disjoint in MODES:
-        x, label = blobs(2, disjoint=disjoint, classes=12, known=7)
-        label = np.maximum(label - 1, UNKNOWN)
-        label[:60][label[60:120] == 0] = 0  # the first blob is another piece of the second
-        found = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
-        assert found.estimates["gcd"] == 5
+@pytest.mark.parametrize("disjoint", MODES)
+def test_a_known_class_in_two_pieces_is_no_novel_class_to_the_gcd_rule(disjoint):
+    """Its k-means does not know which rows belong together. There are twelve blobs."""
+    x, label = blobs(2, disjoint=disjoint, classes=12, known=7)
+    label = np.where(label > 0, label - 1, label)  # the second blob is of the first one's class
+    trial = number._gcd(number._draw(x, label, disjoint, 0), 6)
+    assert trial.accuracy == pytest.approx(6 / 7)
+    assert trial.novel == 5
 
 
-def test_a_tiny_cluster_is_no_class_to_the_dtc_rule():
-    x, label = blobs(0, disjoint=True, each=150)
-    x[-1] = 30 * np.eye(16)[0]
-    for k, expected in ((5, 5), (6, 5)):
-        sample = number._draw(x, label, True, 0)
-        assert number._dtc(sample, k).novel == expected
+@pytest.mark.parametrize(("tiny", "expected"), [(0.01, 5), (0.19, 5), (0.21, 4)])
+def test_a_tiny_cluster_is_no_class_to_the_dtc_rule(tiny, expected, monkeypatch):
+    x, label = blobs(0, disjoint=True)
+    sample = number._draw(x[:-48], label[:-48], True, 0)  # a fifth of the last class is left
+    monkeypatch.setattr(number, "TINY", tiny)
+    assert number._dtc(sample, 5).novel == expected
 
 
 def test_only_directions_count_and_the_seed_decides():

@@ -104,7 +104,7 @@ class Bench:
     def truth(self, novel: tuple[int, ...]) -> Int64[np.ndarray, " images"]:
         """Classes, the known ones first."""
         order = [number for number in range(10) if number not in novel] + list(novel)
-        return np.argsort(order)[self.images.labels].astype(np.int64)
+        return np.asarray(np.argsort(order)[self.images.labels], np.int64)
 
     def task(self, novel: tuple[int, ...], mode: Mode) -> Task:
         """Novel classes are unlabeled; of the others, in mode gcd, half of the pictures too."""

@@ -7,6 +7,7 @@ pictures come from its training part and test pictures from its test part.
 """
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,8 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     rng = np.random.default_rng(options.seed)
-    source, chosen = np.load(options.source), {}
+    source: Mapping[str, np.ndarray] = np.load(options.source)
+    chosen: dict[str, np.ndarray] = {}
     for part, count in (("train", options.train), ("test", options.test)):
         rows = drawn(source[f"y_{part}"], count, rng)
         chosen |= {f"{axis}_{part}": source[f"{axis}_{part}"][rows] for axis in "xy"}

@@ -67,4 +67,4 @@ def _closest(
     x: Float[np.ndarray, "images dim"], centers: Float[np.ndarray, "k dim"]
 ) -> Int64[np.ndarray, " images"]:
     distance: np.ndarray = (centers**2).sum(axis=1) - 2 * x @ centers.T
-    return distance.argmin(axis=1).astype(np.int64)
+    return np.asarray(distance.argmin(axis=1), np.int64)

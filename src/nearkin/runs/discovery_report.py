@@ -1,7 +1,6 @@
 """From the outcome of a discovery to the values of its page."""
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,12 +10,13 @@ from nearkin.discovery.assignments import Assignments
 from nearkin.discovery.clusters import Cluster
 from nearkin.discovery.scores import Score
 from nearkin.explorer.page import discovery_page
-from nearkin.explorer.report import Chart, ClassView, Confusion, Picture, Report, Table
+from nearkin.explorer.report import ClassView, Confusion, Picture, Report, Table
+from nearkin.runs.discovery_charts import counting, training
 from nearkin.runs.gallery import thumbnails
-from nearkin.runs.outcome import OURS, Outcome, lines, summary, write_tables
+from nearkin.runs.outcome import OURS, Outcome, summary, write_tables
 from nearkin.runs.reporter import Logged
-from nearkin.runs.trials import METHODS
-from nearkin.tables import read_numbers, replace_text
+from nearkin.runs.summary import lines
+from nearkin.tables import replace_text
 from nearkin.version import __version__
 
 MEDOID_SIDE, SIDE = 192, 96
@@ -49,8 +49,8 @@ def report_of(outcome: Outcome, assignments: Assignments, clusters: list[Cluster
         findings=tuple(finding.text for finding in outcome.findings),
         results=tuple(_results(outcome)),
         confusion=_confusion(outcome),
-        counting=tuple(_counting(outcome)),
-        training=tuple(_training(outcome)),
+        counting=tuple(counting(outcome)),
+        training=tuple(training(outcome)),
         protocol=tuple(_protocol(outcome)),
         configuration=vars(outcome.config) | {"options": dict(outcome.config.options)},
         versions={
@@ -71,9 +71,9 @@ def write_outcome(outcome: Outcome, told: Logged) -> None:
     write_tables(outcome, assignments, clusters, told)
     folder = outcome.folder
     replace_text(folder.report, discovery_page(report_of(outcome, assignments, clusters)))
-    folder.write_summary(summary(outcome, clusters))
-    for line in lines(outcome, clusters):
-        told.line(line)
+    numbers = summary(outcome, clusters)
+    folder.write_summary(numbers)
+    told.note("\n".join(lines(numbers)))
     told.line(f"look   {folder.report.resolve()}")
 
 
@@ -208,57 +208,6 @@ def _confusion(outcome: Outcome) -> Confusion | None:
     )
 
 
-LABELS = {
-    "silhouette": "silhouette of the clusters",
-    "dtc": "accuracy on held-out known classes (DTC)",
-    "dtc_silhouette": "silhouette beside it (DTC)",
-    "gcd": "accuracy on known classes (GCD)",
-}
-
-
-def _counting(outcome: Outcome) -> list[Chart]:
-    counted = outcome.counted
-    if counted is None:
-        return []
-    series = {LABELS[name]: points for name, points in counted.curves.items()}
-    return [
-        Chart(
-            "How many novel classes?",
-            "novel classes",
-            "",
-            series,
-            "Each rule's estimate: "
-            + ", ".join(f"{name} {number}" for name, number in counted.estimates.items())
-            + ".",
-            counted.chosen,
-            (counted.low, counted.high),
-        )
-    ]
-
-
-def _training(outcome: Outcome) -> list[Chart]:
-    rows = read_numbers(outcome.folder.stage(f"{METHODS[outcome.config.mode]}-0").metrics)
-    charts = []
-    for name in ("loss", "positive_rate", "entropy"):
-        points = _by_epoch([(row["epoch"], row[name]) for row in rows if name in row])
-        if points:
-            title = name.replace("_", " ").capitalize()
-            charts.append(Chart(title, "epoch", name.replace("_", " "), {name: points}))
-    return charts
-
-
-def _by_epoch(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Means over epochs."""
-    from collections import defaultdict
-    from math import ceil
-    from statistics import fmean
-
-    epochs: dict[int, list[float]] = defaultdict(list)
-    for epoch, value in points:
-        epochs[ceil(epoch)].append(value)
-    return [(float(epoch), fmean(values)) for epoch, values in sorted(epochs.items())]
-
-
 def _protocol(outcome: Outcome) -> list[str]:
     mode = (
         "Unlabeled pictures may be of known or of novel classes (gcd)."
@@ -267,7 +216,7 @@ def _protocol(outcome: Outcome) -> list[str]:
     )
     trunk = outcome.config.trained
     learned = (
-        "The encoder learned without labels and stays as it is; a layer on top of it learned from them."
+        "The encoder learned without labels and stays as it is; a layer on top learned from them."
         if trunk == "top"
         else f"The encoder learned without labels first; then {trunk} of it learned from them."
     )

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from nearkin.data.folder import MARKER
 from nearkin.errors import OutputError, UsageError
 from nearkin.tables import replace_text
 
+STAGES = "stages"
 PLOTS = ("augmentations.png", "curves.png", "neighbors.png")
 
 
@@ -100,7 +102,7 @@ class RunFolder:
 
     def stage(self, name: str) -> "RunFolder":
         """The folder of one stage of several."""
-        return RunFolder(self.path / "stages" / name)
+        return RunFolder(self.path / STAGES / name)
 
     def settings(self) -> tuple[TrainConfig, str]:
         """The stored configuration of a training, and the data it names.
@@ -217,5 +219,8 @@ def _occupied(run: RunFolder) -> bool:
 def clear(run: RunFolder) -> None:
     """Remove what an earlier run made, and nothing else: the folder may hold other things."""
     made = [run.config, run.encoder, run.metrics, run.summary, run.data, run.embeddings]
-    for file in [*made, *run.checkpoints.glob("ckpt-*"), *(run.plots / plot for plot in PLOTS)]:
+    made += [run.assignments, run.clusters, run.classifier, run.report]
+    made += [*run.checkpoints.glob("ckpt-*"), *run.classes.glob("*.png")]
+    for file in [*made, *(run.plots / plot for plot in PLOTS)]:
         file.unlink(missing_ok=True)
+    shutil.rmtree(run.path / STAGES, ignore_errors=True)

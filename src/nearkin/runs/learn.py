@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nearkin.config import DiscoverConfig, TrainConfig, Value
+from nearkin.config import DiscoverConfig, Value
 from nearkin.method import Method
 from nearkin.runs.arms import BASELINES
 from nearkin.runs.folder import RunFolder
+from nearkin.runs.ground import Ground
 from nearkin.runs.reporter import Logged
-from nearkin.runs.stages import Task, class_stage, known_stage
+from nearkin.runs.stages import class_stage, known_stage
 from nearkin.runs.trials import METHODS, USUAL, strength_options
-from nearkin.runs.trunk import Trunk
 
 SEEDS = 3
 """How often the last stage is trained on top of a frozen encoder; a whole network is once."""
@@ -32,20 +32,19 @@ class Learning:
 
     config: DiscoverConfig
     folder: RunFolder
-    trunk: Trunk
-    task: Task
-    base: TrainConfig
+    ground: Ground
     told: Logged
 
-    def run(self, strength: float) -> Learned:
+    def run(self) -> Learned:
         """Train all of them, or go on where they were stopped."""
-        self.told.line(f"stage 2/3  {self.task.num_known} known classes")
-        known = known_stage(self.trunk, self.task, self.base)
+        self.told.line(f"stage 2/3  {self.ground.task.num_known} known classes")
+        known = known_stage(self.ground.trunk, self.ground.task, self.ground.base)
         known.run(self.folder.stage("known"), self.told)
-        mode, count = self.config.mode, self._num_seeds()
-        options = strength_options(mode, strength, self.task.num_novel) | dict(self.config.options)
+        mode, count, strength = self.config.mode, self._num_seeds(), self.ground.strength
+        options = strength_options(mode, strength, self.ground.task.num_novel)
+        options |= dict(self.config.options)
         self.told.line(
-            f"stage 3/3  {self.task.num_novel} novel classes by {METHODS[mode]}, strength "
+            f"stage 3/3  {self.ground.task.num_novel} novel classes by {METHODS[mode]}, strength "
             f"{strength:g}, {count} seeds"
         )
         ours = [
@@ -60,7 +59,7 @@ class Learning:
         return SEEDS if self.config.trained == "top" else 1
 
     def _baselines(self, known: Method[Any]) -> dict[str, Method[Any]]:
-        rate = strength_options("ncd", USUAL["ncd"], self.task.num_novel)
+        rate = strength_options("ncd", USUAL["ncd"], self.ground.task.num_novel)
         arms = BASELINES if self.config.baselines else {}
         return {
             name: self._all(name.replace(" ", "-"), METHODS["ncd"], rate | options, known, 0)
@@ -72,7 +71,8 @@ class Learning:
     ) -> Method[Any]:
         """All classes, by one method with one seed."""
         self.told.line(f"           {name}")
-        base = replace(self.base, seed=self.base.seed + seed)
-        stage = class_stage(self.trunk, self.task, base, known, method, options)
+        ground = self.ground
+        base = replace(ground.base, seed=ground.base.seed + seed)
+        stage = class_stage(ground.trunk, ground.task, base, known, method, options)
         stage.run(self.folder.stage(name), self.told)
         return stage.method

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int64
 
 from nearkin.config import DiscoverConfig
 from nearkin.data.images import Images, open_images
+from nearkin.runs.accept import accept
 from nearkin.runs.data import Parts, divide, refuse_bad
 from nearkin.runs.folder import RunFolder, data_name
 from nearkin.runs.labeled import check_disjoint, label_pictures, truth_labels
@@ -79,6 +80,8 @@ def open_material(data: Any, config: DiscoverConfig) -> Material:
     opened = open_images(data)
     refuse_bad(opened, config.max_bad)
     labeled = label_pictures(opened, config.labeled, config.known)
+    if config.accept:
+        labeled = accept(labeled, Path(config.accept))
     truth, names = None, labeled.classes
     if config.truth:
         truth, names = truth_labels(labeled.images, config.truth, opened, labeled.classes)

@@ -23,11 +23,12 @@ from nearkin.runs.arms import Arm
 from nearkin.runs.copies import copy_to, file_names
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.gallery import class_sheet
+from nearkin.runs.ground import Ground
 from nearkin.runs.material import Material
 from nearkin.runs.reporter import Logged
 from nearkin.runs.scoring import Scoring
 from nearkin.runs.stages import Task
-from nearkin.runs.trials import Trial, mean_accuracy
+from nearkin.runs.trials import mean_accuracy
 from nearkin.tables import write_csv
 from nearkin.types import UNKNOWN
 from nearkin.version import __version__
@@ -47,18 +48,29 @@ class Outcome:
     folder: RunFolder
     config: DiscoverConfig
     data: str
-    material: Material
-    task: Task
+    ground: Ground
     predictions: Predictions
     calibration: Calibration | None
     ours: Arm
     seeds: list[Arm]
     """The result of the other seeds."""
     baselines: Mapping[str, Arm]
-    counted: NumberOfClasses | None
-    trials: list[Trial]
-    strength: float
     findings: list[Finding]
+
+    @property
+    def material(self) -> Material:
+        """The pictures."""
+        return self.ground.material
+
+    @property
+    def task(self) -> Task:
+        """What was learned from."""
+        return self.ground.task
+
+    @property
+    def counted(self) -> NumberOfClasses | None:
+        """The estimate of the number of novel classes, if it was not given."""
+        return self.ground.counted
 
     @property
     def scoring(self) -> Scoring:
@@ -127,7 +139,7 @@ def write_tables(
 def summary(outcome: Outcome, clusters: list[Cluster]) -> dict[str, Any]:
     """All numbers, as plain values."""
     counted, calibration = outcome.counted, outcome.calibration
-    strengths = sorted({trial.strength for trial in outcome.trials})
+    strengths = sorted({trial.strength for trial in outcome.ground.trials})
     return {
         "command": "discover",
         "mode": outcome.config.mode,
@@ -138,8 +150,8 @@ def summary(outcome: Outcome, clusters: list[Cluster]) -> dict[str, Any]:
         "unlabeled": len(outcome.rows),
         "held_out": len(outcome.material.parts.test_rows),
         "number": None if counted is None else asdict(counted),
-        "strength": outcome.strength,
-        "trials": {f"{s:g}": mean_accuracy(outcome.trials, s) for s in strengths},
+        "strength": outcome.ground.strength,
+        "trials": {f"{s:g}": mean_accuracy(outcome.ground.trials, s) for s in strengths},
         "calibration": None if calibration is None else asdict(calibration),
         "scores": {
             name: [dict(zip(SCORE, each, strict=True)) for each in found]
@@ -154,14 +166,3 @@ def summary(outcome: Outcome, clusters: list[Cluster]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "seed": outcome.config.seed,
     }
-
-
-def lines(outcome: Outcome, clusters: list[Cluster]) -> list[str]:
-    """The result in short, for people."""
-    novel = [cluster for cluster in clusters if cluster.kind == "novel"]
-    sizes = sorted((cluster.size for cluster in novel), reverse=True)
-    found = [f"found  {len(novel)} novel classes of {sizes[-1]} to {sizes[0]} pictures"]
-    for name, scores in outcome.scores().items():
-        for what, value, low, high, _ in scores:
-            found.append(f"{name:15}  {what:35}  {value:.3f} [{low:.3f}, {high:.3f}]")
-    return found + [f"warning: {finding.text}" for finding in outcome.findings]

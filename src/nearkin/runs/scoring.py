@@ -85,10 +85,23 @@ class Scoring:
             return [
                 score
                 for pictures, part in parts.items()
-                for score in gcd(truth[part], arm.joint[part], pictures=pictures, **few)
+                for score in _named(
+                    pictures, gcd(truth[part], arm.joint[part], pictures=pictures, **few)
+                )
             ]
-        return [
-            *task_aware(truth[rows], arm.novel[rows], pictures=LEARNED, **few),
-            *task_aware(truth[test], arm.novel[test], pictures=HELD_OUT, **few),
-            *task_agnostic(truth[test], arm.joint[test], pictures=HELD_OUT, **few),
-        ]
+        aware = {
+            pictures: task_aware(truth[part], arm.novel[part], pictures=pictures, **few)
+            for pictures, part in {LEARNED: rows, HELD_OUT: test}.items()
+        }
+        agnostic = task_agnostic(truth[test], arm.joint[test], pictures=HELD_OUT, **few)
+        found = [score for pictures, scores in aware.items() for score in _named(pictures, scores)]
+        return found + _named(HELD_OUT, agnostic)
+
+
+def _named(pictures: str, scores: list[Score]) -> list[Score]:
+    """Scores whose names say of which pictures they are."""
+    where = "held out" if pictures == HELD_OUT else "train"
+    return [
+        (f"{name}, {where}", value, low, high, protocol)
+        for name, value, low, high, protocol in scores
+    ]

@@ -195,8 +195,6 @@ def _stage(trunk: Trunk, task: Task, order: Ordered, config: TrainConfig) -> Sta
     kind = METHODS[config.method]
     backbone = trunk.backbone(config.seed)
     with seeded(config.seed, torch.device("cpu")):
-        method: Method[Any] = kind(
-            backbone, num_known_classes=task.num_known, **config.options
-        )
+        method: Method[Any] = kind(backbone, num_known_classes=task.num_known, **config.options)
     feed = trunk.feed(order, kind, task.label)
     return Stage(config, method.to(trunk.device), feed)

@@ -1,4 +1,4 @@
-"""What the classes of a discovery stand on: a frozen encoder's features, or a network that learns."""
+"""What the classes of a discovery stand on: a frozen encoder, or a network that learns."""
 
 import copy
 from collections.abc import Iterator
