@@ -1,4 +1,4 @@
-# make demo   train and evaluate on real digits      make test   everything that must pass
+# make demo   train, evaluate and discover on real digits      make test   everything that must pass
 # PYTHON names the interpreter (3.11 or newer) that the environment in .venv is made with.
 PYTHON ?= python3
 VENV ?= .venv

@@ -4,7 +4,6 @@ The terms of the loss are restated image by image, as the paper and the official
 """
 
 import itertools
-import itertools
 import math
 from dataclasses import replace
 

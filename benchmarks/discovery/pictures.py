@@ -39,7 +39,7 @@ def main() -> None:
         chosen |= {f"{axis}_{part}": source[f"{axis}_{part}"][rows] for axis in "xy"}
     if "class_names" in source:
         chosen["class_names"] = source["class_names"]
-    np.savez(options.output, **chosen)
+    np.savez(options.output, allow_pickle=False, **chosen)
 
 
 if __name__ == "__main__":

@@ -18,18 +18,17 @@ class Typed(Given, TrainConfig):
 
 @app.command
 def demo(*, out: Path = Path("runs/demo"), json: Flag = False) -> None:
-    """Train and evaluate on real handwritten digits that come with scikit-learn; no download.
+    """Train, evaluate and discover on real handwritten digits of scikit-learn; no download.
 
     Args:
-        out: The run folder; an earlier demo in it is replaced.
+        out: The folder of its two runs; an earlier demo in it is replaced.
         json: Print the measures as JSON.
     """
     from nearkin.runs.demo import demo as run_demo
-    from nearkin.runs.evaluate import rows_of
 
     with Terminal(json) as terminal:
-        run = run_demo(out=out, reporter=terminal)
-    show(run.summary, json, rows_of(run.summary))
+        shown = run_demo(out=out, reporter=terminal)
+    show(shown.summary, json, shown.lines())
 
 
 @app.command

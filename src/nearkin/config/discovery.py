@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from nearkin.config.values import ANY, Auto, Value, refuse_misfits
+from nearkin.config.values import ANY, Auto, Value, refuse_drops, refuse_misfits
 
 RANGES: Final = {
-    **dict.fromkeys(("epochs", "num_seeds"), (1, ANY)),
+    **dict.fromkeys(("epochs", "known_epochs", "num_seeds"), (1, ANY)),
     "classes": (2, ANY),
     "batch_size": (4, ANY),
     "num_views": (2, 64),
@@ -40,6 +40,10 @@ class DiscoverConfig:
     """What learns from labels: a layer on `top` of the encoder, `all` of it, or named parts."""
     epochs: int | Auto = "auto"
     """Passes over the unlabeled pictures in the last stage."""
+    known_epochs: int | Auto = "auto"
+    """Passes over the labeled pictures in the stage before it."""
+    drops: str = ""
+    """Shares of the last stage, after commas, at which the learning rate drops to a tenth."""
     batch_size: int | Auto = "auto"
     """Pictures per step, half of them labeled."""
     strength: float | Auto = "auto"
@@ -74,3 +78,4 @@ class DiscoverConfig:
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
         refuse_misfits(self, RANGES)
+        refuse_drops(self.drops)

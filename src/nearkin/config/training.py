@@ -4,12 +4,11 @@ One data class drives the command line, the Python call and `config.toml`. The o
 method are not here: a method's constructor is its configuration, and they travel as `options`.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from nearkin.config.values import ANY, Auto, Value, refuse_misfits, seconds
+from nearkin.config.values import ANY, Auto, Value, refuse_drops, refuse_misfits, seconds
 from nearkin.errors import UsageError
 
 TINY: Final = 1e-12
@@ -25,8 +24,6 @@ RANGES: Final = {
     "seed": (0, 2**32 - 1),
 }
 """Smallest and largest value of each number."""
-DROPS: Final = r"(0?\.\d+(, *0?\.\d+)*)?"
-"""How shares of the training are written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +92,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
         refuse_misfits(self, RANGES)
-        if not re.fullmatch(DROPS, self.drops):
-            raise UsageError(f"--drops {self.drops} are not shares; write them as 0.6,0.8")
+        refuse_drops(self.drops)
         if self.drops and self.cosine_end:
             raise UsageError("--drops and --cosine-end both say how the rate falls; give one")
         if self.max_time:

@@ -38,6 +38,20 @@ def refuse_misfits(config: Any, ranges: Mapping[str, tuple[int | float, int | fl
             raise UsageError(f"{option(name)} {value} is not from {low:g} to {high:g}")
 
 
+DROPS: Final = r"(0?\.\d+(, *0?\.\d+)*)?"
+"""How shares of a training are written."""
+
+
+def refuse_drops(drops: str) -> None:
+    """Refuse what are no shares of a training.
+
+    Raises:
+        UsageError: Saying how they are written.
+    """
+    if not re.fullmatch(DROPS, drops):
+        raise UsageError(f"--drops {drops} are not shares; write them as 0.6,0.8")
+
+
 def fits(value: object, kind: Any) -> bool:
     """Whether a value is of the type a setting is annotated with; an int is a float too.
 

@@ -18,12 +18,13 @@ from nearkin.discovery.predictions import Predictions
 from nearkin.distributed import choose_device, device_name
 from nearkin.errors import UsageError
 from nearkin.measures.kmeans import compact, constrained_kmeans
-from nearkin.runs.arms import clustered_arm, trained_arm
+from nearkin.runs.arms import Arm, clustered_arm, trained_arm
 from nearkin.runs.classifier import Classifier, heads_of, new_names, still, write_classifier
 from nearkin.runs.copies import check_destination
 from nearkin.runs.data import same_data, write_bad_files
 from nearkin.runs.discovery_report import write_outcome
 from nearkin.runs.encoder import write_encoder
+from nearkin.runs.evaluate import PIXEL_BANK, pixel_features
 from nearkin.runs.failures import foreseen
 from nearkin.runs.folder import RunFolder, clear, data_name, default_folder, opened
 from nearkin.runs.ground import USUAL_BATCH, Ground, Preparation
@@ -88,6 +89,9 @@ def discover(
         if overwrite:
             clear(folder)
         same_data(folder.data, material.parts)
+        if folder.summary.exists():
+            told.line("already complete")
+            return Run(folder)
         folder.write_settings(config, data_name(data))
         with foreseen(USUAL_BATCH):
             ground = Preparation(data, config, folder, device, told).run(material)
@@ -140,7 +144,7 @@ def _find(
     predictions = classifier.predict(looks, tuple(material.images.names), material.label)
     arms = [trained_arm(trunk, method, task.num_known) for method in learned.ours]
     center = ground.frozen.kept.center
-    baselines = {"k-means": clustered_arm(center, task, ground.base.seed)} | {
+    baselines = clustered(ground) | {
         name: trained_arm(trunk, method, task.num_known)
         for name, method in learned.baselines.items()
     }
@@ -161,6 +165,16 @@ def _find(
             silhouettes=blurred(center, predictions, task),
         ),
     )
+
+
+def clustered(ground: Ground) -> dict[str, Arm]:
+    """K-means: on features that no label has touched, and on raw pixels unless they are many."""
+    task, seed, images = ground.task, ground.base.seed, ground.material.images
+    arms = {"k-means": clustered_arm(ground.frozen.kept.center, task, seed)}
+    if len(images) <= PIXEL_BANK:
+        pixels = pixel_features(images, images, int(ground.base.workers))[0]
+        arms["k-means, pixels"] = clustered_arm(pixels, task, seed)
+    return arms
 
 
 def positive_rate(folder: RunFolder) -> float:

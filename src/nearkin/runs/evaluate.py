@@ -22,8 +22,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.encode import encode
 from nearkin.evaluation.evaluate import evaluate as measure
 from nearkin.evaluation.features import Features, known
-from nearkin.evaluation.floors import SIDE, mean_pixels
-from nearkin.evaluation.floors import pixels as pixel_features
+from nearkin.evaluation.floors import SIDE, mean_pixels, pixels
 from nearkin.evaluation.geometry import looked_at
 from nearkin.evaluation.knn import num_neighbors
 from nearkin.evaluation.measure import Measure
@@ -162,13 +161,21 @@ def _second_view(
 def _pixel_tables(readable: Mapping[str, Images], workers: int) -> tuple[Features, Features]:
     train = readable["train"].spread(PIXEL_BANK)
     test = readable.get("test", unlabeled(train))
+    bank, queries = pixel_features(train, test, workers)
+    return Features(bank, train.labels, train.groups), Features(queries, test.labels, test.groups)
+
+
+def pixel_features(
+    train: Images, test: Images, workers: int
+) -> tuple[Float[Tensor, "train d"], Float[Tensor, "test d"]]:
+    """Raw pixels as features, less the mean of the first."""
     shown = [
         torch.cat(list(Pixels(part, SIDE, workers=workers))).movedim(1, 3).numpy()
-        for part in (train, test)
+        for part in ((train,) if test is train else (train, test))
     ]
     mean = mean_pixels(shown[0])
-    bank, queries = (pixel_features(part, mean) for part in shown)
-    return Features(bank, train.labels, train.groups), Features(queries, test.labels, test.groups)
+    found = [pixels(part, mean) for part in shown]
+    return found[0], found[-1]
 
 
 def _joined(parts: Parts, encoded: Mapping[str, Encoded]) -> Embeddings:

@@ -107,7 +107,7 @@ class Preparation:
             precision="fp32" if config.trained == "top" else "auto",
         )
         resolved = resolve(asked, material.parts.train, self.device)
-        return replace(resolved, epochs=config.epochs, options={})
+        return replace(resolved, epochs=config.epochs, drops=config.drops, options={})
 
     def _kept(
         self, encoder: Encoder, material: Material, base: TrainConfig

@@ -38,7 +38,8 @@ class Learning:
     def run(self) -> Learned:
         """Train all of them, or go on where they were stopped."""
         self.told.line(f"stage 2/3  {self.ground.task.num_known} known classes")
-        known = known_stage(self.ground.trunk, self.ground.task, self.ground.base)
+        base = replace(self.ground.base, epochs=self.config.known_epochs)
+        known = known_stage(self.ground.trunk, self.ground.task, base)
         known.run(self.folder.stage("known"), self.told)
         mode, count, strength = self.config.mode, self._num_seeds(), self.ground.strength
         options = strength_options(mode, strength, self.ground.task.num_novel)

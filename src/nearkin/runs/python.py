@@ -1,20 +1,23 @@
-"""`nearkin.train`: the call with the command line's names and defaults."""
+"""`nearkin.train` and `nearkin.discover`: calls with the command line's names and defaults."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from nearkin.config import TrainConfig
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import UsageError
+from nearkin.runs.discover import discover as run_discover
 from nearkin.runs.reporter import Reporter
 from nearkin.runs.train import Run
 from nearkin.runs.train import train as run_train
 
-AS_TEXT = {"device", "init_from", "labels"}
+AS_TEXT = {
+    "device", "init_from", "labels", "labeled", "from_run", "truth", "copy_to", "accept",
+}  # fmt: skip
 """Settings that may come as a path or a torch device."""
-SETTINGS = {entry.name for entry in fields(TrainConfig)}
 
 
 def train(
@@ -51,13 +54,7 @@ def train(
         )
     network = backbone if isinstance(backbone, nn.Module) else None
     named = backbone if isinstance(backbone, str) else "auto"
-    known: dict[str, Any] = {
-        name: str(value) if name in AS_TEXT else value
-        for name, value in settings.items()
-        if name in SETTINGS
-    }
-    options = {name: value for name, value in settings.items() if name not in SETTINGS}
-    options = {**known.pop("options", {}), **options}
+    known, options = _divided(TrainConfig, settings)
     return run_train(
         data,
         TrainConfig(backbone=named, options=options, **known),
@@ -67,3 +64,54 @@ def train(
         network=network,
         reporter=reporter,
     )
+
+
+def discover(
+    data: Any,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    reporter: Reporter | None = None,
+    **settings: Any,
+) -> Run:
+    """Find the classes among pictures of which some have a known class.
+
+    Args:
+        data: What `nearkin.train` takes.
+        out: The run folder; `runs/DATA-MODE` if None.
+        resume: Continue the run that is in `out`.
+        overwrite: Replace the run that is in `out`.
+        reporter: Who is told how it goes; nobody if None.
+        settings: Fields of `DiscoverConfig`, such as `labeled`, and options of the last stage's
+            method. `from_run` is what the command line calls `--from`.
+
+    Returns:
+        The finished run: `run.path`, `run.summary`.
+
+    Raises:
+        NearkinError: One line on what cannot be done; see `nearkin.errors`.
+    """
+    known, options = _divided(DiscoverConfig, settings)
+    return run_discover(
+        data,
+        DiscoverConfig(options=options, **known),
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        reporter=reporter,
+    )
+
+
+def _divided(
+    kind: type[TrainConfig | DiscoverConfig], settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of that kind, and what is left: options of a method."""
+    names = {entry.name for entry in fields(kind)}
+    known: dict[str, Any] = {
+        name: str(value) if name in AS_TEXT else value
+        for name, value in settings.items()
+        if name in names
+    }
+    options = {name: value for name, value in settings.items() if name not in names}
+    return known, {**known.pop("options", {}), **options}

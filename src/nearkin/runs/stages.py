@@ -137,7 +137,7 @@ def known_stage(trunk: Trunk, task: Task, base: TrainConfig) -> Stage:
     """The known classes alone (AutoNovel's second stage)."""
     rows = task.labeled
     order = Streams(NOTHING, rows, min(int(base.batch_size), len(rows)), base.seed)
-    config = _config(base, "supervised", order, {})
+    config = _config(replace(base, drops=""), "supervised", order, {})
     return _stage(trunk, task, order, config)
 
 
@@ -154,7 +154,7 @@ def class_stage(
     Args:
         trunk: What the network stands on.
         task: The pictures.
-        base: What all stages have in common; its epochs are those of this one.
+        base: What all stages have in common; its epochs and drops are those of this one.
         before: The known stage's method.
         method: `ncl` or `simgcd`.
         options: Its options, over those of its recipe.
@@ -174,7 +174,7 @@ def _config(
     base: TrainConfig, method: str, order: Ordered, options: Mapping[str, Value]
 ) -> TrainConfig:
     recipe, epochs = RECIPES[method], base.epochs
-    if epochs == "auto" or method == "supervised":
+    if epochs == "auto":
         wanted = ceil(recipe.steps / order.steps_per_epoch)
         epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, wanted))
     return replace(

@@ -5,7 +5,7 @@ Nothing is chosen by the labels that a result is scored on (Troisemaine et al. 2
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal
@@ -128,7 +128,7 @@ class Trials:
         return Task(label, self.task.labeled, len(rest), len(hidden)), truth
 
     def _learn_known(self, task: Task) -> Method[Any]:
-        stage = known_stage(self.trunk, task, self.base)
+        stage = known_stage(self.trunk, task, replace(self.base, epochs="auto"))
         stage.try_out()
         return stage.method
 
