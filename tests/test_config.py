@@ -1,14 +1,16 @@
 """Settings survive their file, and a resumed run keeps its own."""
 
+import ast
+import inspect
 import re
 import tomllib
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nearkin.config import TrainConfig, continued, read_toml, seconds, to_toml
+from nearkin.config import DiscoverConfig, TrainConfig, continued, read_toml, seconds, to_toml
 from nearkin.errors import UsageError
 
 values = st.one_of(
@@ -101,3 +103,105 @@ def test_a_rate_falls_in_one_way_only():
 def test_a_number_out_of_its_range_is_refused(setting, says):
     with pytest.raises(UsageError, match=re.escape(says)):
         TrainConfig(**setting)
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, DiscoverConfig])
+def test_every_setting_has_a_default_and_a_sentence(kind):
+    """The sentence stands below it, and is what `--help` says."""
+    body = ast.parse(inspect.getsource(kind)).body[0].body
+    said = {
+        entry.target.id: below.value.value
+        for entry, below in zip(body, body[1:])
+        if isinstance(entry, ast.AnnAssign) and isinstance(below, ast.Expr)
+    }
+    for entry in fields(kind):
+        assert (entry.default, entry.default_factory) != (MISSING, MISSING)
+        assert re.fullmatch(r"[A-Z`].*[^.]\.", said[entry.name], re.DOTALL), entry.name
+
+
+# A discovery
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"classes": 1}, "--classes 1 is not from 2 to inf"),
+        ({"classes": "many"}, "--classes many is not a whole number or auto"),
+        ({"mode": "both"}, "--mode both is not gcd or ncd"),
+        ({"epochs": 0}, "--epochs 0 is not from 1 to inf"),
+        ({"epochs": 2.5}, "--epochs 2.5 is not a whole number or auto"),
+        ({"known_epochs": 0}, "--known-epochs 0 is not from 1 to inf"),
+        ({"num_seeds": 0}, "--num-seeds 0 is not from 1 to inf"),
+        ({"batch_size": 3}, "--batch-size 3 is not from 4 to inf"),
+        ({"num_views": 1}, "--num-views 1 is not from 2 to 64"),
+        ({"num_views": 65}, "--num-views 65 is not from 2 to 64"),
+        ({"num_views": "auto"}, "--num-views auto is not a whole number"),
+        ({"strength": -0.1}, "--strength -0.1 is not from 0 to inf"),
+        ({"strength": float("inf")}, "--strength inf is not from 0 to inf"),
+        ({"strength": float("nan")}, "--strength nan is not from 0 to inf"),
+        ({"baselines": "no"}, "--baselines no is not true or false"),
+        ({"val": 0.95}, "--val 0.95 is not from 0 to 0.9"),
+        ({"max_bad": 1.5}, "--max-bad 1.5 is not from 0 to 1"),
+        ({"workers": -1}, "--workers -1 is not from 0 to inf"),
+        ({"seed": 2**32}, "--seed 4294967296 is not from 0 to"),
+        ({"drops": "170"}, "--drops 170 are not shares; write them as 0.6,0.8"),
+        ({"options": "queue_size"}, "--options queue_size is not a table"),
+    ],
+)
+def test_a_setting_of_a_discovery_out_of_its_range_is_refused_by_its_name(setting, says):
+    with pytest.raises(UsageError, match=f"^{re.escape(says)}"):
+        DiscoverConfig(**setting)
+
+
+def other(value):
+    """A value that a setting may have and that is not this one."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, float):
+        return value / 2
+    if isinstance(value, int):
+        return value + 1
+    return {"gcd": "ncd", "": ".5"}.get(value, 7)
+
+
+def all_changed():
+    """Settings of which none is its default."""
+    defaults = {entry.name: getattr(DiscoverConfig(), entry.name) for entry in fields(DiscoverConfig)}
+    texts = dict.fromkeys(("method", "trained", "augment", "device"), 'so "called"')
+    changed = {name: other(value) for name, value in defaults.items()} | texts
+    return changed | {"options": {"queue_size": 64, "targets": "official"}}
+
+
+def test_every_setting_of_a_discovery_survives_the_file(tmp_path):
+    settings, path = all_changed(), tmp_path / "config.toml"
+    defaults = DiscoverConfig()
+    assert all(getattr(defaults, name) != value for name, value in settings.items())
+    for config in (defaults, DiscoverConfig(**settings)):
+        path.write_text(to_toml(config, "photos"), encoding="utf-8")
+        read = read_toml(path, DiscoverConfig)
+        assert read.pop("data") == "photos"
+        assert DiscoverConfig(**read) == config
+
+
+def test_a_file_is_read_as_settings_of_what_it_is_for(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('clases = 5\nmode = "ncd"\n')
+    with pytest.raises(UsageError, match="unknown key clases. Did you mean classes"):
+        read_toml(path, DiscoverConfig)
+    path.write_text('from_run = "runs/a"\n')
+    assert read_toml(path, DiscoverConfig) == {"from_run": "runs/a"}
+    with pytest.raises(UsageError, match="unknown key from_run"):
+        read_toml(path)
+    path.write_text("lr = 0.1\n")
+    with pytest.raises(UsageError, match="unknown key lr"):
+        read_toml(path, DiscoverConfig)
+
+
+def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named():
+    asked, stored = DiscoverConfig(**all_changed()), DiscoverConfig()
+    with pytest.raises(UsageError) as refused:
+        continued(asked, stored)
+    named = set(re.findall(r"--([a-z-]+) \S* became", str(refused.value)))
+    free = {"workers", "max_bad"}  # they do not touch the result
+    expected = {entry.name for entry in fields(DiscoverConfig)} - free - {"options"}
+    assert expected - {name.replace("-", "_") for name in named} == set()

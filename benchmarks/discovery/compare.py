@@ -54,7 +54,7 @@ COLUMNS = (
     "mode", "split", "seed", "arm", "strength", "train", "train_known", "train_novel", "test",
     "known_test", "nmi", "ari", "k_means", "seconds",
 )  # fmt: skip
-VIEWS = 8
+VIEWS = 4
 NO_ENTROPY: dict[str, Value] = {"entropy_weight": 0.0}
 Row = dict[str, Any]
 
@@ -99,7 +99,8 @@ class Bench:
             encoder = load(self._run)
             looks, bad = look(encoder, self.images, self.base.augment, VIEWS, self.seed, CPU, 0)
             write_looks(path, looks, bad)
-        return FrozenTrunk(read_looks(path)[0], CPU)
+        kept = read_looks(path)[0]
+        return FrozenTrunk(replace(kept, views=kept.views[:VIEWS]), CPU)
 
     def truth(self, novel: tuple[int, ...]) -> Int64[np.ndarray, " images"]:
         """Classes, the known ones first."""

@@ -11,7 +11,7 @@ from nearkin.discovery.clusters import Cluster
 from nearkin.discovery.scores import Score
 from nearkin.explorer.page import discovery_page
 from nearkin.explorer.report import ClassView, Confusion, Picture, Report, Table
-from nearkin.runs.discovery_charts import counting, training
+from nearkin.runs.discovery_charts import counting, draw, training
 from nearkin.runs.gallery import thumbnails
 from nearkin.runs.outcome import OURS, Outcome, summary, write_tables
 from nearkin.runs.reporter import Logged
@@ -70,7 +70,10 @@ def write_outcome(outcome: Outcome, told: Logged) -> None:
     clusters = outcome.clusters(assignments)
     write_tables(outcome, assignments, clusters, told)
     folder = outcome.folder
-    replace_text(folder.report, discovery_page(report_of(outcome, assignments, clusters)))
+    report = report_of(outcome, assignments, clusters)
+    for chart in report.counting:
+        draw(chart, folder.plots / "class_count.png")
+    replace_text(folder.report, discovery_page(report))
     numbers = summary(outcome, clusters)
     folder.write_summary(numbers)
     told.note("\n".join(lines(numbers)))

@@ -16,7 +16,7 @@ from nearkin.errors import OutputError, UsageError
 from nearkin.tables import replace_text
 
 STAGES = "stages"
-PLOTS = ("augmentations.png", "curves.png", "neighbors.png")
+PLOTS = ("augmentations.png", "class_count.png", "curves.png", "neighbors.png")
 
 
 @dataclass(frozen=True)

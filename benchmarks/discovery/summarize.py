@@ -1,0 +1,207 @@
+"""Tables and a plot of what compare.py measured, for docs/discovery.md.
+
+    python benchmarks/discovery/summarize.py docs/discovery/cifar10.csv --plot docs/discovery/train.png
+
+Prints Markdown: scores of every arm, and in mode ncd also paired differences between arms.
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import mean, stdev
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from nearkin.tables import read_csv
+
+COLUMNS = {
+    "ncd": {"train": "train", "test": "test", "k_means": "k-means after", "known_test": "known"},
+    "gcd": {"train": "All", "train_known": "Known", "train_novel": "Novel", "test": "test"},
+}
+"""Scores of each mode, and their titles."""
+BY_SEED = {"ncd": ("train",), "gcd": ("train", "train_known", "train_novel")}
+"""Scores of which every seed's is shown."""
+COMPARED = (
+    ("+NCL+SCL", "base"),
+    ("+NCL+SCL", "rank statistics"),
+    ("+NCL+SCL", "self-contrast"),
+    ("+NCL", "base"),
+    ("+NCL+SCL+HNG", "+NCL+SCL"),
+)
+"""Which arm is compared with which."""
+MAIN = "first"
+"""The split that is also compared alone."""
+FEWEST = 3
+"""Fewest values that have a deviation or an interval."""
+DRAWS = 10_000
+MARKERS = {"first": "o", "odd": "^", "mixed": "s"}
+COLORS = {"first": "#30638e", "odd": "#c98b2b", "mixed": "#6b8f71"}
+APART = 0.24
+"""Distance of two splits' dots, where two arms have 1."""
+AXIS = "accuracy on unlabeled training pictures"
+Pair = tuple[str, str]
+"""A split and a seed, for which all arms have the same pictures and features."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one mode found on one data set."""
+
+    name: str
+    mode: str
+    rows: Sequence[dict[str, str]]
+
+    @cached_property
+    def arms(self) -> list[str]:
+        """In the order of the file."""
+        return list(dict.fromkeys(row["arm"] for row in self.rows))
+
+    @cached_property
+    def splits(self) -> list[str]:
+        """In the order of the file."""
+        return list(dict.fromkeys(row["split"] for row in self.rows))
+
+    def scores(self, arm: str, column: str, split: str | None = None) -> dict[Pair, float]:
+        """An arm's score for every pair, or for those of one split, where it has one."""
+        return {
+            (row["split"], row["seed"]): float(row[column])
+            for row in self.rows
+            if row["arm"] == arm and split in (None, row["split"]) and row.get(column)
+        }
+
+
+def read(path: Path) -> list[Results]:
+    """The modes of one file."""
+    # a table's cells that start with a sign are written with an apostrophe before it
+    rows = [dict(row) | {"arm": row["arm"].removeprefix("'")} for row in read_csv(path)]
+    modes = dict.fromkeys(row["mode"] for row in rows)
+    return [Results(path.stem, mode, [r for r in rows if r["mode"] == mode]) for mode in modes]
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    every = [header, ["---"] * len(header), *lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in every)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation, or the values themselves where they are too few for that."""
+    if len(values) < FEWEST:
+        return ", ".join(f"{value:.3f}" for value in values)
+    return f"{mean(values):.3f} ± {stdev(values):.3f}"
+
+
+def means(results: Results, split: str) -> str:
+    """The scores of every arm over the seeds of one split."""
+    columns = COLUMNS[results.mode]
+    lines = []
+    for arm in results.arms:
+        found = [list(results.scores(arm, column, split).values()) for column in columns]
+        lines.append([arm, str(len(found[0])), *map(spread, found)])
+    return table(["arm", "n", *columns.values()], lines)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % of the means of values drawn with replacement (percentile bootstrap, Efron 1979)."""
+    drawn = np.random.default_rng(0).choice(np.asarray(values), (DRAWS, len(values)))
+    low, high = np.quantile(drawn.mean(axis=1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def differences(results: Results, column: str) -> str:
+    """Arms against others, over the pairs that both have: of all splits, and of the main one."""
+    lines = []
+    for arm, other in COMPARED:
+        for split in (None, MAIN) if len(results.splits) > 1 else (MAIN,):
+            a, b = results.scores(arm, column, split), results.scores(other, column, split)
+            found = [a[pair] - b[pair] for pair in a if pair in b]
+            if found:
+                lines.append([f"{arm} minus {other}", split or "all", *_difference(found)])
+    header = ["difference", "splits", "n", "mean", "95 % interval", "range", "positive"]
+    return table(header, lines)
+
+
+def _difference(values: Sequence[float]) -> list[str]:
+    ends = interval(values) if len(values) >= FEWEST else None
+    return [
+        str(len(values)),
+        f"{mean(values):+.3f}",
+        f"[{ends[0]:+.3f}, {ends[1]:+.3f}]" if ends else "",
+        f"{min(values):+.3f} to {max(values):+.3f}",
+        f"{sum(value > 0 for value in values)} of {len(values)}",
+    ]
+
+
+def by_seed(results: Results) -> str:
+    """Every seed of every split, with a column per arm."""
+    columns = BY_SEED[results.mode]
+    scores = [[results.scores(arm, column) for column in columns] for arm in results.arms]
+    lines = []
+    for pair in dict.fromkeys((row["split"], row["seed"]) for row in results.rows):
+        cells = [[f"{of[pair]:.3f}" for of in arm if pair in of] for arm in scores]
+        lines.append([*pair, *map(" / ".join, cells)])
+    return table(["split", "seed", *results.arms], lines)
+
+
+def markdown(results: Results) -> str:
+    """All tables of one mode on one data set."""
+    titles = COLUMNS[results.mode]
+    parts = [f"## {results.name}, mode {results.mode}"]
+    for split in results.splits:
+        parts += [f"### Split `{split}`", means(results, split)]
+    if results.mode == "ncd":
+        for column in ("train", "k_means"):
+            parts += [f"### Differences of {titles[column]}", differences(results, column)]
+    shown = " / ".join(titles[column] for column in BY_SEED[results.mode])
+    return "\n\n".join([*parts, f"### {shown}, by seed", by_seed(results)])
+
+
+def draw(path: Path, found: Sequence[Results]) -> None:
+    """A panel per data set and mode: a dot per seed, and the mean of each split."""
+    wide = min(2, len(found))
+    high = math.ceil(len(found) / wide)
+    figure = Figure(figsize=(5.4 * wide, 3.9 * high), layout="constrained")
+    axes = figure.subplots(high, wide, squeeze=False).ravel()
+    for axis, results in zip(axes, found, strict=False):
+        _plot(axis, results)
+    for axis in axes[len(found) :]:
+        axis.remove()
+    figure.supylabel(AXIS, fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
+def _plot(axis: Axes, results: Results) -> None:
+    middle = (len(results.splits) - 1) / 2
+    for place, split in enumerate(results.splits):
+        style = {"color": COLORS[split], "marker": MARKERS[split], "linestyle": ""}
+        for number, arm in enumerate(results.arms):
+            x = number + (place - middle) * APART
+            values = list(results.scores(arm, "train", split).values())
+            axis.plot([x] * len(values), values, markersize=4, alpha=0.7, **style)
+            if values:
+                axis.hlines(mean(values), x - 0.1, x + 0.1, color=COLORS[split], linewidth=1.6)
+        axis.plot([], [], label=f"split {split}", **style)
+    axis.set_title(f"{results.name}, mode {results.mode}", fontsize=10)
+    axis.set_xticks(range(len(results.arms)), results.arms, fontsize=8, rotation=25, ha="right")
+
+
+def main() -> None:
+    """Print the tables of the files, and draw the plot if asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png")
+    options = parser.parse_args()
+    found = [results for path in options.files for results in read(path)]
+    print("\n\n".join(map(markdown, found)))
+    if options.plot and found:
+        draw(options.plot, found)
+
+
+if __name__ == "__main__":
+    main()
