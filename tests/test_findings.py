@@ -7,7 +7,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from nearkin.discovery import findings as module
-from nearkin.discovery.findings import few_pictures, findings, hidden, unrelated
+from nearkin.discovery.findings import doubts, few_pictures, findings, hidden, unrelated
 from nearkin.discovery.predictions import Predictions
 from nearkin.types import UNKNOWN
 
@@ -144,12 +144,16 @@ def test_few_pictures_are_fewer_than_twenty_for_each_novel_class():
     )
     assert few_pictures(100, 5) is None
     assert few_pictures(0, 1).kind == "few"
-    assert list(texts([0, 0, 13, 13, 13])) == ["few"]
+    features = np.random.default_rng(0).normal(size=(39, 2))
+    label = np.full(39, UNKNOWN)
+    assert [f.kind for f in doubts(features, label, [], num_novel=2, mode="gcd")] == ["few"]
 
 
 @pytest.mark.parametrize("mode", ["gcd", "ncd"])
 def test_no_unlabeled_picture_at_all_is_few(mode):
-    assert list(texts([0, 0, 0, 0], mode=mode)) == ["few", "dead"]
+    assert list(texts([0, 0, 0, 0], mode=mode)) == ["dead"]
+    nothing = np.zeros((0, 2)), np.zeros(0, np.int64)
+    assert [f.kind for f in doubts(*nothing, ["a", "b"], num_novel=2, mode=mode)] == ["few"]
 
 
 # Known classes among the unlabeled pictures
@@ -256,5 +260,6 @@ def test_only_ncd_warns_of_hidden_classes():
         classes=(*names, "new-1", "new-2"),
         num_known=5,
     )
-    assert [finding.kind for finding in findings(table, mode="ncd")] == ["hidden"]
-    assert findings(table, mode="gcd") == []
+    seen = table.features, table.label, table.classes[:2]
+    assert [f.kind for f in doubts(*seen, num_novel=1, mode="ncd")] == ["hidden"]
+    assert doubts(*seen, num_novel=1, mode="gcd") == []

@@ -63,7 +63,7 @@ def findings(
     positive_rate: float | None = None,
     silhouettes: tuple[float, float] | None = None,
 ) -> list[Finding]:
-    """All that a finished discovery should warn of.
+    """All that a finished discovery should warn of, beside what was clear from the start.
 
     Args:
         predictions: Of all pictures, with and without a label.
@@ -76,12 +76,34 @@ def findings(
     features, unlabeled = predictions.features, predictions.label == UNKNOWN
     num_novel, cluster = len(names) - num_known, predictions.cluster[unlabeled]
     found = [
-        few_pictures(len(cluster), num_novel),
         *_sizes(np.bincount(cluster, minlength=len(names)), names, num_known, mode),
         _one_direction(features[unlabeled]),
         None if positive_rate is None else _pairs(positive_rate, num_novel),
         None if silhouettes is None else unrelated(*silhouettes),
-        hidden(features, predictions.label, names[:num_known]) if mode == "ncd" else None,
+    ]
+    return [finding for finding in found if finding is not None]
+
+
+def doubts(
+    features: Float[np.ndarray, "pictures dim"],
+    label: Int[np.ndarray, " pictures"],
+    known: Sequence[str],
+    *,
+    num_novel: int,
+    mode: Mode,
+) -> list[Finding]:
+    """All that can be warned of before anything is learned from labels.
+
+    Args:
+        features: Of all pictures that are learned from; no label has touched them.
+        label: Numbers of known classes, or `UNKNOWN`.
+        known: Names of the known classes.
+        num_novel: Novel classes to look for.
+        mode: Whether unlabeled pictures may be of known classes (`gcd`) or not (`ncd`).
+    """
+    found = [
+        few_pictures(int((label == UNKNOWN).sum()), num_novel),
+        hidden(features, label, known) if mode == "ncd" else None,
     ]
     return [finding for finding in found if finding is not None]
 

@@ -158,7 +158,8 @@ def _find(
         seeds=arms[1:],
         baselines=baselines,
         calibration=classifier.calibration,
-        findings=findings(
+        findings=ground.doubts
+        + findings(
             predictions,
             mode=config.mode,
             positive_rate=positive_rate(folder) if config.mode == "ncd" else None,

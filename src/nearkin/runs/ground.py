@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.discovery.findings import few_pictures
+from nearkin.discovery.findings import Finding, doubts
 from nearkin.discovery.number import NumberOfClasses
 from nearkin.errors import DataError
 from nearkin.runs.build import resolve
@@ -42,6 +42,8 @@ class Ground:
     counted: NumberOfClasses | None
     """None where the number of novel classes was given."""
     task: Task
+    doubts: list[Finding]
+    """What was clear before anything was learned from labels."""
     trials: list[Trial]
     strength: float
 
@@ -66,9 +68,12 @@ class Preparation:
         trunk = self._live(encoder, material, base) if live else frozen
         counted = self._count(kept, material)
         task = self._task(material, counted)
+        found = self._doubts(frozen, task, material)
         trials = self._trials(frozen, task, base)
         strength = self._strength(trials)
-        return Ground(material, encoder, base, frozen, trunk, counted, task, trials, strength)
+        return Ground(
+            material, encoder, base, frozen, trunk, counted, task, found, trials, strength
+        )
 
     def _encoder(self) -> Encoder:
         """Stage 1: features without labels."""
@@ -154,10 +159,20 @@ class Preparation:
                 f"{number} novel classes among {len(task.unlabeled)} unlabeled pictures; "
                 "give fewer with --classes, or more pictures"
             )
-        few = few_pictures(len(task.unlabeled), number)
-        if few:
-            self.told.line(f"warning: {few.text}")
         return task
+
+    def _doubts(self, frozen: FrozenTrunk, task: Task, material: Material) -> list[Finding]:
+        """Told before the time is spent."""
+        found = doubts(
+            frozen.kept.center[torch.from_numpy(task.rows)].numpy(),
+            task.label[task.rows],
+            material.classes,
+            num_novel=task.num_novel,
+            mode=self.config.mode,
+        )
+        for finding in found:
+            self.told.line(f"warning: {finding.text}")
+        return found
 
     def _trials(self, frozen: FrozenTrunk, task: Task, base: TrainConfig) -> list[Trial]:
         """What came of hiding known classes, for every strength in question."""
