@@ -260,6 +260,6 @@ def test_only_ncd_warns_of_hidden_classes():
         classes=(*names, "new-1", "new-2"),
         num_known=5,
     )
-    seen = table.features, table.label, table.classes[:2]
+    seen = table.features, table.label, table.classes[:5]
     assert [f.kind for f in doubts(*seen, num_novel=1, mode="ncd")] == ["hidden"]
     assert doubts(*seen, num_novel=1, mode="gcd") == []

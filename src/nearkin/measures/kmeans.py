@@ -16,8 +16,8 @@ WIDEST: Final = 64
 """Wider features are reduced to this many principal components; k-means is faster there."""
 
 DRAWS: Final = 20
-"""Rows drawn for each first center. Labeled rows hold centers where they are, so that k-means
-repairs a bad start less than without; the usual 2 + log k draws leave classes out."""
+"""Rows drawn for each first center, at most. Labeled rows hold centers where they are, so that
+k-means repairs a bad start less than without; the usual 2 + log k draws leave classes out."""
 
 ROUNDING: Final = 1e-24
 """A squared distance below this share of the longest row's square is none."""
@@ -57,7 +57,7 @@ def constrained_kmeans(
 
     Unlabeled rows go to the nearest of all centers, and a center is the mean of all rows of its
     cluster. Centers of labeled classes start at the means of their labeled rows, the others by
-    k-means++ (Arthur & Vassilvitskii 2007, each time the best of `DRAWS`) among the unlabeled
+    k-means++ (Arthur & Vassilvitskii 2007, each time the best of a few) among the unlabeled
     ones. A cluster that loses all its rows starts anew at the unlabeled row farthest from its
     center. The start with the least inertia wins.
 
@@ -140,10 +140,11 @@ def _start(rows: _Rows, generator: np.random.Generator) -> Float[np.ndarray, "k 
     if not len(rows.free):
         return centers  # nothing will ever move there
     away = rows.distances(centers[taken]).min(axis=1, initial=np.inf).astype(np.float64)
+    draws = min(DRAWS, 1 + len(away) // 10)  # the best of nearly all would be the same each time
     for cluster in np.flatnonzero(~taken):
         total = away.sum()
         usual = np.finfo(float).tiny < total < np.inf  # else all rows are as good
-        drawn = generator.choice(len(away), DRAWS, p=away / total if usual else None)
+        drawn = generator.choice(len(away), draws, p=away / total if usual else None)
         closer = np.minimum(away[:, None], rows.distances(rows.free[drawn]))
         best = closer.sum(axis=0).argmin()
         centers[cluster], away = rows.free[drawn[best]], closer[:, best]
