@@ -30,7 +30,7 @@ from nearkin.runs.folder import RunFolder, clear, data_name, default_folder, ope
 from nearkin.runs.ground import USUAL_BATCH, Ground, Preparation
 from nearkin.runs.learn import Learned, Learning
 from nearkin.runs.material import open_material
-from nearkin.runs.options import checked_options
+from nearkin.runs.options import checked_options, method_class
 from nearkin.runs.outcome import Outcome
 from nearkin.runs.reporter import Logged, Reporter, Silent
 from nearkin.runs.stages import Task
@@ -113,6 +113,8 @@ def _asked(data: Any, config: DiscoverConfig) -> DiscoverConfig:
             "say which classes are known: either --labeled PATH, or --known A,B where the data "
             "themselves have labels"
         )
+    if method_class(config.method).uses_labels:
+        raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
     if config.copy_to:
         check_destination(Path(config.copy_to), [data_name(data)])
     return replace(config, options=checked_options(METHODS[config.mode], config.options))

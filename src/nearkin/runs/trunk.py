@@ -71,7 +71,8 @@ class FrozenTrunk:
 
     def feed(self, order: Ordered, kind: type[Method[Any]], label: np.ndarray) -> Feed:
         """Batches of kept features."""
-        return KeptViews(self.kept.views, order=order, num_views=kind.num_views, labels=label)
+        views = self.kept.views.to(self.device)
+        return KeptViews(views, order=order, num_views=kind.num_views, labels=label)
 
     def seen(self, method: Method[Any]) -> tuple[Looks, nn.Module]:
         """What is kept, and the method's layer."""
@@ -102,8 +103,15 @@ class LiveTrunk:
     device: torch.device
     workers: int
 
+    def __post_init__(self) -> None:
+        self.backbone(self.seed)  # refuses unknown parts before anything is learned
+
     def backbone(self, seed: int) -> Backbone:
-        """A copy of the encoder; the parts that are not to learn are fixed."""
+        """A copy of the encoder; the parts that are not to learn are fixed.
+
+        Raises:
+            UsageError: If the network has no such parts.
+        """
         del seed
         network = copy.deepcopy(self.encoder.backbone)
         if self.trained != "all":
