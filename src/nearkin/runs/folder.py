@@ -100,6 +100,16 @@ class RunFolder:
         """The page about the run."""
         return self.path / "report.html"
 
+    @property
+    def kept(self) -> Path:
+        """What a frozen encoder sees of all pictures."""
+        return self.path / STAGES / "kept.safetensors"
+
+    @property
+    def number(self) -> Path:
+        """The estimate of the number of classes."""
+        return self.path / STAGES / "number.json"
+
     def stage(self, name: str) -> "RunFolder":
         """The folder of one stage of several."""
         return RunFolder(self.path / STAGES / name)

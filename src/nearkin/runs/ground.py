@@ -118,7 +118,7 @@ class Preparation:
         self, encoder: Encoder, material: Material, base: TrainConfig
     ) -> tuple[Looks, Material]:
         """What the encoder sees, computed once, of the pictures that can be read."""
-        path = self.folder.stage("features").path.with_name("kept.safetensors")
+        path = self.folder.kept
         if not path.exists():
             count = f"{len(material.images)} pictures and {self.config.num_views} views of each"
             self.told.line(f"           looking at {count}")
@@ -139,8 +139,7 @@ class Preparation:
         return rows_of(kept, readable), without(material, set(bad))
 
     def _count(self, kept: Looks, material: Material) -> NumberOfClasses | None:
-        path = self.folder.stage("features").path.with_name("number.json")
-        counted = count_classes(path, kept, material, self.config)
+        counted = count_classes(self.folder.number, kept, material, self.config)
         if counted:
             each = ", ".join(f"{name} {number}" for name, number in counted.estimates.items())
             self.told.line(
