@@ -120,6 +120,11 @@ class RunFolder:
         Raises:
             UsageError: If this is no folder of a training.
         """
+        if self.classifier.exists():
+            raise UsageError(
+                f"{self.path} is a discovery; look at its {self.report.name}, or give the run "
+                "that its encoder is from"
+            )
         stored, data = self._stored(TrainConfig)
         return TrainConfig(**stored), data
 
