@@ -3,8 +3,8 @@
     python benchmarks/discovery/compare.py cifar10 --folder RUNS -o docs/discovery/cifar10.csv
 
 RUNS holds, for every seed, pictures drawn by pictures.py (cifar10-1.npz) and an encoder trained on
-them without labels (cifar10-1/encoder.safetensors). Seed 0 only chooses the strength of each arm,
-by hiding known classes; the others are reported. Every row is written as soon as it is known, so a
+them without labels (runs/cifar10-1). Seed 0 only chooses the strength of each arm,
+by hiding known classes; the others are reported. The rows of a seed are written once it is done, so a
 stopped comparison goes on where it was. Protocol: docs/discovery.md.
 """
 

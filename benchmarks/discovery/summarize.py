@@ -1,6 +1,6 @@
 """Tables and a plot of what compare.py measured, for docs/discovery.md.
 
-    python benchmarks/discovery/summarize.py docs/discovery/cifar10.csv --plot docs/discovery/train.png
+    python benchmarks/discovery/summarize.py docs/discovery/*.csv --plot train.png
 
 Prints Markdown: scores of every arm, and in mode ncd also paired differences between arms.
 """
@@ -16,7 +16,6 @@ from statistics import mean, stdev
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from nearkin.tables import read_csv
 
@@ -28,11 +27,11 @@ COLUMNS = {
 BY_SEED = {"ncd": ("train",), "gcd": ("train", "train_known", "train_novel")}
 """Scores of which every seed's is shown."""
 COMPARED = (
-    ("+NCL+SCL", "base"),
-    ("+NCL+SCL", "rank statistics"),
-    ("+NCL+SCL", "self-contrast"),
-    ("+NCL", "base"),
-    ("+NCL+SCL+HNG", "+NCL+SCL"),
+    ("NCL+SCL", "base"),
+    ("NCL+SCL", "rank statistics"),
+    ("NCL+SCL", "self-contrast"),
+    ("NCL", "base"),
+    ("NCL+SCL+HNG", "NCL+SCL"),
 )
 """Which arm is compared with which."""
 MAIN = "first"
@@ -44,7 +43,8 @@ MARKERS = {"first": "o", "odd": "^", "mixed": "s"}
 COLORS = {"first": "#30638e", "odd": "#c98b2b", "mixed": "#6b8f71"}
 APART = 0.24
 """Distance of two splits' dots, where two arms have 1."""
-AXIS = "accuracy on unlabeled training pictures"
+WIDTH = 0.2
+"""Of the line at a mean."""
 Pair = tuple[str, str]
 """A split and a seed, for which all arms have the same pictures and features."""
 
@@ -78,8 +78,7 @@ class Results:
 
 def read(path: Path) -> list[Results]:
     """The modes of one file."""
-    # a table's cells that start with a sign are written with an apostrophe before it
-    rows = [dict(row) | {"arm": row["arm"].removeprefix("'")} for row in read_csv(path)]
+    rows = [dict(row) for row in read_csv(path)]
     modes = dict.fromkeys(row["mode"] for row in rows)
     return [Results(path.stem, mode, [r for r in rows if r["mode"] == mode]) for mode in modes]
 
@@ -98,12 +97,13 @@ def spread(values: Sequence[float]) -> str:
 
 
 def means(results: Results, split: str) -> str:
-    """The scores of every arm over the seeds of one split."""
+    """The scores over the seeds of one split, of every arm that it has."""
     columns = COLUMNS[results.mode]
     lines = []
     for arm in results.arms:
         found = [list(results.scores(arm, column, split).values()) for column in columns]
-        lines.append([arm, str(len(found[0])), *map(spread, found)])
+        if found[0]:
+            lines.append([arm, str(len(found[0])), *map(spread, found)])
     return table(["arm", "n", *columns.values()], lines)
 
 
@@ -118,13 +118,16 @@ def differences(results: Results, column: str) -> str:
     """Arms against others, over the pairs that both have: of all splits, and of the main one."""
     lines = []
     for arm, other in COMPARED:
-        for split in (None, MAIN) if len(results.splits) > 1 else (MAIN,):
-            a, b = results.scores(arm, column, split), results.scores(other, column, split)
-            found = [a[pair] - b[pair] for pair in a if pair in b]
-            if found:
-                lines.append([f"{arm} minus {other}", split or "all", *_difference(found)])
-    header = ["difference", "splits", "n", "mean", "95 % interval", "range", "positive"]
-    return table(header, lines)
+        a, b = results.scores(arm, column), results.scores(other, column)
+        found = {pair: a[pair] - b[pair] for pair in a if pair in b}
+        main = [difference for (split, _), difference in found.items() if split == MAIN]
+        name = f"{arm} minus {other}"
+        if len(found) > len(main):
+            lines.append([name, "all", *_difference(list(found.values()))])
+        if main:
+            lines.append([name, MAIN, *_difference(main)])
+    measures = ["n", "mean", "95 % interval", "smallest", "largest", "positive"]
+    return table(["difference", "splits", *measures], lines)
 
 
 def _difference(values: Sequence[float]) -> list[str]:
@@ -133,7 +136,8 @@ def _difference(values: Sequence[float]) -> list[str]:
         str(len(values)),
         f"{mean(values):+.3f}",
         f"[{ends[0]:+.3f}, {ends[1]:+.3f}]" if ends else "",
-        f"{min(values):+.3f} to {max(values):+.3f}",
+        f"{min(values):+.3f}",
+        f"{max(values):+.3f}",
         f"{sum(value > 0 for value in values)} of {len(values)}",
     ]
 
@@ -172,23 +176,29 @@ def draw(path: Path, found: Sequence[Results]) -> None:
         _plot(axis, results)
     for axis in axes[len(found) :]:
         axis.remove()
-    figure.supylabel(AXIS, fontsize=9)
     figure.savefig(path, dpi=110)
 
 
 def _plot(axis: Axes, results: Results) -> None:
     middle = (len(results.splits) - 1) / 2
     for place, split in enumerate(results.splits):
-        style = {"color": COLORS[split], "marker": MARKERS[split], "linestyle": ""}
+        color, marker = COLORS[split], MARKERS[split]
         for number, arm in enumerate(results.arms):
             x = number + (place - middle) * APART
-            values = list(results.scores(arm, "train", split).values())
-            axis.plot([x] * len(values), values, markersize=4, alpha=0.7, **style)
-            if values:
-                axis.hlines(mean(values), x - 0.1, x + 0.1, color=COLORS[split], linewidth=1.6)
-        axis.plot([], [], label=f"split {split}", **style)
-    axis.set_title(f"{results.name}, mode {results.mode}", fontsize=10)
-    axis.set_xticks(range(len(results.arms)), results.arms, fontsize=8, rotation=25, ha="right")
+            y = list(results.scores(arm, "train", split).values())
+            axis.plot([x] * len(y), y, marker, color=color, markersize=5, alpha=0.6, mew=0)
+            axis.hlines([mean(y)] if y else [], x - WIDTH / 2, x + WIDTH / 2, color)
+        axis.plot([], [], marker, color=color, markersize=5, label=f"split {split}")
+    axis.plot([], [], color="gray", label="mean of its seeds")
+    axis.set_title(f"{results.name}, mode {results.mode}", fontsize=10, pad=20)
+    axis.set_ylabel("accuracy on unlabeled training pictures", fontsize=9)
+    axis.set_xticks(range(len(results.arms)), results.arms, fontsize=9)
+    for label in axis.get_xticklabels():
+        label.set(rotation=25, ha="right", rotation_mode="anchor")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", alpha=0.3)
+    above = (0.5, 1.0)  # within, it would hide dots
+    axis.legend(loc="lower center", bbox_to_anchor=above, ncols=4, frameon=False, fontsize=8)
 
 
 def main() -> None:

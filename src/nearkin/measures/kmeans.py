@@ -173,7 +173,7 @@ def _settle(
     for empty in np.flatnonzero(count == 0):
         left = rows.free - centers[cluster]
         away = np.einsum("nd,nd->n", left, left)
-        if away.max(initial=0) <= rows.least:
+        if away.max() <= rows.least:
             break
         cluster[away.argmax()] = empty
         centers, count = rows.means(cluster, centers)

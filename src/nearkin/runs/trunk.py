@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ class Looks:
     views: Float[Tensor, "views images _"]
 
 
+@runtime_checkable
 class Trunk(Protocol):
     """What the last stages of a discovery stand on."""
 
