@@ -27,7 +27,7 @@ class Given:
 
     given: frozenset[str]
 
-    def __new__(cls, **given: Any) -> Self:
+    def __new__(cls, **given: Any) -> "Given":
         """Note the names; the data class does the rest."""
         typed = super().__new__(cls)
         object.__setattr__(typed, "given", frozenset(given))
