@@ -7,7 +7,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from nearkin.discovery import findings as module
-from nearkin.discovery.findings import doubts, few_pictures, findings, hidden, unrelated
+from nearkin.discovery.doubts import doubts, few_pictures, hidden
+from nearkin.discovery.findings import findings, unrelated
 from nearkin.discovery.predictions import Predictions
 from nearkin.types import UNKNOWN
 

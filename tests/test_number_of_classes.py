@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import silhouette_score
@@ -93,6 +93,57 @@ def test_a_tiny_cluster_is_no_class_to_the_dtc_rule(tiny, expected, monkeypatch)
     assert number._dtc(sample, 5).novel == expected
 
 
+def search(accuracy, silhouette, *, most, monkeypatch=None):
+    """Of 50 labeled rows, in three repetitions that all find this for k novel classes."""
+
+    def rule(sample, k):
+        return number._Trial(accuracy(k), 50, silhouette(k), k)
+
+    if monkeypatch:
+        monkeypatch.setattr(number, "_dtc", rule)
+    x, label = blobs(0, disjoint=True, each=2)
+    return number._Search(rule, [number._draw(x, label, True, 0)] * 3, most)
+
+
+def perfect(k):
+    return 1.0
+
+
+@pytest.mark.parametrize("peak", [2, 3, 17, 44, 69, 99, 100])
+def test_a_peak_is_found_in_a_few_trials(peak):
+    found = search(perfect, lambda k: -abs(k - peak), most=100)
+    assert found.estimate() == peak
+    assert {peak - 1, peak + 1} - {1, 101} <= set(found.tried)
+    assert len(found.tried) < 22
+
+
+def test_of_equal_silhouettes_the_smallest_number_is_the_best():
+    assert search(perfect, lambda k: min(k, 5), most=9).estimate() == 5
+
+
+@pytest.mark.parametrize(("correct", "expected"), [(47, 8), (46, 4)])
+def test_the_silhouette_decides_among_accuracies_that_labels_cannot_tell_apart(correct, expected):
+    """The interval of 50 of 50 ends at 0.929."""
+    accuracy = {2: 0.5, 3: 1.0, 4: 0.98, 8: correct / 50}
+    found = search(lambda k: accuracy.get(k, 0.1), float, most=9)
+    assert found.estimate() == expected
+
+
+def test_the_dtc_rule_goes_halfway_from_the_best_accuracy_to_the_best_silhouette(monkeypatch):
+    def accuracy(k):
+        return 1.0 if k == 4 else 0.2
+
+    assert search(accuracy, lambda k: -abs(k - 9), most=12).estimate() == 4
+    halfway = search(accuracy, lambda k: -abs(k - 9), most=12, monkeypatch=monkeypatch)
+    assert halfway.estimate() == 7  # rather too many than too few
+
+
+def test_known_classes_that_no_cluster_is_like_leave_one_novel_class_at_least():
+    found = search(perfect, float, most=5)
+    found.tried = {k: [trial._replace(novel=0) for trial in ts] for k, ts in found.tried.items()}
+    assert found.estimate() == 1
+
+
 def test_only_directions_count_and_the_seed_decides():
     x, label = blobs(0, disjoint=True, each=20)
     length = np.linspace(0.01, 100, len(x), dtype=np.float32)[:, None]
@@ -120,21 +171,21 @@ def test_the_dtc_rule_fixes_some_classes_and_looks_for_the_others():
     assert len(held_out) > 4
 
 
-@settings(max_examples=200)
-@given(st.lists(st.integers(UNKNOWN, 4), min_size=1, max_size=120), st.integers(0, 9))
-def test_a_draw_shows_labeled_and_unlabeled_rows_and_all_classes(labels, seed):
-    label = np.array(labels)
+@given(st.lists(st.integers(1, 60), max_size=5), st.integers(0, 300), st.integers(0, 9))
+def test_a_draw_keeps_the_share_of_labeled_rows_and_all_classes(sizes, unlabeled, seed):
+    """Within an eighth and a half; of classes that are cut short, as many rows each."""
+    label = np.repeat(np.arange(-1, len(sizes)), [unlabeled, *sizes])
+    label = np.random.default_rng(seed).permutation(label)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(number, "ROWS", 48)
-        rows = number._rows(label, np.random.default_rng(seed))
+        rows = number._rows(label, np.random.default_rng(seed)) if len(label) else label
     assert len(rows) == len(set(rows))
-    named, unnamed = label[rows][label[rows] != UNKNOWN], (label[rows] == UNKNOWN).sum()
-    assert len(named) <= 24
-    assert unnamed == min(48 - len(named), (label == UNKNOWN).sum())
-    assert set(named) == set(label[label != UNKNOWN])
-    for c in set(named):  # a class is cut short only where the others have no more rows
-        count = (named == c).sum()
-        assert count == (label == c).sum() or count >= max((named == d).sum() for d in named) - 1
+    drawn = [(label[rows] == c).sum() for c in range(-1, len(sizes))]
+    share = min(max(sum(sizes) / max(len(label), 1), 1 / 8), 1 / 2)
+    assert sum(drawn[1:]) == min(sum(sizes), int(48 * share))
+    assert drawn[0] == min(unlabeled, 48 - sum(drawn[1:]))
+    for count, size in zip(drawn[1:], sizes):
+        assert count == size or count >= max(drawn[1:]) - 1
 
 
 # Odd tables

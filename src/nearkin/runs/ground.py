@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.discovery.findings import Finding, doubts
+from nearkin.discovery.doubts import doubts
+from nearkin.discovery.findings import Finding
 from nearkin.discovery.number import NumberOfClasses
 from nearkin.errors import DataError
 from nearkin.runs.build import resolve
