@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from nearkin.discovery.findings import FEW, LOOKED_AT, Finding, Mode, listed
+from nearkin.discovery.findings import FEW, LOOKED_AT, Finding, Mode
 from nearkin.measures.neighbors import nearest
 from nearkin.types import UNKNOWN
 
