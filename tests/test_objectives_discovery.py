@@ -4,6 +4,7 @@ The small case of most of them: two queries (1, 0) beside a queue, whose similar
 0, -.6 and -1.
 """
 
+import itertools
 import math
 
 import pytest
@@ -17,6 +18,7 @@ from restated import agree, gradients, lists, rows, vectors
 from nearkin.objectives import (
     class_targets,
     close,
+    closest,
     consistency,
     info_nce,
     look_up,
@@ -204,6 +206,74 @@ def test_pairs_are_the_papers_whatever_the_length_of_features(seed):
 def test_a_feature_of_zero_is_like_none():
     features = rows((0, 0), (0, 0), (1, 0))
     assert close(features, 0.95).tolist() == [[False] * 3, [False] * 3, [False, False, True]]
+
+
+def pairs_of(same):
+    """The pairs that are held to be of one class; the matrix has two mirrored halves."""
+    assert torch.equal(same, same.T)
+    assert same.diagonal().all()
+    return {(i, j) for i, j in same.nonzero().tolist() if i < j}
+
+
+def test_the_closest_of_six_pairs_are_the_golden_ones():
+    """Cosines, from above: .9988, .7415, .7071 twice, .0499 and 0."""
+    features = rows((1, 0), (2, 0.1), (0, 1), (1, 1))
+    order = [{(0, 1)}, {(1, 3)}, {(0, 3), (2, 3)}, {(1, 2)}, {(0, 2)}]
+    for count, taken in enumerate([0, 1, 2, 3, 3, 4, 5]):
+        assert pairs_of(closest(features, count / 6)) == set().union(*order[:taken])
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 8])
+def test_at_rate_zero_no_pair_is_closest_and_at_rate_one_all_are(size):
+    features = vectors(size, 3) if size else torch.zeros(0, 3)
+    assert torch.equal(closest(features, 0.0), torch.eye(size).bool())
+    assert torch.equal(closest(features, 1.0), torch.ones(size, size).bool())
+
+
+@given(st.integers(0, 30), st.integers(2, 40), st.floats(0, 1), st.booleans())
+def test_the_closest_pairs_are_the_most_similar_and_as_many_as_asked(seed, size, rate, double):
+    features = vectors(size, 5, seed) * torch.arange(1, size + 1)[:, None]
+    features = features if double else features.float()
+    found, unit_rows = pairs_of(closest(features, rate)), map(restated.normalized, lists(features))
+    pairs = itertools.combinations(enumerate(unit_rows), 2)
+    alike = {(i, j): restated.dot(a, b) for (i, a), (j, b) in pairs}
+    assert len(found) == round(rate * len(alike))
+    others = [cosine for pair, cosine in alike.items() if pair not in found]
+    assert min((alike[pair] for pair in found), default=1) >= max(others, default=-1) - 1e-6
+
+
+@given(st.integers(0, 30), st.floats(0, 1), st.floats(0, 1))
+def test_a_larger_rate_takes_no_pair_away(seed, few, many):
+    features = vectors(9, 3, seed).round(decimals=1)  # some are equally alike
+    few, many = sorted((few, many))
+    assert pairs_of(closest(features, few)) <= pairs_of(closest(features, many))
+
+
+def test_equally_close_pairs_are_all_in_or_all_out():
+    """Three of six pairs have a cosine of 1, three of 0."""
+    features = rows((1, 0), (0, 2), (4, 0), (1, 0))
+    ones = {(0, 2), (0, 3), (2, 3)}
+    expected = [set(), *[ones] * 3, *[ones | {(0, 1), (1, 2), (1, 3)}] * 3]
+    assert [pairs_of(closest(features, count / 6)) for count in range(7)] == expected
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_pairs_of_equal_features_are_all_closest_unless_none_is(value):
+    features = torch.full((5, 4), value)
+    assert closest(features, 0.1).all()
+    assert torch.equal(closest(features, 0.04), torch.eye(5).bool())  # of 10 pairs, that is none
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_closest_pairs_do_not_depend_on_lengths_directions_or_order(seed):
+    features, rate = vectors(12, 6, seed), 0.25
+    found = closest(features, rate)
+    rotation = torch.linalg.qr(vectors(6, 6, seed + 100)).Q
+    assert torch.equal(closest(features @ rotation, rate), found)
+    lengths = 1.5 ** torch.arange(12)[:, None]
+    assert torch.equal(closest(lengths * features, rate), found)
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(closest(features[order], rate), found[order][:, order])
 
 
 P, Q = rows((0.9, 0.1), (0.2, 0.8)), rows((0.7, 0.3), (0.4, 0.6))

@@ -143,7 +143,7 @@ def test_recipes_are_linked_from_the_method_that_they_name(tmp_path):
 
 def test_every_recipe_is_linked_from_one_page():
     everything = "".join(pages(ROOT).values())
-    for path in ROOT.glob("recipes/*/*.toml"):
+    for path in {*ROOT.glob("recipes/*/*.toml")} - {*ROOT.glob("recipes/discovery/*")}:
         assert everything.count(f"(../../{path.relative_to(ROOT).as_posix()})") == 1, path
 
 

@@ -26,7 +26,7 @@ from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.measures.matching import cluster_accuracy, right
 from nearkin.runs.arms import ALONE, Arm, clustered_arm, trained_arm
 from nearkin.runs.build import resolve
-from nearkin.runs.classifier import still
+from nearkin.runs.classifier import on_top, still
 from nearkin.runs.encoder import load
 from nearkin.runs.kept import read_looks, write_looks
 from nearkin.runs.stages import Task, class_stage, known_stage
@@ -181,7 +181,7 @@ def rows_of(bench: Bench, split: str, mode: Mode, strengths: dict[str, float]) -
         row = common | {"arm": arm, "strength": strength, "seconds": round(seconds, 1)}
         row |= measured(bench, task, truth, found, mode)
         if mode == "ncd":
-            after = still(stage.method.backbone)(bench.trunk.kept.center).detach()
+            after = on_top(still(stage.method.backbone), bench.trunk.kept.center).detach()
             novel = clustered_arm(after, task, bench.seed).novel[task.unlabeled]
             row["k_means"] = cluster_accuracy(truth[task.unlabeled], novel)[0]
         yield row

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+"""How cells begin that a spreadsheet takes for formulas."""
+
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Write a table with a header line."""
@@ -18,7 +21,8 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
 def read_csv(path: Path) -> Iterator[Mapping[str, str]]:
     """The rows of a table with a header line, as dictionaries."""
     with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        yield from csv.DictReader(file)
+        for row in csv.DictReader(file):
+            yield {name: _text(cell) for name, cell in row.items()}
 
 
 def read_numbers(path: Path) -> list[dict[str, float]]:
@@ -28,9 +32,15 @@ def read_numbers(path: Path) -> list[dict[str, float]]:
 
 def _cell(value: object) -> object:
     """A cell no spreadsheet takes for a formula (a file may be called `=cmd|...`)."""
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+    if isinstance(value, str) and value.startswith(FORMULAS):
         return "'" + value
     return value
+
+
+def _text(cell: str | None) -> str:
+    """What `_cell` was given."""
+    cell = cell or ""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULAS) else cell
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from nearkin.config import Value
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.method import Method
-from nearkin.runs.classifier import class_probability, heads_of, still
+from nearkin.runs.classifier import class_probability, heads_of, on_top, still
 from nearkin.runs.stages import Task
 from nearkin.runs.trunk import Trunk
 from nearkin.types import UNKNOWN
@@ -40,7 +40,7 @@ def trained_arm(trunk: Trunk, method: Method[Any], num_known: int) -> Arm:
     looks, layer = trunk.seen(method)
     heads = still(heads_of(method))
     with torch.inference_mode():
-        features = still(layer)(looks.center)
+        features = on_top(still(layer), looks.center)
         joint, novel = (
             class_probability(heads, features, num_known, disjoint).argmax(dim=1).numpy()
             for disjoint in (False, True)

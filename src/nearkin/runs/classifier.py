@@ -43,10 +43,10 @@ class Classifier:
     ) -> Predictions:
         """The classes of pictures, from an encoder's features of them and of views of them."""
         with torch.inference_mode():
-            center = self._features(looks.center)
+            center = on_top(self.layer, looks.center)
             probability = self._probability(center)
             by_view = torch.stack(
-                [self._probability(self._features(view)).argmax(dim=1) for view in looks.views]
+                [self._probability(on_top(self.layer, view)).argmax(dim=1) for view in looks.views]
             )
         return Predictions(
             paths=paths,
@@ -57,10 +57,6 @@ class Classifier:
             classes=self.classes,
             num_known=self.num_known,
         )
-
-    def _features(self, features: Tensor) -> Tensor:
-        found: Tensor = self.layer(features)
-        return found
 
     def _probability(self, features: Tensor) -> Tensor:
         return class_probability(self.heads, features, self.num_known, self.disjoint)
@@ -73,6 +69,12 @@ def class_probability(
     logits: Tensor = heads(features).double()  # or one of two sure classes would have 0
     rest = torch.arange(logits.shape[1], device=logits.device) >= num_known
     return logits.masked_fill(~rest, -torch.inf).softmax(1) if disjoint else logits.softmax(1)
+
+
+def on_top(layer: nn.Module, features: Float[Tensor, "n features"]) -> Float[Tensor, "n dim"]:
+    """What a layer makes of an encoder's features, which it takes as pictures of one pixel."""
+    found: Tensor = layer(features[..., None, None])
+    return found.flatten(1)
 
 
 def heads_of(method: Method[Any]) -> nn.Module:

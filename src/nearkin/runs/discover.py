@@ -12,30 +12,32 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nearkin.config import DiscoverConfig, continued
+from nearkin.data.augmentations import views_of
 from nearkin.discovery.calibration import Calibration, fit
 from nearkin.discovery.findings import findings
 from nearkin.discovery.predictions import Predictions
 from nearkin.distributed import choose_device, device_name
-from nearkin.errors import UsageError
+from nearkin.errors import DataError, UsageError
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.runs.arms import Arm, clustered_arm, trained_arm
 from nearkin.runs.classifier import Classifier, heads_of, new_names, still, write_classifier
 from nearkin.runs.copies import check_destination
 from nearkin.runs.data import same_data, write_bad_files
 from nearkin.runs.discovery_report import write_outcome
-from nearkin.runs.encoder import write_encoder
+from nearkin.runs.encoder import load, write_encoder
 from nearkin.runs.evaluate import PIXEL_BANK, pixel_features
 from nearkin.runs.failures import foreseen
 from nearkin.runs.folder import RunFolder, clear, data_name, default_folder, opened
 from nearkin.runs.ground import USUAL_BATCH, Ground, Preparation
 from nearkin.runs.learn import Learned, Learning
-from nearkin.runs.material import open_material
+from nearkin.runs.material import Material, open_material
 from nearkin.runs.options import checked_options, method_class
 from nearkin.runs.outcome import Outcome
 from nearkin.runs.reporter import Logged, Reporter, Silent
 from nearkin.runs.stages import Task
 from nearkin.runs.train import Run
 from nearkin.runs.trials import METHODS, Trial
+from nearkin.runs.trunk import check_trained
 from nearkin.tables import read_numbers
 from nearkin.types import UNKNOWN
 from nearkin.version import __version__
@@ -85,6 +87,7 @@ def discover(
         material = open_material(data, config)
         for line in material.lines():
             told.line(line)
+        _fitting(material, config)
         write_bad_files(folder.bad_files, material.images)
         if overwrite:
             clear(folder)
@@ -117,7 +120,28 @@ def _asked(data: Any, config: DiscoverConfig) -> DiscoverConfig:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
     if config.copy_to:
         check_destination(Path(config.copy_to), [data_name(data)])
-    return replace(config, options=checked_options(METHODS[config.mode], config.options))
+    if config.augment != "auto":
+        views_of(config.augment, 1)
+    if config.from_run:
+        check_trained(load(config.from_run), config.trained)
+    options = checked_options(METHODS[config.mode], config.options, DiscoverConfig)
+    return replace(config, options=options)
+
+
+def _fitting(material: Material, config: DiscoverConfig) -> None:
+    """Refuse settings that ask for more pictures than there are."""
+    rows = material.parts.train_rows
+    unlabeled = int((material.label[rows] == UNKNOWN).sum())
+    if config.classes != "auto" and config.classes > unlabeled:
+        raise DataError(
+            f"{config.classes} novel classes among {unlabeled} unlabeled pictures; give fewer "
+            "with --classes, or more pictures"
+        )
+    if config.batch_size != "auto" and config.batch_size > len(rows):
+        raise UsageError(
+            f"--batch-size {config.batch_size} is more than the {len(rows)} pictures; give at "
+            "most that"
+        )
 
 
 def _find(

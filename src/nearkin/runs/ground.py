@@ -10,7 +10,6 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.discovery.doubts import doubts
 from nearkin.discovery.findings import Finding
 from nearkin.discovery.number import NumberOfClasses
-from nearkin.errors import DataError
 from nearkin.runs.build import resolve
 from nearkin.runs.counting import count_classes
 from nearkin.runs.data import write_bad_files
@@ -22,7 +21,7 @@ from nearkin.runs.reporter import Logged
 from nearkin.runs.stages import Task
 from nearkin.runs.train import train
 from nearkin.runs.trials import METHODS, STRENGTHS, USUAL, Trial, Trials, best, mean_accuracy
-from nearkin.runs.trunk import FrozenTrunk, LiveTrunk, Looks, Trunk, look
+from nearkin.runs.trunk import FrozenTrunk, LiveTrunk, Looks, Trunk, check_trained, look
 from nearkin.types import UNKNOWN
 
 USUAL_BATCH: Final = 128
@@ -62,6 +61,7 @@ class Preparation:
     def run(self, material: Material) -> Ground:
         """Everything up to the first label."""
         encoder = self._encoder()
+        check_trained(encoder, self.config.trained)
         base = self._base(encoder, material)
         kept, material = self._kept(encoder, material, base)
         frozen = FrozenTrunk(kept, self.device)
@@ -153,13 +153,7 @@ class Preparation:
         number = counted.chosen if counted else int(self.config.classes)
         label = material.label.copy()
         label[material.parts.test_rows] = UNKNOWN
-        task = Task(label, material.parts.train_rows, len(material.classes), number)
-        if number > len(task.unlabeled):
-            raise DataError(
-                f"{number} novel classes among {len(task.unlabeled)} unlabeled pictures; "
-                "give fewer with --classes, or more pictures"
-            )
-        return task
+        return Task(label, material.parts.train_rows, len(material.classes), number)
 
     def _doubts(self, frozen: FrozenTrunk, task: Task, material: Material) -> list[Finding]:
         """Told before the time is spent."""

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args, get_origin
 
-from nearkin.config import TrainConfig, Value, fits, option, spelled, suggestion
+from nearkin.config import DiscoverConfig, TrainConfig, Value, fits, option, spelled, suggestion
 from nearkin.errors import UsageError
 from nearkin.method import Method
 from nearkin.methods import METHODS
@@ -44,8 +44,17 @@ def default_options(name: str) -> dict[str, Any]:
     return papers | dict(recipe(name).options)
 
 
-def checked_options(name: str, asked: Mapping[str, Value]) -> dict[str, Any]:
+def checked_options(
+    name: str,
+    asked: Mapping[str, Value],
+    kind: type[TrainConfig | DiscoverConfig] = TrainConfig,
+) -> dict[str, Any]:
     """Options as the method's constructor wants them, from text if need be.
+
+    Args:
+        name: Of the method.
+        asked: The options.
+        kind: The settings beside them, among which a slip of the pen may be meant.
 
     Raises:
         UsageError: For an unknown option or a value of the wrong kind.
@@ -53,7 +62,7 @@ def checked_options(name: str, asked: Mapping[str, Value]) -> dict[str, Any]:
     parameters = method_parameters(name)
     for key in asked:
         if key not in parameters:
-            known = [*parameters, *TrainConfig.__dataclass_fields__]
+            known = [*parameters, *kind.__dataclass_fields__]
             raise UsageError(
                 f"unknown option {option(key)} for {name}.{suggestion(key, known)} "
                 f"`nearkin config {name}` shows them"

@@ -13,6 +13,7 @@ from nearkin.config import TrainConfig, Value
 from nearkin.data.batches import Feed
 from nearkin.data.order import Ordered
 from nearkin.data.streams import Streams
+from nearkin.errors import DataError
 from nearkin.evaluation.encode import encode
 from nearkin.method import Method
 from nearkin.methods import METHODS
@@ -136,6 +137,8 @@ class Health:
 def known_stage(trunk: Trunk, task: Task, base: TrainConfig) -> Stage:
     """The known classes alone (AutoNovel's second stage)."""
     rows = task.labeled
+    if len(rows) < 2:
+        raise DataError(f"{len(rows)} labeled pictures to learn from; give more of them")
     order = Streams(NOTHING, rows, min(int(base.batch_size), len(rows)), base.seed)
     config = _config(replace(base, drops=""), "supervised", order, {})
     return _stage(trunk, task, order, config)
@@ -160,11 +163,16 @@ def class_stage(
         options: Its options, over those of its recipe.
     """
     rows, labeled = task.unlabeled, task.labeled
-    batch = int(base.batch_size)
-    batch = min(batch, len(rows) + min(batch // 2, len(labeled)))
+    batch = min(int(base.batch_size), len(rows) + min(len(rows), len(labeled)))
+    if batch < 2:
+        raise DataError(
+            f"{len(rows)} unlabeled and {len(labeled)} labeled pictures do not make a batch of "
+            "two; give more pictures"
+        )
     order = Streams(labeled, rows, batch, base.seed)
     asked = dict(RECIPES[method].options) | dict(options) | {"num_novel_classes": task.num_novel}
-    config = _config(base, method, order, method_options(method, asked, len(rows), batch // 2))
+    images, batch = max(2, len(rows)), max(1, batch // 2)  # one picture has a queue of one
+    config = _config(base, method, order, method_options(method, asked, images, batch))
     stage = _stage(trunk, task, order, config)
     stage.method.backbone.load_state_dict(before.backbone.state_dict())
     return stage

@@ -19,7 +19,7 @@ from nearkin.data.draws import permutation
 from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.measures.matching import right
 from nearkin.method import Method
-from nearkin.runs.classifier import class_probability, heads_of, still
+from nearkin.runs.classifier import class_probability, heads_of, on_top, still
 from nearkin.runs.stages import Task, class_stage, known_stage
 from nearkin.runs.trunk import FrozenTrunk
 from nearkin.types import UNKNOWN
@@ -73,7 +73,8 @@ def folds(num_known: int, seed: int) -> list[Int64[np.ndarray, " hidden"]]:
     if num_known - hidden < 2:
         return []
     order = permutation(seed, 0, num_known)
-    starts = range(0, FOLDS * hidden, hidden)
+    apart = (FOLDS - 1) * hidden < num_known
+    starts = [hidden * fold if apart else num_known * fold // FOLDS for fold in range(FOLDS)]
     return [np.sort(order[np.arange(start, start + hidden) % num_known]) for start in starts]
 
 
@@ -140,7 +141,8 @@ class Trials:
         stage.try_out(SHORT)
         layer, heads = still(stage.method.backbone), still(heads_of(stage.method))
         with torch.inference_mode():
-            features = layer(self.trunk.kept.center[torch.from_numpy(task.unlabeled)])
+            rows = torch.from_numpy(task.unlabeled)
+            features = on_top(layer, self.trunk.kept.center[rows])
             disjoint = self.mode == "ncd"
             found = class_probability(heads, features, task.num_known, disjoint)
         probability = found.numpy()

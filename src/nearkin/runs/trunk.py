@@ -104,15 +104,8 @@ class LiveTrunk:
     device: torch.device
     workers: int
 
-    def __post_init__(self) -> None:
-        self.backbone(self.seed)  # refuses unknown parts before anything is learned
-
     def backbone(self, seed: int) -> Backbone:
-        """A copy of the encoder; the parts that are not to learn are fixed.
-
-        Raises:
-            UsageError: If the network has no such parts.
-        """
+        """A copy of the encoder; the parts that are not to learn are fixed."""
         del seed
         network = copy.deepcopy(self.encoder.backbone)
         if self.trained != "all":
@@ -138,6 +131,16 @@ class LiveTrunk:
             now, self.images, self.augment, self.num_views, self.seed, self.device, self.workers
         )
         return found, nn.Identity()
+
+
+def check_trained(encoder: Encoder, trained: str) -> None:
+    """Refuse parts that a network does not have, before anything is learned.
+
+    Raises:
+        UsageError: Naming those it has.
+    """
+    if trained not in ("top", "all"):
+        freeze(copy.deepcopy(encoder.backbone), trained)
 
 
 def freeze(network: Backbone, trained: str) -> None:
