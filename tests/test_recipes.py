@@ -24,7 +24,9 @@ from nearkin.training.lars import LARS
 from nearkin.training.loop import steps
 
 ROOT = Path(__file__).parents[1]
-RECIPES = sorted(ROOT.glob("recipes/cifar10/*.toml")) + sorted(ROOT.glob("recipes/imagenet/*.toml"))
+RECIPES = sorted(ROOT.glob("recipes/cifar10/*.toml")) + sorted(
+    ROOT.glob("recipes/imagenet/*.toml")
+)
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip

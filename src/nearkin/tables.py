@@ -32,7 +32,7 @@ def read_numbers(path: Path) -> list[dict[str, float]]:
 
 def _cell(value: object) -> object:
     """A cell no spreadsheet takes for a formula (a file may be called `=cmd|...`)."""
-    if isinstance(value, str) and value.startswith(FORMULAS):
+    if isinstance(value, str) and value.lstrip("'").startswith(FORMULAS):
         return "'" + value
     return value
 
@@ -40,7 +40,7 @@ def _cell(value: object) -> object:
 def _text(cell: str | None) -> str:
     """What `_cell` was given."""
     cell = cell or ""
-    return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULAS) else cell
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(FORMULAS) else cell
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -104,6 +104,9 @@ class LiveTrunk:
     device: torch.device
     workers: int
 
+    def __post_init__(self) -> None:
+        check_trained(self.encoder, self.trained)
+
     def backbone(self, seed: int) -> Backbone:
         """A copy of the encoder; the parts that are not to learn are fixed."""
         del seed

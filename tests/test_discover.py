@@ -1,0 +1,948 @@
+"""`nearkin discover` and `nearkin assign` as people use them: real files, real exit codes."""
+
+import csv
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.optimize import linear_sum_assignment
+from sklearn.datasets import load_digits
+
+from nearkin.cli import main
+from nearkin.data.labels import Said
+from nearkin.discovery import assignments, clusters
+from nearkin.runs.accept import accepted
+from nearkin.tables import read_csv
+
+KNOWN, CLASSES, EACH = 5, 8, 24
+LEFT = {
+    "assignments.csv", "classes", "classifier.safetensors", "clusters.csv", "config.toml",
+    "data.json", "encoder.safetensors", "report.html", "stages", "summary.json", "train.log",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def index(tmp_path_factory):
+    """An index of pictures of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def digits(each, classes):
+    """The first digits of each class, 8 by 8 pixels, mixed; and their classes."""
+    found = load_digits()
+    rows = [np.flatnonzero(found.target == number)[:each] for number in range(classes)]
+    rows = np.random.default_rng(0).permutation(np.concatenate(rows))
+    return np.rint(found.images[rows] * (255 / 16)).astype(np.uint8), found.target[rows]
+
+
+def once(arguments):
+    """What a command is told, of settings that are there twice the last."""
+    told, place = {}, 0
+    while place < len(arguments):
+        word, *after = arguments[place : place + 2]
+        paired = word.startswith("--") and after and not after[0].startswith("-")
+        told[word if paired else place] = [word, *after] if paired else [word]
+        place += 2 if paired else 1
+    return [word for words in told.values() for word in words]
+
+
+def run(*arguments):
+    """The exit code of a command."""
+    return main(once([str(argument) for argument in arguments]))
+
+
+def words(text):
+    return text.split()
+
+
+def refused(capsys, *arguments):
+    """The exit code of a command, and the one line that it prints on standard error."""
+    capsys.readouterr()
+    code = run(*arguments)
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert line.startswith("error: ")
+    assert said.out == ""
+    return code, line.removeprefix("error: ")
+
+
+def rows(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def strict_json(path):
+    def refuse(name):
+        raise ValueError(f"{name} is no JSON")
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def bytes_of(folder, *names):
+    return [(folder / name).read_bytes() for name in names]
+
+
+# Arrays with labels
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory):
+    """Digits 0 to 7 as an .npz; the numbers of its pictures are their names."""
+    path = tmp_path_factory.mktemp("data") / "digits.npz"
+    pixels, labels = digits(EACH, CLASSES)
+    np.savez(path, x=pixels, y=labels)
+    return path
+
+
+@pytest.fixture(scope="module")
+def truth(arrays):
+    """The class of each picture by its name."""
+    labels = np.load(arrays)["y"]
+    return {f"{row:03d}": int(label) for row, label in enumerate(labels)}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory, arrays):
+    """A run whose encoder all discoveries stand on."""
+    out = tmp_path_factory.mktemp("encoder") / "run"
+    settings = words("--epochs 2 --batch-size 64 --backbone tiny --labels none -q")
+    assert run("train", arrays, "-o", out, *settings) == 0
+    return out
+
+
+SHORT = words("-q --batch-size 16 --num-views 2 --known-epochs 20")
+LEAST = [*SHORT, *words("--num-seeds 1 --no-baselines --epochs 2 --classes 2 --strength 1")]
+MODES = {
+    "gcd": words("--epochs 8 --num-seeds 2"),
+    "ncd": words("--epochs 8 --num-seeds 1 --mode ncd --classes 3 --no-baselines"),
+}
+
+
+@pytest.fixture(scope="module", params=MODES)
+def mode(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def finished(mode, tmp_path_factory, arrays, encoder):
+    """A finished discovery of each mode, scored; read, never written."""
+    out = tmp_path_factory.mktemp("runs") / mode
+    settings = ["--known", "0,1,2,3,4", "--from", encoder, "--truth", "data", *SHORT]
+    assert run("discover", arrays, "-o", out, *settings, *MODES[mode]) == 0
+    return out
+
+
+def test_a_discovery_leaves_every_file_that_was_promised(finished, mode):
+    assert {path.name for path in finished.iterdir()} >= LEFT
+    assert (finished / "plots" / "class_count.png").exists() == (mode == "gcd")
+    stages = {path.name for path in (finished / "stages").iterdir()}
+    method = {"gcd": "simgcd", "ncd": "ncl"}[mode]
+    assert stages >= {"kept.safetensors", "known", "trials", f"{method}-0"}
+    assert {"base-loss", "rank-statistics", "simgcd-1"} <= stages or mode == "ncd"
+
+
+def test_all_pictures_without_a_label_are_assigned_once_and_no_others(finished, truth):
+    found = rows(finished / "assignments.csv")
+    paths = [row["path"] for row in found]
+    assert paths == [name for name in truth if truth[name] >= KNOWN]
+    assert list(found[0]) == list(assignments.COLUMNS)
+
+
+def test_columns_hold_what_they_say(finished, mode):
+    found = rows(finished / "assignments.csv")
+    known = {str(number) for number in range(KNOWN)}
+    novel = {
+        f"new-{number + 1}" for number in range(strict_json(finished / "summary.json")["novel"])
+    }
+    assert {row["cluster"] for row in found} <= novel | (known if mode == "gcd" else set())
+    for row in found:
+        shares = [float(row[name]) for name in ("score", "margin", "entropy", "agreement")]
+        assert all(0 <= share <= 1 for share in shares)
+        assert 0 <= float(row["purity"]) <= 1
+        assert float(row["margin"]) <= float(row["score"])
+        assert float(row["agreement"]) in (0, 0.5, 1)  # two views
+        assert row["nearest_known"] in known
+        assert -1 <= float(row["similarity"]) <= 1
+        assert row["flag"] in ("", "core", "border", "maybe-known", "tiny-cluster")
+
+
+def test_the_table_of_classes_counts_the_assignments_and_has_room_for_names(finished):
+    found = rows(finished / "clusters.csv")
+    assert list(found[0]) == list(clusters.COLUMNS)
+    sizes = Counter(row["cluster"] for row in rows(finished / "assignments.csv"))
+    assert {row["cluster"]: int(row["size"]) for row in found if int(row["size"])} == dict(sizes)
+    assert {row["name"] for row in found} == {""}
+    by_path = {row["path"]: row["cluster"] for row in rows(finished / "assignments.csv")}
+    for row in found:
+        assert row["kind"] == ("novel" if row["cluster"].startswith("new-") else "known")
+        assert not row["medoid"] or by_path[row["medoid"]] == row["cluster"]
+    novel = [row for row in found if row["kind"] == "novel"]
+    assert len(novel) == strict_json(finished / "summary.json")["novel"]
+
+
+def test_every_class_with_pictures_has_a_sheet_that_can_be_opened(finished):
+    full = {row["cluster"] for row in rows(finished / "clusters.csv") if int(row["size"])}
+    assert {path.stem for path in (finished / "classes").iterdir()} == full
+    for path in [*(finished / "classes").iterdir(), *(finished / "plots").iterdir()]:
+        with Image.open(path) as sheet:
+            sheet.load()
+            assert min(sheet.size) > 8
+
+
+class Read(HTMLParser):
+    """All elements of a page, and whether each was closed."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.elements, self.open, self.text = [], [], []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "br", "hr", "circle", "line", "path", "rect", "input"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_is_one_file_that_loads_nothing(finished):
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    read = Read(page)
+    assert set(read.open) <= {"html", "body", "p", "li"}
+    sources = [attrs["src"] for _, attrs in read.elements if "src" in attrs]
+    assert len(sources) > 5
+    assert all(source.startswith("data:image/") for source in sources)
+    assert all(attrs.get("href", "#").startswith("#") for _, attrs in read.elements)
+    assert not {tag for tag, _ in read.elements} & {"script", "link", "iframe", "object"}
+    rest = re.sub(r'"data:[^"]*"', "", page)
+    assert not re.search(r"https?:|@import|url\(", rest)
+
+
+def test_the_page_names_every_class_and_its_command_repeats_the_run(finished, arrays):
+    text = " ".join(Read((finished / "report.html").read_text(encoding="utf-8")).text)
+    for row in rows(finished / "clusters.csv"):
+        assert row["cluster"] in text
+    settings = tomllib.loads((finished / "config.toml").read_text())
+    assert f"nearkin discover {arrays}" in text
+    assert f"--from {settings['from_run']}" in text
+
+
+def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
+    found = strict_json(finished / "summary.json")
+    assert found["command"] == "discover"
+    assert found["mode"] == mode
+    assert found["known"] == ["0", "1", "2", "3", "4"]
+    assert found["labeled"] == KNOWN * EACH
+    assert found["unlabeled"] == len(rows(finished / "assignments.csv"))
+    assert found["labeled"] + found["unlabeled"] == len(truth)
+    assert 0 < found["held_out"] < len(truth) / 4
+    sizes = {row["cluster"]: int(row["size"]) for row in rows(finished / "clusters.csv")}
+    assert {each["name"]: each["size"] for each in found["clusters"]} == sizes
+    number = found["number"]
+    if mode == "ncd":
+        assert (number, found["novel"]) == (None, 3)
+    else:
+        assert found["novel"] == number["chosen"]
+        assert 1 <= number["low"] <= number["chosen"] <= number["high"]
+        assert set(number["estimates"]) == {"silhouette", "dtc", "gcd"}
+    assert f"{found['strength']:g}" in found["trials"]
+    assert found["trials"][f"{found['strength']:g}"] == max(found["trials"].values())
+    baselines = {"base loss", "rank statistics"} if mode == "gcd" else set()
+    assert set(found["scores"]) >= {"nearkin", "k-means"} | baselines
+    for scores in found["scores"].values():
+        for each in scores:
+            assert 0 <= each["low"] <= each["value"] <= each["high"] <= 1 or "ARI" in each["name"]
+            assert "pictures" in each["protocol"]
+    assert set(found["agreement"]) == set(found["scores"]) - {"nearkin"}
+
+
+def held_out(encoder):
+    """The pictures that the encoder's run held out."""
+    from pyarrow import parquet
+
+    table = parquet.read_table(encoder / "embeddings.parquet").to_pydict()
+    return {
+        path for path, part in zip(table["path"], table["split"], strict=True) if part == "test"
+    }
+
+
+def hungarian(true, found):
+    """Share of pictures in the class that the best one-to-one match gives their cluster."""
+    classes, y = np.unique(true, return_inverse=True)
+    names, x = np.unique(found, return_inverse=True)
+    count = np.zeros((len(classes), len(names)), int)
+    np.add.at(count, (y, x), 1)
+    return count[linear_sum_assignment(-count)].sum() / len(true)
+
+
+@pytest.mark.parametrize("part", ["train", "held out"])
+def test_scores_follow_from_the_table_and_the_truth(finished, mode, truth, encoder, part):
+    """What is scored was held out by the encoder's run as well, and beats guessing."""
+    name = {"gcd": "GCD accuracy, novel", "ncd": "task-aware accuracy"}[mode]
+    scores = strict_json(finished / "summary.json")["scores"]["nearkin"]
+    (stated,) = (each for each in scores if each["name"] == f"{name}, {part}")
+    test = held_out(encoder)
+    scored = [
+        row
+        for row in rows(finished / "assignments.csv")
+        if (row["path"] in test) == (part == "held out")
+    ]
+    true, found = [truth[row["path"]] for row in scored], [row["cluster"] for row in scored]
+    if mode == "gcd" and part == "held out":  # pictures of known classes are matched as well
+        assert stated["value"] <= hungarian(true, found) + 1e-12
+        return
+    assert stated["value"] == pytest.approx(hungarian(true, found), abs=1e-12)
+    assert f"{len(scored)} " in stated["protocol"]
+    if part == "train":
+        guessed = np.random.default_rng(0).integers(len(set(found)), size=(50, len(true)))
+        chance = np.mean([hungarian(true, guess) for guess in guessed])
+        assert stated["value"] > chance + 0.2
+
+
+def test_held_out_pictures_of_known_classes_are_scored_by_their_own_name(finished, encoder, truth):
+    scores = strict_json(finished / "summary.json")["scores"]["nearkin"]
+    (known,) = (each for each in scores if each["name"] == "known classes, held out")
+    held = [path for path in held_out(encoder) if truth[path] < KNOWN]
+    assert known["protocol"].startswith(f"{len(held)} held-out labeled pictures")
+    assert round(known["value"] * len(held), 6) % 1 == 0
+
+
+# The same again
+
+
+def test_the_configuration_of_a_discovery_repeats_it_to_the_bit(finished, mode, tmp_path):
+    if mode == "gcd":
+        pytest.skip("the next test repeats it, with other labels for what is hidden")
+    again = tmp_path / "again"
+    assert run("discover", "--config", finished / "config.toml", "-o", again, "-q") == 0
+    names = ("assignments.csv", "clusters.csv", "classifier.safetensors", "summary.json")
+    assert bytes_of(again, *names) == bytes_of(finished, *names)
+
+
+def test_nothing_hidden_changes_one_bit_of_what_is_found(
+    finished, mode, arrays, encoder, tmp_path
+):
+    """Other labels for all that is hidden, no truth, no baselines: the same assignments."""
+    stored = np.load(arrays)
+    labels = stored["y"].copy()
+    hidden = np.flatnonzero(labels >= KNOWN)
+    labels[hidden] = np.random.default_rng(3).permutation(labels[hidden])
+    assert (labels != stored["y"]).sum() > 20
+    other = tmp_path / "digits.npz"
+    np.savez(other, x=stored["x"], y=labels)
+    settings = ["--known", "0,1,2,3,4", "--from", encoder, *SHORT, *MODES[mode]]
+    out = tmp_path / "run"
+    more = [] if "--no-baselines" in settings else ["--no-baselines"]
+    assert run("discover", other, "-o", out, *settings, *more) == 0
+    names = ("assignments.csv", "classifier.safetensors")
+    assert bytes_of(out, *names) == bytes_of(finished, *names)
+    assert (
+        strict_json(out / "summary.json")["strength"]
+        == (strict_json(finished / "summary.json")["strength"])
+    )
+
+
+def test_another_seed_is_another_run(finished, mode, arrays, encoder, tmp_path):
+    if mode == "gcd":
+        pytest.skip("once is enough")
+    settings = ["--known", "0,1,2,3,4", "--from", encoder, *SHORT, *MODES[mode], "--seed", 1]
+    assert run("discover", arrays, "-o", tmp_path / "run", *settings) == 0
+    name = "assignments.csv"
+    assert bytes_of(tmp_path / "run", name) != bytes_of(finished, name)
+
+
+def test_resuming_a_finished_discovery_changes_nothing(finished, capsys):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+    before = {path: time for path, time in before.items() if path.suffix in (".csv", ".html")}
+    settings = ["--config", finished / "config.toml", "-o", finished, "--resume"]
+    assert run("discover", *settings) == 0
+    assert "already complete" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_folder_with_a_discovery_is_refused_and_overwritten_if_asked(
+    arrays, encoder, tmp_path, capsys
+):
+    out = tmp_path / "run"
+    settings = ["discover", arrays, "-o", out, "--from", encoder, *LEAST]
+    assert run(*settings, "--known", "0,1,2") == 0
+    (out / "classes" / "mine.txt").write_text("mine")
+    code, line = refused(capsys, *settings, "--known", "3,4,5")
+    assert code == 4
+    assert "--resume" in line
+    assert "--overwrite" in line
+    assert run(*settings, "--known", "3,4,5", "--overwrite") == 0
+    assert strict_json(out / "summary.json")["known"] == ["3", "4", "5"]
+    assert (out / "classes" / "mine.txt").read_text() == "mine"
+
+
+def wait_for(condition, child):
+    while not condition():
+        assert child.poll() is None, "the run was over before it could be killed"
+        time.sleep(0.01)
+
+
+def test_a_discovery_that_is_killed_twice_ends_where_the_unbroken_one_ends(
+    arrays, encoder, tmp_path
+):
+    """SIGKILL in the last stage's first training, SIGTERM in its second."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    settings = ["--from", encoder, "--known", "0,1,2", "--mode", "ncd", *LEAST]
+    settings += ["--epochs", 120, "--num-seeds", 2, "--batch-size", 16]
+    command = ["discover", arrays, *settings]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for stage, number, code in (
+        ("ncl-0", signal.SIGKILL, -signal.SIGKILL),
+        ("ncl-1", signal.SIGTERM, 143),
+    ):
+        typed = once([str(word) for word in [*command, "-o", broken, "--resume"]])
+        metrics = broken / "stages" / stage / "metrics.csv"
+        with subprocess.Popen([sys.executable, "-m", "nearkin", *typed], env=environment) as child:
+            wait_for(lambda at=metrics: at.exists() and at.read_bytes().count(b"\n") > 2, child)
+            child.send_signal(number)
+        assert child.returncode == code
+    assert not (broken / "assignments.csv").exists()
+    assert run(*command, "-o", broken, "--resume") == 0
+    assert run(*command, "-o", whole) == 0
+    names = ["assignments.csv", "clusters.csv", "classifier.safetensors"]
+    names += [f"stages/{stage}/metrics.csv" for stage in ("known", "ncl-0", "ncl-1")]
+    assert bytes_of(broken, *names) == bytes_of(whole, *names)
+    assert "resuming after step" in (broken / "train.log").read_text()
+
+
+# Pictures in files
+
+
+def save(folder, pixels):
+    """Pictures as PNG files of these names."""
+    for name, picture in pixels.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    """Digits 0 to 4, by class."""
+    found, labels = digits(16, 5)
+    return {number: found[labels == number] for number in range(5)}
+
+
+@pytest.fixture(scope="module")
+def flat(tmp_path_factory, pixels):
+    """All in one folder, without labels: digit 3's sixth picture is called 3-05.png."""
+    named = {f"{n}-{row:02d}.png": p for n, some in pixels.items() for row, p in enumerate(some)}
+    return save(tmp_path_factory.mktemp("flat") / "pictures", named)
+
+
+def table(path, written):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("path", "label"), *written])
+    return path
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory, flat):
+    """A table that labels half of the pictures of digits 0, 1 and 2."""
+    written = [(f"{n}-{row:02d}.png", f"digit {n}") for n in range(3) for row in range(8)]
+    return table(tmp_path_factory.mktemp("labels") / "labels.csv", written)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, flat, labels, encoder):
+    """A discovery of pictures in a folder, with a table of labels; read, never written."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    copies = out.parent / "copies"
+    settings = ["--labeled", labels, "--from", encoder, *LEAST, "--epochs", 20]
+    assert run("discover", flat, "-o", out, *settings, "--copy-to", copies) == 0
+    return out
+
+
+def names(run_folder):
+    return {row["path"] for row in rows(run_folder / "assignments.csv")}
+
+
+def test_pictures_may_be_labeled_by_a_table(found, flat):
+    everything = {path.name for path in flat.iterdir()}
+    labeled = {f"{n}-{row:02d}.png" for n in range(3) for row in range(8)}
+    assert names(found) == everything - labeled
+    summary = strict_json(found / "summary.json")
+    assert summary["known"] == ["digit 0", "digit 1", "digit 2"]
+    assert summary["labeled"] == 24
+    assert set(summary["scores"]["nearkin"][0]) == {"name", "value", "low", "high", "protocol"}
+
+
+def test_pictures_may_be_labeled_by_class_folders_inside_the_data(pixels, encoder, tmp_path):
+    data = tmp_path / "data"
+    for number in range(3):
+        save(
+            data / "named" / f"digit {number}",
+            {f"{r}.png": p for r, p in enumerate(pixels[number][:8])},
+        )
+    rest = {f"{n}-{r}.png": p for n in range(5) for r, p in enumerate(pixels[n][8:])}
+    save(data / "rest", rest)
+    out = tmp_path / "run"
+    settings = ["--labeled", data / "named", "--from", encoder, *LEAST]
+    assert run("discover", data, "-o", out, *settings) == 0
+    assert names(out) == {f"rest/{name}" for name in rest}
+    assert strict_json(out / "summary.json")["known"] == ["digit 0", "digit 1", "digit 2"]
+
+
+def test_pictures_may_be_labeled_by_class_folders_outside_and_copies_are_recognized(
+    pixels, flat, encoder, tmp_path
+):
+    """Of each class, four files are copies of the data and two are not."""
+    elsewhere = tmp_path / "elsewhere"
+    for number in range(3):
+        folder = elsewhere / f"digit {number}"
+        new = np.random.default_rng(number).integers(0, 9, (2, 8, 8), dtype=np.uint8)
+        save(
+            folder,
+            {f"new{r}.png": p // 2 + n for r, (p, n) in enumerate(zip(pixels[number], new))},
+        )
+        for row in range(4):
+            shutil.copy(flat / f"{number}-{row:02d}.png", folder / f"copy{row}.png")
+    out = tmp_path / "run"
+    settings = ["--labeled", elsewhere, "--from", encoder, *LEAST]
+    assert run("discover", flat, "-o", out, *settings) == 0
+    copied = {f"{number}-{row:02d}.png" for number in range(3) for row in range(4)}
+    assert names(out) == {path.name for path in flat.iterdir()} - copied
+    assert strict_json(out / "summary.json")["labeled"] == 3 * (4 + 2)
+
+
+def test_copies_are_sorted_into_the_classes(found, flat):
+    copies = found.parent / "copies"
+    sizes = Counter(row["cluster"] for row in rows(found / "assignments.csv"))
+    written = {folder.name: len(list(folder.iterdir())) for folder in copies.iterdir()}
+    assert written == {name.replace(" ", "_"): size for name, size in sizes.items()}
+    for row in rows(found / "assignments.csv"):
+        copy = copies / row["cluster"].replace(" ", "_") / row["path"]
+        assert copy.read_bytes() == (flat / row["path"]).read_bytes()
+
+
+def test_a_discovery_with_copies_can_be_asked_for_again(found, flat, labels, encoder, capsys):
+    """The copies of the first time do not stand in the way of the same command."""
+    settings = ["--labeled", labels, "--from", encoder, *LEAST, "--epochs", 20]
+    settings += ["--copy-to", found.parent / "copies", "--resume"]
+    assert run("discover", flat, "-o", found, *settings) == 0
+    assert "error" not in capsys.readouterr().err
+
+
+def test_pictures_that_cannot_be_read_are_listed_and_not_assigned(flat, labels, encoder, tmp_path):
+    data = shutil.copytree(flat, tmp_path / "pictures")
+    whole = (data / "4-00.png").read_bytes()
+    (data / "cut.png").write_bytes(whole[: len(whole) * 2 // 3])
+    (data / "text.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    out = tmp_path / "run"
+    settings = ["--labeled", labels, "--from", encoder, *LEAST]
+    assert run("discover", data, "-o", out, *settings) == 0
+    assert {row["path"] for row in rows(out / "bad_files.csv")} == {"cut.png", "text.png"}
+    everything = {path.name for path in data.iterdir()} - {"cut.png", "text.png"}
+    labeled = {row["path"] for row in rows(labels)}
+    assert names(out) == everything - labeled
+
+
+def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(pixels, tmp_path):
+    """Nor does it see what is held out."""
+    some = {f"{n}-{row}.png": p for n in range(4) for row, p in enumerate(pixels[n][:6])}
+    data = save(tmp_path / "pictures", some)
+    written = [(f"{n}-{row}.png", n) for n in (0, 1) for row in range(4)]
+    labeled = table(tmp_path / "labels.csv", written)
+    out = tmp_path / "run"
+    settings = ["--labeled", labeled, "--val", 0.2, *LEAST]
+    assert run("discover", data, "-o", out, *settings) == 0
+    settings = tomllib.loads((out / "stages" / "features" / "config.toml").read_text())
+    assert (settings["method"], settings["labels"], settings["known"]) == ("simclr", "none", "")
+    held = strict_json(out / "summary.json")["held_out"]
+    assert 0 < held == len(held_out(out / "stages" / "features"))
+    own, kept = (path / "encoder.safetensors" for path in (out / "stages" / "features", out))
+    assert own.stat().st_size == pytest.approx(kept.stat().st_size, rel=0.01)
+
+
+# New pictures
+
+
+def close(one, other):
+    """Whether rows say the same of each picture, but for rounding."""
+    assert [row["path"] for row in one] == [row["path"] for row in other]
+    assert [row["cluster"] for row in one] == [row["cluster"] for row in other]
+    for name in ("score", "margin", "entropy"):
+        a, b = (np.array([float(row[name]) for row in some]) for some in (one, other))
+        np.testing.assert_allclose(a, b, atol=2e-4)
+
+
+def test_pictures_of_a_discovery_are_assigned_as_they_were(found, flat, tmp_path, capsys):
+    table = tmp_path / "again.csv"
+    assert run("assign", found, flat, "-o", table) == 0
+    everything = rows(table)
+    assert [row["path"] for row in everything] == sorted(path.name for path in flat.iterdir())
+    known = rows(found / "assignments.csv")
+    mine = [row for row in everything if row["path"] in names(found)]
+    for name in ("path", "cluster", "score", "margin", "entropy", "agreement"):
+        assert [row[name] for row in mine] == [row[name] for row in known]
+    counted = {line.rsplit(maxsplit=1)[0].strip(): int(line.rsplit(maxsplit=1)[1])
+               for line in capsys.readouterr().out.splitlines()}  # fmt: skip
+    assert counted == Counter(row["cluster"] for row in everything)
+
+
+def test_pictures_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are_listed(
+    found, flat, tmp_path, capsys
+):
+    data = tmp_path / "others"
+    for path in sorted(flat.iterdir())[::3]:
+        (data / "deep").mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, data / "deep" / path.name)
+    whole = (flat / "4-00.png").read_bytes()
+    (data / "cut.png").write_bytes(whole[: len(whole) * 2 // 3])
+    (data / "text.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    assert run("assign", found, data, "-o", tmp_path / "new.csv") == 0
+    said = capsys.readouterr().out
+    assert "cut.png" in said
+    assert "text.png" in said
+    new = rows(tmp_path / "new.csv")
+    assert all(row["path"].startswith("deep/") for row in new)
+    for row in new:
+        row["path"] = row["path"].removeprefix("deep/")
+    expected = {row["path"]: row for row in rows(found / "assignments.csv")}
+    mine = [row for row in new if row["path"] in expected]
+    assert len(mine) > 10
+    close(mine, [expected[row["path"]] for row in mine])
+
+
+def test_a_single_picture_can_be_assigned(found, flat, tmp_path, capsys):
+    (tmp_path / "one").mkdir()
+    shutil.copy(flat / "3-00.png", tmp_path / "one")
+    assert run("assign", found, tmp_path / "one", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    expected = {each["path"]: each for each in rows(found / "assignments.csv")}["3-00.png"]
+    assert (row["path"], row["cluster"]) == ("3-00.png", expected["cluster"])
+    assert row["purity"] is None  # there is no other picture
+
+
+def test_new_pictures_are_copied_into_their_classes(found, flat, tmp_path):
+    copies = tmp_path / "sorted"
+    assert run("assign", found, flat, "-o", tmp_path / "new.csv", "--copy-to", copies) == 0
+    for row in rows(tmp_path / "new.csv"):
+        copy = copies / row["cluster"].replace(" ", "_") / row["path"]
+        assert copy.read_bytes() == (flat / row["path"]).read_bytes()
+
+
+def test_new_pictures_none_of_which_can_be_read_are_refused(found, flat, tmp_path, capsys):
+    (tmp_path / "bad").mkdir()
+    whole = (flat / "4-00.png").read_bytes()
+    (tmp_path / "bad" / "cut.png").write_bytes(whole[: len(whole) * 2 // 3])
+    code, line = refused(capsys, "assign", found, tmp_path / "bad")
+    assert code == 3
+    assert "none of the 1 pictures can be read" in line
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "zeros"])
+def test_a_damaged_classifier_is_one_line_and_exit_code_5(damage, found, flat, tmp_path, capsys):
+    for name in ("config.toml", "encoder.safetensors", "classifier.safetensors"):
+        shutil.copy(found / name, tmp_path)
+    path = tmp_path / "classifier.safetensors"
+    whole = path.read_bytes()
+    broken = {"cut": whole[: len(whole) // 2], "empty": b"", "text": b"no classifier",
+              "zeros": bytes(len(whole))}[damage]  # fmt: skip
+    path.write_bytes(broken)
+    code, line = refused(capsys, "assign", tmp_path, flat)
+    assert code == 5
+    assert "classifier.safetensors is damaged" in line
+
+
+def test_without_a_finished_discovery_nothing_is_assigned(encoder, flat, tmp_path, capsys):
+    for no_discovery in (encoder, tmp_path, tmp_path / "missing"):
+        code, line = refused(capsys, "assign", no_discovery, flat)
+        assert code == 2
+        assert "nearkin discover" in line
+
+
+def test_assigning_does_not_replace_the_data(found, flat, tmp_path, capsys):
+    data = shutil.copytree(flat, tmp_path / "pictures")
+    listed = tmp_path / "pictures.csv"
+    listed.write_text("path\n" + "\n".join(f"pictures/{p.name}" for p in data.iterdir()) + "\n")
+    before = listed.read_bytes()
+    code, _ = refused(capsys, "assign", found, listed, "-o", listed)
+    assert code == 2
+    assert listed.read_bytes() == before
+    code, line = refused(capsys, "assign", found, data, "--copy-to", data / "sorted")
+    assert code == 2
+    assert "lies inside" in line
+    assert not (data / "sorted").exists()
+
+
+# A second round
+
+
+def name(run_folder, **chosen):
+    """Write names into the column name of clusters.csv, as a user would."""
+    found = rows(run_folder / "clusters.csv")
+    for row in found:
+        row["name"] = chosen.get(row["cluster"].replace("-", "_"), row["name"])
+    with (run_folder / "clusters.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, clusters.COLUMNS)
+        writer.writeheader()
+        writer.writerows(found)
+
+
+def core_of(run_folder, cluster):
+    return {
+        row["path"]
+        for row in rows(run_folder / "assignments.csv")
+        if row["cluster"] == cluster and row["flag"] == "core"
+    }
+
+
+def test_named_classes_become_known_ones_round_by_round(found, flat, encoder, tmp_path):
+    first = shutil.copytree(found, tmp_path / "first")
+    cluster, core = max(
+        ((c, core_of(first, c)) for c in ("new-1", "new-2")), key=lambda each: len(each[1])
+    )
+    assert len(core) >= 2, "nothing to accept"
+    name(first, **{cluster.replace("-", "_"): "a digit of my own"})
+    again = ["discover", flat, "--from", encoder, *LEAST, "--epochs", 20]
+    second = tmp_path / "second"
+    assert run(*again, "-o", second, "--accept", first) == 0
+    known = ["digit 0", "digit 1", "digit 2"]
+    assert strict_json(second / "summary.json")["known"] == [*known, "a digit of my own"]
+    assert names(second) == names(first) - core
+    assert strict_json(second / "summary.json")["labeled"] == 24 + len(core)
+    third = tmp_path / "third"
+    named = next(c for c in ("new-1", "new-2", *known) if core_of(second, c))
+    name(second, **{named.replace("-", "_"): "another one"})
+    assert run(*again, "-o", third, "--accept", second) == 0
+    found_now = strict_json(third / "summary.json")["known"]
+    assert found_now == [*known, "a digit of my own", "another one"]
+    assert names(third) == names(second) - core_of(second, named)
+
+
+def finished_by_hand(folder, written, named):
+    """The two tables of a discovery, written as a discovery writes them."""
+    from nearkin.tables import write_csv
+
+    folder.mkdir()
+    blank = [""] * (len(assignments.COLUMNS) - 3)
+    write_csv(
+        folder / "assignments.csv",
+        assignments.COLUMNS,
+        [(path, cluster, *blank, flag) for path, cluster, flag in written],
+    )
+    blank = [""] * (len(clusters.COLUMNS) - 2)
+    write_csv(folder / "clusters.csv", clusters.COLUMNS, [(c, n, *blank) for c, n in named])
+    (folder / "config.toml").write_text('data = "d"\nknown = "a,b"\n')
+    return folder
+
+
+def test_only_sure_pictures_of_named_classes_are_accepted(tmp_path):
+    written = [("1.png", "new-1", "core"), ("2.png", "new-1", "border"), ("3.png", "new-2", "core"),
+               ("4.png", "new-3", "core"), ("5.png", "new-3", "")]  # fmt: skip
+    folder = finished_by_hand(
+        tmp_path / "run", written, [("new-1", " cat "), ("new-2", ""), ("new-3", "cat")]
+    )
+    assert accepted(folder) == {"1.png": "cat", "4.png": "cat"}
+
+
+@pytest.mark.parametrize("path", ["-1.png", "+1.png", "=1.png", "@1.png", "'1.png", "'-1.png"])
+def test_pictures_with_names_that_a_spreadsheet_would_take_for_formulas_are_accepted(
+    path, tmp_path
+):
+    folder = finished_by_hand(tmp_path / "run", [(path, "new-1", "core")], [("new-1", "cat")])
+    assert accepted(folder) == {path: "cat"}
+
+
+def test_what_cannot_be_accepted_is_refused(found, flat, encoder, tmp_path, capsys):
+    settings = ["discover", flat, "-o", tmp_path / "run", "--from", encoder, *LEAST]
+    for no_discovery in (tmp_path / "missing", encoder):
+        code, _ = refused(capsys, *settings, "--accept", no_discovery)
+        assert code == 2
+    code, line = refused(capsys, *settings, "--accept", found)
+    assert code == 2
+    assert "names no class" in line
+    assert not (tmp_path / "run" / "stages").exists()
+
+
+# What cannot be carried out
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, pixels):
+    """Class folders of which some pictures of every class lie below."""
+    root = tmp_path_factory.mktemp("folders") / "pictures"
+    for number, label in enumerate(("cat", "dog", "eel", "fox")):
+        save(root / label, {f"{row}.png": p for row, p in enumerate(pixels[number][:8])})
+    return root
+
+
+KNOWING = ["--known", "cat,dog"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 2, "either --labeled PATH, or --known A,B"),
+        (["--known", "cat,dog", "--labeled", "x"], 2, "either --labeled PATH, or --known A,B"),
+        (["--known", "cat"], 2, "at least two classes"),
+        (["--known", "cat,cat"], 2, "each once"),
+        (["--known", "cat,dgo"], 2, "Did you mean dog?"),
+        (["--known", "cat,dog,eel,fox"], 2, "none is left to discover"),
+        (["--labeled", "missing"], 3, "missing"),
+        (["--labeled", "missing.csv"], 3, "missing.csv"),
+        ([*KNOWING, "--classes", "1"], 2, "--classes 1"),
+        ([*KNOWING, "--classes", "many"], 2, "--classes"),
+        ([*KNOWING, "--classes", "17"], 3, "17 novel classes among"),
+        ([*KNOWING, "--trained", "layer4"], 2, "--trained layer4 is top, all or a part"),
+        ([*KNOWING, "--from", "missing"], 2, "missing"),
+        ([*KNOWING, "--method", "simclrr"], 2, "Did you mean simclr?"),
+        ([*KNOWING, "--method", "ncl"], 2, "--method ncl learns from labels"),
+        ([*KNOWING, "--mode", "both"], 2, "ncd"),
+        ([*KNOWING, "--clases", "3"], 2, "Did you mean classes?"),
+        ([*KNOWING, "--num-seed", "3"], 2, "Did you mean num_seeds?"),
+        ([*KNOWING, "--dim", "lots"], 2, "--dim lots"),
+        ([*KNOWING, "--mode", "ncd", "--dim", "3"], 2, "unknown option --dim for ncl"),
+        ([*KNOWING, "--num-views", "1"], 2, "--num-views 1"),
+        ([*KNOWING, "--strength", "-1"], 2, "--strength -1"),
+        ([*KNOWING, "--epochs", "0"], 2, "--epochs 0"),
+        ([*KNOWING, "--drops", "late"], 2, "--drops late"),
+        ([*KNOWING, "--batch-size", "1000"], 2, "--batch-size 1000"),
+        ([*KNOWING, "--augment", "smcl"], 2, "smcl"),
+        ([*KNOWING, "--device", "abacus"], 2, "device abacus"),
+        ([*KNOWING, "--truth", "missing.csv"], 3, "missing.csv"),
+        ([*KNOWING, "--accept", "missing"], 2, "missing"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_carried_out_is_refused_before_anything_is_trained(
+    arguments, code, says, folders, tmp_path, monkeypatch, capsys
+):
+    """Without an encoder at hand: the first stage would take its time."""
+    monkeypatch.chdir(tmp_path)
+    found, line = refused(capsys, "discover", folders, "-o", "run", "-q", *arguments)
+    assert says in line
+    assert found == code
+    assert not Path("run", "stages").exists()
+
+
+def test_labels_of_files_that_do_not_exist_are_refused(flat, tmp_path, capsys):
+    written = [("0-00.png", "a"), ("1-00.png", "b"), ("9-00.png", "b")]
+    labeled = table(tmp_path / "labels.csv", written)
+    code, line = refused(
+        capsys, "discover", flat, "-o", tmp_path / "run", "-q", "--labeled", labeled
+    )
+    assert code == 3
+    assert "'9-00.png'" in line
+    assert not (tmp_path / "run" / "stages").exists()
+
+
+def test_known_classes_among_the_unlabeled_pictures_are_refused_where_all_are_to_be_novel(
+    flat, labels, tmp_path, capsys
+):
+    truth = table(tmp_path / "truth.csv", [(p.name, f"digit {p.name[0]}") for p in flat.iterdir()])
+    settings = ["--labeled", labels, "--truth", truth, "--mode", "ncd", "-q"]
+    code, line = refused(capsys, "discover", flat, "-o", tmp_path / "run", *settings)
+    assert code == 3
+    assert "24 unlabeled pictures are of known classes" in line
+    assert "--mode gcd" in line
+    assert not (tmp_path / "run" / "stages").exists()
+
+
+@pytest.mark.parametrize("inside", ["", "sorted", "cat/sorted"])
+def test_copies_into_the_data_are_refused_before_anything_is_trained(
+    inside, folders, tmp_path, capsys
+):
+    before = sorted(folders.rglob("*"))
+    settings = ["-o", tmp_path / "run", "-q", *KNOWING, "--copy-to", folders / inside]
+    code, line = refused(capsys, "discover", folders, *settings)
+    assert code == 2
+    assert "lies inside" in line
+    assert not (tmp_path / "run" / "stages").exists()
+    assert sorted(folders.rglob("*")) == before
+
+
+def test_a_folder_for_copies_that_holds_something_is_refused_before_anything_is_trained(
+    folders, tmp_path, capsys
+):
+    (tmp_path / "copies").mkdir()
+    (tmp_path / "copies" / "mine.txt").write_text("mine")
+    settings = ["-o", tmp_path / "run", "-q", *KNOWING, "--copy-to", tmp_path / "copies"]
+    code, _ = refused(capsys, "discover", folders, *settings)
+    assert code == 4
+    assert not (tmp_path / "run" / "stages").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--trained", "layer4"],
+        ["--classes", "100"],
+        ["--batch-size", "1000"],
+        ["--augment", "smcl"],
+        ["--from", "missing"],
+        ["--truth", "missing.csv"],
+        ["--dim", "lots"],
+    ],
+)
+def test_a_refused_setting_does_not_stand_in_the_way_of_the_right_one(
+    wrong, folders, encoder, tmp_path, capsys
+):
+    settings = ["discover", folders, "-o", tmp_path / "run", *KNOWING, "--from", encoder, *LEAST]
+    assert refused(capsys, *settings, *wrong)[0] in (2, 3)
+    assert run(*settings) == 0
+
+
+def test_settings_of_another_discovery_are_not_resumed(found, flat, labels, encoder, capsys):
+    settings = ["--labeled", labels, "--from", encoder, *LEAST, "--epochs", 21, "--resume"]
+    before = hashlib.sha256((found / "config.toml").read_bytes()).digest()
+    code, line = refused(capsys, "discover", flat, "-o", found, *settings)
+    assert code == 2
+    assert "--epochs 20 became 21" in line
+    assert hashlib.sha256((found / "config.toml").read_bytes()).digest() == before
+
+
+# All of a network
+
+
+def test_parts_of_a_network_may_learn_and_new_pictures_are_sorted_by_what_was_learned(
+    folders, encoder, tmp_path
+):
+    out = tmp_path / "run"
+    settings = [*KNOWING, "--from", encoder, *LEAST, "--trained", "3", "--known-epochs", 1]
+    assert run("discover", folders, "-o", out, *settings, "--epochs", 1) == 0
+    from safetensors.numpy import load_file
+
+    start, learned = (load_file(f / "encoder.safetensors") for f in (encoder, out))
+    parameters = [key for key in start if key.endswith(("weight", "bias"))]
+    moved = {key.split(".")[0] for key in parameters if (start[key] != learned[key]).any()}
+    assert moved == {"3"}
+    assert run("assign", out, folders, "-o", tmp_path / "again.csv") == 0
+    again = {row["path"]: row for row in rows(tmp_path / "again.csv")}
+    expected = rows(out / "assignments.csv")
+    assert {row["path"].split("/")[0] for row in expected} == {"eel", "fox"}
+    close([again[row["path"]] for row in expected], expected)
+
+
+def test_tables_are_read_as_they_were_written(tmp_path):
+    """The names of known classes that a table could not hold as they are."""
+    known, _ = Said(["-a", "b"], [], []).numbered()
+    folder = finished_by_hand(tmp_path / "run", [("1.png", known[0], "core")], [(known[0], "c")])
+    assert [dict(row)["name"] for row in read_csv(folder / "clusters.csv")] == ["c"]
+    assert accepted(folder) == {"1.png": "c"}

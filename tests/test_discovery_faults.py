@@ -1,0 +1,28 @@
+"""Faults of discoveries that show in no result, unless one looks for them."""
+
+import numpy as np
+import torch
+
+from nearkin.config import DiscoverConfig
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.ground import Preparation
+from nearkin.runs.material import open_material
+from nearkin.runs.reporter import Logged, Silent
+from nearkin.types import UNKNOWN
+
+
+def test_labels_of_held_out_pictures_are_kept_from_all_that_learns(tmp_path):
+    """The material keeps them: they are what known classes are scored by."""
+    data, names = tmp_path / "data.npz", np.array(["cat", "dog", "eel", "fox"])
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    np.savez(data, x=pixels, y=names[np.arange(40) % 4])
+    config = DiscoverConfig(known="cat,dog", classes=2, val=0.25)
+    material = open_material(str(data), config)
+    with Logged(Silent(), tmp_path / "log") as told:
+        laying = Preparation(str(data), config, RunFolder(tmp_path), torch.device("cpu"), told)
+        task = laying._task(material, None)
+    learned, held_out = material.parts.train_rows, material.parts.test_rows
+    assert set(material.label[held_out].tolist()) == {0, 1, UNKNOWN}
+    assert (task.label[held_out] == UNKNOWN).all()
+    assert task.rows.tolist() == learned.tolist()
+    assert task.label[learned].tolist() == material.label[learned].tolist()

@@ -1,0 +1,138 @@
+"""Published recipes of discoveries are complete, and train what they say for as long as they say."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin.config import DiscoverConfig, TrainConfig, read_toml
+from nearkin.networks.backbone import build_backbone
+from nearkin.runs.encoder import Encoder
+from nearkin.runs.fit import optimizer_for, schedule_for
+from nearkin.runs.material import open_material
+from nearkin.runs.options import checked_options, method_options
+from nearkin.runs.stages import Task, class_stage, known_stage
+from nearkin.runs.trials import METHODS, folds, strength_options
+from nearkin.runs.trunk import LiveTrunk
+from nearkin.training.loop import steps
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted(ROOT.glob("recipes/discovery/*.toml"))
+PER_CLASS = {"cifar10": 5000}
+"""Training pictures of each class, by the data set that a recipe is called after."""
+DROPS = {"cifar10": 170}
+"""The epoch, from 0, at which the rate of its last stage drops, as its source has it."""
+SIDE, EACH, CPU = 32, 8, torch.device("cpu")
+
+each_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+
+
+def classes_of(path):
+    """Known classes, and how many more there are."""
+    settings = read_toml(path, DiscoverConfig)
+    return settings["known"].split(","), settings["classes"]
+
+
+def test_there_is_a_recipe():
+    assert "cifar10" in [path.stem for path in RECIPES]
+
+
+@each_recipe
+def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it(path):
+    head = path.read_text(encoding="utf-8").split("\n\n")[0]
+    said = dict(re.findall(r"^# (\w+) +(\S.*)$", head, re.MULTILINE))
+    for needed in ("Source", "Published", "Hardware", "Time", "Result", "Commit"):
+        assert said[needed]
+    assert said["Command"].startswith("nearkin ")
+    commands = re.findall(r"nearkin (\w+) .*--config (\S+)", head)
+    assert ("discover", path.relative_to(ROOT).as_posix()) in commands
+    assert all((ROOT / file).is_file() for _, file in commands)
+
+
+@each_recipe
+def test_a_recipe_leaves_nothing_that_matters_to_chance(path):
+    settings = read_toml(path, DiscoverConfig)
+    config = DiscoverConfig(**settings)
+    decided = ("known", "classes", "mode", "trained", "known_epochs", "epochs", "drops")
+    decided += ("batch_size", "augment", "strength", "num_seeds")
+    assert all(settings[name] != "auto" for name in decided)
+    assert checked_options(METHODS[config.mode], config.options) == settings["options"]
+
+
+@each_recipe
+def test_a_recipe_fits_its_data_set_as_it_stands_and_with_classes_hidden(path):
+    settings, (known, _) = read_toml(path, DiscoverConfig), classes_of(path)
+    hidden = {len(fold) for fold in folds(len(known), seed=0)}
+    for count in {settings["classes"], *hidden}:
+        sizes = count * PER_CLASS[path.stem], settings["batch_size"] // 2
+        used = method_options(METHODS[settings["mode"]], settings["options"], *sizes)
+        assert settings["options"].items() <= used.items()
+
+
+def small(path):
+    """A recipe for a few pictures: of each batch and queue, as much as they fill."""
+    settings = read_toml(path, DiscoverConfig)
+    options = settings.pop("options")
+    sizes = {key: min(value, 8) for key, value in options.items() if type(value) is int}
+    return DiscoverConfig(
+        **settings | dict(batch_size=8, num_views=2, val=0.0), options=options | sizes
+    )
+
+
+@pytest.fixture
+def learning(path, tmp_path):
+    """The last stage of a recipe, on a few pictures of noise."""
+    config, (known, novel) = small(path), classes_of(path)
+    names = [*known, *(f"new {number}" for number in range(novel))]
+    pixels = np.random.default_rng(0).integers(0, 256, (len(names) * EACH, SIDE, SIDE, 3))
+    np.savez(tmp_path / "data.npz", x=pixels.astype(np.uint8), y=np.repeat(names, EACH))
+    material = open_material(str(tmp_path / "data.npz"), config)
+    name = read_toml(ROOT / "recipes" / path.stem / "rotnet.toml")["backbone"]
+    torch.manual_seed(0)
+    encoder = Encoder(build_backbone(name, SIDE), SIDE, {})
+    looking = config.augment, config.num_views, config.trained, config.seed, CPU, 0
+    trunk = LiveTrunk(encoder, material.images, *looking)
+    task = Task(material.label, material.parts.train_rows, len(material.classes), novel)
+    assert (task.num_known, len(task.labeled)) == (len(known), len(known) * EACH)
+    shared = ("epochs", "drops", "augment", "batch_size", "seed")
+    base = TrainConfig(**{name: getattr(config, name) for name in shared}, precision="fp32")
+    before = known_stage(trunk, task, base).method
+    options = strength_options(config.mode, config.strength, novel) | dict(config.options)
+    return class_stage(trunk, task, base, before, METHODS[config.mode], options)
+
+
+@each_recipe
+def test_a_recipe_trains_the_end_of_its_network_and_slows_down_when_it_should(path, learning):
+    """Two steps: the last one before the rate drops, and the first one after it."""
+    config, method, feed = learning.config, learning.method, learning.feed
+    settings = read_toml(path, DiscoverConfig)
+    assert config.epochs == settings["epochs"]
+    total = config.epochs * feed.order.steps_per_epoch
+    drop = DROPS[path.stem] * feed.order.steps_per_epoch
+    optimizer = optimizer_for(method, config)
+    before = {name: value.clone() for name, value in method.backbone.body.state_dict().items()}
+    rates = []
+    for _, found in steps(
+        method,
+        optimizer,
+        feed.between(drop - 1, drop + 1),
+        start=drop - 1,
+        total=total,
+        schedule=schedule_for(config),
+        seed=config.seed,
+    ):
+        assert found.loss.isfinite()
+        rates.append([group["lr"] for group in optimizer.param_groups])
+    assert rates[0] == pytest.approx([0.1] * len(rates[0]))
+    assert rates[1] == pytest.approx([0.01] * len(rates[0]))
+    changed = {
+        name
+        for name, value in method.backbone.body.state_dict().items()
+        if not torch.equal(value, before[name])
+    }
+    statistics = {name for name, _ in method.backbone.body.named_buffers()}
+    learned = {name for name in before if name.startswith(settings["trained"])}
+    assert 0 < len(learned) < len(before) / 2
+    assert changed == learned | statistics

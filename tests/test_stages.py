@@ -1,0 +1,467 @@
+"""What a discovery learns from: kept views, frozen and live trunks, and the two stages on top."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin.config import TrainConfig
+from nearkin.data.images import open_images
+from nearkin.data.kept import KeptViews
+from nearkin.data.order import Order
+from nearkin.data.streams import Streams
+from nearkin.errors import DataError, UsageError
+from nearkin.methods import METHODS
+from nearkin.networks.backbone import build_backbone
+from nearkin.runs.encoder import Encoder
+from nearkin.runs.stages import Task, class_stage, known_stage
+from nearkin.runs.trunk import FrozenTrunk, LiveTrunk, Looks, freeze, look
+from nearkin.types import UNKNOWN
+
+CPU = torch.device("cpu")
+KEPT, IMAGES, DIM = 4, 30, 5
+
+
+def marked():
+    """Features that say of which view and which picture they are."""
+    view, image = torch.meshgrid(torch.arange(KEPT), torch.arange(IMAGES), indexing="ij")
+    rest = torch.zeros(KEPT, IMAGES, DIM - 2)
+    return torch.cat([torch.stack([view, image], dim=2).float(), rest], dim=2)
+
+
+def kept_views(num_views=2, order=None, labels=None):
+    labels = np.arange(IMAGES) % 3 if labels is None else labels
+    order = order or Order(IMAGES, 10, seed=3)
+    return KeptViews(marked(), order=order, num_views=num_views, labels=labels)
+
+
+# Kept views
+
+
+@pytest.mark.parametrize("num_views", [1, 2, KEPT])
+def test_a_step_sees_different_kept_views_of_the_same_pictures(num_views):
+    feed = kept_views(num_views)
+    for step, batch in enumerate(feed.between(0, 9)):
+        rows = feed.order.rows(step)
+        assert batch.index.tolist() == rows.tolist()
+        assert batch.label.tolist() == (rows % 3).tolist()
+        assert len(batch.views) == num_views
+        for view in batch.views:
+            assert view.shape == (10, DIM, 1, 1)
+            assert view[:, 1].flatten().tolist() == rows.tolist()
+        chosen = torch.cat(batch.views, dim=2)[:, 0, :, 0]
+        assert all(len(set(row)) == num_views for row in chosen.tolist())
+
+
+def test_every_kept_view_of_every_picture_comes_first_at_some_time():
+    first = torch.cat([batch.views[0][:, :2, 0, 0] for batch in kept_views().between(0, 120)])
+    assert len(first.unique(dim=0)) == KEPT * IMAGES
+
+
+def test_views_are_drawn_evenly():
+    first = torch.cat([batch.views[0][:, 0].flatten() for batch in kept_views().between(0, 300)])
+    shares = torch.bincount(first.long(), minlength=KEPT) / len(first)
+    np.testing.assert_allclose(shares, 1 / KEPT, atol=0.03)  # 3,000 draws: four deviations
+
+
+@pytest.mark.parametrize("start", [0, 1, 4, 7])
+def test_any_start_gives_the_same_batches(start):
+    whole = list(kept_views().between(0, 9))
+    for expected, found in zip(whole[start:], kept_views().between(start, 9), strict=True):
+        assert torch.equal(torch.stack(expected.views), torch.stack(found.views))
+        assert torch.equal(expected.index, found.index)
+        assert torch.equal(expected.label, found.label)
+
+
+def test_the_views_of_a_picture_do_not_depend_on_its_company():
+    """Nor on the batch size: only on the seed, the epoch and the picture."""
+
+    def chosen(batch_size, seed=3):
+        feed = kept_views(order=Order(IMAGES, batch_size, seed))
+        per_epoch = feed.order.steps_per_epoch
+        batches = list(feed.between(0, 2 * per_epoch))
+        return {
+            (step // per_epoch, int(image)): [view[row, 0].item() for view in batch.views]
+            for step, batch in enumerate(batches)
+            for row, image in enumerate(batch.index)
+        }
+
+    assert chosen(10) == chosen(6)
+    assert chosen(10) != chosen(10, seed=4)
+    first, second = (
+        [views for (epoch, _), views in sorted(chosen(10).items()) if epoch == wanted]
+        for wanted in (0, 1)
+    )
+    assert first != second
+
+
+def test_the_same_feed_can_be_read_again():
+    feed = kept_views()
+    once, again = list(feed.between(2, 4)), list(feed.between(2, 4))
+    assert all(torch.equal(a.views[1], b.views[1]) for a, b in zip(once, again, strict=True))
+
+
+def test_pictures_without_a_label_have_none_in_a_batch_either():
+    labels = np.where(np.arange(IMAGES) < 6, np.arange(IMAGES) % 2, UNKNOWN)
+    order = Streams(np.arange(6), np.arange(6, IMAGES), 8, seed=1)
+    for batch in kept_views(order=order, labels=labels).between(0, 6):
+        assert batch.label[batch.index >= 6].eq(UNKNOWN).all()
+        assert batch.label[batch.index < 6].tolist() == (batch.index[batch.index < 6] % 2).tolist()
+        assert (batch.index < 6).sum() == 4
+
+
+# Tasks and stages on a frozen trunk
+
+
+def blobs(sizes, dim=12, views=3, seed=0):
+    """Features around one center per class, and the class of each."""
+    rng = np.random.default_rng(seed)
+    truth = np.repeat(np.arange(len(sizes)), sizes)
+    centers = rng.normal(size=(len(sizes), dim)) * 3
+    center = torch.from_numpy(centers[truth] + rng.normal(size=(len(truth), dim))).float()
+    noise = torch.from_numpy(rng.normal(size=(views, *center.shape))).float()
+    return Looks(center, center + 0.3 * noise), truth
+
+
+def base(**settings):
+    usual = dict(
+        backbone="tiny", image_size=16, batch_size=16, epochs=2, seed=0, precision="fp32",
+        augment="characters",
+    )  # fmt: skip
+    return TrainConfig(method="ncl", workers=0, **usual | settings)
+
+
+def frozen(labeled, unlabeled, num_novel=2):
+    """A trunk and a task of so many pictures of two known and of two novel classes."""
+    sizes = [labeled - labeled // 2, labeled // 2, unlabeled - unlabeled // 2, unlabeled // 2]
+    looks, truth = blobs(sizes)
+    label = np.where(truth < 2, truth, UNKNOWN)
+    return FrozenTrunk(looks, CPU), Task(label, np.arange(len(label)), 2, num_novel)
+
+
+def state(method):
+    return {name: tensor.clone() for name, tensor in method.state_dict().items()}
+
+
+def changed(before, after):
+    """The names of tensors that have moved."""
+    return {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+
+
+def finite(method):
+    return all(t.isfinite().all() for t in method.state_dict().values() if t.is_floating_point())
+
+
+def trained(labeled, unlabeled, method, num_novel=2, options=None, **settings):
+    """Both stages, one after the other."""
+    trunk, task = frozen(labeled, unlabeled, num_novel)
+    known = known_stage(trunk, task, base(**settings))
+    known.try_out()
+    stage = class_stage(trunk, task, base(**settings), known.method, method, options or {})
+    stage.try_out()
+    return known, stage
+
+
+def test_a_task_knows_its_labeled_and_its_unlabeled_pictures():
+    label = np.array([0, UNKNOWN, 1, UNKNOWN, 0])
+    task = Task(label, np.array([1, 2, 3, 4]), 2, 1)  # picture 0 is held out
+    assert task.labeled.tolist() == [2, 4]
+    assert task.unlabeled.tolist() == [1, 3]
+
+
+def test_the_first_stage_sees_labeled_pictures_only():
+    trunk, task = frozen(20, 30)
+    known = known_stage(trunk, task, base(epochs=3))
+    seen = torch.cat([batch.index for batch in known.feed.between(0, 9)])
+    assert set(seen.tolist()) == set(task.labeled.tolist())
+    assert known.config.method == "supervised"
+
+
+def test_the_second_stage_sees_all_pictures_and_half_of_each_batch_is_labeled():
+    trunk, task = frozen(20, 30)
+    stage = class_stage(trunk, task, base(), known_stage(trunk, task, base()).method, "ncl", {})
+    for batch in stage.feed.between(0, 6):
+        assert (batch.label != UNKNOWN).sum() == 8
+        assert len(batch.label) == 16
+    seen = torch.cat([batch.index for batch in stage.feed.between(0, 30)])
+    assert set(seen.tolist()) == set(range(50))
+
+
+def test_pictures_that_are_held_out_are_never_seen():
+    trunk, task = frozen(20, 30)
+    held_out = np.arange(0, 50, 5)
+    task = replace(task, rows=np.setdiff1d(task.rows, held_out))
+    known = known_stage(trunk, task, base())
+    stage = class_stage(trunk, task, base(), known.method, "simgcd", {})
+    seen = torch.cat([b.index for s in (known, stage) for b in s.feed.between(0, 12)])
+    assert not set(seen.tolist()) & set(held_out.tolist())
+
+
+@pytest.mark.parametrize("method", ["ncl", "simgcd"])
+def test_the_last_stage_goes_on_from_the_layer_that_knows_the_known_classes(method):
+    trunk, task = frozen(20, 30)
+    known = known_stage(trunk, task, base())
+    known.try_out()
+    stage = class_stage(trunk, task, base(), known.method, method, {})
+    assert not changed(known.method.backbone.state_dict(), stage.method.backbone.state_dict())
+    before = state(known.method)
+    stage.try_out()
+    assert changed(known.method.backbone.state_dict(), stage.method.backbone.state_dict())
+    assert not changed(before, known.method.state_dict()), "the first stage's network has moved"
+
+
+@pytest.mark.parametrize("method", ["ncl", "simgcd"])
+def test_what_is_kept_stays_as_it_is(method):
+    trunk, task = frozen(20, 30)
+    before = copy.deepcopy(trunk.kept)
+    known = known_stage(trunk, task, base())
+    known.try_out()
+    class_stage(trunk, task, base(), known.method, method, {}).try_out()
+    assert torch.equal(before.center, trunk.kept.center)
+    assert torch.equal(before.views, trunk.kept.views)
+
+
+def test_the_known_classes_are_learned():
+    trunk, task = frozen(40, 20)
+    known = known_stage(trunk, task, base(epochs=30))
+    known.try_out()
+    method = known.method.eval()
+    with torch.inference_mode():
+        logits = method.known(method.backbone(trunk.kept.center[task.labeled, :, None, None]))
+    found = logits.argmax(dim=1).numpy()
+    assert (found == task.label[task.labeled]).mean() > 0.95  # two far blobs
+
+
+def test_a_stage_is_a_function_of_its_seed():
+    def weights(seed):
+        return state(trained(20, 30, "ncl", seed=seed)[1].method)
+
+    torch.manual_seed(1)
+    once = weights(5)
+    torch.manual_seed(2)
+    assert not changed(once, weights(5))
+    assert changed(once, weights(6))
+
+
+def test_training_leaves_the_random_numbers_of_the_caller_alone():
+    before = torch.random.get_rng_state()
+    trained(20, 30, "simgcd")
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+# Stages of few pictures
+
+
+@pytest.mark.parametrize("unlabeled", [5, 12, 30])
+def test_the_queue_is_at_most_half_of_the_unlabeled_pictures(unlabeled):
+    _, stage = trained(20, unlabeled, "ncl")
+    sizes = {len(stage.method.novel_queue.keys), len(stage.method.known_queue.keys)}
+    assert sizes == {stage.config.options["queue_size"]}
+    assert 1 <= stage.config.options["queue_size"] <= unlabeled // 2
+    filled = stage.method.novel_queue.index
+    assert set(filled[filled != UNKNOWN].tolist()) <= set(range(20, 20 + unlabeled))
+
+
+def test_a_queue_that_was_asked_for_and_is_too_large_is_refused():
+    with pytest.raises(UsageError, match="--queue-size 20 is more than half of the 30 pictures"):
+        trained(20, 30, "ncl", options={"queue_size": 20})
+
+
+@pytest.mark.parametrize("method", ["ncl", "simgcd"])
+@pytest.mark.parametrize(
+    ("labeled", "unlabeled"), [(2, 2), (2, 30), (3, 5), (4, 40), (40, 2), (40, 3), (60, 11)]
+)
+def test_few_pictures_are_learned_from(method, labeled, unlabeled):
+    known, stage = trained(labeled, unlabeled, method)
+    assert finite(known.method)
+    assert finite(stage.method)
+    order = stage.feed.order
+    assert order.steps_per_epoch >= 1
+    assert order.num_labeled <= labeled
+
+
+@pytest.mark.parametrize("batch_size", [16, 128])
+@pytest.mark.parametrize(("labeled", "unlabeled"), [(60, 40), (200, 41), (30, 500), (100, 100)])
+def test_a_batch_that_the_pictures_do_not_fill_shrinks(labeled, unlabeled, batch_size):
+    """Half of it stays labeled, if there are so many; an epoch sees nearly every picture."""
+    trunk, task = frozen(labeled, unlabeled)
+    settings = base(batch_size=batch_size)
+    before = known_stage(trunk, task, settings).method
+    for method in ("ncl", "simgcd"):
+        order = class_stage(trunk, task, settings, before, method, {}).feed.order
+        assert order.num_labeled <= order.batch_size / 2
+        assert order.batch_size - order.num_labeled <= unlabeled
+        if min(labeled, unlabeled) >= batch_size // 2:
+            assert order.batch_size == batch_size
+        else:
+            assert order.batch_size >= 2 * min(labeled, unlabeled)
+
+
+@pytest.mark.parametrize(("labeled", "unlabeled"), [(0, 20), (1, 20), (20, 0), (20, 1), (1, 1)])
+@pytest.mark.parametrize("method", ["ncl", "simgcd"])
+def test_too_few_pictures_are_learned_from_or_refused_in_one_line(method, labeled, unlabeled):
+    refusal = None
+    try:
+        known, stage = trained(labeled, unlabeled, method)
+    except DataError as error:
+        refusal = str(error)
+    assert "picture" in refusal if refusal else finite(known.method) and finite(stage.method)
+
+
+@pytest.mark.parametrize("method", ["ncl", "simgcd"])
+def test_as_many_classes_as_unlabeled_pictures_are_learned(method):
+    _, stage = trained(12, 6, method, num_novel=6)
+    assert finite(stage.method)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_no_pairs_and_all_pairs_are_learned_from(rate):
+    _, stage = trained(20, 30, "ncl", options={"positive_rate": rate})
+    assert finite(stage.method)
+
+
+def test_equal_features_are_learned_from():
+    looks = Looks(torch.ones(40, 6), torch.ones(3, 40, 6))
+    label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNKNOWN)
+    trunk, task = FrozenTrunk(looks, CPU), Task(label, np.arange(40), 2, 2)
+    known = known_stage(trunk, task, base())
+    known.try_out()
+    for method in ("ncl", "simgcd"):
+        stage = class_stage(trunk, task, base(), known.method, method, {})
+        stage.try_out()
+        assert finite(stage.method)
+
+
+# How long
+
+
+@pytest.mark.parametrize(
+    ("labeled", "batch_size", "epochs"), [(600, 16, 17), (40, 16, 200), (2000, 16, 10)]
+)
+def test_automatic_epochs_come_to_a_number_of_steps_within_bounds(labeled, batch_size, epochs):
+    """600 steps, but between 10 and 200 epochs."""
+    trunk, task = frozen(labeled, 20)
+    stage = known_stage(trunk, task, base(epochs="auto", batch_size=batch_size))
+    assert stage.config.epochs == epochs
+
+
+def test_a_share_of_the_steps_can_be_tried_out():
+    trunk, task = frozen(20, 30)
+    before = known_stage(trunk, task, base()).method
+
+    def steps(share):
+        stage = class_stage(trunk, task, base(epochs=8), before, "ncl", {})
+        stage.try_out(share)
+        return int(stage.method.backbone.body[2].num_batches_tracked) // 2  # two views a step
+
+    per_epoch = 30 // 8
+    assert steps(1.0) == 8 * per_epoch
+    assert steps(0.5) == 4 * per_epoch
+    assert steps(0.01) == 1
+
+
+# Live trunks
+
+
+@pytest.fixture(scope="module")
+def live():
+    """A live trunk on 40 pictures of which half are labeled."""
+    rng = np.random.default_rng(0)
+    images = open_images(rng.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8))
+    torch.manual_seed(0)
+    encoder = Encoder(build_backbone("tiny", 8), 8, {})
+
+    def trunk(trained="all"):
+        return LiveTrunk(encoder, images, "characters", 2, trained, 0, CPU, 0)
+
+    label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNKNOWN)
+    return trunk, Task(label, np.arange(40), 2, 2)
+
+
+def parameters(backbone):
+    return {name: p.detach().clone() for name, p in backbone.body.named_parameters()}
+
+
+@pytest.mark.parametrize(("named", "method"), [("3", "ncl"), ("3.second", "simgcd")])
+def test_only_the_parts_that_were_named_learn(live, named, method):
+    make, task = live
+    trunk = make(named)
+    start = parameters(trunk.encoder.backbone)
+    known = known_stage(trunk, task, base(epochs=1))
+    known.try_out()
+    stage = class_stage(trunk, task, base(epochs=1), known.method, method, {})
+    stage.try_out()
+    wanted = {name for name in start if name.startswith(named)}
+    assert 0 < len(wanted) < len(start)
+    for done in (known, stage):
+        assert changed(start, parameters(done.method.backbone)) == wanted
+    assert not changed(start, parameters(trunk.encoder.backbone)), "the encoder itself has moved"
+
+
+def test_all_of_a_network_may_learn(live):
+    make, task = live
+    trunk = make()
+    start = parameters(trunk.encoder.backbone)
+    known = known_stage(trunk, task, base(epochs=1))
+    known.try_out()
+    assert changed(start, parameters(known.method.backbone)) == set(start)
+    assert not changed(start, parameters(trunk.encoder.backbone))
+
+
+@pytest.mark.parametrize("named", ["layer4", "9", "Top"])
+def test_unknown_parts_are_refused_and_the_parts_there_are_are_named(live, named):
+    with pytest.raises(UsageError, match=rf"--trained {named} .*: 0, 2, 3$"):
+        live[0](named)
+
+
+def test_freezing_leaves_named_parts_to_learn():
+    network = build_backbone("tiny", 8)
+    freeze(network, "2")
+    learn = {name for name, p in network.body.named_parameters() if p.requires_grad}
+    assert learn == {n for n, _ in network.body.named_parameters() if n.startswith("2.")}
+
+
+def test_a_look_at_pictures_is_a_function_of_the_seed(live):
+    trunk = live[0]()
+
+    def seen(seed):
+        return look(trunk.encoder, trunk.images, "characters", 3, seed, CPU, 0)[0]
+
+    one, same, other = seen(0), seen(0), seen(1)
+    assert one.center.shape == (40, 128)
+    assert one.views.shape == (3, 40, 128)
+    assert torch.equal(one.views, same.views)
+    assert torch.equal(one.center, other.center)
+    assert not torch.equal(one.views, other.views)
+    assert not torch.equal(one.views[0], one.views[1])
+
+
+def test_a_look_shows_the_features_of_the_pictures_in_their_order(live):
+    trunk = live[0]()
+    found = look(trunk.encoder, trunk.images, "characters", 2, 0, CPU, 0)[0]
+    rows = np.array([4, 17, 31])
+    some = look(trunk.encoder, trunk.images.subset(rows), "characters", 2, 0, CPU, 0)[0]
+    torch.testing.assert_close(some.center, found.center[rows])
+    unit = torch.nn.functional.normalize
+    own = (unit(found.views, dim=2) * unit(found.center, dim=1)).sum(dim=2)
+    others = (unit(found.views, dim=2) * unit(found.center.roll(1, 0), dim=1)).sum(dim=2)
+    assert own.mean() > others.mean()
+
+
+def test_a_live_trunk_sees_what_its_method_has_learned(live):
+    make, task = live
+    trunk = make()
+    known = known_stage(trunk, task, base(epochs=1))
+    known.try_out()
+    looks, layer = trunk.seen(known.method)
+    method = Encoder(known.method.backbone, 8, {})
+    expected, _ = look(method, trunk.images, "characters", 2, 0, CPU, 0)
+    assert torch.equal(layer(looks.center), expected.center)
+    assert torch.equal(looks.views, expected.views)
+
+
+def test_every_method_of_a_stage_learns_from_labels():
+    """So that no stage trains on nothing where a method drops the labels it is given."""
+    assert all(METHODS[name].uses_labels for name in ("supervised", "ncl", "simgcd"))

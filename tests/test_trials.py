@@ -1,0 +1,258 @@
+"""Known classes that are hidden for a while, to choose a strength by looking for them."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nearkin.config import TrainConfig
+from nearkin.errors import DataError
+from nearkin.runs.stages import Task
+from nearkin.runs.trials import (
+    FOLDS,
+    STRENGTHS,
+    USUAL,
+    Trial,
+    Trials,
+    best,
+    folds,
+    mean_accuracy,
+    strength_options,
+)
+from nearkin.runs.trunk import FrozenTrunk, Looks
+from nearkin.types import UNKNOWN
+
+CPU = torch.device("cpu")
+KNOWN, EACH, OTHERS = 5, 8, 30
+STRENGTH = {"ncd": (0.25, 0.75), "gcd": (0.5, 2.0)}
+MODES = ("ncd", "gcd")
+
+
+def pictures(seed=0):
+    """Features of five known classes and of other pictures, and the task of finding two more.
+
+    One picture of each known class is held out, and has features that would spoil anything.
+    """
+    rng = np.random.default_rng(seed)
+    truth = np.concatenate([np.repeat(np.arange(KNOWN), EACH + 1), KNOWN + np.arange(OTHERS) % 2])
+    truth = truth[rng.permutation(len(truth))]
+    centers = 4 * rng.normal(size=(KNOWN + 2, 10))
+    center = torch.from_numpy(centers[truth] + rng.normal(size=(len(truth), 10))).float()
+    noise = torch.from_numpy(rng.normal(size=(2, *center.shape))).float()
+    label = np.where(truth < KNOWN, truth, UNKNOWN)
+    held_out = [np.flatnonzero(label == number)[0] for number in range(KNOWN)]
+    center[held_out] = torch.nan
+    rows = np.setdiff1d(np.arange(len(label)), held_out)
+    return Looks(center, center + 0.3 * noise), Task(label, rows, KNOWN, 2)
+
+
+BASE = TrainConfig(
+    method="ncl", backbone="tiny", image_size=8, batch_size=16, epochs=4, seed=0,
+    precision="fp32", workers=0,
+)  # fmt: skip
+
+
+def trials(folder, mode, looks, task, **base):
+    return Trials(FrozenTrunk(looks, CPU), task, replace(BASE, **base), mode, folder, {})
+
+
+@pytest.fixture(scope="module", params=MODES)
+def whole(request, tmp_path_factory):
+    """All trials of a mode in one go: the mode, the folder and the trials."""
+    folder = tmp_path_factory.mktemp(request.param)
+    looks, task = pictures()
+    found = list(trials(folder, request.param, looks, task).run(STRENGTH[request.param]))
+    return request.param, folder, found
+
+
+def same(one, other):
+    """Whether two lists of trials were by the same networks: what they answered, to the bit."""
+    return [(t.fold, t.strength) for t in one] == [(t.fold, t.strength) for t in other] and all(
+        np.array_equal(a.probability, b.probability) for a, b in zip(one, other, strict=True)
+    )
+
+
+# Folds
+
+
+@given(st.integers(2, 60), st.integers(0, 2**32 - 1))
+def test_every_fold_hides_other_classes_and_leaves_two_or_more(num_known, seed):
+    found = folds(num_known, seed)
+    hidden = max(2, round(num_known / 4))
+    if num_known - hidden < 2:
+        assert found == []
+        return
+    assert len(found) == FOLDS == 3
+    assert len({tuple(fold.tolist()) for fold in found}) == FOLDS
+    for fold in found:
+        assert len(set(fold.tolist())) == len(fold) == hidden
+        assert set(fold.tolist()) <= set(range(num_known))
+
+
+@pytest.mark.parametrize(("num_known", "hidden"), [(4, 2), (5, 2), (8, 2), (12, 3), (50, 12)])
+def test_a_quarter_of_the_classes_is_hidden_and_two_at_the_least(num_known, hidden):
+    assert {len(fold) for fold in folds(num_known, seed=0)} == {hidden}
+
+
+@pytest.mark.parametrize("num_known", [2, 3])
+def test_few_known_classes_are_not_hidden(num_known, tmp_path):
+    assert folds(num_known, seed=0) == []
+    looks, task = pictures()
+    few = replace(task, label=np.where(task.label < num_known, task.label, UNKNOWN))
+    few = replace(few, num_known=num_known)
+    assert list(trials(tmp_path, "ncd", looks, few).run((0.5,))) == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_seeds_hide_other_classes():
+    drawn = {tuple(folds(10, seed)[0].tolist()) for seed in range(20)}
+    assert len(drawn) > 5
+
+
+@given(st.integers(6, 60), st.integers(0, 1000))
+def test_no_class_is_hidden_twice_where_there_are_enough(num_known, seed):
+    hidden = [number for fold in folds(num_known, seed) for number in fold.tolist()]
+    assert len(set(hidden)) == len(hidden) or len(hidden) > num_known
+
+
+# What is hidden
+
+
+def test_trials_find_hidden_classes_among_far_blobs(whole):
+    mode, _, found = whole
+    assert [(t.fold, t.strength) for t in found] == [
+        (fold, strength) for fold in range(FOLDS) for strength in STRENGTH[mode]
+    ]
+    for trial in found:
+        assert trial.accuracy == trial.correct.mean()
+        np.testing.assert_allclose(trial.probability.sum(axis=1), 1)
+        assert trial.probability.shape == (len(trial.correct), KNOWN)
+    # Guessing one of two novel classes of equal size, or one of five.
+    chance = {"ncd": 0.5, "gcd": 0.3}[mode]
+    assert np.mean([trial.accuracy for trial in found]) > chance + 0.15
+
+
+def test_a_trial_asks_for_hidden_classes_and_in_mode_gcd_for_half_of_the_others(whole):
+    mode, _, found = whole
+    counts = {len(trial.correct) for trial in found}
+    if mode == "ncd":
+        assert counts == {2 * EACH}
+        assert all((trial.probability[:, : KNOWN - 2] == 0).all() for trial in found)
+        return
+    others = (KNOWN - 2) * EACH
+    assert all(2 * EACH + 0.2 * others < count < 2 * EACH + 0.8 * others for count in counts)
+    assert all((trial.probability > 0).all() for trial in found)
+
+
+def test_what_is_hidden_and_what_nobody_knows_changes_not_a_bit_of_what_is_learned(
+    whole, tmp_path
+):
+    """Which hidden picture is of which hidden class is looked at only to count what is right.
+
+    Pictures without a known class have no part in a trial at all, nor have those held out.
+    """
+    mode, _, found = whole
+    looks, task = pictures()
+    hidden = np.intersect1d(task.rows, np.flatnonzero(np.isin(task.label, folds(KNOWN, 0)[0])))
+    label = task.label.copy()
+    label[hidden] = np.random.default_rng(1).permutation(label[hidden])
+    assert (label != task.label).any()
+    nobody = np.flatnonzero(label == UNKNOWN)
+    looks.center[nobody], looks.views[:, nobody] = torch.nan, torch.nan
+    rows = np.setdiff1d(task.rows, nobody[:3])
+    other = replace(task, label=label, rows=rows)
+    running = trials(tmp_path, mode, looks, other).run(STRENGTH[mode][:1])
+    first = next(running)
+    running.close()
+    assert np.array_equal(first.probability, found[0].probability)
+    assert not np.array_equal(first.correct, found[0].correct)
+
+
+# Files
+
+
+def test_a_stopped_run_repeats_no_finished_trial(whole, tmp_path):
+    """As it is after a stop within the last trial, whose file is not whole."""
+    mode, folder, found = whole
+    for path in folder.iterdir():
+        shutil.copy(path, tmp_path)
+    last = tmp_path / f"{mode}-{FOLDS - 1}-{STRENGTH[mode][-1]:g}.npz"
+    last.with_suffix(".tmp.npz").write_bytes(last.read_bytes()[:100])
+    last.unlink()
+    finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*[0-9].npz")}
+    assert len(finished) == len(found) - 1
+    looks, task = pictures()
+    again = list(trials(tmp_path, mode, looks, task).run(STRENGTH[mode]))
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert same(again, found)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in folder.iterdir()}
+
+
+def test_finished_trials_need_no_pictures(whole):
+    """They are read from their files: nothing is trained again."""
+    mode, folder, found = whole
+    looks, task = pictures()
+    gone = Looks(looks.center * torch.nan, looks.views * torch.nan)
+    assert same(list(trials(folder, mode, gone, task).run(STRENGTH[mode])), found)
+
+
+# Few pictures
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_classes_of_one_picture_are_tried_or_refused_in_one_line(mode, tmp_path):
+    looks, task = pictures()
+    keep = [np.flatnonzero(task.label == number)[1] for number in range(KNOWN)]
+    rest = np.flatnonzero(task.label == UNKNOWN)
+    task = replace(task, rows=np.sort(np.concatenate([keep, rest])))
+    found, refusal = [], "picture"
+    try:
+        found = list(trials(tmp_path, mode, looks, task).run((0.5,)))
+    except DataError as error:
+        refusal = str(error)
+    assert "picture" in refusal
+    assert all(np.isfinite(trial.probability).all() for trial in found)
+    assert all(0 <= trial.accuracy <= 1 for trial in found)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_more_labeled_pictures_than_hidden_ones_fill_a_batch(mode, tmp_path):
+    """The usual batch is larger than a few small classes."""
+    looks, task = pictures()
+    found = next(trials(tmp_path, mode, looks, task, batch_size=64, epochs=1).run((0.5,)))
+    assert np.isfinite(found.probability).all()
+
+
+# The choice
+
+
+def trial(strength, accuracy, fold=0):
+    return Trial(fold, strength, accuracy, np.ones((1, 1)), np.ones(1, bool))
+
+
+def test_the_best_mean_over_the_folds_is_chosen():
+    found = [trial(0.25, 0.9), trial(0.25, 0.1, 1), trial(0.5, 0.6), trial(0.5, 0.6, 1)]
+    assert mean_accuracy(found, 0.25) == pytest.approx(0.5)
+    assert best(found) == 0.5
+    assert best(found[::-1]) == 0.5
+
+
+def test_of_equally_good_strengths_the_smallest_is_chosen():
+    found = [trial(2.0, 0.7), trial(1.0, 0.7), trial(0.5, 0.2)]
+    assert best(found) == 1.0
+    assert best(found[::-1]) == 1.0
+
+
+def test_the_usual_strength_is_one_of_those_tried():
+    assert all(USUAL[mode] in STRENGTHS[mode] for mode in MODES)
+
+
+@given(st.floats(0, 10), st.integers(1, 100))
+def test_a_strength_is_a_part_of_the_pairs_of_even_classes_and_never_more_than_all(strength, k):
+    (rate,) = strength_options("ncd", strength, k).values()
+    assert rate == min(1, strength / k)
+    assert strength_options("gcd", strength, k) == {"entropy_weight": strength}
