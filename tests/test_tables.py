@@ -1,5 +1,7 @@
 """Tables as files: cut back to a step, safe to open, the same bytes for the same rows."""
 
+import csv
+
 from nearkin.tables import Journal, read_csv, write_csv
 
 COLUMNS = ("step", "loss", "knn")
@@ -36,8 +38,19 @@ def test_a_journal_cut_back_and_continued_has_the_bytes_of_an_unbroken_one(tmp_p
 
 def test_names_of_files_are_cells_not_formulas(tmp_path):
     path = tmp_path / "bad_files.csv"
-    names = ["=cmd|' /C calc'!A0", "@x", "-1", 'two\nlines, "quoted"', "plain.jpg"]
+    names = ["=cmd|' /C calc'!A0", "@x", "-1", 'two\nlines, "quoted"', "plain.jpg", "'-1", "'a'"]
     write_csv(path, ("path", "bytes"), [(name, -5) for name in names])
-    found = [row["path"] for row in read_csv(path)]
-    assert found == ["'=cmd|' /C calc'!A0", "'@x", "'-1", 'two\nlines, "quoted"', "plain.jpg"]
+    with path.open(newline="", encoding="utf-8") as file:
+        cells = [row["path"] for row in csv.DictReader(file)]
+    guarded = [
+        "'=cmd|' /C calc'!A0",
+        "'@x",
+        "'-1",
+        'two\nlines, "quoted"',
+        "plain.jpg",
+        "''-1",
+        "'a'",
+    ]
+    assert cells == guarded
+    assert [row["path"] for row in read_csv(path)] == names
     assert all(row["bytes"] == "-5" for row in read_csv(path))
