@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from nearkin.discovery import findings as module
+from nearkin.discovery import doubts as module
 from nearkin.discovery.doubts import doubts, few_pictures, hidden
 from nearkin.discovery.findings import findings, unrelated
 from nearkin.discovery.predictions import Predictions

@@ -14,6 +14,7 @@ from nearkin.errors import DataError, OutputError
 from nearkin.runs.classifier import read_classifier
 from nearkin.runs.copies import check_destination
 from nearkin.runs.copies import copy_to as copy
+from nearkin.runs.embed import spare
 from nearkin.runs.encoder import load
 from nearkin.runs.folder import RunFolder, data_name
 from nearkin.runs.kept import rows_of
@@ -71,6 +72,8 @@ def assign(
     classifier, encoder = read_classifier(folder.classifier), load(folder.path)
     if copy_to is not None:
         check_destination(Path(copy_to), [data_name(data)])
+    if output is not None:
+        spare(Path(output), data)
     images = open_images(data, labels="none")
     said = classifier.details
     looks, bad = look(
@@ -93,7 +96,9 @@ def assign(
     if copy_to is not None:
         classes = [found.classes[number] for number in found.cluster]
         copy(Path(copy_to), shown, np.arange(len(shown)), classes, data=[data_name(data)])
-    return Assigned(shown, found, {images.names[row]: why for row, why in sorted(bad.items())})
+    unread = {file.name: file.reason for file in images.bad}
+    unread |= {images.names[row]: reason for row, reason in bad.items()}
+    return Assigned(shown, found, dict(sorted(unread.items())))
 
 
 def _write(path: Path, found: Assignments) -> None:

@@ -71,8 +71,10 @@ def discover(
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
-    config = _asked(data, config)
+    config = _asked(config)
     path = Path(out) if out else default_folder(data, config.mode, resume=resume)
+    if config.copy_to and not (resume and RunFolder(path).summary.exists()):
+        check_destination(Path(config.copy_to), [data_name(data)])
     with (
         opened(path, resume=resume, overwrite=overwrite) as folder,
         Logged(reporter or Silent(), folder.log) as told,
@@ -105,7 +107,7 @@ def discover(
     return Run(folder)
 
 
-def _asked(data: Any, config: DiscoverConfig) -> DiscoverConfig:
+def _asked(config: DiscoverConfig) -> DiscoverConfig:
     """What was asked for, checked as far as it can be without the data."""
     if config.accept:
         earlier, _ = RunFolder(Path(config.accept)).discovery_settings()
@@ -118,8 +120,6 @@ def _asked(data: Any, config: DiscoverConfig) -> DiscoverConfig:
         )
     if method_class(config.method).uses_labels:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
-    if config.copy_to:
-        check_destination(Path(config.copy_to), [data_name(data)])
     if config.augment != "auto":
         views_of(config.augment, 1)
     if config.from_run:

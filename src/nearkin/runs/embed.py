@@ -120,7 +120,7 @@ def embed(
     """
     if output is not None:
         check_format(Path(output))
-        _spare(Path(output), data)
+        spare(Path(output), data)
     encoder, images = load(run, backbone=backbone), open_images(data)
     processes = available_cpus() if workers == "auto" else workers
     found = encode_images(encoder, images, device=choose_device(device), workers=processes)
@@ -130,7 +130,7 @@ def embed(
     return embeddings
 
 
-def _spare(output: Path, data: Any) -> None:
+def spare(output: Path, data: Any) -> None:
     """Refuse to write over the very table the pictures come from."""
     written = {output.resolve(), output.with_suffix(".csv").resolve()}
     if isinstance(data, str | Path) and Path(data).resolve() in written:
