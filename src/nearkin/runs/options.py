@@ -134,7 +134,7 @@ def _bn_groups(groups: int, batch_size: int, asked: bool) -> int:
 LIMITS: Final = {
     "hidden_dim": (0.0, math.inf),
     "num_hard": (0.0, math.inf),
-    **dict.fromkeys(("own_weight", "sup_weight"), (0.0, 1.0)),
+    **dict.fromkeys(("own_weight", "positive_rate", "sup_weight"), (0.0, 1.0)),
     "threshold": (-1.0, 1.0),
     "epsilon": (1e-3, math.inf),
     "scale": (1e-9, math.inf),
