@@ -261,6 +261,7 @@ def test_known_classes_are_learned_from_and_the_others_stay_hidden(tmp_path):
         (["--method", "ncl"], 2, "--known"),
         (["--method", "simclr", "--known", "cat"], 2, "leave --known out"),
         (["--method", "ncl", "--known", "cat"], 2, "--known cat is no class"),
+        (["--method", "ncl", "--known", "0,1,0"], 2, "--known 0,1,0 names a class twice"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_carried_out_are_refused_before_training(

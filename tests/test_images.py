@@ -335,6 +335,8 @@ def test_a_row_that_is_repeated_counts_once_unless_it_contradicts_itself(tmp_pat
     [
         ("file,label\n1.png,a\n", "no column 'path' among: file, label"),
         ("path,label\n1.png,a,b\n", "line 2: 3 cells for 2 columns"),
+        ("path,label\n1.png,a\n,b\n", "line 3: no path"),
+        ("label,path\na,1.png\nb\n", "line 3: no path"),
         ("path,label,split\n1.png,a,dev\n", "line 2: split 'dev'"),
         ("path,label\n9.png,a\n8.png,a\n1.png,a\n", r"2 of 3 files do not exist.*'9\.png', '8"),
         ("path,label\n/etc/passwd,a\n", "line 2: '/etc/passwd' leads out"),

@@ -67,7 +67,7 @@ class TrainConfig:
     labels: str = "auto"
     """For scoring only: auto, none, folders, or a table with the columns path and label."""
     known: str = ""
-    """Classes whose labels a method may learn from, by name, after commas; for ncl."""
+    """Classes whose labels a method may learn from, by name, after commas."""
     val: float = 0.1
     """Share of the pictures held out for scoring, where the data name no test part."""
     evaluate_every: int | Auto = "auto"

@@ -82,12 +82,12 @@ def spelled(kind: Any) -> str:
 
 
 def option(name: str) -> str:
-    """A setting's name as it is typed.
+    """A setting's name as it is typed. `from` is a word of Python's, so there it is `from_run`.
 
-    >>> option("batch_size")
-    '--batch-size'
+    >>> option("batch_size"), option("from_run")
+    ('--batch-size', '--from')
     """
-    return "--" + name.replace("_", "-")
+    return "--" + name.removesuffix("_run").replace("_", "-")
 
 
 def seconds(duration: str) -> float:

@@ -4,7 +4,7 @@ import csv
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -41,6 +41,8 @@ def read_table(path: Path, required: Sequence[str] = ("path",)) -> dict[str, Row
         side = cells.get("split", "").strip().lower()
         if side and side not in SIDES:
             raise DataError(f"{path}, line {line}: split {side!r}; say train, val or test")
+        if not cells["path"]:
+            raise DataError(f"{path}, line {line}: no path; give every picture its own")
         label, group = (cells.get(column, "").strip() for column in ("label", "group"))
         row = Row(label, group, SIDES.get(side, ""), line)
         first = rows.setdefault(cells["path"].removeprefix("./"), row)
@@ -69,7 +71,7 @@ def _csv(path: Path, required: Sequence[str]) -> Iterator[tuple[int, dict[str, s
                         f"{path}, line {reader.line_num}: {len(cells)} cells for {len(columns)} "
                         "columns; put quotes around cells that hold the separator"
                     )
-                yield reader.line_num, dict(zip(columns, cells, strict=False))
+                yield reader.line_num, dict(zip_longest(columns, cells, fillvalue=""))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a readable CSV ({error}); save it as UTF-8") from error
 

@@ -89,8 +89,7 @@ def command(data: str, config: DiscoverConfig) -> str:
     for name, default in {**vars(DiscoverConfig(known="a,b")), **usual}.items():
         value = getattr(config, name)
         if name != "options" and value != default:
-            flag = "--from" if name == "from_run" else option(name)
-            words += [f"--no-{name}"] if value is False else [flag, str(value)]
+            words += [f"--no-{name}"] if value is False else [option(name), str(value)]
     words += [
         word for name, value in config.options.items() for word in (option(name), str(value))
     ]

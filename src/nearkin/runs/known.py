@@ -14,9 +14,12 @@ def known_classes(config: TrainConfig) -> list[str]:
     """The names given with `--known`, in their order.
 
     Raises:
-        UsageError: If the method uses labels and none are named, or the other way around.
+        UsageError: If the method uses labels and none are named, or the other way around, or if
+            a class is named twice.
     """
     names = [name.strip() for name in config.known.split(",") if name.strip()]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--known {config.known} names a class twice; name each once")
     uses = method_class(config.method).uses_labels
     if uses and not names:
         raise UsageError(f"{config.method} learns from known classes; name them with --known A,B")

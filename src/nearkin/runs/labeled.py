@@ -74,8 +74,8 @@ def _by_name(images: Images, known: str) -> Labeled:
     config = TrainConfig(method="ncl", known=known)
     names = known_classes(config)
     label = known_labels(config, images)
-    if label is None or len(names) < 2 or len(set(names)) < len(names):
-        raise UsageError(f"--known {known}: name at least two classes, and each once")
+    if label is None or len(names) < 2:
+        raise UsageError(f"--known {known}: name at least two classes")
     if (label != UNKNOWN).all():
         raise UsageError("--known names all classes, so none is left to discover; omit some")
     named = replace(images, labels=label, classes=tuple(names))
