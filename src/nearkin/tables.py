@@ -1,10 +1,13 @@
 """Tables as files: rows of plain values, written as CSV that other programs can open."""
 
+import contextlib
 import csv
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from nearkin.errors import ResourceError
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 """How cells begin that a spreadsheet takes for formulas."""
@@ -61,12 +64,13 @@ class Journal:
     """
 
     def __init__(self, path: Path, columns: Sequence[str], upto: int) -> None:
-        """Open the file for appending, without the rows after step `upto`."""
+        """Take the file up, without the rows after step `upto`."""
         self.path = path
         self.columns = tuple(columns)
         kept = [line for line in self._lines() if int(line.split(",", 1)[0]) <= upto]
         replace_text(path, "\n".join([",".join(self.columns), *kept]) + "\n")
-        self._file = path.open("a", encoding="utf-8")
+        self._size = path.stat().st_size
+        self._waiting: list[str] = []
 
     def _lines(self) -> list[str]:
         """Complete rows; a row cut short by a kill has no line end and is left out."""
@@ -79,12 +83,27 @@ class Journal:
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row; columns it does not name stay empty."""
         cells = ("" if row.get(name) is None else repr(row[name]) for name in self.columns)
-        self._file.write(",".join(cells) + "\n")
+        self._waiting.append(",".join(cells) + "\n")
 
     def flush(self) -> None:
-        """Bring all rows to the disk, so that no checkpoint is newer than its rows."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Bring all rows to the disk, so that no checkpoint is newer than its rows.
+
+        Raises:
+            ResourceError: If they cannot be written. They wait for the next time.
+        """
+        try:
+            with self.path.open("r+b") as file:
+                file.seek(self._size)
+                file.truncate()  # what an attempt that failed has left
+                file.write("".join(self._waiting).encode())
+                file.flush()
+                os.fsync(file.fileno())
+                self._size = file.tell()
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write {self.path} ({error.strerror}); make room or allow writing there"
+            ) from error
+        self._waiting.clear()
 
     def rows(self) -> list[dict[str, float]]:
         """All rows so far, without their empty cells."""
@@ -95,4 +114,5 @@ class Journal:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
+        with contextlib.suppress(ResourceError):  # whatever ended the run is told instead
+            self.flush()

@@ -119,6 +119,19 @@ def evaluate(run: Path, data: str | None = None, /, *, json: Flag = False) -> No
 
 
 @app.command
+def replay(run: Path, data: str | None = None, /) -> None:
+    """Repeat the step at which a run diverged, and say where it began.
+
+    Args:
+        run: A run folder.
+        data: Its pictures, if they are no longer where they were.
+    """
+    from nearkin.runs.replay import replay as run_replay
+
+    print("\n".join(run_replay(run, data)))
+
+
+@app.command
 def embed(
     run: Path, data: str, /, *, output: Annotated[Path, Parameter(name=["--output", "-o"])]
 ) -> None:

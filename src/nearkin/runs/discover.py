@@ -27,10 +27,11 @@ from nearkin.runs.discovery_report import write_outcome
 from nearkin.runs.encoder import load, write_encoder
 from nearkin.runs.evaluate import PIXEL_BANK, pixel_features
 from nearkin.runs.failures import foreseen
-from nearkin.runs.folder import RunFolder, clear, data_name, default_folder, opened
+from nearkin.runs.folder import RunFolder, clear, data_name
 from nearkin.runs.ground import USUAL_BATCH, Ground, Preparation
 from nearkin.runs.learn import Learned, Learning
 from nearkin.runs.material import Material, open_material
+from nearkin.runs.opened import default_folder, opened
 from nearkin.runs.options import checked_options, method_class
 from nearkin.runs.outcome import Outcome
 from nearkin.runs.reporter import Logged, Reporter, Silent

@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from statistics import fmean, median
@@ -15,8 +16,10 @@ from nearkin.data.batches import Feed
 from nearkin.method import Method, Schedule
 from nearkin.runs.build import PRECISIONS
 from nearkin.runs.folder import RunFolder
+from nearkin.runs.machine import note_machine
 from nearkin.runs.reporter import Logged
-from nearkin.runs.signals import StopRequest
+from nearkin.runs.saver import Saver
+from nearkin.runs.signals import Requests
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
@@ -54,23 +57,6 @@ class Pace:
         self.done, self.started = done, time.perf_counter()
         left = timedelta(seconds=round((total - done) / rate))
         return f"{rate * batch_size:.0f} img/s  {left} left"
-
-
-@dataclass
-class Saver:
-    """When a checkpoint is due. Saving writes no state, so a clock may decide it."""
-
-    every: int | str
-    last: float = field(default_factory=time.monotonic)
-
-    def due(self, done: int) -> bool:
-        """Whether to save after `done` steps."""
-        if self.every != "auto":
-            return done % int(self.every) == 0
-        if time.monotonic() - self.last < 60:
-            return False
-        self.last = time.monotonic()
-        return True
 
 
 def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optimizer:
@@ -121,16 +107,17 @@ def fit(
     per_epoch = batches.order.steps_per_epoch
     total = int(config.epochs) * per_epoch
     optimizer = optimizer_for(method, config)
-    restored = checkpoint.load(folder.checkpoints, method, optimizer)
-    for damaged in restored.damaged:
-        told.line(f"warning: {damaged.name} is damaged and was set aside")
-    start = restored.step
-    if start:
-        told.line(f"resuming after step {start} of {total}")
+    start = _restored(folder, method, optimizer, total, told)
+    changes = note_machine(folder.machine, next(method.parameters()).device, start)
+    if changes:
+        told.line(f"warning: {changes}; from here on the bits are not those of an unbroken run")
     columns = (*COLUMNS, *terms)
-    with Journal(folder.metrics, columns, upto=start) as journal, StopRequest() as asked:
-        epoch = journal.rows()[start - start % per_epoch :]
-        pace, saver = Pace(start), Saver(config.save_every)
+    with ExitStack() as stack:
+        journal = stack.enter_context(Journal(folder.metrics, columns, upto=start))
+        asked = stack.enter_context(Requests())
+        saver = Saver(folder, method, optimizer, journal, told, config.save_every, start)
+        stack.enter_context(saver.capturing())
+        epoch, pace = journal.rows()[start - start % per_epoch :], Pace(start)
         for done, step in steps(
             method,
             optimizer,
@@ -153,12 +140,29 @@ def fit(
                 place = f"epoch {done // per_epoch}/{config.epochs}"
                 told.line("  ".join([place, *_means(epoch, found), *_looks(looked), lap]))
                 epoch.clear()
-            if done == total or asked or saver.due(done):
-                journal.flush()
-                checkpoint.save(folder.checkpoints, done, method, optimizer)
-            if asked and done < total:
-                asked.stop(done)
+            saver.after(done, asked=asked.take_save(), last=done == total or asked.stop)
+            if asked.stop and done < total:
+                asked.end(done)
     return start < total
+
+
+def _restored(
+    folder: RunFolder,
+    method: Method[Any],
+    optimizer: torch.optim.Optimizer,
+    total: int,
+    told: Logged,
+) -> int:
+    """The step to go on from, with everything as it was then."""
+    restored = checkpoint.load(folder.checkpoints, method, optimizer)
+    for damaged in restored.damaged:
+        told.line(
+            f"warning: {damaged.stem} is damaged, and kept as {damaged.name}; "
+            f"what came after step {restored.step} is done again"
+        )
+    if restored.step:
+        told.line(f"resuming after step {restored.step} of {total}")
+    return restored.step
 
 
 def _means(rows: Sequence[Mapping[str, int | float]], names: Iterable[str]) -> list[str]:

@@ -1,18 +1,15 @@
 """The run folder: the only place that knows the names of files."""
 
-import fcntl
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain, count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
 from nearkin.config import Config, DiscoverConfig, TrainConfig, read_toml, to_toml
 from nearkin.data.folder import MARKER
-from nearkin.errors import OutputError, UsageError
+from nearkin.errors import UsageError
 from nearkin.tables import replace_text
 
 STAGES = "stages"
@@ -26,6 +23,11 @@ class RunFolder:
     path: Path
 
     @property
+    def lock(self) -> Path:
+        """Held, and signed, by the process that writes here."""
+        return self.path / MARKER
+
+    @property
     def config(self) -> Path:
         """The settings, resolved; `nearkin train --config` repeats the run from it."""
         return self.path / "config.toml"
@@ -34,6 +36,16 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def diverged(self) -> Path:
+        """The folder of the state at which the training diverged."""
+        return self.path / "diverged"
+
+    @property
+    def machine(self) -> Path:
+        """What the run was computed with, and from which step on."""
+        return self.path / "machine.json"
 
     @property
     def encoder(self) -> Path:
@@ -168,73 +180,11 @@ def data_name(data: Any) -> str:
     return str(Path(data).resolve()) if Path(data).exists() else str(data)
 
 
-def default_folder(data: Any, method: str, *, resume: bool) -> Path:
-    """`runs/DATA-METHOD`, with a number behind it: the next that is free, or the newest."""
-    stem = Path(data_name(data)).name.split(".")[0].replace(":", "-")
-    first = Path("runs") / f"{stem}-{method}"
-    taken = list(takewhile(_used, chain([first], _numbered(first))))
-    if resume and taken:
-        return taken[-1]
-    return next(islice(chain([first], _numbered(first)), len(taken), None))
-
-
-def _used(path: Path) -> bool:
-    return path.exists() and (not path.is_dir() or _occupied(RunFolder(path)))
-
-
-def _numbered(first: Path) -> Iterator[Path]:
-    return (first.with_name(f"{first.name}-{number}") for number in count(2))
-
-
-@contextmanager
-def opened(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
-    """A run folder for writing, which no other process can open meanwhile.
-
-    Raises:
-        OutputError: If it cannot be written, is in use, or is not empty and neither `resume`
-            nor `overwrite` was asked for.
-    """
-    run = RunFolder(path)
-    if resume and overwrite:
-        raise UsageError("--resume and --overwrite contradict each other; give one")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / MARKER).open("w")
-    except OSError as error:
-        raise OutputError(
-            f"cannot write to {path}: {error.strerror}; choose another --out"
-        ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise OutputError(
-                f"{path} is in use by another run; wait for it or choose another --out"
-            ) from error
-        if _occupied(run) and not (resume or overwrite):
-            raise OutputError(
-                f"{path} is not empty; continue it with --resume, or replace it with --overwrite"
-            )
-        if overwrite and _occupied(run) and not run.data.exists():
-            raise OutputError(
-                f"{path} is no run, so --overwrite spares it; empty it or choose another --out"
-            )
-        run.checkpoints.mkdir(exist_ok=True)
-        run.plots.mkdir(exist_ok=True)
-        yield run
-
-
-def _occupied(run: RunFolder) -> bool:
-    """Whether there is anything that a run that failed before its first step does not leave."""
-    left = {MARKER, run.log.name, run.bad_files.name}
-    empty = {folder for folder in (run.checkpoints, run.plots) if not any(folder.glob("*"))}
-    return any(entry.name not in left and entry not in empty for entry in run.path.iterdir())
-
-
 def clear(run: RunFolder) -> None:
     """Remove what an earlier run made, and nothing else: the folder may hold other things."""
     made = [run.config, run.encoder, run.metrics, run.summary, run.data, run.embeddings]
     made += [run.assignments, run.clusters, run.classifier, run.report]
+    made += [run.machine, *run.diverged.glob("ckpt-*")]
     made += [*run.checkpoints.glob("ckpt-*"), *run.classes.glob("*.png")]
     for file in [*made, *(run.plots / plot for plot in PLOTS)]:
         file.unlink(missing_ok=True)

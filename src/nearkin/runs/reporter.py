@@ -2,6 +2,7 @@
 
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, runtime_checkable
@@ -46,7 +47,8 @@ class Logged:
     ) -> None:
         if error is not None:
             self.note("".join(traceback.format_exception(kind, error, trace)))
-        self._file.close()
+        with suppress(OSError):
+            self._file.close()
 
     def line(self, text: str) -> None:
         """Show a line and write it down."""
@@ -55,8 +57,9 @@ class Logged:
 
     def note(self, text: str) -> None:
         """Write a line down without showing it."""
-        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-        self._file.flush()
+        with suppress(OSError):  # a full disk must cost no more than a line
+            self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            self._file.flush()
 
     def progress(self, done: int, total: int, text: str) -> None:
         """Show progress."""

@@ -1,4 +1,4 @@
-"""Being asked to stop: the step under way is finished and saved first."""
+"""Being asked to stop, or to save: the step under way is finished first."""
 
 import signal
 import threading
@@ -7,42 +7,59 @@ from typing import Any
 
 from nearkin.errors import StoppedError
 
-WATCHED = (signal.SIGINT, signal.SIGTERM)
+STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")
+SAVING = "SIGUSR1"
 
 
-class StopRequest:
-    """Notes the first SIGINT or SIGTERM within a `with` block; a second one acts at once.
+class Requests:
+    """Notes what is asked by signals within a `with` block.
 
-    Outside of the main thread, where Python allows no handlers, nothing is noted.
+    SIGINT, SIGTERM and SIGHUP ask to stop; a second one acts at once. SIGUSR1 asks to save. A
+    signal that is ignored, as under `nohup`, stays ignored. Outside of the main thread, where
+    Python allows no handlers, nothing is noted.
     """
 
     def __init__(self) -> None:
-        self._asked: signal.Signals | None = None
+        self._save = False
+        self._stop: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> "StopRequest":
+    def __enter__(self) -> "Requests":
         if threading.current_thread() is threading.main_thread():
-            self._before = {each: signal.signal(each, self._note) for each in WATCHED}
+            for name in (*STOPPING, SAVING):
+                number = getattr(signal, name, None)  # Windows has fewer
+                if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._restore()
 
-    def __bool__(self) -> bool:
-        return self._asked is not None
+    @property
+    def stop(self) -> bool:
+        """Whether the run is asked to stop."""
+        return self._stop is not None
 
-    def stop(self, step: int) -> None:
+    def take_save(self) -> bool:
+        """Whether a checkpoint is asked for, since this was last called."""
+        asked, self._save = self._save, False
+        return asked
+
+    def end(self, step: int) -> None:
         """Raise what ends the run after `step` steps, which are saved."""
-        assert self._asked is not None
+        assert self._stop is not None
         raise StoppedError(
-            f"stopped by {self._asked.name} after step {step}, which is saved; "
+            f"stopped by {self._stop.name} after step {step}, which is saved; "
             "the same command with --resume goes on",
-            128 + self._asked,
+            128 + self._stop,
         )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self._asked = signal.Signals(number)
+        if signal.Signals(number).name == SAVING:
+            self._save = True
+            return
+        self._stop = signal.Signals(number)
         self._restore()
 
     def _restore(self) -> None:

@@ -22,9 +22,10 @@ from nearkin.runs.encoder import CUSTOM, initialize, load, write_encoder
 from nearkin.runs.evaluate import evaluate_parts, table_lines
 from nearkin.runs.failures import foreseen
 from nearkin.runs.fit import epochs_within, fit, seconds_per_epoch
-from nearkin.runs.folder import RunFolder, clear, data_name, default_folder, opened
+from nearkin.runs.folder import RunFolder, clear, data_name
 from nearkin.runs.known import known_classes, known_labels
 from nearkin.runs.monitor import Monitor
+from nearkin.runs.opened import default_folder, opened
 from nearkin.runs.options import checked_options
 from nearkin.runs.pictures import augmentation_sheet, curves, neighbor_sheet
 from nearkin.runs.reporter import Logged, Reporter, Silent
@@ -140,13 +141,7 @@ def _run(
     told: Logged,
 ) -> None:
     """Build everything, train to the last step, and measure."""
-    with seeded(config.seed, torch.device("cpu")):
-        backbone = named_backbone(config, network)
-        if config.init_from:
-            initialize(backbone, config.init_from)
-        method = build_method(config, backbone, parts.train)
-    method = method.to(device).to(memory_format=torch.channels_last)
-    batches = _batches(config, parts, method, device)
+    method, batches = built(config, parts, device, network)
     if config.max_time:
         pace = seconds_per_epoch(config, method, batches)
         config = replace(config, epochs=epochs_within(config.max_time, pace), max_time="")
@@ -163,10 +158,17 @@ def _run(
         told.line("already complete")
 
 
-def _batches(
-    config: TrainConfig, parts: Parts, method: Method[Any], device: torch.device
-) -> Batches:
-    return Batches(
+def built(
+    config: TrainConfig, parts: Parts, device: torch.device, network: nn.Module | None = None
+) -> tuple[Method[Any], Batches]:
+    """What a resolved configuration trains, as it is at the start, and what with."""
+    with seeded(config.seed, torch.device("cpu")):
+        backbone = named_backbone(config, network)
+        if config.init_from:
+            initialize(backbone, config.init_from)
+        method = build_method(config, backbone, parts.train)
+    method = method.to(device).to(memory_format=torch.channels_last)
+    return method, Batches(
         parts.train,
         views_for(type(method), config.augment),
         image_size=int(config.image_size),

@@ -42,11 +42,17 @@ class Restored:
 
 
 def save(
-    folder: Path, step: int, method: Method[Any], optimizer: Optimizer, *, keep: int = 3
+    folder: Path,
+    step: int,
+    method: Method[Any],
+    optimizer: Optimizer,
+    *,
+    keep: int = 3,
+    finite: bool = True,
 ) -> Path:
     """Write a checkpoint, whole or not at all, then remove all but the newest `keep`.
 
-    Once this returns, the new file survives a crash of the machine.
+    Once this returns, the new file survives a crash of the machine and has been read back.
 
     Args:
         folder: Where the checkpoints are; made if it does not exist.
@@ -54,19 +60,22 @@ def save(
         method: What is trained, with all that it remembers.
         optimizer: What trains it.
         keep: How many checkpoints stay; at least 1.
+        finite: Whether every number must be finite, as it must to train on from here.
 
     Raises:
         CheckpointError: If the state holds more than tensors and plain Python values.
         DivergedError: If a number of the state is not finite. The older checkpoints stay.
-        ResourceError: If the file cannot be written. The older checkpoints stay.
+        ResourceError: If the file cannot be written, or is not read back as it was written. The
+            older checkpoints stay.
     """
     if keep < 1:
         raise UsageError(f"keep is {keep}; at least 1 checkpoint must stay")
-    path, content = folder / _name(step), _packed(_state(step, method, optimizer))
+    path, content = folder / _name(step), _packed(_state(step, method, optimizer), finite)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sealed.remove_partial(folder)
         sealed.write(path, content)
+        _verify(path)
         for old in _newest_first(folder)[keep:]:
             old.unlink()
     except OSError as error:
@@ -75,6 +84,17 @@ def save(
             f"({error.strerror}); make room or allow writing there, then resume"
         ) from error
     return path
+
+
+def _verify(path: Path) -> None:
+    """Read a checkpoint back before any older one is given up for it."""
+    content = sealed.read(path)
+    if content is None:
+        raise ResourceError(
+            f"{path} is not read back as it was written, and was set aside as "
+            f"{_set_aside(path).name}; the disk may be failing, so give another --out"
+        )
+    _unpacked(path, content)
 
 
 def latest(folder: Path) -> Path | None:
@@ -136,10 +156,10 @@ def _state(step: int, method: Method[Any], optimizer: Optimizer) -> State:
     return {"format": FORMAT, "step": step, **states}
 
 
-def _packed(state: State) -> bytes:
+def _packed(state: State, finite: bool) -> bytes:
     for place in _foreign(state):
         raise CheckpointError(f"the state holds {place}; make it a tensor or a plain number")
-    for place in _not_finite(state):
+    for place in _not_finite(state) if finite else ():
         raise DivergedError(
             f"{place} is no longer finite after step {state['step']}; nothing was written since "
             "the checkpoint before. Try a smaller --lr"

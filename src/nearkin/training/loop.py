@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from nearkin.distributed import wrap
 from nearkin.errors import DivergedError
@@ -39,6 +41,25 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
+def refuse_not_finite(method: Method[Any], loss: Tensor, step: int) -> None:
+    """Stop before a loss or a gradient that is not finite reaches anything that lasts.
+
+    Raises:
+        DivergedError: Naming the first parameter with such a gradient.
+    """
+    what = f"the loss is {loss.item()}"
+    if loss.isfinite():
+        graded = {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
+        if get_total_norm(graded.values()).isfinite():
+            return
+        norms = {name: get_total_norm([grad]) for name, grad in graded.items()}
+        name = next((name for name, norm in norms.items() if not norm.isfinite()), "")
+        what = f"the gradient of {name or 'all parameters together'} is not finite"
+    raise DivergedError(
+        f"{what} at step {step}; nothing was written since the step before. Try a smaller --lr"
+    )
+
+
 def release_frozen(optimizer: torch.optim.Optimizer) -> None:
     """Drop the gradients of groups whose learning rate is zero, which would gather as momentum."""
     for group in optimizer.param_groups:
@@ -71,7 +92,7 @@ def steps(
         precision: Arithmetic of the networks; objectives and memories keep float32.
 
     Raises:
-        DivergedError: If the loss is not finite, before anything is written.
+        DivergedError: If the loss or a gradient is not finite, before anything is written.
     """
     normalize_in_groups(method, groups=1)
     model = wrap(method.train())
@@ -82,13 +103,9 @@ def steps(
         with seeded(fold(seed, step), device):
             with torch.autocast(device.type, precision, enabled=precision != torch.float32):
                 found: Step[Any] = model(batch, progress)
-            if not torch.isfinite(found.loss):
-                raise DivergedError(
-                    f"the loss is {found.loss.item()} at step {step}; "
-                    "nothing was written since the step before. Try a smaller --lr"
-                )
             optimizer.zero_grad(set_to_none=True)
             found.loss.backward()
+            refuse_not_finite(method, found.loss, step)
             release_frozen(optimizer)
             optimizer.step()
             method.commit(found.memo, progress)

@@ -1,0 +1,276 @@
+"""Damage pictures at random, decode them, and see that nothing crashes and nothing hangs.
+
+    python tests/fuzz_pictures.py COUNT SEED
+
+Starts from small pictures of every format and, where they are at hand, from the files that have
+crashed decoders in the past. Decodes as a run does, in processes with a limit on memory and time.
+Prints a JSON object: pictures, accepted, refused by reason, crashes, hangs. Of the last two each has
+a seed, and COUNT 1 with that SEED repeats it. Imports once and forks for every process.
+"""
+
+import io
+import json
+import os
+import random
+import resource
+import signal
+import struct
+import sys
+import tarfile
+import tempfile
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from PIL import Image
+
+from nearkin.data.decode import center, crops
+from nearkin.data.header import FORMATS, BadImage, header
+from nearkin.data.images import MAX_PIXELS
+from nearkin.data.rgb import decode
+from nearkin.data.scan import PREFIX
+
+ODD = Path(__file__).parents[2] / "shared" / "data" / "odd_images" / "odd_images.tar"
+MODES = {
+    "BMP": ("1", "L", "P", "RGB", "RGBA"),
+    "GIF": ("1", "L", "P", "RGB"),
+    "JPEG": ("L", "RGB", "CMYK"),
+    "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+    "TIFF": ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "LAB", "I;16", "I", "F"),
+    "WEBP": ("RGB", "RGBA"),
+}
+VARIANTS = {
+    "GIF": ({"interlace": True},),
+    "JPEG": ({"progressive": True}, {"subsampling": 0, "quality": 100}),
+    "PNG": ({"compress_level": 0},),
+    "TIFF": ({"compression": "tiff_lzw"}, {"compression": "tiff_adobe_deflate"}),
+    "WEBP": ({"lossless": True},),
+}
+MEMORY = 6 << 30
+SECONDS = 5.0
+"""Of computing, for one picture. A machine that is busy elsewhere makes no hang."""
+PROCESSES = 2
+HUNG = "hung"
+
+Look = Callable[[int], str]
+"""What becomes of the picture with a seed: 'accepted', or the reason why it is refused."""
+
+
+def generated() -> Iterator[bytes]:
+    """Pictures of every format and mode that can be written, plain, animated and turned."""
+    noise = np.random.default_rng(0).integers(0, 256, (20, 27, 3), dtype=np.uint8)
+    smooth = Image.fromarray(noise).resize((54, 40), Image.Resampling.BICUBIC)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for kind in FORMATS:
+        for mode in MODES[kind]:
+            picture = smooth.convert("L").convert("I").convert(mode) if mode == "I;16" else None
+            for options in ({}, *VARIANTS.get(kind, ())):
+                yield encoded(picture or converted(smooth, mode), kind, **options)
+        if kind not in ("BMP", "JPEG"):
+            yield encoded(smooth, kind, save_all=True, append_images=[smooth.rotate(180)])
+        if kind not in ("BMP", "GIF"):
+            yield encoded(smooth, kind, exif=exif)
+
+
+def converted(picture: Image.Image, mode: str) -> Image.Image:
+    if mode == "LAB":
+        return Image.frombytes("LAB", picture.size, picture.tobytes())
+    return picture.convert(mode)
+
+
+def encoded(picture: Image.Image, kind: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+@cache
+def corpus() -> list[bytes]:
+    """All files to start from: generated ones in the first half of all draws, odd ones in the rest."""
+    made, odd = list(generated()), []
+    if ODD.exists():
+        with tarfile.open(ODD) as tar:
+            members = sorted((m for m in tar if m.isfile()), key=lambda member: member.name)
+            odd = [tar.extractfile(member).read() for member in members]
+    return made * max(1, len(odd) // len(made)) + odd
+
+
+def damaged(seed: int) -> bytes:
+    """The picture with this seed."""
+    rng = random.Random(seed)
+    files = corpus()
+    data = bytearray(rng.choice(files))
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
+        damage = rng.choice((flip, overwrite, delete, insert, repeat, cut, splice))
+        data = damage(rng, data, files)
+    if data[:4] == b"\x89PNG" and rng.random() < 0.8:
+        mend(data)
+    return bytes(data)
+
+
+def place(rng: random.Random, data: bytearray) -> int:
+    """A position, at times near the beginning, where headers are."""
+    end = len(data) if rng.random() < 0.7 else min(len(data), 200)
+    return rng.randrange(end + 1)
+
+
+def flip(rng: random.Random, data: bytearray, _: object) -> bytearray:
+    for _ in range(rng.randint(1, 8)):
+        at = place(rng, data)
+        if at < len(data):
+            data[at] ^= 1 << rng.randrange(8)
+    return data
+
+
+def overwrite(rng: random.Random, data: bytearray, _: object) -> bytearray:
+    at, length = place(rng, data), rng.choice((1, 2, 4, 64))
+    value = rng.choice((b"\0", b"\xff", b"\x7f", b"\x80", rng.randbytes(1)))
+    data[at : at + length] = value * min(length, len(data) - at)
+    return data
+
+
+def delete(rng: random.Random, data: bytearray, _: object) -> bytearray:
+    at = place(rng, data)
+    del data[at : at + rng.choice((1, 2, 4, 100, 1000))]
+    return data
+
+
+def insert(rng: random.Random, data: bytearray, _: object) -> bytearray:
+    at = place(rng, data)
+    data[at:at] = rng.randbytes(rng.choice((1, 2, 4, 100)))
+    return data
+
+
+def repeat(rng: random.Random, data: bytearray, _: object) -> bytearray:
+    at, length = place(rng, data), rng.choice((4, 100, 1000))
+    data[at:at] = data[at : at + length] * rng.choice((1, 1, 50))
+    return data
+
+
+def cut(rng: random.Random, data: bytearray, _: object) -> bytearray:
+    del data[place(rng, data) :]
+    return data
+
+
+def splice(rng: random.Random, data: bytearray, files: list[bytes]) -> bytearray:
+    other = rng.choice(files)
+    return data[: place(rng, data)] + other[rng.randrange(len(other) + 1) :]
+
+
+def mend(data: bytearray) -> None:
+    """Write the checksums of a PNG anew, or what is behind them would rarely be decoded."""
+    at = 8
+    while at + 12 <= len(data):
+        end = at + 8 + struct.unpack_from(">I", data, at)[0]
+        if end + 4 > len(data):
+            return
+        struct.pack_into(">I", data, end, zlib.crc32(data[at + 4 : end]))
+        at = end + 4
+
+
+def look(seed: int) -> str:
+    """Take the picture with this seed as a run does: its header, all of it, a view, crops of it."""
+    data = damaged(seed)
+    try:
+        try:
+            seen = header(data[:PREFIX])
+        except BadImage:
+            seen = header(data)
+        if seen.width * seen.height > MAX_PIXELS:
+            return "too-large"
+        whole = decode(data)
+        assert whole.mode == "RGB"
+        assert center(data, 32).shape == (32, 32, 3)
+        assert len(crops(data, np.array([[0.1, 0.2, 0.5, 0.4]]), [16])) == 1
+    except BadImage as error:
+        return error.reason
+    return "accepted"
+
+
+def serve(look: Look, seeds: Iterable[int], report: int, seconds: float) -> None:
+    """In a process of its own: announce every seed, and say what became of it."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where decoders complain
+    warnings.simplefilter("error")
+    for seed in seeds:
+        os.write(report, f"{seed} ".encode())
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # whose signal ends the process
+        signal.alarm(round(20 * seconds) + 1)  # in case that it waits, and computes nothing
+        try:
+            verdict = look(seed)
+        except Exception as error:
+            verdict = f"raised {type(error).__name__}: {' '.join(str(error).split())}"
+        os.write(report, f"{verdict}\n".encode())
+
+
+def start(look: Look, seeds: Iterable[int], seconds: float) -> tuple[int, IO[str]]:
+    """Fork a process for these seeds; returns its number and the file that it reports to."""
+    report = tempfile.TemporaryFile("r+", encoding="utf-8")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            serve(look, seeds, report.fileno(), seconds)
+            code = 0
+        finally:
+            os._exit(code)
+    return child, report
+
+
+def finish(child: int, report: IO[str]) -> list[tuple[str, str]]:
+    """Wait for a process; returns the seeds that it came to, and what became of each."""
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    report.seek(0)
+    with report:
+        lines = [line.rstrip("\n").partition(" ") for line in report]
+    found = [(seed, verdict) for seed, _, verdict in lines]
+    if code:
+        end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        found[-1] = (found[-1][0], HUNG if end in ("SIGPROF", "SIGALRM") else f"ended by {end}")
+    return found
+
+
+def verdicts(look: Look, seeds: range, seconds: float) -> dict[int, str]:
+    """What became of the picture with each seed. A process that ends early is started anew."""
+    found = dict[int, str]()
+    waiting = [seeds[part::PROCESSES] for part in range(PROCESSES)]
+    while waiting := [part for part in waiting if part]:
+        children = [start(look, part, seconds) for part in waiting]
+        for place, child in enumerate(children):
+            seen = finish(*child)
+            found |= {int(seed): verdict for seed, verdict in seen}
+            waiting[place] = waiting[place][len(seen) :]
+    return found
+
+
+def fuzz(look: Look, seeds: range, seconds: float = SECONDS) -> dict[str, object]:
+    """The verdicts on all seeds, counted."""
+    found = verdicts(look, seeds, seconds)
+    hangs = sorted(seed for seed, verdict in found.items() if verdict == HUNG)
+    crashes = {
+        seed: verdict
+        for seed, verdict in sorted(found.items())
+        if verdict.startswith(("raised", "ended"))
+    }
+    usual = Counter(v for s, v in found.items() if s not in hangs and s not in crashes)
+    accepted = usual.pop("accepted", 0)
+    return {
+        "pictures": len(found),
+        "accepted": accepted,
+        "refused": dict(usual.most_common()),
+        "crashes": crashes,
+        "hangs": hangs,
+    }
+
+
+if __name__ == "__main__":
+    count, seed = map(int, sys.argv[1:])
+    corpus()
+    print(json.dumps(fuzz(look, range(seed, seed + count))))

@@ -1,0 +1,167 @@
+"""Numbers that are not finite stop a training before they reach anything that lasts."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from small import batch_for, small
+
+from nearkin.config import TrainConfig
+from nearkin.errors import DivergedError, UsageError
+from nearkin.methods import METHODS
+from nearkin.runs.replay import replay
+from nearkin.runs.train import train
+from nearkin.training.checkpoint import latest
+from nearkin.training.loop import steps
+from nearkin.training.optimizer import build_optimizer
+from nearkin.training.schedules import warmup_cosine
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""What the forward pass of a batch norm moves, diverged or not."""
+
+
+def take(method, batch, step):
+    optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
+    taken = steps(
+        method, optimizer, [batch], start=step, total=40, schedule=warmup_cosine(), seed=0
+    )
+    return next(taken)
+
+
+def state_of(method):
+    state = method.state_dict()
+    return {name: value.clone() for name, value in state.items() if not name.endswith(STATISTICS)}
+
+
+def same(a, b):
+    """To the bit, NaN included."""
+    return all(torch.equal(a[name].nan_to_num(7.5), b[name].nan_to_num(7.5)) for name in a)
+
+
+def remembered(method):
+    """What a method remembers in floats: queues, banks, centers, momentum encoders."""
+    buffers = [b for name, b in method.named_buffers() if not name.endswith(STATISTICS)]
+    targets = [p for p in method.parameters() if not p.requires_grad]
+    return [tensor for tensor in (*buffers, *targets) if tensor.is_floating_point()]
+
+
+def a_pixel(value):
+    def spoil(method, batch):
+        batch.views[0][0, 0, 0, 0] = value
+
+    return spoil
+
+
+def a_weight(value):
+    def spoil(method, batch):
+        method.online.backbone.body[1].weight.data[0, 0] = value
+
+    return spoil
+
+
+def a_gradient(value):
+    def spoil(method, batch):
+        weight = method.online.backbone.body[1].weight
+        weight.register_hook(lambda grad: grad.index_fill(0, torch.tensor([2]), value))
+
+    return spoil
+
+
+def an_output(value):
+    def spoil(method, batch):
+        layer = method.online.backbone.body[1]
+        layer.register_forward_hook(lambda _, __, out: out.index_fill(0, torch.tensor([1]), value))
+
+    return spoil
+
+
+PLACES = {
+    "a pixel is NaN": a_pixel(math.nan),
+    "a pixel is infinite": a_pixel(math.inf),
+    "a weight is NaN": a_weight(math.nan),
+    "a weight is infinite": a_weight(math.inf),
+    "a gradient is NaN": a_gradient(math.nan),
+    "a gradient is infinite": a_gradient(math.inf),
+    "a gradient is minus infinite": a_gradient(-math.inf),
+    "an output is NaN": an_output(math.nan),
+    "an output is minus infinite": an_output(-math.inf),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_not_finite_leaves_weights_and_memories_as_they_were(name, place):
+    method, batch = small(name), batch_for(name, 20)
+    take(method, batch_for(name, 19), 19)
+    PLACES[place](method, batch)
+    before = state_of(method)
+    with pytest.raises(DivergedError, match="at step 20; nothing was written"):
+        take(method, batch, 20)
+    assert same(state_of(method), before)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_memory_that_is_not_finite_leaves_everything_as_it_was(name):
+    method = small(name)
+    take(method, batch_for(name, 19), 19)
+    for tensor in remembered(method):
+        kept = tensor.clone()
+        tensor.fill_(math.nan)
+        before = state_of(method)
+        try:
+            take(method, batch_for(name, 20), 20)
+        except DivergedError:
+            assert same(state_of(method), before)
+        else:  # this step did not read it, so nothing else may have caught it
+            state = state_of(method)
+            assert all(v.isfinite().all() for k, v in state.items() if before[k].isfinite().all())
+        tensor.copy_(kept)
+
+
+def test_the_first_parameter_with_such_a_gradient_is_named():
+    method, batch = small("simclr"), batch_for("simclr", 0)
+    a_gradient(math.nan)(method, batch)
+    with pytest.raises(DivergedError, match=r"gradient of online\.backbone\.body\.1\.weight is"):
+        take(method, batch, 0)
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory):
+    """A run that a learning rate beyond reason has made diverge."""
+    folder = tmp_path_factory.mktemp("diverged")
+    pictures = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+    np.savez(folder / "data.npz", x=pictures)
+    config = TrainConfig(
+        method="barlow_twins", backbone="tiny", epochs=30, batch_size=16, optimizer="sgd",
+        lr=1e25, warmup=0.5, save_every=1, precision="fp32", evaluate_every=0,
+    )  # fmt: skip
+    with pytest.raises(DivergedError) as error:
+        train(folder / "data.npz", config, out=folder / "run")
+    return folder / "run", str(error.value)
+
+
+def test_a_run_that_diverges_keeps_what_came_before_and_the_state_it_diverged_from(diverged):
+    run, message = diverged
+    assert f"nearkin replay {run} shows where it began" in message
+    good, captured = (latest(run / folder) for folder in ("checkpoints", "diverged"))
+    assert good is not None
+    assert captured.name >= good.name
+
+
+def test_a_replay_repeats_the_step_and_names_the_layer(diverged):
+    run, message = diverged
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    lines = replay(run)
+    assert lines[0].partition(": ")[2] in message
+    assert lines[0].startswith("step ")
+    assert "pixels from" in lines[-1]
+    assert lines == replay(run)
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_replay_asks_for_a_run_that_diverged(tmp_path):
+    pictures = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+    train(pictures, TrainConfig(backbone="tiny", epochs=1, batch_size=16), out=tmp_path / "run")
+    with pytest.raises(UsageError, match="has not diverged, so there is nothing to replay"):
+        replay(tmp_path / "run", pictures)
