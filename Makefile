@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/
 
-.PHONY: demo test check planted format docs clean
+.PHONY: demo test check planted faults format docs clean
 
 demo: $(VENV)/installed
 	$(RUN)nearkin demo
@@ -21,6 +21,10 @@ check: $(VENV)/developed
 # Known bugs, one at a time: the tests must notice each of them.
 planted: $(VENV)/developed
 	$(RUN)python tests/planted.py
+
+# A thousand kills of runs of every method, in pieces: stop it at any time and call it again.
+faults: $(VENV)/developed
+	$(RUN)python tests/faults.py --kills 1000 -o docs/faults.csv
 
 format: $(VENV)/developed
 	$(RUN)ruff check --fix .

@@ -1,11 +1,12 @@
-"""Kill runs with SIGKILL at random moments, resume them, and compare with an unbroken run.
+"""Kill runs with SIGKILL, at random moments and at chosen ones, resume them, and compare.
 
-    python tests/kills.py METHOD KILLS SEED FOLDER
+    echo '{"method": "moco", "kills": 5, "seed": 0, "folder": "/tmp"}' | python tests/kills.py
 
-Imports once and forks for every run, so that kills hit training and not the import. Prints a JSON
-object: kills, resumes from after step 0, and the names of files that differ from the unbroken run's.
+Answers every line with a JSON object; `harness` says what is in it. Imports once and forks for
+every run, so that kills hit the run and not the import. `tests/faults.py` does this by the thousand.
 """
 
+import itertools
 import json
 import os
 import random
@@ -14,10 +15,18 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
+from tempfile import TemporaryDirectory
 
-import matplotlib.pyplot  # noqa: F401  (imported before forking, as are the next two)
+import matplotlib.pyplot  # noqa: F401  (imported before forking, as are the next five)
 import numpy as np
+import sklearn.linear_model  # noqa: F401
+import sklearn.metrics  # noqa: F401
 import torch
 import torch._dynamo
 
@@ -25,40 +34,107 @@ import nearkin.runs.train  # noqa: F401
 from nearkin.cli import main
 from nearkin.config import option
 from nearkin.methods import METHODS
+from nearkin.runs.folder import RunFolder
 from nearkin.runs.options import method_parameters
+from nearkin.runs.pictures import curves
+from nearkin.training import sealed
 from nearkin.training.checkpoint import latest
 
-COMPARED = ("metrics.csv", "encoder.safetensors")
+PICTURES, BATCH, EPOCHS, SAVE_EVERY = 40, 8, 6, 3
+PER_EPOCH = PICTURES // BATCH
+TOTAL = EPOCHS * PER_EPOCH
+RANDOM = "at random"
+PATIENCE = 600
+"""Seconds after which a run counts as hanging, and ends by SIGALRM."""
+OWN = {RunFolder(Path()).lock.name, RunFolder(Path()).log.name}
+"""Files that tell of processes and times."""
 
 
-def arguments(method: str, data: Path, out: Path) -> list[str]:
-    settings = "--epochs 30 --batch-size 16 --save-every 3 --evaluate-every 20 --backbone tiny -q"
+@dataclass(frozen=True)
+class Aim:
+    """A moment of a run: a call of `at` within a call of `within`, the first one or later.
+
+    The kill comes before or after that call, or once half of what is written to the file that it
+    opens has been written.
+    """
+
+    within: str
+    at: str
+    where: str
+    counts: Callable[..., bool] = lambda *arguments: True
+    """Whether a call of `within` counts, by its arguments."""
+    often: bool = True
+    """Whether there are many such calls in a run; then the second or third is meant."""
+
+
+def in_epoch(position: int) -> Callable[..., bool]:
+    """Whether progress is that of an epoch's batch at this position."""
+    return lambda method, memo, progress: round(progress * TOTAL) % PER_EPOCH == position
+
+
+COMMIT = "METHOD.commit"
+SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.training.sealed.write"
+FLUSH, LOOK = "nearkin.tables.Journal.flush", "nearkin.runs.monitor.Monitor.look"
+HEALTH, TRAIN = "nearkin.runs.monitor.health", "nearkin.runs.train"
+ENCODER, EVALUATE = f"{TRAIN}.write_encoder", f"{TRAIN}.evaluate_parts"
+FOLDER = "nearkin.runs.folder.RunFolder"
+AIMS = {
+    "half a checkpoint": Aim(SAVE, "pathlib.Path.open", "half"),
+    "settings, before fsync": Aim(f"{FOLDER}.write_settings", "os.fsync", "before", often=False),
+    "checkpoint, before fsync": Aim(SAVE, "os.fsync", "before"),
+    "checkpoint, before rename": Aim(SAVE, "pathlib.Path.replace", "before"),
+    "checkpoint, before fsync of folder": Aim(SAVE, "pathlib.Path.replace", "after"),
+    "before pruning": Aim(SAVE, SEALED, "after"),
+    "first batch": Aim(COMMIT, COMMIT, "before", in_epoch(0)),
+    "last batch": Aim(COMMIT, COMMIT, "before", in_epoch(PER_EPOCH - 1)),
+    "look": Aim(LOOK, HEALTH, "before"),
+    "half of metrics": Aim(FLUSH, "pathlib.Path.open", "half"),
+    "metrics, before fsync": Aim(FLUSH, "os.fsync", "before"),
+    "metrics ahead of checkpoint": Aim(FLUSH, FLUSH, "after"),
+    "after the last save": Aim(SAVE, SAVE, "after", lambda _, step, *rest: step == TOTAL, False),
+    "half an encoder": Aim(ENCODER, "pathlib.Path.open", "half", often=False),
+    "evaluation": Aim(EVALUATE, "nearkin.runs.evaluate.measure", "before", often=False),
+    "summary, before fsync": Aim(f"{FOLDER}.write_summary", "os.fsync", "before", often=False),
+}
+"""Half of all kills; the others come at random."""
+
+
+def arguments(
+    method: str, data: Path, out: Path, *, seed: int = 0, save_every: int = SAVE_EVERY
+) -> list[str]:
+    """The command line of a run that has everything and is as short as can be."""
+    settings = f"--epochs {EPOCHS} --batch-size {BATCH} --save-every {save_every} --seed {seed} "
+    settings += "--evaluate-every 1 --val 0 --backbone tiny --device cpu --resume -q"
     options = {
         "dino": "--num-prototypes 64 --freeze-until 0.2",
         "instdisc": "--num-noise 24",
-        "moco": "--queue-size 32 --momentum 0.9",
+        "moco": "--queue-size 16 --momentum 0.9",
         "moco_memory_bank": "--num-negatives 24",
         "ncl": "--known 0,1 --num-novel-classes 2 --threshold 0.5",
-        "nnclr": "--support-size 32 --num-neighbors 2",
+        "nnclr": "--support-size 16 --num-neighbors 2",
         "simgcd": "--known 0,1 --num-novel-classes 2",
         "supervised": "--known 0,1",
-        "swav": "--num-prototypes 30 --queue-size 32 --queue-from 0.2 --freeze-until 0.2",
+        "swav": "--num-prototypes 30 --queue-size 16 --queue-from 0.2 --freeze-until 0.2",
     }.get(method, "")
     if not METHODS[method].uses_labels:  # then what labels are for is only measures, and slow
         options += " --labels none"
     widths = {"dim", "hidden_dim", "predictor_dim"} & method_parameters(method).keys()
     narrow = [word for width in sorted(widths) for word in (option(width), "16")]
-    return ["train", str(data), "--method", method, "-o", str(out), "--resume",
+    return ["train", str(data), "--method", method, "-o", str(out),
             *settings.split(), *options.split(), *narrow]  # fmt: skip
 
 
-def start(method: str, data: Path, out: Path) -> int:
-    """A run in a process of its own; returns its number."""
+def start(command: list[str], prepare: Callable[[], None] = lambda: None) -> int:
+    """A run in a process of its own, which `prepare` may change; returns its number."""
     child = os.fork()
     if child:
         return child
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os._exit(main(arguments(method, data, out)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    signal.alarm(PATIENCE)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    prepare()
+    os._exit(main(command))
 
 
 def finish(child: int) -> int:
@@ -66,61 +142,185 @@ def finish(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def die() -> None:
+    """End this process without any of the things that it would do at its end."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def replace(target: str, wrap: Callable[[Callable], Callable]) -> None:
+    """Put a wrapper around a function, in this process."""
+    owner, _, name = target.rpartition(".")
+    place = resolve_name(owner)
+    setattr(place, name, wrap(getattr(place, name)))
+
+
+def of(method: str, target: str) -> str:
+    """The function that is meant, in a run of that method."""
+    kind = METHODS[method]
+    return target.replace("METHOD", f"{kind.__module__}.{kind.__qualname__}")
+
+
+def set_up(aim: Aim, method: str, nth: int, act: Callable[[], None] = die) -> None:
+    """Let this process do that to itself at the `nth` call that the aim is about."""
+    count, armed = itertools.count(1), list[bool]()
+
+    def arming(function):
+        def call(*arguments, **options):
+            if aim.counts(*arguments) and next(count) == nth:
+                armed.append(True)
+            return function(*arguments, **options)
+
+        return call
+
+    def killing(function):
+        def call(*arguments, **options):
+            now = bool(armed)
+            armed.clear()
+            if now and aim.where == "before":
+                act()
+            result = function(*arguments, **options)
+            if now and aim.where == "after":
+                act()
+            if now and aim.where == "half":
+                result.write = half_written(result)
+            return result
+
+        return call
+
+    replace(of(method, aim.at), killing)
+    replace(of(method, aim.within), arming)
+
+
+def half_written(file):
+    """In place of a file's `write`: half of it, and the end."""
+    write = file.write
+
+    def half(content):
+        write(content[: len(content) // 2])
+        file.flush()
+        die()
+
+    return half
+
+
 def resumed_steps(out: Path) -> list[int]:
+    """After which steps runs in this folder went on, by their log."""
     log = out / "train.log"
-    return [int(step) for step in re.findall(r"resuming after step (\d+)", log.read_text())]
+    text = log.read_text() if log.exists() else ""
+    return [int(step) for step in re.findall(r"resuming after step (\d+)", text)]
 
 
-def same_tensors(a: Path, b: Path) -> bool:
-    one, other = (torch.load(path, weights_only=True) for path in (a, b))
-    mine, theirs = one["method"], other["method"]
-    slots = [
-        tensor
-        for state in (one, other)
-        for entry in state["optimizer"]["state"].values()
-        for tensor in entry.values()
-    ]
-    half = len(slots) // 2
-    return (
-        one["step"] == other["step"]
-        and mine.keys() == theirs.keys()
-        and all(torch.equal(mine[key], theirs[key]) for key in mine)
-        and all(torch.equal(x, y) for x, y in zip(slots[:half], slots[half:], strict=True))
-    )
+def files(out: Path) -> dict[str, bytes]:
+    """The content of everything in a run folder that must not depend on kills."""
+    paths = [path for path in out.rglob("*") if path.is_file() and path.name not in OWN]
+    kept = [path for path in paths if not re.fullmatch(r"ckpt-\d+\.pt", path.name)]
+    return {str(path.relative_to(out)): path.read_bytes() for path in kept}
 
 
-def harness(method: str, kills: int, seed: int, folder: Path) -> dict[str, object]:
-    rng = random.Random(seed)
-    data = folder / "data.npz"
-    pictures = np.random.default_rng(0).integers(0, 256, (90, 16, 16, 3), dtype=np.uint8)
-    np.savez(data, x=pictures, y=np.arange(90) % 3)
-    whole, broken = folder / f"{method}-whole", folder / f"{method}-broken"
+def temporary(out: Path) -> set[Path]:
+    """Files that were being written."""
+    return {*out.rglob(f"*{sealed.PARTIAL}*"), *out.rglob("*.tmp")}
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two states are equal, all tensors to the bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def differences(whole: Path, broken: Path) -> list[str]:
+    """Files that a broken run does not share with the unbroken one, leftovers included."""
+    mine, theirs = files(whole), files(broken)
+    names = {name for name in mine | theirs if mine.get(name) != theirs.get(name)}
+    ends = [torch.load(latest(out / "checkpoints"), weights_only=True) for out in (whole, broken)]
+    parts = [part for part in ends[0] | ends[1] if not same(*(end.get(part) for end in ends))]
+    return sorted(names) + [f"checkpoint: {part}" for part in parts]
+
+
+def write_data(folder: Path) -> Path:
+    """Pictures of noise, of three classes."""
+    pictures = np.random.default_rng(0).integers(0, 256, (PICTURES, 16, 16, 3), dtype=np.uint8)
+    np.savez(folder / "data.npz", x=pictures, y=np.arange(PICTURES) % 3)
+    return folder / "data.npz"
+
+
+def unbroken(command: list[str], out: Path) -> float:
+    """Run it in one go; returns its seconds."""
     before = time.perf_counter()
-    assert finish(start(method, data, whole)) == 0
-    length = time.perf_counter() - before
-    done, resumes = 0, list[int]()
-    while done < kills:
-        child = start(method, data, broken)
-        time.sleep(rng.uniform(0, 0.3 * length))
+    assert finish(start(command)) == 0, (out / "train.log").read_text()
+    return time.perf_counter() - before
+
+
+def fatal(command: list[str], method: str, shot: str, rng: random.Random, length: float) -> bool:
+    """Start a run and kill it; False if it was faster."""
+    if shot == RANDOM:
+        child = start(command)
+        time.sleep(rng.uniform(0, length / 4))
         os.kill(child, signal.SIGKILL)
-        code = finish(child)
-        assert code in (0, -signal.SIGKILL), code
-        if code == 0:  # it was faster: begin again, the kills so far count
-            resumes += resumed_steps(broken)
+    else:
+        nth = rng.randint(2, 3) if AIMS[shot].often else 1
+        child = start(command, lambda: set_up(AIMS[shot], method, nth))
+    code = finish(child)
+    assert code in (0, -signal.SIGKILL), code
+    return code != 0
+
+
+def harness(
+    method: str, kills: int, seed: int, folder: str, aims: list[str] = list(AIMS)
+) -> dict[str, object]:
+    """Kill a method's runs so many times, at random and at these aims in turn.
+
+    Returns:
+        kills, and of these: in_write (a file was left half written), aims (how many at each);
+        resumes from after step 0; runs (that came to their end and were compared); and
+        differing: what any of them did not share with the unbroken run.
+    """
+    rng = random.Random(seed)
+    with TemporaryDirectory(dir=folder) as made:
+        data, whole, broken = write_data(Path(made)), Path(made, "whole"), Path(made, "broken")
+        length = unbroken(arguments(method, data, whole, seed=seed), whole)
+        command = arguments(method, data, broken, seed=seed)
+        turns = itertools.cycle(aims)
+        shots = [RANDOM if number % 2 == 0 else next(turns) for number in range(kills)]
+        tally, found, counts = Counter[str](), set[str](), Counter(shots)
+
+        def compare() -> None:
+            found.update(differences(whole, broken))
+            tally["runs"] += 1
+            tally["resumes"] += len(resumed_steps(broken))
             shutil.rmtree(broken)
-        else:
-            done += 1
-    assert finish(start(method, data, broken)) == 0
-    differing = [
-        name for name in COMPARED if (whole / name).read_bytes() != (broken / name).read_bytes()
-    ]
-    last = [latest(out / "checkpoints") for out in (whole, broken)]
-    differing += [] if same_tensors(*last) else ["checkpoint"]
-    steps = resumes + resumed_steps(broken)
-    return {"kills": done, "resumes": len(steps), "steps": steps, "differing": differing}
+
+        while shots:
+            before = temporary(broken)
+            if not fatal(command, method, shots[0], rng, length):
+                compare()  # and begin again, the kills so far count
+                continue
+            shot = shots.pop(0)
+            half = shot != RANDOM and AIMS[shot].where == "half"
+            tally["in_write"] += half or bool(temporary(broken) - before)
+        unbroken(command, broken)
+        compare()
+    return {
+        "kills": kills, "resumes": 0, "in_write": 0, **tally,
+        "differing": sorted(found), "aims": counts,
+    }  # fmt: skip
+
+
+def warm_up() -> None:
+    """Draw once what every run draws at its end, so that fonts are looked for only here."""
+    with TemporaryDirectory() as made, suppress(OSError):
+        metrics = Path(made, "metrics.csv")
+        metrics.write_text("epoch,loss\n1,1\n2,1\n")
+        curves(metrics, Path(made, "curves.png"))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    name, kills, seed, folder = sys.argv[1:]
-    print(json.dumps(harness(name, int(kills), int(seed), Path(folder))))
+    warm_up()
+    for line in sys.stdin:
+        print(json.dumps(harness(**json.loads(line))), flush=True)

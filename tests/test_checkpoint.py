@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import torch
 from small import batch_at, small
-from torch import nn
 
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.training import checkpoint, sealed

@@ -13,7 +13,8 @@ from nearkin.runs.encoder import Encoder
 from nearkin.runs.fit import optimizer_for, schedule_for
 from nearkin.runs.material import open_material
 from nearkin.runs.options import checked_options, method_options
-from nearkin.runs.stages import Task, class_stage, known_stage
+from nearkin.runs.stages import class_stage, known_stage
+from nearkin.runs.task import Task
 from nearkin.runs.trials import METHODS, folds, strength_options
 from nearkin.runs.trunk import LiveTrunk
 from nearkin.training.loop import steps

@@ -1,4 +1,4 @@
-"""Five kills at random moments leave no trace in the result, for every method."""
+"""Kills at random moments and at chosen ones leave no trace in the result, for every method."""
 
 import json
 import subprocess
@@ -6,19 +6,44 @@ import sys
 from pathlib import Path
 
 import pytest
+from kills import AIMS
 
 from nearkin.methods import METHODS
 
 HARNESS = Path(__file__).with_name("kills.py")
 
 
+def aims_of(method: str) -> list[str]:
+    """Two aims for each method, all aims in turn."""
+    names, position = list(AIMS), 2 * list(METHODS).index(method)
+    return [names[(position + offset) % len(names)] for offset in range(2)]
+
+
+@pytest.fixture(scope="module")
+def harness():
+    """Asks a process that has imported everything, once for all methods."""
+    command = [sys.executable, str(HARNESS)]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, **pipes) as process:
+
+        def ask(**request):
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield ask
+
+
+def test_the_methods_together_are_killed_at_every_aim():
+    assert {aim for method in METHODS for aim in aims_of(method)} == AIMS.keys()
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_five_kills_and_resumes_end_where_the_unbroken_run_ends(method, tmp_path):
-    command = [sys.executable, str(HARNESS), method, "5", "0", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+def test_five_kills_and_resumes_end_where_the_unbroken_run_ends(method, harness, tmp_path):
+    aims = aims_of(method)
+    found = harness(method=method, kills=5, seed=0, folder=str(tmp_path), aims=aims)
     assert found["kills"] == 5
+    assert all(found["aims"][aim] == 1 for aim in aims)
+    assert found["in_write"] >= sum(AIMS[aim].where == "half" for aim in aims)
+    assert found["resumes"] >= 1, "no run went on from a checkpoint, so nothing was tested"
     assert found["differing"] == []
-    assert found["resumes"] >= 1, "most kills came before the first checkpoint"
-    assert max(found["steps"]) > 0

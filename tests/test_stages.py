@@ -16,7 +16,8 @@ from nearkin.errors import DataError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.runs.encoder import Encoder
-from nearkin.runs.stages import Task, class_stage, known_stage
+from nearkin.runs.stages import class_stage, known_stage
+from nearkin.runs.task import Task
 from nearkin.runs.trunk import FrozenTrunk, LiveTrunk, Looks, freeze, look
 from nearkin.types import UNKNOWN
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nearkin.config import TrainConfig
 from nearkin.errors import DataError
-from nearkin.runs.stages import Task
+from nearkin.runs.task import Task
 from nearkin.runs.trials import (
     FOLDS,
     STRENGTHS,
@@ -57,7 +57,9 @@ BASE = TrainConfig(
 
 
 def trials(folder, mode, looks, task, **base):
-    return Trials(FrozenTrunk(looks, CPU), task, replace(BASE, **base), mode, folder, {})
+    return Trials(
+        FrozenTrunk(looks, CPU), task, replace(BASE, **base), mode, folder, {}, "clusters"
+    )
 
 
 @pytest.fixture(scope="module", params=MODES)

@@ -29,7 +29,9 @@ from nearkin.runs.build import resolve
 from nearkin.runs.classifier import on_top, still
 from nearkin.runs.encoder import load
 from nearkin.runs.kept import read_looks, write_looks
-from nearkin.runs.stages import Task, class_stage, known_stage
+from nearkin.runs.stages import class_stage, known_stage
+from nearkin.runs.starts import start_of
+from nearkin.runs.task import Task
 from nearkin.runs.trials import METHODS, STRENGTHS, USUAL, Mode, Trials, best, strength_options
 from nearkin.runs.trunk import FrozenTrunk, look
 from nearkin.tables import read_csv, write_csv
@@ -48,6 +50,8 @@ ARMS: dict[str, dict[str, Value]] = {
     "self-contrast": CONTRAST | {"own_weight": 1.0},
     "NCL": CONTRAST,
     "NCL+SCL": {},
+    "base, clusters": ALONE,
+    "NCL+SCL, clusters": {},
     "NCL+SCL+HNG": {"num_hard": 400, "num_easy": 50},
 }
 """Options of NCL. Only the strength is chosen, and rank statistics have none."""
@@ -123,13 +127,17 @@ class Bench:
         return Task(label, train, 10 - len(novel), len(novel))
 
 
+def starts_of(arm: str) -> str:
+    """Where the classes of an arm start."""
+    return "clusters" if "clusters" in arm else "random"
+
+
 def strength_of(bench: Bench, mode: Mode, arm: str, options: dict[str, Value]) -> float:
     """What hiding known classes of the usual split says, for one arm."""
     task = bench.task(NOVEL["first"], "ncd")  # all known pictures have their label
     folder = bench.folder / "trials" / bench.name / arm.replace(" ", "-")
-    trials = list(
-        Trials(bench.trunk, task, bench.base, mode, folder, options).run(STRENGTHS[mode])
-    )
+    every = Trials(bench.trunk, task, bench.base, mode, folder, options, starts_of(arm))
+    trials = list(every.run(STRENGTHS[mode]))
     for strength in STRENGTHS[mode]:
         found = [trial.accuracy for trial in trials if trial.strength == strength]
         print(f"{bench.name} {mode} {arm}: strength {strength:g}", np.round(found, 3), flush=True)
@@ -176,11 +184,14 @@ def rows_of(
         return
     known = known_stage(bench.trunk, task, bench.base)
     known.try_out()
+    clusters = start_of(bench.trunk, known.method, task, bench.seed)
     for arm, options in arms.items():
         started = time.perf_counter()
         strength = strengths.get(arm, USUAL[mode])
         chosen = strength_options(mode, strength, task.num_novel) | options
-        stage = class_stage(bench.trunk, task, bench.base, known.method, METHODS[mode], chosen)
+        start = clusters if starts_of(arm) == "clusters" else None
+        before = known.method
+        stage = class_stage(bench.trunk, task, bench.base, before, METHODS[mode], chosen, start)
         stage.try_out()
         seconds = time.perf_counter() - started
         found = trained_arm(bench.trunk, stage.method, task.num_known)
@@ -197,7 +208,7 @@ def arms_of(mode: Mode, split: str = "first") -> dict[str, dict[str, Value]]:
     """The arms that are trained, with their options."""
     if mode == "ncd":
         return {arm: ARMS[arm] for arm in ARMS if arm != SLOW or split == "first"}
-    return {"SimGCD": {}, "SimGCD, no entropy term": NO_ENTROPY}
+    return {"SimGCD": {}, "SimGCD, no entropy term": NO_ENTROPY, "SimGCD, clusters": {}}
 
 
 def chosen_strengths(name: str, folder: Path, mode: Mode) -> dict[str, float]:

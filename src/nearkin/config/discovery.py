@@ -46,6 +46,8 @@ class DiscoverConfig:
     """Shares of the last stage, after commas, at which the learning rate drops to a tenth."""
     batch_size: int | Auto = "auto"
     """Pictures per step, half of them labeled."""
+    start: Literal["clusters", "random"] = "clusters"
+    """Where classes start in the last stage: at clusters of the features, or anywhere."""
     strength: float | Auto = "auto"
     """Of positive pairs (ncd) or of entropy (gcd); auto hides known classes to choose it."""
     num_seeds: int | Auto = "auto"

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from nearkin.data.decode import load_small
 from nearkin.data.drawing import Drawing
 from nearkin.data.images import Images
+from nearkin.data.loading import loaded_ahead
 from nearkin.data.order import Ordered
 from nearkin.data.photographs import Crops, Photographs
 from nearkin.data.views import View, augment, crop, normalize
@@ -93,14 +93,7 @@ class Batches:
                 rows = self.order.rows(step)[share(self.order.batch_size)]
                 yield self._batch(*self._from_memory(self.pixels, self.order.epoch(step), rows))
             return
-        loader = DataLoader(
-            self.photographs,
-            batch_size=None,
-            sampler=range(start, stop),
-            num_workers=self.workers,
-            generator=torch.Generator(),  # or iterating would draw from the global one
-        )
-        for loaded in loader:
+        for loaded in loaded_ahead(self.photographs, start, stop, self.workers):
             yield self._batch(*self._from_files(loaded))
 
     def views(self, epoch: int, rows: np.ndarray) -> Views:

@@ -12,7 +12,7 @@ from nearkin.config import Value
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.method import Method
 from nearkin.runs.classifier import class_probability, heads_of, on_top, still
-from nearkin.runs.stages import Task
+from nearkin.runs.task import Task
 from nearkin.runs.trunk import Trunk
 from nearkin.types import UNKNOWN
 

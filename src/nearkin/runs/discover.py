@@ -35,7 +35,7 @@ from nearkin.runs.opened import default_folder, opened
 from nearkin.runs.options import checked_options, method_class
 from nearkin.runs.outcome import Outcome
 from nearkin.runs.reporter import Logged, Reporter, Silent
-from nearkin.runs.stages import Task
+from nearkin.runs.task import Task
 from nearkin.runs.train import Run
 from nearkin.runs.trials import METHODS, Trial
 from nearkin.runs.trunk import check_trained

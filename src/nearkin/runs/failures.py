@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
+from nearkin.data.loading import lost, told
 from nearkin.errors import ResourceError, WorkerError
 
 
@@ -24,16 +25,17 @@ def foreseen(batch_size: int) -> Iterator[None]:
             f"out of memory with --batch-size {batch_size}; give about {max(2, batch_size // 2)}, "
             "or a smaller --image-size or --backbone"
         ) from error
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        if not lost(error):
             raise
         raise WorkerError(
-            f"a loader worker ended ({str(error).splitlines()[0]}); the same command with "
+            f"loader workers failed twice ({told(error)}); the same command with "
             "--resume goes on, with --workers 0 without them"
         ) from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise ResourceError(
-            f"no room left to write {error.filename}; make room, then use --resume"
+            f"no room left to write {error.filename or 'to the run folder'}; make room, then "
+            "use --resume"
         ) from error

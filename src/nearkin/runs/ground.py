@@ -18,7 +18,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.kept import read_looks, rows_of, write_looks
 from nearkin.runs.material import Material, division, without
 from nearkin.runs.reporter import Logged
-from nearkin.runs.stages import Task
+from nearkin.runs.task import Task
 from nearkin.runs.train import train
 from nearkin.runs.trials import METHODS, STRENGTHS, USUAL, Trial, Trials, best, mean_accuracy
 from nearkin.runs.trunk import FrozenTrunk, LiveTrunk, Looks, Trunk, check_trained, look
@@ -173,7 +173,9 @@ class Preparation:
         mode, given = self.config.mode, self.config.strength
         strengths = STRENGTHS[mode] if given == "auto" else (given,)
         folder = self.folder.stage("trials").path
-        found = list(Trials(frozen, task, base, mode, folder, self.config.options).run(strengths))
+        options, start = self.config.options, self.config.start
+        trials = Trials(frozen, task, base, mode, folder, options, start)
+        found = list(trials.run(strengths))
         for strength in strengths if found else ():
             accuracy = mean_accuracy(found, strength)
             self.told.line(

@@ -27,7 +27,7 @@ from nearkin.runs.ground import Ground
 from nearkin.runs.material import Material
 from nearkin.runs.reporter import Logged
 from nearkin.runs.scoring import Scoring
-from nearkin.runs.stages import Task
+from nearkin.runs.task import Task
 from nearkin.runs.trials import mean_accuracy
 from nearkin.tables import write_csv
 from nearkin.types import UNKNOWN

@@ -19,7 +19,7 @@ from nearkin.discovery.scores import (
 from nearkin.measures.intervals import wilson
 from nearkin.runs.arms import Arm
 from nearkin.runs.material import Material
-from nearkin.runs.stages import Task
+from nearkin.runs.task import Task
 from nearkin.runs.trials import Mode
 from nearkin.types import UNKNOWN
 

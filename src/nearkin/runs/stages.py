@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Int64
 
 from nearkin.config import TrainConfig, Value
 from nearkin.data.batches import Feed
@@ -22,10 +21,11 @@ from nearkin.runs.fit import fit, optimizer_for, schedule_for
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.options import method_options
 from nearkin.runs.reporter import Logged
+from nearkin.runs.starts import Start
+from nearkin.runs.task import Task
 from nearkin.runs.trunk import Trunk
 from nearkin.training.health import health
 from nearkin.training.loop import seeded, steps
-from nearkin.types import UNKNOWN
 
 NOTHING: Final = np.zeros(0, np.int64)
 LOOKED_AT: Final = 1000
@@ -61,31 +61,6 @@ RECIPES: Final[dict[str, Recipe]] = {
     ),
 }
 LEAST_EPOCHS, MOST_EPOCHS = 10, 200
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """Pictures to learn classes from.
-
-    A hidden class is unlabeled here, whatever else is known about it.
-    """
-
-    label: Int64[np.ndarray, " images"]
-    """Known classes of all pictures, `UNKNOWN` for the others."""
-    rows: Int64[np.ndarray, " learned"]
-    """The pictures to learn from."""
-    num_known: int
-    num_novel: int
-
-    @property
-    def labeled(self) -> Int64[np.ndarray, " labeled"]:
-        """The rows of pictures with a known class."""
-        return self.rows[np.flatnonzero(self.label[self.rows] != UNKNOWN)]
-
-    @property
-    def unlabeled(self) -> Int64[np.ndarray, " unlabeled"]:
-        """The rows of the others."""
-        return self.rows[np.flatnonzero(self.label[self.rows] == UNKNOWN)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +126,7 @@ def class_stage(
     before: Method[Any],
     method: str,
     options: Mapping[str, Value],
+    start: Start | None = None,
 ) -> Stage:
     """Known and novel classes together, starting from a network that knows the known ones.
 
@@ -161,6 +137,7 @@ def class_stage(
         before: The known stage's method.
         method: `ncl` or `simgcd`.
         options: Its options, over those of its recipe.
+        start: Clusters that its heads start at, instead of at random.
     """
     rows, labeled = task.unlabeled, task.labeled
     batch = min(int(base.batch_size), len(rows) + min(len(rows), len(labeled)))
@@ -175,6 +152,8 @@ def class_stage(
     config = _config(base, method, order, method_options(method, asked, images, batch))
     stage = _stage(trunk, task, order, config)
     stage.method.backbone.load_state_dict(before.backbone.state_dict())
+    if start is not None:
+        start.aim(stage.method)
     return stage
 
 

@@ -20,7 +20,9 @@ from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.measures.matching import right
 from nearkin.method import Method
 from nearkin.runs.classifier import class_probability, heads_of, on_top, still
-from nearkin.runs.stages import Task, class_stage, known_stage
+from nearkin.runs.stages import class_stage, known_stage
+from nearkin.runs.starts import Start, start_of
+from nearkin.runs.task import Task
 from nearkin.runs.trunk import FrozenTrunk
 from nearkin.types import UNKNOWN
 
@@ -89,6 +91,7 @@ class Trials:
         mode: ncd hides classes; gcd hides half of the other pictures' labels as well.
         folder: Where finished trials are kept, so that a stopped run does none twice.
         options: Of the mode's method, beside the strength.
+        start: Where its classes start: at `clusters`, or anywhere.
     """
 
     trunk: FrozenTrunk
@@ -97,17 +100,18 @@ class Trials:
     mode: Mode
     folder: Path
     options: Mapping[str, Value]
+    start: str
 
     def run(self, strengths: Sequence[float]) -> Iterator[Trial]:
         """Every strength in every fold."""
         for fold, hidden in enumerate(folds(self.task.num_known, self.base.seed)):
             task, truth = self._hide(hidden)
-            known = None
+            begun = None
             for strength in strengths:
                 path = self.folder / f"{self.mode}-{fold}-{strength:g}.npz"
                 if not path.exists():
-                    known = known or self._learn_known(task)
-                    self._try(task, truth, known, strength, path)
+                    begun = begun or self._begin(task)
+                    self._try(task, truth, *begun, strength, path)
                 with np.load(path, allow_pickle=False) as file:
                     kept = dict(file)
                 accuracy = float(kept["correct"].mean())
@@ -128,16 +132,25 @@ class Trials:
             label[chosen] = UNKNOWN
         return Task(label, self.task.labeled, len(rest), len(hidden)), truth
 
-    def _learn_known(self, task: Task) -> Method[Any]:
+    def _begin(self, task: Task) -> tuple[Method[Any], Start | None]:
+        """What all strengths of a fold start from."""
         stage = known_stage(self.trunk, task, replace(self.base, epochs="auto"))
         stage.try_out()
-        return stage.method
+        if self.start == "random":
+            return stage.method, None
+        return stage.method, start_of(self.trunk, stage.method, task, self.base.seed)
 
     def _try(
-        self, task: Task, truth: np.ndarray, known: Method[Any], strength: float, path: Path
+        self,
+        task: Task,
+        truth: np.ndarray,
+        known: Method[Any],
+        start: Start | None,
+        strength: float,
+        path: Path,
     ) -> None:
         options = dict(self.options) | strength_options(self.mode, strength, task.num_novel)
-        stage = class_stage(self.trunk, task, self.base, known, METHODS[self.mode], options)
+        stage = class_stage(self.trunk, task, self.base, known, METHODS[self.mode], options, start)
         stage.try_out(SHORT)
         layer, heads = still(stage.method.backbone), still(heads_of(stage.method))
         with torch.inference_mode():

@@ -1,0 +1,83 @@
+"""Photographs loaded ahead by worker processes, which may die or hang without changing a bit."""
+
+import re
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+import torch
+from torch.utils.data import DataLoader
+
+from nearkin.data.photographs import Crops, Photographs
+
+PATIENCE: Final = 120
+"""Seconds after which a worker hangs; more for very large batches."""
+
+
+def lost(error: Exception) -> bool:
+    """Whether an error says that a worker died or hung, not that what it computed failed."""
+    if isinstance(error, ConnectionError | EOFError):  # while it was handing something over
+        return "Caught" not in str(error)
+    return re.match(r"DataLoader (worker \(pid|timed out)", str(error)) is not None
+
+
+def told(error: Exception) -> str:
+    """The first sentence of an error."""
+    return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+
+
+def loaded_ahead(photographs: Photographs, start: int, stop: int, workers: int) -> Iterator[Crops]:
+    """The crops of the steps from `start` to before `stop`.
+
+    If a worker dies or hangs, all are replaced, once, and go on from the same step: a step
+    depends on none before it, so the result is the same.
+
+    Args:
+        photographs: What to load.
+        start: The first step.
+        stop: The step after the last.
+        workers: Processes; with 0, this one loads what it needs.
+
+    Raises:
+        RuntimeError, ConnectionError, EOFError: If that happens for a second time; see `lost`.
+    """
+    step, replaced = start, False
+    while step < stop:
+        loaded, processes = _started(photographs, range(step, stop), workers)
+        try:
+            for crops in loaded:
+                yield crops
+                step += 1
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            for process in processes:
+                process.kill()  # torch only asks them to end, and waits
+            if replaced or not lost(error):
+                raise
+            replaced = True
+            warnings.warn(f"{told(error)}; workers are replaced at step {step}", stacklevel=2)
+
+
+def _started(
+    photographs: Photographs, steps: range, workers: int
+) -> tuple[Iterator[Crops], set[BaseProcess]]:
+    """What loads the steps, and the processes that it has started."""
+    pictures = photographs.share.stop - photographs.share.start
+    loader: Any = DataLoader(
+        photographs,
+        batch_size=None,
+        sampler=steps,
+        num_workers=workers,
+        timeout=max(PATIENCE, pictures // 4) if workers else 0,
+        generator=torch.Generator(),  # or iterating would draw from the global one
+    )
+    # torch lets a dead worker raise wherever the main thread is, such as amid an optimizer's
+    # step. Without its handler the same is found out when the next step is asked for.
+    before, others = signal.getsignal(signal.SIGCHLD), set(active_children())
+    loaded: Iterator[Crops] = iter(loader)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, before)
+    return loaded, set(active_children()) - others

@@ -1,0 +1,103 @@
+"""Loader workers that die or hang: replaced once, from the same step, with the same batches."""
+
+import multiprocessing
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nearkin.data import loading
+from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Batches
+from nearkin.data.images import open_images
+from nearkin.data.order import Order
+from nearkin.errors import WorkerError
+from nearkin.runs.failures import foreseen
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photographs")
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        noise = rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)
+        Image.fromarray(noise).resize((160, 120)).save(folder / f"{number:02d}.jpg")
+    return folder
+
+
+def batches(folder, workers):
+    images = open_images(folder, cache=False)
+    kinds, order = views_of("simclr_cifar", 2), Order(len(images), 4, 0)
+    cpu = torch.device("cpu")
+    return Batches(images, kinds, image_size=32, order=order, device=cpu, workers=workers)
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    return list(batches(folder, 0).between(0, STEPS))
+
+
+def workers_now():
+    return sorted(child.pid for child in multiprocessing.active_children())
+
+
+def same(a, b):
+    return torch.equal(a.index, b.index) and all(map(torch.equal, a.views, b.views))
+
+
+def run(made, signals):
+    """The batches, while all workers are sent a signal after some of the steps."""
+    found = []
+    for step, batch in enumerate(made.between(0, STEPS)):
+        found.append(batch)
+        for worker in workers_now() if step in signals else ():
+            os.kill(worker, signals[step])
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("at", [1, STEPS - 6])
+def test_workers_that_die_are_replaced_and_nothing_changes(folder, alone, number, at):
+    with pytest.warns(UserWarning, match="workers are replaced at step"):
+        found = run(batches(folder, 2), {at: number})
+    assert len(found) == STEPS
+    assert all(map(same, found, alone))
+
+
+def test_workers_that_hang_are_replaced_and_nothing_changes(folder, alone, monkeypatch):
+    monkeypatch.setattr(loading, "PATIENCE", 2)
+    with pytest.warns(UserWarning, match="timed out after 2 seconds; workers are replaced"):
+        found = run(batches(folder, 1), {4: signal.SIGSTOP})
+    assert all(map(same, found, alone))
+    assert workers_now() == []
+
+
+@pytest.mark.filterwarnings("ignore:.*workers are replaced")
+def test_workers_that_die_again_end_the_run_in_one_line(folder):
+    again = dict.fromkeys(range(STEPS), signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"failed twice .*--resume goes on"), foreseen(4):
+        run(batches(folder, 1), again)
+
+
+def test_a_death_is_never_told_amid_a_step(folder):
+    """torch would raise from a signal handler, in the middle of whatever is being computed."""
+    running = batches(folder, 1).between(0, STEPS)
+    next(running)
+    (worker,) = workers_now()
+    os.kill(worker, signal.SIGKILL)
+    os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
+    assert sum(range(10**6)) == 499999500000  # Python handles signals between its instructions
+    with pytest.warns(UserWarning, match="replaced"):
+        assert len(list(running)) == STEPS - 1
+
+
+def test_an_error_in_a_worker_is_no_lost_worker(folder, monkeypatch):
+    broken = batches(folder, 1)
+    monkeypatch.setattr(broken.photographs.drawing, "views", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(broken.between(0, STEPS))

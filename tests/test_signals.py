@@ -1,0 +1,225 @@
+"""Signals make a run stop, save or wait; none of them changes one bit of its result.
+
+As a program, `python tests/test_signals.py FOLDER`, it sends them to real runs, which it forks.
+"""
+
+import json
+import mmap
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+METHOD = "moco"
+STOPPING = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
+
+
+class Sender:
+    """Starts runs and sends them signals at chosen steps, at a random moment of each."""
+
+    def __init__(self, folder: Path) -> None:
+        import kills
+
+        self.kills = kills
+        self.commit = kills.of(METHOD, kills.COMMIT)
+        self.whole, self.broken = folder / "whole", folder / "broken"
+        self.data = kills.write_data(folder)
+        self.rng = random.Random(0)
+        self.shared = mmap.mmap(-1, 8)
+        kills.unbroken(self.command(self.whole), self.whole)
+
+    def command(self, out: Path) -> list[str]:
+        """A run that saves when it is asked to, and at its end."""
+        return self.kills.arguments(METHOD, self.data, out, save_every=100_000)
+
+    @property
+    def step(self) -> int:
+        """The step under way, counted from 1, which is about to be written down by the method."""
+        return int.from_bytes(self.shared[:], "big")
+
+    def note(self) -> None:
+        """Let a run tell the step under way."""
+
+        def noting(commit):
+            def call(method, memo, progress):
+                step = round(progress * self.kills.TOTAL) + 1
+                self.shared[:] = step.to_bytes(8, "big")
+                return commit(method, memo, progress)
+
+            return call
+
+        self.kills.replace(self.commit, noting)
+
+    def ignore_hangup(self) -> None:
+        """What `nohup` does."""
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self.note()
+
+    def sleep(self) -> None:
+        """Let the third step last for longer than a run is waited for."""
+
+        def sleeping(commit):
+            def call(method, memo, progress):
+                if self.step == 3:
+                    time.sleep(2 * self.kills.PATIENCE)
+                return commit(method, memo, progress)
+
+            return call
+
+        self.kills.replace(self.commit, sleeping)
+        self.note()
+
+    def start(self, prepare) -> int:
+        self.shared[:] = bytes(8)
+        return self.kills.start([*self.command(self.broken)], prepare)
+
+    def send(self, child: int, number: signal.Signals, step: int) -> tuple[int, int]:
+        """Send it in or soon after a step; returns between which steps it was."""
+        while self.step < step:
+            time.sleep(0.001)
+            assert os.waitpid(child, os.WNOHANG) == (0, 0), "the run ended too early"
+        time.sleep(self.rng.uniform(0, 0.02))
+        before = self.step
+        os.kill(child, number)
+        return before, self.step
+
+    def saved(self) -> list[int]:
+        """Steps of the checkpoints, each of which is sound."""
+        paths = sorted((self.broken / "checkpoints").iterdir())
+        assert all(self.kills.sealed.read(path) is not None for path in paths)
+        return [int(re.fullmatch(r"ckpt-(\d+)\.pt", path.name)[1]) for path in paths]
+
+    def differing(self) -> list[str]:
+        """Bring what was interrupted to its end, and compare."""
+        self.kills.unbroken(self.command(self.broken), self.broken)
+        found = self.kills.differences(self.whole, self.broken)
+        shutil.rmtree(self.broken)
+        return found
+
+    def stopped(self, name: str) -> dict[str, object]:
+        """Stop a run again and again."""
+        stops = []
+        for step in (2, 8, 14):
+            child = self.start(self.note)
+            before, after = self.send(child, signal.Signals[name], step)
+            code = self.kills.finish(child)
+            stops.append([code, before, self.saved()[-1], after + 1])
+        log = (self.broken / "train.log").read_text()
+        said = [int(step) for step in re.findall(rf"stopped by {name} after step (\d+)", log)]
+        return {"stops": stops, "said": said, "differing": self.differing()}
+
+    def stopped_at_once(self, name: str) -> list[object]:
+        """The exit code after a second signal during a step that would not end."""
+        child = self.start(self.sleep)
+        self.send(child, signal.Signals[name], 3)
+        ended, status = 0, 0
+        while not ended:  # a first one that is not yet noted would swallow the second
+            time.sleep(0.05)
+            os.kill(child, signal.Signals[name])
+            ended, status = os.waitpid(child, os.WNOHANG)
+        code, saved = os.waitstatus_to_exitcode(status), self.saved()
+        return [code, saved, self.differing()]
+
+    def stopped_between(self) -> list[object]:
+        """Stop a run in the moment after it has decided that no checkpoint is due."""
+        kills, after = self.kills, "nearkin.runs.saver.Saver.after"
+        aim = kills.Aim(after, after, "before")
+        stop = lambda: os.kill(os.getpid(), signal.SIGTERM)
+        child = self.start(lambda: kills.set_up(aim, METHOD, 5, stop))
+        code, saved = kills.finish(child), self.saved()
+        log = (self.broken / "train.log").read_text()
+        return [code, saved, int(re.search(r"after step (\d+), which", log)[1]), self.differing()]
+
+    def harmless(self, name: str) -> list[object]:
+        """The exit code of a run that goes on, and what differs."""
+        child = self.start(self.ignore_hangup)
+        for step in (3, 9):
+            self.send(child, signal.Signals[name], step)
+            if name == "SIGSTOP":
+                time.sleep(0.1)
+                os.kill(child, signal.SIGCONT)
+        return [self.kills.finish(child), self.differing()]
+
+    def asked_to_save(self) -> dict[str, object]:
+        """Where checkpoints were asked for, and where they are."""
+        child = self.start(self.note)
+        times = [self.send(child, signal.SIGUSR1, step) for step in (3, 12)]
+        code, saved = self.kills.finish(child), self.saved()
+        return {"code": code, "times": times, "saved": saved, "differing": self.differing()}
+
+    def all(self) -> dict[str, object]:
+        """What every signal does."""
+        return {
+            "stopped": {name: self.stopped(name) for name in STOPPING},
+            "at once": {name: self.stopped_at_once(name) for name in STOPPING},
+            "between": self.stopped_between(),
+            "harmless": {name: self.harmless(name) for name in ("SIGSTOP", "SIGHUP")},
+            "asked": self.asked_to_save(),
+        }
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What happened, in a process that had imported everything and forked for every run."""
+    command = [sys.executable, __file__, str(tmp_path_factory.mktemp("signals"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", STOPPING)
+def test_a_run_that_is_asked_to_stop_saves_the_step_under_way_or_the_next(name, found):
+    stops = found["stopped"][name]["stops"]
+    assert len(stops) == 3
+    for code, before, saved, after in stops:
+        assert code == STOPPING[name]
+        assert before <= saved <= after
+    assert found["stopped"][name]["said"] == [saved for _, _, saved, _ in stops]
+
+
+@pytest.mark.parametrize("name", STOPPING)
+def test_a_run_stopped_three_times_ends_where_the_unbroken_run_ends(name, found):
+    assert found["stopped"][name]["differing"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("SIGTERM", -signal.SIGTERM), ("SIGINT", 130), ("SIGHUP", -signal.SIGHUP)]
+)
+def test_a_second_signal_acts_at_once_and_saves_nothing(name, code, found):
+    assert found["at once"][name] == [code, [], []]
+
+
+def test_a_run_never_says_that_a_step_is_saved_which_is_not(found):
+    code, saved, said, differing = found["between"]
+    assert code == 143
+    assert saved == [said]
+    assert differing == []
+
+
+@pytest.mark.parametrize("name", ["SIGSTOP", "SIGHUP"])
+def test_waiting_and_a_closed_terminal_under_nohup_are_harmless(name, found):
+    assert found["harmless"][name] == [0, []]
+
+
+def test_a_run_that_is_asked_to_save_does_so_and_goes_on(found):
+    asked = found["asked"]
+    assert asked["code"] == 0
+    *middle, last = asked["saved"]
+    assert len(middle) == 2
+    assert all(before <= step <= after + 1 for step, (before, after) in zip(middle, asked["times"]))
+    assert last > middle[-1]
+    assert asked["differing"] == []
+
+
+if __name__ == "__main__":
+    import torch
+
+    torch.set_num_threads(1)
+    print(json.dumps(Sender(Path(sys.argv[1])).all()))

@@ -1,0 +1,102 @@
+"""Heads that start at clusters: no class begins without pictures, and the clusters are k-means'."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin.config import TrainConfig
+from nearkin.measures.matching import cluster_accuracy
+from nearkin.runs.classifier import class_probability, heads_of, on_top, still
+from nearkin.runs.stages import class_stage, known_stage
+from nearkin.runs.starts import start_of
+from nearkin.runs.task import Task
+from nearkin.runs.trunk import FrozenTrunk, Looks
+from nearkin.types import UNKNOWN
+
+KNOWN, NOVEL, EACH, HELD_OUT = 6, 20, 5, 7
+BASE = TrainConfig(
+    method="ncl", backbone="tiny", image_size=8, batch_size=32, epochs=20, seed=0,
+    precision="fp32", workers=0,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def begun():
+    """Many classes of few pictures, and a network that has learned the known ones."""
+    rng = np.random.default_rng(0)
+    truth = rng.permutation(np.repeat(np.arange(KNOWN + NOVEL), EACH))
+    centers = 3 * rng.normal(size=(KNOWN + NOVEL, 16))
+    center = torch.from_numpy(centers[truth] + rng.normal(size=(len(truth), 16))).float()
+    views = center + 0.3 * torch.from_numpy(rng.normal(size=(2, *center.shape))).float()
+    center[:HELD_OUT] = torch.nan  # nobody may look at what is held out
+    label = np.where(truth < KNOWN, truth, UNKNOWN)
+    task = Task(label, np.arange(HELD_OUT, len(truth)), KNOWN, NOVEL)
+    trunk = FrozenTrunk(Looks(center, views), torch.device("cpu"))
+    stage = known_stage(trunk, task, BASE)
+    stage.try_out()
+    return trunk, task, truth, stage.method, start_of(trunk, stage.method, task, seed=0)
+
+
+def classes_of(trunk, task, method, disjoint):
+    rows = torch.from_numpy(task.rows)
+    with torch.inference_mode():
+        features = on_top(still(method.backbone), trunk.kept.center[rows])
+        found = class_probability(still(heads_of(method)), features, KNOWN, disjoint)
+    return found.argmax(dim=1).numpy()
+
+
+def test_clusters_are_of_the_pictures_to_learn_from_and_of_the_unlabeled_ones_among_them(begun):
+    _, task, truth, _, start = begun
+    label = task.label[task.rows]
+    novel, joint = start.novel.numpy(), start.joint.numpy()
+    assert start.features.isfinite().all()
+    assert ((novel == UNKNOWN) == (label != UNKNOWN)).all()
+    assert set(novel[label == UNKNOWN]) == set(range(NOVEL))
+    assert (joint[label != UNKNOWN] == label[label != UNKNOWN]).mean() > 0.95
+    rest = truth[task.rows][label == UNKNOWN]
+    assert cluster_accuracy(rest, novel[label == UNKNOWN])[0] > 0.7
+
+
+@pytest.mark.parametrize("method", ["ncl", "simgcd"])
+def test_a_head_starts_with_the_pictures_of_its_cluster(begun, method):
+    trunk, task, truth, known, start = begun
+    disjoint = method == "ncl"
+    found = {}
+    for name, at in (("clusters", start), ("random", None)):
+        stage = class_stage(trunk, task, BASE, known, method, {}, at)
+        rest = task.label[task.rows] == UNKNOWN
+        classes = classes_of(trunk, task, stage.method, disjoint)[rest]
+        found[name] = cluster_accuracy(truth[task.rows][rest], classes)[0]
+        if at is not None:
+            cluster = (start.novel + KNOWN if disjoint else start.joint).numpy()[rest]
+            assert (classes == cluster).mean() > 0.8
+    assert found["clusters"] > found["random"] + 0.2
+
+
+def test_training_finds_more_of_many_classes_than_from_a_random_start(begun):
+    trunk, task, truth, known, start = begun
+    rest = task.label[task.rows] == UNKNOWN
+    accuracy = []
+    for at in (start, None):
+        stage = class_stage(trunk, task, BASE, known, "ncl", {"positive_rate": 0.02}, at)
+        stage.try_out()
+        classes = classes_of(trunk, task, stage.method, disjoint=True)[rest]
+        accuracy.append(cluster_accuracy(truth[task.rows][rest], classes)[0])
+    assert accuracy[0] > accuracy[1]
+
+
+def test_a_start_depends_on_its_seed_and_no_other(begun):
+    trunk, task, _, known, start = begun
+    torch.manual_seed(5)
+    again = start_of(trunk, known, task, seed=0)
+    assert torch.equal(again.novel, start.novel)
+    assert torch.equal(again.joint, start.joint)
+
+
+def test_heads_of_fewer_pictures_than_classes_start_somewhere(begun):
+    trunk, task, _, known, _ = begun
+    few = replace(task, rows=np.concatenate([task.labeled, task.unlabeled[:8]]))
+    stage = class_stage(trunk, few, BASE, known, "ncl", {}, start_of(trunk, known, few, 0))
+    assert all(parameter.isfinite().all() for parameter in stage.method.parameters())
