@@ -484,3 +484,13 @@ def test_a_run_is_not_resumed_on_pictures_that_have_changed(tmp_path, capsys):
     code, line = failure([*arguments, "--resume"], capsys)
     assert code == 5
     assert "bring them back" in line
+
+
+@pytest.mark.parametrize("variable", ["NEARKIN_TRACEBACK", "NEARKIN_TORCHVISION"])
+def test_variables_that_are_no_settings_are_not_taken_for_options(
+    variable, pictures, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv(variable, "1")
+    arguments = ["train", str(pictures), "-o", str(tmp_path / "run"), "--epochs", "0"]
+    assert main(arguments) == 2
+    assert "--epochs 0" in capsys.readouterr().err

@@ -184,6 +184,7 @@ CHANGED = dict(
     known_epochs=100,
     drops="0.85",
     batch_size=64,
+    start="random",
     strength=0.25,
     num_seeds=5,
     baselines=False,
@@ -196,6 +197,7 @@ CHANGED = dict(
     seed=3,
     device="cpu",
     workers=2,
+    scan="full",
     max_bad=0.5,
     options={"queue_size": 64, "targets": "official"},
 )

@@ -46,6 +46,15 @@ def _text(cell: str | None) -> str:
     return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(FORMULAS) else cell
 
 
+def printable(text: str) -> str:
+    r"""The text with its control characters and broken bytes spelled out: names may hold any.
+
+    >>> print(printable("a\x1b[31mred"))
+    a\x1b[31mred
+    """
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 def replace_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")

@@ -4,6 +4,8 @@ from typing import Any
 
 from rich.console import Console
 
+from nearkin.tables import printable
+
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
@@ -24,7 +26,7 @@ class Terminal:
     def line(self, text: str) -> None:
         """Show a line above the bar."""
         if not self._quiet:
-            (self._bar.console if self._bar else err).print(text, markup=False)
+            (self._bar.console if self._bar else err).print(printable(text), markup=False)
 
     def progress(self, done: int, total: int, text: str) -> None:
         """Move the bar, if this is a terminal."""

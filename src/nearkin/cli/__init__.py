@@ -12,6 +12,7 @@ from rich.console import Console
 from nearkin.cli import discovery, information, training  # noqa: F401 (they add their commands)
 from nearkin.cli.app import app
 from nearkin.errors import NearkinError, UsageError
+from nearkin.tables import printable
 from nearkin.terminal import err
 
 
@@ -27,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
             result_action="return_value",
         )
     except (CycloptsError, NearkinError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return error.exit_code if isinstance(error, NearkinError) else UsageError.exit_code
     except BrokenPipeError:  # whoever read the output has heard enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -40,6 +41,6 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         hint = "see the train.log of a run, or set NEARKIN_TRACEBACK=1, and please report it"
-        print(f"error: a bug in nearkin: {what}; {hint}", file=sys.stderr)
+        print(f"error: a bug in nearkin: {printable(what)}; {hint}", file=sys.stderr)
         return NearkinError.exit_code
     return 0

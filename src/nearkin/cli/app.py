@@ -1,8 +1,9 @@
 """What all commands share: the application, flags, and how results are printed."""
 
 import json
+import os
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 from cyclopts.config import Env
@@ -20,6 +21,10 @@ nearkin discover PICTURES --labeled SOME_CLASSES
 app = App(name="nearkin", version=__version__, help=HELP, config=Env("NEARKIN_", command=False))
 
 Flag = Annotated[bool, Parameter(negative="")]
+
+
+NO_SETTINGS: Final = ("NEARKIN_TORCHVISION", "NEARKIN_TRACEBACK")
+"""Variables of the environment that are read elsewhere."""
 
 
 class Given:
@@ -40,6 +45,9 @@ def merged(
     """Settings of a file, under what was typed: settings, and options of a method."""
     given = {name: getattr(typed, name) for name in typed.given} if typed else {}
     named = {name.replace("-", "_"): value for name, value in options.items()}
+    for variable in NO_SETTINGS:  # cyclopts takes whatever begins with NEARKIN_ for an option
+        if variable in os.environ:
+            named.pop(variable.removeprefix("NEARKIN_").lower(), None)
     return {**stored, **given, "options": {**stored.get("options", {}), **named}}
 
 

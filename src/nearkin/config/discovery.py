@@ -72,6 +72,8 @@ class DiscoverConfig:
     """Where to compute: auto, cpu, cuda, cuda:1, mps."""
     workers: int | Auto = "auto"
     """Processes that decode photographs."""
+    scan: Literal["headers", "full"] = "headers"
+    """What is looked at before training: the header of every file, or every picture decoded."""
     max_bad: float = 0.1
     """Largest share of unreadable pictures to go on with."""
     options: Mapping[str, Value] = field(default_factory=dict)

@@ -82,6 +82,8 @@ class TrainConfig:
     """Arithmetic of the networks; auto is bf16 where the processor has it."""
     workers: int | Auto = "auto"
     """Processes that decode photographs."""
+    scan: Literal["headers", "full"] = "headers"
+    """What is looked at before training: the header of every file, or every picture decoded."""
     max_bad: float = 0.1
     """Largest share of unreadable pictures to go on with."""
     init_from: str = ""

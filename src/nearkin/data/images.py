@@ -176,7 +176,7 @@ def open_files(
     listing: Listing, *, max_pixels: int = MAX_PIXELS, cache: bool = True, full: bool = False
 ) -> Images:
     """Check the headers of listed files, as `open_images` does; there may be no usable ones."""
-    headers = scan(listing, full=full, cache=cache)
+    headers = scan(listing, decoded_pixels=max_pixels if full else 0, cache=cache)
     names, bad = _admit(listing, headers, max_pixels)
     return _unlabeled(
         names,

@@ -16,25 +16,26 @@ PREFIX: Final = 2**16
 """Bytes that nearly always hold the whole header."""
 
 
-def scan(listing: Listing, *, full: bool = False, cache: bool = True) -> dict[str, Header]:
+def scan(listing: Listing, *, decoded_pixels: int = 0, cache: bool = True) -> dict[str, Header]:
     """Read the header of every listed file, or recall it if the file has not changed since.
 
     Args:
         listing: the files.
-        full: decode every picture, which finds damage behind the header.
+        decoded_pixels: decode every picture of at most so many pixels, which finds damage
+            behind the header.
         cache: use and keep the index.
 
     Returns:
         Each file's header. A bad file has a `BadImage` reason as its format, and no size.
     """
-    path = index_path(listing.key, "full" if full else "headers")
+    path = index_path(listing.key, f"up-to-{decoded_pixels}" if decoded_pixels else "headers")
     files = listing.files
     known = recall(path, files, ("formats", "sizes")) if cache else {}
     found = {name: Header(str(kind), *size.tolist()) for name, (kind, size) in known.items()}
     fresh = [name for name in files if name not in found]
 
     def look(name: str) -> Header:
-        return _look(listing.source, name, files[name].bytes, full)
+        return _look(listing.source, name, files[name].bytes, decoded_pixels)
 
     with ThreadPoolExecutor(THREADS) as pool:
         found.update(zip(fresh, pool.map(look, fresh), strict=True))
@@ -46,20 +47,25 @@ def scan(listing: Listing, *, full: bool = False, cache: bool = True) -> dict[st
     return headers
 
 
-def _look(source: Source, name: str, size: int, full: bool) -> Header:
+def _look(source: Source, name: str, size: int, decoded_pixels: int) -> Header:
     try:
         if size > MAX_BYTES:
             raise BadImage("too-large")
-        if full:
+        found = _header(source, name, size)
+        if found.width * found.height <= decoded_pixels:
             decode(_read(source, name))
-        try:
-            return header(_read(source, name, PREFIX))
-        except BadImage:
-            if size <= PREFIX:
-                raise
-            return header(_read(source, name))
     except BadImage as error:
         return Header(error.reason, 0, 0)
+    return found
+
+
+def _header(source: Source, name: str, size: int) -> Header:
+    try:
+        return header(_read(source, name, PREFIX))
+    except BadImage:
+        if size <= PREFIX:
+            raise
+        return header(_read(source, name))
 
 
 def _read(source: Source, name: str, limit: int | None = None) -> bytes:

@@ -18,6 +18,7 @@ from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.knn import knn
 from nearkin.runs.build import build_method, named_backbone, resolve, views_for
+from nearkin.runs.data import copies
 from nearkin.runs.describe import describe
 from nearkin.runs.fit import seconds_per_epoch
 from nearkin.training.loop import seeded
@@ -113,11 +114,7 @@ def check(
     """
     images = open_images(data, labels=labels, full=scan == "full")
     found = duplicates(images)
-    warnings = [
-        f"{count} {kind} duplicates: each is a negative that should not be one; remove them"
-        for count, kind in ((found.num_exact, "exact"), (found.num_near, "near"))
-        if count > 0.05 * len(images)
-    ]
+    warnings = copies(found.num_exact, "exact", images) + copies(found.num_near, "near", images)
     hours, megabytes = None, None
     try:
         device = choose_device("auto")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from nearkin.data.split import names_a_test_part, split
 from nearkin.errors import CheckpointError, DataError
 from nearkin.tables import replace_text, write_csv
 
+NAMED: Final = 10
+"""Unreadable pictures that an error names."""
+
 
 @dataclass(frozen=True, eq=False)
 class Parts:
@@ -26,6 +29,8 @@ class Parts:
     train_rows: np.ndarray
     test_rows: np.ndarray
     """Held out: scored, never trained on. Empty if nothing is held out."""
+    num_exact: int = 0
+    """Pictures that are exact copies of others, as far as was looked for them."""
 
     @cached_property
     def train(self) -> Images:
@@ -56,29 +61,44 @@ class Parts:
         )
 
 
-def open_parts(data: Any, config: TrainConfig) -> Parts:
+def copies(count: int, kind: str, images: Images) -> list[str]:
+    """A warning of copies, if there are so many that they matter."""
+    if count <= 0.05 * len(images):
+        return []
+    return [f"{count} {kind} duplicates: each is a negative that should not be one; remove them"]
+
+
+def open_parts(data: Any, config: TrainConfig, listed: Path | None = None) -> Parts:
     """Open the data and hold a part of them out.
+
+    Args:
+        data: What `open_images` takes.
+        config: How they are read and divided.
+        listed: The file to list unreadable pictures in.
 
     Raises:
         DataError: If there are no pictures, or more than `max_bad` of them are unreadable.
     """
-    images = open_images(data, labels=config.labels)
-    refuse_bad(images, config.max_bad)
+    images = open_images(data, labels=config.labels, full=config.scan == "full")
+    refuse_bad(images, config.max_bad, listed)
     return divide(images, config.val, config.seed)
 
 
-def refuse_bad(images: Images, most: float) -> None:
-    """Refuse data of which too large a share cannot be read.
+def refuse_bad(images: Images, most: float, listed: Path | None = None) -> None:
+    """Refuse data of which too large a share cannot be read, once this share is listed.
 
     Raises:
         DataError: Naming some of them.
     """
-    share_bad = len(images.bad) / (len(images) + len(images.bad))
-    if share_bad > most:
-        first = ", ".join(f"{bad.name} ({bad.reason})" for bad in images.bad[:3])
+    if listed is not None:
+        write_bad_files(listed, images)
+    bad, count = len(images.bad), len(images) + len(images.bad)
+    if bad > most * count:
+        first = ", ".join(f"{bad.name!r} ({bad.reason})" for bad in images.bad[:NAMED])
+        more = f" and {bad - NAMED} more" if bad > NAMED else ""
         raise DataError(
-            f"{len(images.bad)} of {len(images) + len(images.bad)} pictures are unreadable: "
-            f"{first}, ...; remove them, or allow more with --max-bad"
+            f"{bad} of {count} pictures are unreadable: {first}{more}; remove them, or allow more "
+            "with --max-bad"
         )
 
 
@@ -92,8 +112,9 @@ def divide(images: Images, share: float, seed: int) -> Parts:
         return Parts(images, *split(images, share, seed))
     if share == 0:
         return Parts(images, np.arange(len(images)), np.zeros(0, np.int64))
-    grouped = replace(images, groups=duplicates(images).groups)
-    return Parts(grouped, *split(grouped, share, seed))
+    found = duplicates(images)
+    grouped = replace(images, groups=found.groups)
+    return Parts(grouped, *split(grouped, share, seed), found.num_exact)
 
 
 def same_data(path: Path, parts: Parts) -> None:

@@ -87,7 +87,7 @@ def discover(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
             f"writing {path.resolve()}"
         )
-        material = open_material(data, config)
+        material = open_material(data, config, folder.bad_files)
         for line in material.lines():
             told.line(line)
         _fitting(material, config)

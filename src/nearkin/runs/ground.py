@@ -92,6 +92,7 @@ class Preparation:
                 seed=seed,
                 device=config.device,
                 workers=config.workers,
+                scan=config.scan,
                 max_bad=config.max_bad,
             )
             resume = stage.config.exists()

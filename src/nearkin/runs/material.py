@@ -68,17 +68,22 @@ class Material:
         yield from self.notes
 
 
-def open_material(data: Any, config: DiscoverConfig) -> Material:
+def open_material(data: Any, config: DiscoverConfig, listed: Path | None = None) -> Material:
     """Open the data and find out what is known of each picture.
 
     The pictures that an earlier run held out are held out again, if it had the same data.
+
+    Args:
+        data: What `open_images` takes.
+        config: Settings.
+        listed: The file to list unreadable pictures in.
 
     Raises:
         DataError: If the pictures or the labels cannot be used.
         UsageError: If the settings contradict each other.
     """
-    opened = open_images(data)
-    refuse_bad(opened, config.max_bad)
+    opened = open_images(data, full=config.scan == "full")
+    refuse_bad(opened, config.max_bad, listed)
     labeled = label_pictures(opened, config.labeled, config.known)
     if config.accept:
         labeled = accept(labeled, Path(config.accept))

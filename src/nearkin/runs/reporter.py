@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
+from nearkin.tables import printable
+
 
 @runtime_checkable
 class Reporter(Protocol):
@@ -58,7 +60,7 @@ class Logged:
     def note(self, text: str) -> None:
         """Write a line down without showing it."""
         with suppress(OSError):  # a full disk must cost no more than a line
-            self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(text)}\n")
             self._file.flush()
 
     def progress(self, done: int, total: int, text: str) -> None:

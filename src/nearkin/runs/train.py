@@ -16,7 +16,7 @@ from nearkin.distributed import choose_device, device_name
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.method import Method
 from nearkin.runs.build import build_method, named_backbone, resolve, views_for
-from nearkin.runs.data import Parts, open_parts, same_data, write_bad_files
+from nearkin.runs.data import Parts, copies, open_parts, same_data, write_bad_files
 from nearkin.runs.describe import describe, shrunk
 from nearkin.runs.encoder import CUSTOM, initialize, load, write_encoder
 from nearkin.runs.evaluate import evaluate_parts, table_lines
@@ -99,10 +99,10 @@ def train(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
             f"writing {path.resolve()}"
         )
-        parts = open_parts(data, config)
-        for line in [parts.describe(), *parts.images.notes]:
+        parts = open_parts(data, config, folder.bad_files)
+        warnings = copies(parts.num_exact, "exact", parts.images)
+        for line in [parts.describe(), *parts.images.notes, *(f"warning: {w}" for w in warnings)]:
             told.line(line)
-        write_bad_files(folder.bad_files, parts.images)
         config = resolve(config, parts.train, device)
         if overwrite:
             clear(folder)
@@ -192,8 +192,6 @@ def _finish(
     """Everything that follows the last step: the encoder as a file, and what it is worth."""
     details = _details(config)
     write_encoder(folder.encoder, method.backbone, details)
-    found = {parts.train.names[row]: reason for row, reason in batches.bad.items()}
-    write_bad_files(folder.bad_files, parts.images, found)
     curves(folder.metrics, folder.plots / "curves.png")
     seen = monitor.look(method)
     told.line(f"health {verdict(seen)}")
@@ -202,6 +200,11 @@ def _finish(
         encoder, parts, config, network=network, device=batches.device
     )
     embeddings.write(folder.embeddings)
+    found = {parts.train.names[row]: reason for row, reason in batches.bad.items()}
+    found |= embeddings.bad
+    write_bad_files(folder.bad_files, parts.images, found)
+    if found:
+        told.line(f"warning: {len(found)} pictures cannot be decoded, see bad_files.csv")
     if len(parts.test):
         plot = folder.plots / "neighbors.png"
         neighbor_sheet(
