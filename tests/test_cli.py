@@ -121,7 +121,7 @@ def test_a_refused_overwrite_has_removed_nothing(change, pictures, tmp_path, cap
     out = tmp_path / "run"
     arguments = ["train", pictures, "--epochs", 1, "--batch-size", 8, "-o", out, "-q"]
     assert main([str(argument) for argument in arguments]) == 0
-    before = {path: path.read_bytes() for path in out.glob("*.*") if path.suffix != ".log"}
+    before = {path: path.read_bytes() for path in out.glob("[!.]*.*") if path.suffix != ".log"}
     failure([*arguments, "--overwrite", *change], capsys)
     assert {path: path.read_bytes() for path in before} == before
 

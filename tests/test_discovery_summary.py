@@ -61,7 +61,7 @@ def gcd(tmp_path):
         {"mode": "gcd", "split": "first", "seed": seed, "arm": arm, "train": 0.1 * seed}
         | {"train_known": 0.8, "train_novel": 0.25, "test": 0.5}
         for seed in (1, 2, 3)
-        for arm in ("k-means", "SimGCD")
+        for arm in ("k-means", "SimGCD", "SimGCD, clusters")
     ]
     return write(tmp_path / "clothes-gcd.csv", rows)
 
@@ -146,18 +146,20 @@ def test_every_seed_has_a_line_and_every_arm_a_column(ncd, gcd):
     assert lines[1] == ["first", "2", "0.600", "0.700", "0.730"]
     assert [(split, int(seed)) for split, seed, *_ in lines] == list(PAIRS)
     _, *lines = cells(summarize.markdown(*summarize.read(gcd)))[-1]
-    assert lines[2] == ["first", "3", *["0.300 / 0.800 / 0.250"] * 2]
+    assert lines[2] == ["first", "3", *["0.300 / 0.800 / 0.250"] * 3]
 
 
-def test_mode_gcd_tells_known_from_novel_and_compares_no_arms(gcd):
-    (header, *lines), _ = cells(summarize.markdown(*summarize.read(gcd)))
+def test_mode_gcd_tells_known_from_novel(gcd):
+    (header, *lines), (_, difference), _ = cells(summarize.markdown(*summarize.read(gcd)))
     assert header == ["arm", "n", "All", "Known", "Novel", "test"]
     everything = ["0.200 ± 0.100", "0.800 ± 0.000", "0.250 ± 0.000", "0.500 ± 0.000"]
-    assert lines == [[arm, "3", *everything] for arm in ("k-means", "SimGCD")]
+    arms = ("k-means", "SimGCD", "SimGCD, clusters")
+    assert lines == [[arm, "3", *everything] for arm in arms]
+    assert difference[:4] == ["SimGCD, clusters minus SimGCD", "first", "3", "+0.000"]
 
 
 def test_what_is_compared_and_drawn_is_measured():
-    arms = {key.value for key in constant("ARMS").keys}
+    arms = {key.value for name in ("ARMS", "GCD_ARMS") for key in constant(name).keys}
     assert {arm for pair in summarize.COMPARED for arm in pair} <= arms
     assert set(ast.literal_eval(constant("SEEDS"))) == set(summarize.MARKERS)
     assert set(summarize.MARKERS) == set(summarize.COLORS)

@@ -55,6 +55,12 @@ ARMS: dict[str, dict[str, Value]] = {
     "NCL+SCL+HNG": {"num_hard": 400, "num_easy": 50},
 }
 """Options of NCL. Only the strength is chosen, and rank statistics have none."""
+GCD_ARMS: dict[str, dict[str, Value]] = {
+    "SimGCD": {},
+    "SimGCD, no entropy term": {"entropy_weight": 0.0},
+    "SimGCD, clusters": {},
+}
+"""Options of SimGCD."""
 COLUMNS = (
     "mode", "split", "seed", "arm", "strength", "train", "train_known", "train_novel", "test",
     "known_test", "nmi", "ari", "k_means", "seconds",
@@ -62,7 +68,6 @@ COLUMNS = (
 SLOW = "NCL+SCL+HNG"
 """It takes four times as long: of the first split only."""
 VIEWS = 4
-NO_ENTROPY: dict[str, Value] = {"entropy_weight": 0.0}
 Row = dict[str, Any]
 
 
@@ -208,7 +213,7 @@ def arms_of(mode: Mode, split: str = "first") -> dict[str, dict[str, Value]]:
     """The arms that are trained, with their options."""
     if mode == "ncd":
         return {arm: ARMS[arm] for arm in ARMS if arm != SLOW or split == "first"}
-    return {"SimGCD": {}, "SimGCD, no entropy term": NO_ENTROPY, "SimGCD, clusters": {}}
+    return GCD_ARMS
 
 
 def chosen_strengths(name: str, folder: Path, mode: Mode) -> dict[str, float]:

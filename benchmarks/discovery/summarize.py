@@ -32,6 +32,9 @@ COMPARED = (
     ("NCL+SCL", "self-contrast"),
     ("NCL", "base"),
     ("NCL+SCL+HNG", "NCL+SCL"),
+    ("NCL+SCL, clusters", "base, clusters"),
+    ("NCL+SCL, clusters", "NCL+SCL"),
+    ("SimGCD, clusters", "SimGCD"),
 )
 """Which arm is compared with which."""
 MAIN = "first"
@@ -159,9 +162,8 @@ def markdown(results: Results) -> str:
     parts = [f"## {results.name}, mode {results.mode}"]
     for split in results.splits:
         parts += [f"### Split `{split}`", means(results, split)]
-    if results.mode == "ncd":
-        for column in ("train", "k_means"):
-            parts += [f"### Differences of {titles[column]}", differences(results, column)]
+    for column in ("train", "k_means") if results.mode == "ncd" else ("train",):
+        parts += [f"### Differences of {titles[column]}", differences(results, column)]
     shown = " / ".join(titles[column] for column in BY_SEED[results.mode])
     return "\n\n".join([*parts, f"### {shown}, by seed", by_seed(results)])
 
