@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 import matplotlib.pyplot  # noqa: F401  (imported before forking, as are the next five)
 import numpy as np
-import sklearn.linear_model  # noqa: F401
+import sklearn.linear_model
 import sklearn.metrics  # noqa: F401
 import torch
 import torch._dynamo
@@ -40,7 +40,7 @@ from nearkin.runs.pictures import curves
 from nearkin.training import sealed
 from nearkin.training.checkpoint import latest
 
-PICTURES, BATCH, EPOCHS, SAVE_EVERY = 40, 8, 6, 3
+PICTURES, BATCH, EPOCHS, SAVE_EVERY = 32, 8, 10, 2
 PER_EPOCH = PICTURES // BATCH
 TOTAL = EPOCHS * PER_EPOCH
 RANDOM = "at random"
@@ -61,7 +61,7 @@ class Aim:
     within: str
     at: str
     where: str
-    counts: Callable[..., bool] = lambda *arguments: True
+    counts: Callable[..., bool] = lambda *_: True
     """Whether a call of `within` counts, by its arguments."""
     often: bool = True
     """Whether there are many such calls in a run; then the second or third is meant."""
@@ -69,7 +69,7 @@ class Aim:
 
 def in_epoch(position: int) -> Callable[..., bool]:
     """Whether progress is that of an epoch's batch at this position."""
-    return lambda method, memo, progress: round(progress * TOTAL) % PER_EPOCH == position
+    return lambda _method, _memo, progress: round(progress * TOTAL) % PER_EPOCH == position
 
 
 COMMIT = "METHOD.commit"
@@ -91,7 +91,7 @@ AIMS = {
     "half of metrics": Aim(FLUSH, "pathlib.Path.open", "half"),
     "metrics, before fsync": Aim(FLUSH, "os.fsync", "before"),
     "metrics ahead of checkpoint": Aim(FLUSH, FLUSH, "after"),
-    "after the last save": Aim(SAVE, SAVE, "after", lambda _, step, *rest: step == TOTAL, False),
+    "after the last save": Aim(SAVE, SAVE, "after", lambda _, step, *_rest: step == TOTAL, False),
     "half an encoder": Aim(ENCODER, "pathlib.Path.open", "half", often=False),
     "evaluation": Aim(EVALUATE, "nearkin.runs.evaluate.measure", "before", often=False),
     "summary, before fsync": Aim(f"{FOLDER}.write_summary", "os.fsync", "before", often=False),
@@ -107,9 +107,9 @@ def arguments(
     settings += "--evaluate-every 1 --val 0 --backbone tiny --device cpu --resume -q"
     options = {
         "dino": "--num-prototypes 64 --freeze-until 0.2",
-        "instdisc": "--num-noise 24",
+        "instdisc": "--num-noise 16",
         "moco": "--queue-size 16 --momentum 0.9",
-        "moco_memory_bank": "--num-negatives 24",
+        "moco_memory_bank": "--num-negatives 16",
         "ncl": "--known 0,1 --num-novel-classes 2 --threshold 0.5",
         "nnclr": "--support-size 16 --num-neighbors 2",
         "simgcd": "--known 0,1 --num-novel-classes 2",
@@ -162,33 +162,49 @@ def of(method: str, target: str) -> str:
 
 def set_up(aim: Aim, method: str, nth: int, act: Callable[[], None] = die) -> None:
     """Let this process do that to itself at the `nth` call that the aim is about."""
-    count, armed = itertools.count(1), list[bool]()
+    armed: list[bool] = []
+    replace(of(method, aim.at), acting(aim.where, act, armed))
+    replace(of(method, aim.within), arming(aim.counts, nth, armed))
 
-    def arming(function):
+
+def arming(
+    counts: Callable[..., bool], nth: int, armed: list[bool]
+) -> Callable[[Callable], Callable]:
+    """What tells the function within the wrapped one that its time has come."""
+    count = itertools.count(1)
+
+    def wrap(function):
         def call(*arguments, **options):
-            if aim.counts(*arguments) and next(count) == nth:
+            if counts(*arguments) and next(count) == nth:
                 armed.append(True)
             return function(*arguments, **options)
 
         return call
 
-    def killing(function):
+    return wrap
+
+
+def acting(
+    where: str, act: Callable[[], None], armed: list[bool]
+) -> Callable[[Callable], Callable]:
+    """What lets the wrapped function act in its next call once it is told so."""
+
+    def wrap(function):
         def call(*arguments, **options):
-            now = bool(armed)
+            moment = where if armed else ""
             armed.clear()
-            if now and aim.where == "before":
+            if moment == "before":
                 act()
             result = function(*arguments, **options)
-            if now and aim.where == "after":
+            if moment == "after":
                 act()
-            if now and aim.where == "half":
+            if moment == "half":
                 result.write = half_written(result)
             return result
 
         return call
 
-    replace(of(method, aim.at), killing)
-    replace(of(method, aim.within), arming)
+    return wrap
 
 
 def half_written(file):
@@ -260,7 +276,7 @@ def fatal(command: list[str], method: str, shot: str, rng: random.Random, length
     """Start a run and kill it; False if it was faster."""
     if shot == RANDOM:
         child = start(command)
-        time.sleep(rng.uniform(0, length / 4))
+        time.sleep(rng.uniform(0, length / 5))
         os.kill(child, signal.SIGKILL)
     else:
         nth = rng.randint(2, 3) if AIMS[shot].often else 1
@@ -271,7 +287,7 @@ def fatal(command: list[str], method: str, shot: str, rng: random.Random, length
 
 
 def harness(
-    method: str, kills: int, seed: int, folder: str, aims: list[str] = list(AIMS)
+    method: str, kills: int, seed: int, folder: str, aims: Sequence[str] = tuple(AIMS)
 ) -> dict[str, object]:
     """Kill a method's runs so many times, at random and at these aims in turn.
 
@@ -323,4 +339,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warm_up()
     for line in sys.stdin:
-        print(json.dumps(harness(**json.loads(line))), flush=True)
+        try:
+            answer = harness(**json.loads(line))
+        except AssertionError as error:
+            answer = {"failed": str(error)}
+        print(json.dumps(answer), flush=True)

@@ -42,6 +42,7 @@ def test_the_methods_together_are_killed_at_every_aim():
 def test_five_kills_and_resumes_end_where_the_unbroken_run_ends(method, harness, tmp_path):
     aims = aims_of(method)
     found = harness(method=method, kills=5, seed=0, folder=str(tmp_path), aims=aims)
+    assert "failed" not in found, found["failed"]
     assert found["kills"] == 5
     assert all(found["aims"][aim] == 1 for aim in aims)
     assert found["in_write"] >= sum(AIMS[aim].where == "half" for aim in aims)
