@@ -5,9 +5,12 @@ import csv
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from nearkin.errors import ResourceError
+
+PARTIAL: Final = ".partial."
+"""Between the name of a file that is being written and the number of the process that does."""
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 """How cells begin that a spreadsheet takes for formulas."""
@@ -57,7 +60,7 @@ def printable(text: str) -> str:
 
 def replace_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    partial = path.with_name(f"{path.name}{PARTIAL}{os.getpid()}")
     with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
         file.flush()

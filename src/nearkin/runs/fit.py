@@ -108,9 +108,6 @@ def fit(
     total = int(config.epochs) * per_epoch
     optimizer = optimizer_for(method, config)
     start = _restored(folder, method, optimizer, total, told)
-    changes = note_machine(folder.machine, next(method.parameters()).device, start)
-    if changes:
-        told.line(f"warning: {changes}; from here on the bits are not those of an unbroken run")
     columns = (*COLUMNS, *terms)
     with ExitStack() as stack:
         journal = stack.enter_context(Journal(folder.metrics, columns, upto=start))
@@ -136,12 +133,13 @@ def fit(
             journal.append(row)
             epoch.append(row)
             if done % per_epoch == 0:
+                said = [f"epoch {done // per_epoch}/{config.epochs}", *_means(epoch, found)]
                 lap = pace.lap(done, total, batches.order.batch_size)
-                place = f"epoch {done // per_epoch}/{config.epochs}"
-                told.line("  ".join([place, *_means(epoch, found), *_looks(looked), lap]))
+                told.line("  ".join([*said, *_looks(looked), lap]))
                 epoch.clear()
-            saver.after(done, asked=asked.take_save(), last=done == total or asked.stop)
-            if asked.stop and done < total:
+            stop = asked.stop  # once: a request that comes after the save is for the next step
+            saver.after(done, asked=asked.take_save(), last=done == total or stop)
+            if stop and done < total:
                 asked.end(done)
     return start < total
 
@@ -162,6 +160,9 @@ def _restored(
         )
     if restored.step:
         told.line(f"resuming after step {restored.step} of {total}")
+    changes = note_machine(folder.machine, next(method.parameters()).device, restored.step)
+    if changes:
+        told.line(f"warning: {changes}; from here on the bits are not those of an unbroken run")
     return restored.step
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from nearkin.errors import OutputError, UsageError
-from nearkin.runs.folder import RunFolder, data_name
+from nearkin.runs.folder import STAGES, RunFolder, data_name
+from nearkin.training.sealed import remove_partial
 
 
 def default_folder(data: Any, method: str, *, resume: bool) -> Path:
@@ -68,6 +69,8 @@ def opened(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
             raise OutputError(
                 f"{path} is no run, so --overwrite spares it; empty it or choose another --out"
             )
+        for folder in (path, *path.glob(f"{STAGES}/**/")):
+            remove_partial(folder)
         run.checkpoints.mkdir(exist_ok=True)
         run.plots.mkdir(exist_ok=True)
         yield run

@@ -10,9 +10,10 @@ import os
 from pathlib import Path
 from typing import Final
 
+from nearkin.tables import PARTIAL
+
 MAGIC: Final = b"nearkin\n"
 SEAL_SIZE: Final = len(MAGIC) + 8 + hashlib.sha256().digest_size
-PARTIAL: Final = ".partial."
 
 
 def seal(content: bytes) -> bytes:
@@ -61,5 +62,5 @@ def read(path: Path) -> bytes | None:
 
 def remove_partial(folder: Path) -> None:
     """Remove what killed processes left unfinished in a folder that nobody is writing to."""
-    for partial in folder.glob(f"*{PARTIAL}*"):
+    for partial in folder.glob(f"*{PARTIAL}[0-9]*"):
         partial.unlink(missing_ok=True)

@@ -1,0 +1,138 @@
+"""Train every method as it should be and sabotaged, and note what its health looks like.
+
+    python benchmarks/health/sabotage.py fashion.npz -o docs/health/fashion.csv
+
+One row per run, with the health at its end; a stopped program goes on where it was. What the
+bounds of `nearkin.training.health` make of the rows is printed by bounds.py.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from nearkin.config import TrainConfig
+from nearkin.data.images import open_images
+from nearkin.errors import DivergedError
+from nearkin.method import Method
+from nearkin.methods import METHODS
+from nearkin.runs.build import PRECISIONS, resolve
+from nearkin.runs.data import Parts, divide
+from nearkin.runs.fit import optimizer_for, schedule_for
+from nearkin.runs.monitor import Monitor
+from nearkin.runs.train import built
+from nearkin.tables import read_csv, write_csv
+from nearkin.training.loop import steps
+from nearkin.types import Batch, Step
+
+CPU = torch.device("cpu")
+PICTURES = 2000
+SEEDS = (1, 2, 3)
+COLUMNS = (
+    "method", "arm", "seed", "effective_rank", "directions", "feature_std", "mean_cosine", "knn",
+    "untrained", "diverged", "seconds",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arm:
+    """How a run departs from what it should be."""
+
+    lr: float = 1.0
+    weight_decay: float = 1.0
+    aligned: bool = False
+    """Whether the loss is only that views of a picture are alike, which equal embeddings are."""
+    seeds: tuple[int, ...] = SEEDS[:1]
+
+
+ARMS = {
+    "healthy": Arm(seeds=SEEDS),
+    "aligned": Arm(aligned=True),
+    "rate x 100": Arm(lr=100.0),
+    "decay x 1000": Arm(weight_decay=1000.0),
+}
+
+
+def align(method: Method[Any]) -> None:
+    """Let the loss of a method be the mean distance of two views' embeddings, on a sphere."""
+    taught = type(method).forward
+
+    def forward(batch: Batch, progress: float) -> Step[Any]:
+        z1, z2 = (F.normalize(method.online(view).flatten(1)) for view in batch.views[:2])
+        memo = taught(method, batch, progress).memo
+        return Step(-(z1 * z2).sum(dim=1).mean(), memo, {})
+
+    method.forward = forward  # type: ignore[method-assign]
+
+
+def config_for(method: str, seed: int, arm: Arm, parts: Parts) -> TrainConfig:
+    """The usual settings, small, with the arm's departures."""
+    classes = parts.images.classes
+    known = ",".join(classes[: len(classes) // 2]) if METHODS[method].uses_labels else ""
+    asked = TrainConfig(
+        method=method, backbone="tiny", image_size=16, epochs=8, batch_size=128, seed=seed,
+        known=known, precision="fp32", workers=0,
+    )  # fmt: skip
+    usual = resolve(asked, parts.train, CPU)
+    decay = float(usual.weight_decay) * arm.weight_decay
+    return replace(usual, lr=float(usual.lr) * arm.lr, weight_decay=decay)
+
+
+def run(method: str, arm: str, seed: int, parts: Parts) -> dict[str, Any]:
+    """One run, and its health at the end."""
+    config = config_for(method, seed, ARMS[arm], parts)
+    trained, batches = built(config, parts, CPU)
+    monitor = Monitor(parts, config, CPU)
+    row: dict[str, Any] = {"method": method, "arm": arm, "seed": seed, "diverged": ""}
+    row["untrained"] = monitor.look(trained).get("knn", "")
+    if ARMS[arm].aligned:
+        align(trained)
+    total, started = int(config.epochs) * batches.order.steps_per_epoch, time.perf_counter()
+    try:
+        for _ in steps(
+            trained,
+            optimizer_for(trained, config),
+            batches.between(0, total),
+            start=0,
+            total=total,
+            schedule=schedule_for(config),
+            seed=seed,
+            precision=PRECISIONS[config.precision],
+        ):
+            pass
+        row |= monitor.look(trained)
+    except DivergedError:
+        row["diverged"] = "yes"
+    return row | {"seconds": round(time.perf_counter() - started, 1)}
+
+
+def pending(done: set[tuple[str, str, int]]) -> Iterator[tuple[str, str, int]]:
+    """What is not done."""
+    plan = [(m, name, seed) for name, arm in ARMS.items() for m in METHODS for seed in arm.seeds]
+    yield from (one for one in plan if one not in done)
+
+
+def main() -> None:
+    """Run what is missing."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("data")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    asked = parser.parse_args()
+    images = open_images(asked.data).spread(PICTURES)
+    parts = divide(images, 0.2, 0)
+    rows: list[dict[str, Any]] = []
+    if asked.output.exists():
+        rows = [dict(row) for row in read_csv(asked.output)]
+    for method, arm, seed in pending({(r["method"], r["arm"], int(r["seed"])) for r in rows}):
+        rows.append(run(method, arm, seed, parts))
+        print({k: v if isinstance(v, str | int) else round(v, 3) for k, v in rows[-1].items()})
+        write_csv(asked.output, COLUMNS, [[row.get(name, "") for name in COLUMNS] for row in rows])
+
+
+if __name__ == "__main__":
+    main()
