@@ -87,7 +87,8 @@ class Embeddings:
 
         flat = pyarrow.array(self.vectors.ravel())
         vectors = pyarrow.FixedSizeListArray.from_arrays(flat, self.vectors.shape[1])
-        parquet.write_table(pyarrow.table({**self._columns(), "vector": vectors}), path)
+        with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
+            parquet.write_table(pyarrow.table({**self._columns(), "vector": vectors}), file)
 
 
 def check_format(path: Path) -> None:

@@ -1,0 +1,110 @@
+"""A run that goes on with something else than it was started with says so, and goes on."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin.runs.machine import machine, note_machine
+
+CPU = torch.device("cpu")
+
+
+def test_every_change_is_named_and_written_down_with_its_step(tmp_path, monkeypatch):
+    path = tmp_path / "machine.json"
+    assert note_machine(path, CPU, 0) == ""
+    assert note_machine(path, CPU, 5) == ""
+    (first,) = json.loads(path.read_text())
+    assert first == {"after_step": 0, **machine(CPU)}
+    assert set(first) == {
+        "after_step", "nearkin", "torch", "device", "instructions", "processes"
+    }  # fmt: skip
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    assert note_machine(path, CPU, 7) == f"torch {first['torch']} became 9.9"
+    assert [entry["after_step"] for entry in json.loads(path.read_text())] == [0, 7]
+    assert note_machine(path, CPU, 9) == ""
+
+
+def run(folder, *options, **environment):
+    command = [
+        sys.executable, "-m", "nearkin", "train", str(folder / "data.npz"), "-o",
+        str(folder / "run"), "--backbone", "tiny", "--batch-size", "16", "--epochs", "2",
+        *options,
+    ]  # fmt: skip
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("machine")
+    pictures = np.random.default_rng(0).integers(0, 256, (48, 16, 16, 3), dtype=np.uint8)
+    np.savez(folder / "data.npz", x=pictures)
+    run(folder, OMP_NUM_THREADS="1")
+    return folder
+
+
+def test_another_number_of_threads_is_told(folder):
+    for file in (folder / "run" / "checkpoints").iterdir():
+        file.unlink()
+    said = run(folder, "--resume", OMP_NUM_THREADS="2").stderr
+    assert "cpu, 1 threads became cpu, 2 threads" in said
+    assert "bits" in said
+
+
+# A run has no other clock than its steps, and no other order than that of bytes
+
+
+def weights(folder):
+    return (folder / "run" / "encoder.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"TZ": "Pacific/Kiritimati"},
+        {"LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"},
+        {"PYTHONHASHSEED": "12345"},
+        {"PYTHONOPTIMIZE": "1"},
+        {"PYTHONUTF8": "0", "LC_ALL": "C"},
+    ],
+    ids=lambda environment: next(iter(environment)),
+)
+def test_the_surroundings_do_not_change_a_bit(tmp_path, environment):
+    folders = [tmp_path / "usual", tmp_path / "with space ü\nline"]
+    for place, surroundings in zip(folders, ({}, environment), strict=True):
+        place.mkdir()
+        pictures = np.random.default_rng(0).integers(0, 256, (48, 16, 16, 3), dtype=np.uint8)
+        np.savez(place / "data.npz", x=pictures)
+        run(place, OMP_NUM_THREADS="1", **surroundings)
+    assert weights(folders[0]) == weights(folders[1])
+    metrics = [(place / "run" / "metrics.csv").read_bytes() for place in folders]
+    assert metrics[0] == metrics[1]
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path):
+    """Seconds since 1970 are for people; what is computed and when it is saved ignores them."""
+    pictures = np.random.default_rng(0).integers(0, 256, (48, 16, 16, 3), dtype=np.uint8)
+    found = []
+    for name, jump in (("usual", 0), ("jumping", -(10**9))):
+        folder = tmp_path / name
+        folder.mkdir()
+        np.savez(folder / "data.npz", x=pictures)
+        program = (
+            "import sys, time, itertools; real = time.time; n = itertools.count();"
+            f"time.time = lambda: real() + next(n) * {jump};"
+            "from nearkin.cli import main; sys.exit(main(sys.argv[1:]))"
+        )
+        command = [
+            sys.executable, "-c", program, "train", str(folder / "data.npz"), "-o",
+            str(folder / "run"), "--backbone", "tiny", "--batch-size", "16", "--epochs", "2",
+        ]  # fmt: skip
+        subprocess.run(
+            command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        found.append(weights(folder))
+    assert found[0] == found[1]
