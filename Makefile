@@ -25,6 +25,8 @@ planted: $(VENV)/developed
 # A thousand kills of runs of every method, in pieces: stop it at any time and call it again.
 faults: $(VENV)/developed
 	$(RUN)python tests/faults.py --kills 1000 -o docs/faults.csv
+	$(RUN)python tests/soak.py 50000
+	$(RUN)python tests/fuzz_pictures.py 10000 0
 
 format: $(VENV)/developed
 	$(RUN)ruff check --fix .

@@ -67,14 +67,14 @@ class Sender:
     def never_end(self) -> None:
         """Let the third step last for ever, and tell once a signal has been noted.
 
-        From then on signals do again what they do by default.
+        From then on signals do again what they do outside of a training.
         """
 
         def sleeping(commit):
             def call(method, memo, progress):
                 while self.step >= 3:
                     time.sleep(0.01)
-                    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+                    if getattr(signal.getsignal(signal.SIGTERM), "__name__", "") != "_note":
                         self.shared[:] = NOTED.to_bytes(8, "big")
                 return commit(method, memo, progress)
 
@@ -194,9 +194,7 @@ def test_a_run_stopped_three_times_ends_where_the_unbroken_run_ends(name, found)
     assert found["stopped"][name]["differing"] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "code"), [("SIGTERM", -signal.SIGTERM), ("SIGINT", 130), ("SIGHUP", -signal.SIGHUP)]
-)
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
 def test_a_second_signal_acts_at_once_and_saves_nothing(name, code, found):
     assert found["at once"][name] == [code, []]
 

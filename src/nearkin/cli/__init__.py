@@ -4,7 +4,12 @@ Importing it loads neither torch nor any other heavy library, so that `--help` i
 """
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from cyclopts import CycloptsError
 from rich.console import Console
@@ -16,26 +21,31 @@ from nearkin.tables import printable
 from nearkin.terminal import err
 
 
+AT_ONCE = "stopped at once; nothing since the last checkpoint is kept"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; see docs/exit-codes.md."""
     try:
-        app(
-            arguments,
-            console=Console(soft_wrap=True, highlight=False),
-            error_console=err,
-            exit_on_error=False,
-            print_error=False,
-            result_action="return_value",
-        )
+        with _unwound_by_signals():
+            app(
+                arguments,
+                console=Console(soft_wrap=True, highlight=False),
+                error_console=err,
+                exit_on_error=False,
+                print_error=False,
+                result_action="return_value",
+            )
     except (CycloptsError, NearkinError) as error:
         print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return error.exit_code if isinstance(error, NearkinError) else UsageError.exit_code
     except BrokenPipeError:  # whoever read the output has heard enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        print("error: stopped at once; nothing since the last checkpoint is kept", file=sys.stderr)
-        return 130
+    except SystemExit as error:
+        if isinstance(error.code, int) and error.code > 128:  # cyclopts turns Ctrl-C into one, too
+            print(f"error: {AT_ONCE}", file=sys.stderr)
+        return error.code if isinstance(error.code, int) else 0
     except Exception as error:
         if "NEARKIN_TRACEBACK" in os.environ:
             raise
@@ -44,3 +54,27 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: a bug in nearkin: {printable(what)}; {hint}", file=sys.stderr)
         return NearkinError.exit_code
     return 0
+
+
+@contextmanager
+def _unwound_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, unless they are ignored.
+
+    A training handles them itself, and saves first; this is for all that comes before and after.
+    """
+    watched = []
+    if threading.current_thread() is threading.main_thread():
+        numbers = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))
+        watched = [n for n in numbers if n is not None and signal.getsignal(n) == signal.SIG_DFL]
+    for number in watched:
+        signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number in watched:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del frame
+    raise SystemExit(128 + number)

@@ -20,12 +20,12 @@ def foreseen(batch_size: int) -> Iterator[None]:
     """
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise ResourceError(
-            f"out of memory with --batch-size {batch_size}; give about {max(2, batch_size // 2)}, "
-            "or a smaller --image-size or --backbone"
-        ) from error
-    except (RuntimeError, ConnectionError, EOFError) as error:
+    except (MemoryError, RuntimeError, ConnectionError, EOFError) as error:
+        if _out_of_memory(error):
+            raise ResourceError(
+                f"out of memory with --batch-size {batch_size}; give about "
+                f"{max(2, batch_size // 2)}, or a smaller --image-size or --backbone"
+            ) from error
         if not lost(error):
             raise
         raise WorkerError(
@@ -39,3 +39,9 @@ def foreseen(batch_size: int) -> Iterator[None]:
             f"no room left to write {error.filename or 'to the run folder'}; make room, then "
             "use --resume"
         ) from error
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """On a processor, torch says so in an ordinary error."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=nearkin
+#SBATCH --time=04:00:00
+#SBATCH --gres=gpu:1
+#SBATCH --cpus-per-task=8
+#SBATCH --signal=B:TERM@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#
+# A training of any length under a limit of time:
+#
+#     sbatch recipes/slurm/train.sh photos/ --method simclr --out runs/photos
+#
+# Two minutes before the limit, or when the job is preempted, the step under way is finished and
+# saved, and the job is put back into the queue, where it goes on from that step. Any other end is
+# the end: exit codes are those of docs/exit-codes.md.
+set -u
+
+nearkin train "$@" --resume &
+training=$!
+trap 'kill -TERM "$training"' TERM
+wait "$training"
+code=$?
+while kill -0 "$training" 2>/dev/null; do # the signal has ended the waiting, not yet the training
+    wait "$training"
+    code=$?
+done
+if [ "$code" -eq 143 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

@@ -1,0 +1,73 @@
+"""Many steps of a tiny network, and what they leave behind in memory, files and threads.
+
+    python tests/soak.py STEPS
+
+Prints a JSON object: steps, the slope of the resident memory in MB per 1,000 steps over the second
+half, and the change of open files and threads over it.
+"""
+
+import json
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nearkin.config import TrainConfig
+from nearkin.runs.train import train
+
+LOOKS = 20
+"""At memory, over the second half."""
+
+
+def resident() -> float:
+    """Megabytes of memory that this process has."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 1e6
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class Watch:
+    """Looks at the process now and then, when it is told of a step."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float, int, int]] = []
+
+    def line(self, text: str) -> None:
+        """Nothing."""
+
+    def progress(self, done: int, total: int, text: str) -> None:
+        del text
+        every = max(1, total // (2 * LOOKS))
+        if done % every == 0 and 2 * done >= total:
+            self.seen.append((done, resident(), open_files(), threading.active_count()))
+
+
+def soak(steps: int) -> dict[str, float]:
+    watch = Watch()
+    pictures = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)
+    config = TrainConfig(
+        method="moco", backbone="tiny", image_size=8, batch_size=8, epochs=steps // 8, val=0.0,
+        evaluate_every=max(1, steps // 80), save_every=max(1, steps // 40), workers=0,
+        options={"queue_size": 32, "dim": 8, "hidden_dim": 8},
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        train(pictures, config, out=Path(folder) / "run", reporter=watch)
+    done, memory, files, threads = (np.array(column) for column in zip(*watch.seen, strict=True))
+    slope = np.polyfit(done / 1000, memory, 1)[0]
+    return {
+        "steps": int(done[-1]),
+        "mb_per_1000_steps": round(float(slope), 3),
+        "files": int(files[-1] - files[0]),
+        "threads": int(threads[-1] - threads[0]),
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(soak(int(sys.argv[1]))))

@@ -1,0 +1,283 @@
+"""What the machine does to a run: full disks, busy folders, failing files, too little memory."""
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small import small
+
+from nearkin.config import TrainConfig, continued
+from nearkin.config.files import FREE
+from nearkin.errors import CheckpointError, OutputError, ResourceError, UsageError
+from nearkin.runs.opened import opened
+from nearkin.runs.train import train
+from nearkin.training import checkpoint, sealed
+from nearkin.training.optimizer import build_optimizer
+
+SOAK = Path(__file__).with_name("soak.py")
+CONFIG = TrainConfig(
+    method="moco", backbone="tiny", image_size=16, batch_size=16, epochs=6, save_every=2, val=0.0,
+    evaluate_every=0, workers=0, options={"queue_size": 16, "dim": 8, "hidden_dim": 8},
+)  # fmt: skip
+"""Four steps an epoch, so twelve checkpoints."""
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pictures") / "data.npz"
+    shown = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+    np.savez(path, x=shown)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(pictures, tmp_path_factory):
+    """The run that nothing happens to."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    train(pictures, CONFIG, out=out)
+    return out
+
+
+def same(out, whole):
+    names = ("encoder.safetensors", "metrics.csv")
+    return all((out / name).read_bytes() == (whole / name).read_bytes() for name in names)
+
+
+class Meddler:
+    """Does something to the run when it is told of a step, and keeps what it is told."""
+
+    def __init__(self, **at):
+        self.at = {int(step.removeprefix("step_")): act for step, act in at.items()}
+        self.lines = []
+
+    def line(self, text):
+        self.lines.append(text)
+
+    def progress(self, done, _total, _text):
+        self.at.get(done, lambda: None)()
+
+
+@pytest.fixture
+def disk():
+    """What lets files grow no further than so many bytes, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+# Disks
+
+
+def test_a_disk_that_is_full_for_a_while_costs_warnings_and_nothing_else(
+    pictures, whole, disk, tmp_path
+):
+    meddler = Meddler(step_6=lambda: disk(200), step_10=lambda: disk(resource.RLIM_INFINITY))
+    train(pictures, CONFIG, out=tmp_path / "run", reporter=meddler)
+    warnings = [line for line in meddler.lines if line.startswith("warning: cannot write")]
+    assert len(warnings) == 2
+    assert all("training goes on" in line for line in warnings)
+    assert same(tmp_path / "run", whole)
+
+
+def test_a_disk_that_stays_full_ends_the_run_and_leaves_the_newest_checkpoint(
+    pictures, whole, disk, tmp_path
+):
+    out = tmp_path / "run"
+    with pytest.raises(ResourceError, match=r"cannot write .*; make room"):
+        train(pictures, CONFIG, out=out, reporter=Meddler(step_9=lambda: disk(200)))
+    disk(resource.RLIM_INFINITY)
+    assert checkpoint.latest(out / "checkpoints").name == "ckpt-00000008.pt"
+    assert not [path for path in out.rglob("*") if ".partial." in path.name]
+    train(pictures, CONFIG, out=out, resume=True)
+    assert same(out, whole)
+
+
+def test_an_fsync_that_fails_is_a_save_that_failed(tmp_path, monkeypatch):
+    method = small("simclr")
+    optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
+    checkpoint.save(tmp_path, 1, method, optimizer)
+
+    def broken(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(ResourceError, match="Input/output error"):
+        checkpoint.save(tmp_path, 2, method, optimizer)
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt-00000001.pt"]
+
+
+def test_a_disk_that_reads_other_bytes_than_were_written_is_noticed_at_once(tmp_path, monkeypatch):
+    method = small("simclr")
+    optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
+    checkpoint.save(tmp_path, 1, method, optimizer, keep=1)
+    seal = sealed.seal
+    monkeypatch.setattr(sealed, "seal", lambda content: seal(content[:-1]))  # as it is written
+    written = sealed.write
+
+    def failing(path, content):
+        written(path, content)
+        monkeypatch.setattr(sealed, "seal", seal)
+
+    monkeypatch.setattr(sealed, "write", failing)
+    with pytest.raises(ResourceError, match="not read back as it was written"):
+        checkpoint.save(tmp_path, 2, method, optimizer, keep=1)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["ckpt-00000001.pt", "ckpt-00000002.pt.corrupt"]
+
+
+def test_a_disk_that_cannot_be_read_is_an_error_and_no_start_from_zero(
+    pictures, tmp_path, monkeypatch
+):
+    train(pictures, replace(CONFIG, epochs=1), out=tmp_path / "run")
+
+    def broken(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", broken)
+    with pytest.raises(CheckpointError, match="cannot read the checkpoints"):
+        train(pictures, replace(CONFIG, epochs=1), out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("out", ["/proc/run", "/sys/run", "x" * 300, "/" + "long/" * 900])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_data_are_opened(out):
+    with pytest.raises(OutputError, match="cannot write to"):
+        train("no-such-data", CONFIG, out=out)
+
+
+# One folder, one run
+
+STARTS = 50
+RACE = """
+import os, sys, time
+from pathlib import Path
+from nearkin.errors import OutputError
+from nearkin.runs.opened import opened
+ready, go = os.pipe(), os.pipe()
+children = []
+for _ in range(int(sys.argv[2])):
+    child = os.fork()
+    if child == 0:
+        os.close(go[1]); os.write(ready[1], b"."); os.read(go[0], 1)
+        try:
+            with opened(Path(sys.argv[1]), resume=False, overwrite=False):
+                time.sleep(2)
+            os._exit(0)
+        except OutputError as error:
+            os.write(1, (str(error) + "\\n").encode())
+            os._exit(error.exit_code)
+    children.append(child)
+for _ in children:
+    os.read(ready[0], 1)
+os.close(go[1])
+codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+print(*codes)
+"""
+
+
+def test_of_fifty_runs_that_start_in_one_folder_one_wins(tmp_path):
+    command = [sys.executable, "-c", RACE, str(tmp_path / "run"), str(STARTS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    *said, codes = done.stdout.splitlines()
+    assert sorted(codes.split()) == ["0", *["4"] * (STARTS - 1)]
+    assert all("in use by" in line for line in said)
+    assert sum("in use by process" in line for line in said) >= STARTS // 2  # once it has signed
+
+
+def test_whoever_holds_a_folder_is_named_and_a_copy_of_it_is_free(tmp_path):
+    with opened(tmp_path / "run", resume=False, overwrite=False):
+        with (
+            pytest.raises(OutputError, match=f"in use by process {os.getpid()} on .*, started"),
+            opened(tmp_path / "run", resume=True, overwrite=False),
+        ):
+            pass
+        os.system(f"cp -r {tmp_path / 'run'} {tmp_path / 'copy'}")
+        with opened(tmp_path / "copy", resume=True, overwrite=False):
+            pass
+
+
+# Memory
+
+
+def test_too_little_memory_is_one_line_with_advice(pictures, tmp_path):
+    program = (
+        "import resource, sys; import nearkin.runs.train; from nearkin.cli import main;"
+        "size = int(open('/proc/self/statm').read().split()[0]) * 4096;"
+        "resource.setrlimit(resource.RLIMIT_AS, (size + (3 << 29),) * 2);"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    command = [
+        sys.executable, "-c", program, "train", str(pictures), "-o", str(tmp_path / "run"),
+        "--backbone", "resnet18", "--image-size", "224", "--batch-size", "56", "--epochs", "1",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 8, done.stderr[-2000:]
+    assert "error: out of memory with --batch-size 56; give about 28" in done.stderr
+
+
+def test_steps_leave_nothing_behind():
+    command = [sys.executable, "-W", "error", str(SOAK), "800"]
+    found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert found["steps"] == 800
+    assert found["files"] <= 2
+    assert found["threads"] <= 2
+    # `make faults` takes 50,000 steps; so few cannot tell a small leak from a warm-up.
+    assert found["mb_per_1000_steps"] < 20
+
+
+# What may change when a run is resumed
+
+
+def changed(entry):
+    """Another value of a setting."""
+    other = {
+        "epochs": 9, "batch_size": 32, "lr": 0.5, "weight_decay": 0.5, "image_size": 32,
+        "evaluate_every": 3, "save_every": 7, "workers": 3, "optimizer": "lars",
+        "precision": "bf16", "scan": "full", "drops": "0.5", "max_time": "3h",
+        "options": {"temperature": 0.7},
+    }  # fmt: skip
+    value = getattr(TrainConfig(), entry.name)
+    if entry.name in other:
+        return other[entry.name]
+    if isinstance(value, bool):
+        return not value
+    return value + "x" if isinstance(value, str) else value + 0.25 if value else 0.5
+
+
+def test_every_setting_but_the_free_ones_is_named_when_it_contradicts_the_run():
+    stored = replace(CONFIG, options={"temperature": 0.1})
+    for entry in fields(TrainConfig):
+        change = {entry.name: changed(entry) if entry.name != "seed" else 5}
+        asked = replace(stored, **change)
+        if entry.name in (*FREE, "max_time"):
+            continued(asked, stored)
+            continue
+        with pytest.raises(UsageError, match=f"--{entry.name.replace('_', '-')} .* became"):
+            continued(asked, stored)
+
+
+def test_the_documentation_names_the_free_settings():
+    documented = (Path(__file__).parents[1] / "docs" / "reliability.md").read_text()
+    for name in FREE:
+        assert f"`--{name.replace('_', '-')}`" in documented
+
+
+def test_two_exports_of_one_run_are_the_same_file(whole, tmp_path):
+    from nearkin.runs.encoder import load, write_encoder
+
+    encoder = load(whole)
+    for name in ("a", "b"):
+        write_encoder(tmp_path / name, encoder.backbone, {"backbone": "tiny", "image_size": 16})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert all(p.isfinite().all() for p in encoder.parameters())
+    assert torch.equal(encoder(torch.ones(1, 3, 16, 16)), load(whole)(torch.ones(1, 3, 16, 16)))
