@@ -66,6 +66,7 @@ def run_tests(root: Path, tests: list[str]) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os.chdir(root)
     sys.path[:1] = [str(root), str(root / "src")]  # in place of this file's folder
+    os.environ["PYTHONPATH"] = str(root / "src")  # of processes that tests start
     sys.dont_write_bytecode = True  # a patch may come within the second of the last one
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)

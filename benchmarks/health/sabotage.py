@@ -112,9 +112,12 @@ def run(method: str, arm: str, seed: int, parts: Parts) -> dict[str, Any]:
 
 
 def pending(done: set[tuple[str, str, int]]) -> Iterator[tuple[str, str, int]]:
-    """What is not done."""
+    """What is not done. A method of one view has nothing to align."""
     plan = [(m, name, seed) for name, arm in ARMS.items() for m in METHODS for seed in arm.seeds]
-    yield from (one for one in plan if one not in done)
+    for method, name, seed in plan:
+        possible = METHODS[method].num_views > 1 or not ARMS[name].aligned
+        if possible and (method, name, seed) not in done:
+            yield method, name, seed
 
 
 def main() -> None:

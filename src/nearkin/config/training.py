@@ -73,7 +73,7 @@ class TrainConfig:
     evaluate_every: int | Auto = "auto"
     """Epochs between looks at health and kNN accuracy; 0 means only at the end."""
     save_every: int | Auto = "auto"
-    """Steps between checkpoints; auto saves once a minute."""
+    """Steps between checkpoints; auto saves once a minute, less often if that takes long."""
     seed: int = 0
     """Decides everything that is drawn."""
     device: str = "auto"

@@ -18,7 +18,10 @@ PATIENCE: Final = 3
 """How many checkpoints in a row may fail before the run stops."""
 
 INTERVAL: Final = 60.0
-"""Seconds between checkpoints, unless their number of steps is given."""
+"""Seconds between checkpoints, unless their number of steps is given; more if one takes long."""
+
+SHARE: Final = 0.02
+"""Of the time of a training, at most, that goes into checkpoints."""
 
 
 class Saver:
@@ -30,7 +33,8 @@ class Saver:
         optimizer: What trains it.
         journal: The metrics, of which a checkpoint is never ahead.
         told: Who hears of a checkpoint that failed.
-        every: Steps between checkpoints; `auto` is once a minute.
+        every: Steps between checkpoints; `auto` is once a minute, or so rarely that saving takes
+            no more than two hundredths of the time.
         done: Steps that are done.
     """
 
@@ -52,7 +56,7 @@ class Saver:
         self.every = every
         self.done = done
         self._failures = 0
-        self._last = time.monotonic()
+        self._last, self._pause = time.monotonic(), INTERVAL
 
     def after(self, done: int, *, asked: bool, last: bool) -> None:
         """Save what stands after `done` steps, if that is due.
@@ -73,10 +77,10 @@ class Saver:
     def _due(self) -> bool:
         if self.every != "auto":
             return self.done % int(self.every) == 0
-        return time.monotonic() - self._last >= INTERVAL
+        return time.monotonic() - self._last >= self._pause
 
     def _save(self, last: bool) -> None:
-        self._last = time.monotonic()
+        started = time.monotonic()
         try:
             self.journal.flush()
             checkpoint.save(self.folder.checkpoints, self.done, self.method, self.optimizer)
@@ -87,6 +91,8 @@ class Saver:
             self.told.line(f"warning: {error}; training goes on, the next one may succeed")
         else:
             self._failures = 0
+        self._last = time.monotonic()
+        self._pause = max(INTERVAL, (self._last - started) / SHARE)
 
     @contextmanager
     def capturing(self) -> Iterator[None]:

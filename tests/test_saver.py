@@ -1,0 +1,98 @@
+"""When checkpoints are due."""
+
+import numpy as np
+import pytest
+from small import small
+
+from nearkin.errors import ResourceError
+from nearkin.runs import saver
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.reporter import Logged, Silent
+from nearkin.runs.saver import Saver
+from nearkin.tables import Journal
+from nearkin.training import checkpoint
+from nearkin.training.optimizer import build_optimizer
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A saver that asks this clock, the clock, and how long a checkpoint takes by it."""
+    clock, takes = Clock(), [0.0]
+    monkeypatch.setattr(saver, "time", clock)
+    save = checkpoint.save
+
+    def slow(*arguments, **options):
+        clock.now += takes[0]
+        return save(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    folder, method = RunFolder(tmp_path), small("simclr")
+    optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
+    journal = Journal(folder.metrics, ("step",), 0)
+    with Logged(Silent(), folder.log) as told:
+        yield Saver(folder, method, optimizer, journal, told, "auto", 0), clock, takes
+
+
+def steps_saved(made, seconds, every=1.0):
+    """After how many seconds, in a training of a step a second, checkpoints were written."""
+    saver, clock, _ = made
+    found, start = [], clock.now
+    folder = saver.folder.checkpoints
+    while clock.now < start + seconds:
+        clock.now += every
+        newest = checkpoint.latest(folder)
+        saver.after(saver.done + 1, asked=False, last=False)
+        if checkpoint.latest(folder) != newest:
+            found.append(clock.now - start)
+    return found
+
+
+def test_a_checkpoint_is_written_once_a_minute(made):
+    assert steps_saved(made, 200) == [60, 120, 180]
+
+
+def test_checkpoints_that_take_long_take_a_fiftieth_of_the_time(made):
+    made[2][0] = 6.0
+    found = steps_saved(made, 1300)
+    assert found[0] == 66  # how long one takes is not known before
+    assert np.diff(found).tolist() == [306] * (len(found) - 1)
+    assert len(found) > 3
+
+
+def test_whoever_asks_gets_one_at_once(made):
+    made[0].after(1, asked=True, last=False)
+    assert checkpoint.latest(made[0].folder.checkpoints) is not None
+
+
+def test_three_failures_in_a_row_are_an_error_and_two_are_not(made, monkeypatch):
+    saver, _, _ = made
+
+    def failing(*_, **__):
+        raise ResourceError("no room")
+
+    working = checkpoint.save
+    for attempt in (failing, failing, working, failing, failing):
+        monkeypatch.setattr(checkpoint, "save", attempt)
+        saver.after(saver.done + 1, asked=True, last=False)
+    with pytest.raises(ResourceError, match="no room"):
+        saver.after(saver.done + 1, asked=True, last=False)
+    said = saver.folder.log.read_text()
+    assert said.count("warning: no room; training goes on") == 4
+
+
+def test_the_last_one_must_succeed(made, monkeypatch):
+    def failing(*_, **__):
+        raise ResourceError("no room")
+
+    monkeypatch.setattr(checkpoint, "save", failing)
+    with pytest.raises(ResourceError, match="no room"):
+        made[0].after(1, asked=False, last=True)
