@@ -668,7 +668,7 @@ def test_a_damaged_classifier_is_one_line_and_exit_code_5(damage, found, flat, t
     path.write_bytes(broken)
     code, line = refused(capsys, "assign", tmp_path, flat)
     assert code == 5
-    assert "classifier.safetensors is damaged" in line
+    assert "classifier.safetensors cannot be used" in line
 
 
 def test_without_a_finished_discovery_nothing_is_assigned(encoder, flat, tmp_path, capsys):

@@ -1,12 +1,20 @@
 """Whether collapse is told from health: on vectors whose geometry is known."""
 
 import math
+import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from nearkin.errors import DivergedError
-from nearkin.training.health import collapsed, health, verdict
+from nearkin.config import TrainConfig
+from nearkin.errors import CollapsedError, DivergedError
+from nearkin.methods.simclr import SimCLR
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.train import train
+from nearkin.training.checkpoint import latest
+from nearkin.training.health import LOOKS, SETTLED, Alarm, health, signs, verdict
 
 
 def normal(n, d, scale=None, shift=0.0):
@@ -20,28 +28,28 @@ def test_vectors_in_all_directions_are_healthy():
     assert found["effective_rank"] == pytest.approx(32, rel=0.05)
     assert found["feature_std"] == pytest.approx(1, rel=0.01)
     assert found["mean_cosine"] == pytest.approx(0, abs=0.01)
-    assert not collapsed(found)
-    assert verdict(found).startswith("healthy: the embeddings use 32 of 32 directions")
+    assert not signs(found, SimCLR)
+    assert verdict(found, SimCLR).startswith("healthy: the embeddings use 32 of 32 directions")
 
 
 def test_vectors_in_few_directions_have_collapsed_though_they_vary():
     found = health(normal(500, 3) @ torch.linalg.qr(normal(64, 3))[0].T)
     assert found["effective_rank"] == pytest.approx(3, rel=0.1)
-    assert verdict(found).startswith("collapsed: the embeddings use 3 of 64 directions")
-    assert "; train longer, or try a lower learning rate" in verdict(found)
+    assert verdict(found, SimCLR).startswith("collapsed: the embeddings use 3 of 64 directions")
+    assert "effective rank below 5; try a lower learning rate" in verdict(found, SimCLR)
 
 
 def test_vectors_around_one_point_have_collapsed_though_they_differ_in_all_directions():
     found = health(normal(500, 32, shift=2.0))
     assert found["effective_rank"] > 0.5 * found["directions"]
     assert found["mean_cosine"] == pytest.approx(4 / 5, rel=0.02)
-    assert collapsed(found)
+    assert signs(found, SimCLR)
 
 
 def test_equal_vectors_have_collapsed():
     found = health(torch.ones(16, 8))
     assert found["feature_std"] == pytest.approx(0, abs=1e-6)
-    assert collapsed(found)
+    assert signs(found, SimCLR)
 
 
 @pytest.mark.parametrize(
@@ -60,12 +68,12 @@ def test_equal_vectors_have_collapsed():
 )
 def test_any_one_sign_is_enough(change, expected):
     sound = dict(effective_rank=30.0, directions=64.0, feature_std=0.98, mean_cosine=0.02)
-    assert collapsed(sound | change) is expected
+    assert bool(signs(sound | change, SimCLR)) is expected
 
 
 def test_small_batches_are_measured_by_the_directions_they_can_use():
     assert health(normal(8, 128))["directions"] == 8
-    assert not collapsed(health(normal(64, 128)))
+    assert not signs(health(normal(64, 128)), SimCLR)
 
 
 def test_the_length_of_embeddings_says_nothing():
@@ -90,3 +98,67 @@ def test_embeddings_that_are_not_finite_have_diverged():
     x[3, 2] = math.nan
     with pytest.raises(DivergedError, match="no longer finite"):
         health(x)
+
+
+# The alarm
+
+SOUND = dict(effective_rank=30.0, directions=64.0, feature_std=0.98, mean_cosine=0.02)
+ALIKE = SOUND | dict(feature_std=0.02, mean_cosine=0.99)
+
+
+def heard(looks, start=SETTLED):
+    """What an alarm says after each of these looks."""
+    alarm = Alarm(SimCLR)
+    return [alarm.hear(look, start + 0.01 * number) for number, look in enumerate(looks)]
+
+
+def test_three_looks_in_a_row_are_told_once():
+    assert LOOKS == 3
+    said = heard([SOUND, ALIKE, ALIKE, ALIKE, ALIKE, ALIKE])
+    assert [bool(text) for text in said] == [False, False, False, True, False, False]
+    assert "spread below 0.65 and mean cosine above 0.55" in said[3]
+
+
+def test_a_look_that_is_healthy_starts_the_count_anew():
+    assert not any(heard([ALIKE, ALIKE, SOUND, ALIKE, ALIKE, SOUND]))
+    assert any(heard([ALIKE, ALIKE, SOUND, ALIKE, ALIKE, ALIKE]))
+
+
+def test_what_is_alike_before_it_has_learned_is_no_collapse():
+    assert not any(heard([ALIKE] * 20, start=0.0))
+    assert any(heard([ALIKE] * 20, start=SETTLED - 0.1))
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+
+
+def collapsing(pictures, out, **settings):
+    """A run whose weights decay to nothing."""
+    config = TrainConfig(
+        backbone="tiny", image_size=16, batch_size=16, epochs=12, evaluate_every=1, lr=0.05,
+        weight_decay=19.0, save_every=1000, **settings,
+    )  # fmt: skip
+    return train(pictures, config, out=out)
+
+
+def test_a_run_that_collapses_says_so_and_goes_on(pictures, tmp_path):
+    run = collapsing(pictures, tmp_path / "run")
+    log = (run.path / "train.log").read_text()
+    assert log.count("warning: collapsed: the embeddings use") == 1
+    assert run.summary["health"]["feature_std"] < 0.65
+
+
+def test_a_run_that_is_to_stop_on_it_saves_first_and_can_go_on(pictures, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(CollapsedError, match=r"collapsed: .*; stopped after step (\d+)") as error:
+        collapsing(pictures, out, on_collapse="stop")
+    assert error.value.exit_code == 7
+    step = int(re.search(r"after step (\d+)", str(error.value))[1])
+    assert latest(out / "checkpoints").name == f"ckpt-{step:08d}.pt"
+    warned = replace(RunFolder(out).settings()[0], on_collapse="warn")
+    train(pictures, warned, out=out, resume=True)
+    whole = collapsing(pictures, tmp_path / "whole")
+    for name in ("encoder.safetensors", "metrics.csv"):
+        assert (out / name).read_bytes() == (whole.path / name).read_bytes()

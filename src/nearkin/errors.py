@@ -40,6 +40,12 @@ class DivergedError(NearkinError):
     exit_code = 6
 
 
+class CollapsedError(NearkinError):
+    """Embeddings that have become alike, in a run that was to stop then."""
+
+    exit_code = 7
+
+
 class ResourceError(NearkinError):
     """Too little disk, memory or something else of the machine."""
 

@@ -34,6 +34,13 @@ class Method(nn.Module, ABC, Generic[Memo]):
     """Whether it learns from labels, where there are any."""
     memory_sizes: ClassVar[tuple[str, ...]] = ()
     """Options that cannot exceed half of the images; left alone, they shrink to fit."""
+    least_rank: ClassVar[float] = 0.08
+    """Effective rank of healthy embeddings, at least, as a part of the directions there could be;
+    this and the next two were measured (docs/health.md)."""
+    least_std: ClassVar[float] = 0.65
+    """Their standard deviation, at least, as a part of that of evenly spread vectors."""
+    most_cosine: ClassVar[float] = 0.55
+    """Mean cosine between those of different images, at most."""
     online: Branch
 
     @abstractmethod

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from nearkin.errors import ResourceError
+from nearkin.errors import CheckpointError, ResourceError
 
 PARTIAL: Final = ".partial."
 """Between the name of a file that is being written and the number of the process that does."""
@@ -56,6 +56,20 @@ def printable(text: str) -> str:
     a\x1b[31mred
     """
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+@contextlib.contextmanager
+def usable(path: Path, remedy: str) -> Iterator[None]:
+    """Around the reading of a file that a run wrote, which may be damaged or a stranger's.
+
+    Raises:
+        CheckpointError: Instead of whatever else is raised; `remedy` says what to do.
+    """
+    try:
+        yield
+    except Exception as error:  # of whatever kind: nobody knows what the file holds
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(f"{path} cannot be used ({reason}); {remedy}") from error
 
 
 def replace_text(path: Path, text: str) -> None:

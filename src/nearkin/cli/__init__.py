@@ -20,7 +20,6 @@ from nearkin.errors import NearkinError, UsageError
 from nearkin.tables import printable
 from nearkin.terminal import err
 
-
 AT_ONCE = "stopped at once; nothing since the last checkpoint is kept"
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 from cyclopts import App, Parameter
 from cyclopts.config import Env
 
+from nearkin.tables import printable
 from nearkin.version import __version__
 
 HELP = """Learn from pictures without labels which are alike.
@@ -52,8 +53,8 @@ def merged(
 
 
 def show(value: Any, as_json: bool, lines: list[str]) -> None:
-    """Print a result: as JSON, or as lines for people."""
+    """Print a result: as JSON, or as lines for people, each of them one line whatever it names."""
     if as_json:
         print(json.dumps(value))
     else:
-        print("\n".join(lines))
+        print("\n".join(printable(line).replace("\n", r"\n") for line in lines))

@@ -128,7 +128,7 @@ def replay(run: Path, data: str | None = None, /) -> None:
     """
     from nearkin.runs.replay import replay as run_replay
 
-    print("\n".join(run_replay(run, data)))
+    show(None, False, run_replay(run, data))
 
 
 @app.command

@@ -3,7 +3,7 @@
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from nearkin.config.discovery import DiscoverConfig
 from nearkin.config.training import TrainConfig
@@ -12,6 +12,8 @@ from nearkin.errors import UsageError
 
 Config = TrainConfig | DiscoverConfig
 Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
+MAX_BYTES: Final = 1_000_000
+"""Of a file of settings."""
 
 
 def read_toml(path: Path, kind: type[Config] = TrainConfig) -> dict[str, Any]:
@@ -21,8 +23,13 @@ def read_toml(path: Path, kind: type[Config] = TrainConfig) -> dict[str, Any]:
         UsageError: If it cannot be read, is not TOML, or has a key that is no setting.
     """
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ValueError("it is too large for one")
+        settings = tomllib.loads(raw.decode("utf-8"))
+        str(settings)  # or no message could show a value: one too deep, or a number too long
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read the configuration {path}: {error}") from error
     known = {"data", *(f.name for f in fields(kind))}
     for key in settings:
@@ -43,7 +50,7 @@ def to_toml(config: Config, data: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-FREE = ("save_every", "workers", "max_bad")
+FREE = ("save_every", "workers", "max_bad", "on_collapse")
 """Settings that may change when a run is resumed: they do not touch its result."""
 
 

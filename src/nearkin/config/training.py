@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from nearkin.config.values import ANY, Auto, Value, refuse_drops, refuse_misfits, seconds
+from nearkin.config.values import (
+    ANY,
+    MAX_IMAGE_SIZE,
+    Auto,
+    Value,
+    refuse_drops,
+    refuse_misfits,
+    seconds,
+)
 from nearkin.errors import UsageError
 
 TINY: Final = 1e-12
@@ -19,7 +27,7 @@ RANGES: Final = {
     **dict.fromkeys(("warmup_start", "cosine_end", "max_bad"), (0, 1)),
     "batch_size": (2, ANY),
     "warmup": (0, 0.99),
-    "image_size": (8, ANY),
+    "image_size": (8, MAX_IMAGE_SIZE),
     "val": (0, 0.9),
     "seed": (0, 2**32 - 1),
 }
@@ -72,6 +80,8 @@ class TrainConfig:
     """Share of the pictures held out for scoring, where the data name no test part."""
     evaluate_every: int | Auto = "auto"
     """Epochs between looks at health and kNN accuracy; 0 means only at the end."""
+    on_collapse: Literal["warn", "stop"] = "warn"
+    """What to do when three looks in a row show that the embeddings have become alike."""
     save_every: int | Auto = "auto"
     """Steps between checkpoints; auto saves once a minute, less often if that takes long."""
     seed: int = 0

@@ -13,8 +13,10 @@ from nearkin.errors import UsageError
 Auto = Literal["auto"]
 Value = str | int | float | bool
 
-ANY: Final = float("inf")
-"""The largest value of a setting that has none."""
+ANY: Final = 1e9
+"""The largest value of a setting that has none of its own; what is computed of it stays finite."""
+MAX_IMAGE_SIZE: Final = 4096
+"""Side in pixels of the largest views a network is built for."""
 
 
 def refuse_misfits(config: Any, ranges: Mapping[str, tuple[int | float, int | float]]) -> None:
@@ -34,7 +36,7 @@ def refuse_misfits(config: Any, ranges: Mapping[str, tuple[int | float, int | fl
             raise UsageError(f"{option(name)} {value} is not {spelled(kinds[name])}")
     for name, (low, high) in ranges.items():
         value = getattr(config, name)
-        if value != "auto" and not (low <= value <= high and value < ANY):
+        if value != "auto" and not low <= value <= high:
             raise UsageError(f"{option(name)} {value} is not from {low:g} to {high:g}")
 
 

@@ -4,7 +4,7 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -85,11 +85,25 @@ def _entries(root: Path, folder: str) -> Iterator[tuple[str, os.stat_result | Ba
     for entry in entries:
         name = f"{folder}/{entry}" if folder else entry
         if not is_hidden(entry):
-            yield name, state(root, name)
+            yield name, _state(root, name)
 
 
 def state(root: Path, name: str) -> os.stat_result | BadFile:
-    """What the file system knows of a file below a (resolved) folder, or what is wrong with it."""
+    """What the file system knows of a file below a (resolved) folder, or what is wrong with it.
+
+    Links are looked at on all of the way to the file, which may be one that no walk comes to.
+    """
+    folder = name
+    while folder := folder.rpartition("/")[0]:
+        if os.path.islink(f"{root}/{folder}"):  # noqa: PTH114  (tables have a million rows)
+            link = _state(root, folder)
+            if isinstance(link, BadFile):
+                return replace(link, name=name)
+    return _state(root, name)
+
+
+def _state(root: Path, name: str) -> os.stat_result | BadFile:
+    """The same of a file in a folder that is known to be below the root."""
     path = root / name
     try:
         found = path.lstat()

@@ -11,6 +11,8 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """The only decoders ever tried, whatever a file is called."""
+MAGIC: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"GIF8", b"BM", b"II", b"MM")
+"""How files of these formats begin; without that, no decoder takes a file for its own."""
 MAX_BYTES: Final = 256 * 2**20
 MIN_SIDE: Final = 2
 """Pictures with a shorter side than this hold no shape to learn from."""

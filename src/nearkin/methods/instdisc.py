@@ -60,6 +60,8 @@ class InstDisc(Method[Estimate]):
     """
 
     num_views: ClassVar[int] = 1
+    least_std: ClassVar[float] = 0.32
+    most_cosine: ClassVar[float] = 0.77
     normalizer: Tensor
 
     def __init__(

@@ -43,6 +43,8 @@ class MoCoMemoryBank(Method[Visits]):
 
     num_views: ClassVar[int] = 1
     memory_sizes: ClassVar[tuple[str, ...]] = ("num_negatives",)
+    least_std: ClassVar[float] = 0.34
+    most_cosine: ClassVar[float] = 0.73
 
     def __init__(
         self,

@@ -64,8 +64,7 @@ class Seen(NamedTuple):
 class NCL(Method[Seen]):
     """Neighbors in the queue are of one class; mixtures with known classes are of another.
 
-    A batch holds images of known classes and images without a label, which are taken to be of
-    novel classes. Both parts may be empty.
+    Images without a label are taken to be of novel classes. Either part of a batch may be empty.
 
     Args:
         backbone: The network to train.
@@ -85,8 +84,7 @@ class NCL(Method[Seen]):
         num_easy: Least similar novel keys, to be mixed with known ones.
         num_mixes: How often each of them is mixed.
         num_hard: Most similar mixtures, to be added as negatives; 0 means none.
-        mix: Shares of the novel key: one and two `thirds`, as in the official code, or drawn
-            from a `uniform` distribution.
+        mix: Shares of the novel key: one and two `thirds` (official code), or `uniform`.
         hard_from: Share of training after which mixtures are added.
         novel_weight: Weight of contrast among unlabeled images.
         known_weight: Weight of contrast among labeled images.
@@ -97,6 +95,8 @@ class NCL(Method[Seen]):
 
     uses_labels: ClassVar[bool] = True
     memory_sizes: ClassVar[tuple[str, ...]] = ("queue_size",)
+    least_std: ClassVar[float] = 0.35
+    most_cosine: ClassVar[float] = 0.72
 
     def __init__(
         self,
@@ -156,9 +156,9 @@ class NCL(Method[Seen]):
             "novel": self.novel_weight
             * self.contrast_novel(query[~known], key[~known], index[~known], progress),
         }
-        metrics = {name: loss.detach() for name, loss in losses.items()}
         others = max(len(same) * (len(same) - 1), 1)
-        metrics["positive_rate"] = same.float().fill_diagonal_(0).sum() / others
+        metrics = {"positive_rate": same.float().fill_diagonal_(0).sum() / others}
+        metrics |= {name: loss.detach() for name, loss in losses.items()}
         total = torch.stack(list(losses.values())).sum()
         return Step(total, Seen(index, query.detach(), label), metrics)
 

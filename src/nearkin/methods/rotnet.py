@@ -38,6 +38,8 @@ class RotNet(Method[None]):
     """
 
     num_views: ClassVar[int] = 1
+    least_std: ClassVar[float] = 0.26
+    most_cosine: ClassVar[float] = 0.86
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()

@@ -61,6 +61,9 @@ class SimGCD(Method[None]):
     """
 
     uses_labels: ClassVar[bool] = True
+    least_rank: ClassVar[float] = 0.02
+    least_std: ClassVar[float] = 0.35
+    most_cosine: ClassVar[float] = 0.74
 
     def __init__(
         self,

@@ -34,6 +34,8 @@ class Supervised(Method[None]):
 
     num_views: ClassVar[int] = 1
     uses_labels: ClassVar[bool] = True
+    least_std: ClassVar[float] = 0.3
+    most_cosine: ClassVar[float] = 0.81
 
     def __init__(self, backbone: Backbone, *, num_known_classes: int) -> None:
         super().__init__()

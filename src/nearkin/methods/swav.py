@@ -51,6 +51,9 @@ class SwAV(Method[Visits]):
 
     more_views: ClassVar[bool] = True
     memory_sizes: ClassVar[tuple[str, ...]] = ("queue_size",)
+    least_rank: ClassVar[float] = 0.05
+    least_std: ClassVar[float] = 0.25
+    most_cosine: ClassVar[float] = 0.82
 
     def __init__(
         self,

@@ -15,6 +15,8 @@ the official code, s is a mean over dimensions as well, and v the mean of both v
 Queries: online embeddings of view 1. Keys: the embedding of view 2.
 """
 
+from typing import ClassVar
+
 from typing_extensions import override
 
 from nearkin.distributed import gather
@@ -35,6 +37,9 @@ class VICReg(Method[None]):
         variance: Weight of the missing standard deviation.
         covariance: Weight of the squared covariances.
     """
+
+    least_std: ClassVar[float] = 0.32
+    most_cosine: ClassVar[float] = 0.79
 
     def __init__(
         self,

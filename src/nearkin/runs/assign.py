@@ -10,7 +10,7 @@ from nearkin.data.images import Images, open_images
 from nearkin.discovery.assignments import COLUMNS, Assignments
 from nearkin.discovery.assignments import assign as assigned
 from nearkin.distributed import available_cpus, choose_device
-from nearkin.errors import DataError, OutputError
+from nearkin.errors import CheckpointError, DataError, OutputError
 from nearkin.runs.classifier import read_classifier
 from nearkin.runs.copies import check_destination
 from nearkin.runs.copies import copy_to as copy
@@ -70,6 +70,11 @@ def assign(
     """
     folder = RunFolder(Path(run))
     classifier, encoder = read_classifier(folder.classifier), load(folder.path)
+    if classifier.dim != encoder.dim:
+        raise CheckpointError(
+            f"{folder.classifier} is of another encoder: it takes {classifier.dim} features, and "
+            f"{folder.encoder.name} gives {encoder.dim}; discover again"
+        )
     if copy_to is not None:
         check_destination(Path(copy_to), [data_name(data)])
     if output is not None:

@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from nearkin.config import DiscoverConfig
+from nearkin.data.augmentations import views_of
 from nearkin.discovery.calibration import Calibration
 from nearkin.discovery.predictions import Predictions
-from nearkin.errors import CheckpointError, UsageError
+from nearkin.errors import UsageError
 from nearkin.method import Method
 from nearkin.networks.heads import CosineHead, Heads, top
+from nearkin.runs.encoder import read_tensors
 from nearkin.runs.trunk import Looks
+from nearkin.tables import usable
 from nearkin.training import sealed
 
 FORMAT = "1"
@@ -37,6 +42,12 @@ class Classifier:
     calibration: Calibration | None
     details: dict[str, Any]
     """How views are drawn, and where the classifier comes from."""
+
+    @property
+    def dim(self) -> int:
+        """Numbers in the feature vectors it takes."""
+        first = next(chain(self.layer.parameters(), self.heads.parameters()))
+        return first.shape[1]
 
     def predict(
         self, looks: Looks, paths: tuple[str, ...], label: Int64[np.ndarray, " images"]
@@ -116,40 +127,48 @@ def read_classifier(path: Path) -> Classifier:
 
     Raises:
         UsageError: If there is none.
-        CheckpointError: If the file is damaged.
+        CheckpointError: If the file is damaged, or contradicts itself.
     """
-    from safetensors import SafetensorError, safe_open
-
     if not path.exists():
         raise UsageError(f"{path} does not exist; `nearkin discover` makes it when it is done")
-    try:
-        with safe_open(path, framework="pt") as file:
-            said = json.loads(file.metadata()["nearkin"])
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        heads, layer = _heads(state, said), _layer(state)
+    with usable(path, "discover again"):
+        said, state = read_tensors(path, "nearkin")
+        heads, layer = _heads(state, said["temperature"]), _layer(state)
         heads.load_state_dict(_under("heads.", state))
         layer.load_state_dict(_under("layer.", state))
-        calibration = said["calibration"] and Calibration(**said["calibration"])
-        known = int(said["num_known"])
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); discover again") from error
-    return Classifier(
-        layer.eval(),
-        heads.eval(),
-        tuple(said["classes"]),
-        known,
-        bool(said["disjoint"]),
-        calibration or None,
-        said["details"],
-    )
+        found = Classifier(
+            layer.eval(),
+            heads.eval(),
+            tuple(said["classes"]),
+            said["num_known"],
+            bool(said["disjoint"]),
+            Calibration(**said["calibration"]) if said["calibration"] else None,
+            said["details"],
+        )
+        _check(found)
+    return found
 
 
-def _heads(state: dict[str, Tensor], said: dict[str, Any]) -> nn.Module:
-    if said["temperature"] is not None:
+def _check(found: Classifier) -> None:
+    """Raise an error of any kind if the parts do not fit together."""
+    rows = found.heads(on_top(found.layer, torch.zeros(1, found.dim))).shape[1]
+    if len(found.classes) != rows or not all(isinstance(name, str) for name in found.classes):
+        raise ValueError(f"{rows} classes are not called {found.classes}")
+    if found.num_known not in range(rows + 1 - found.disjoint):
+        raise ValueError(f"{found.num_known} of {rows} classes are not known ones")
+    for part in (found.heads, found.calibration):
+        if not 0 < getattr(part, "temperature", 1) < torch.inf:
+            raise ValueError("a temperature is not above 0")
+    drawn = {name: found.details[name] for name in ("augment", "num_views", "seed")}
+    views_of(DiscoverConfig(**drawn).augment, 1)
+
+
+def _heads(state: dict[str, Tensor], temperature: float | None) -> nn.Module:
+    if temperature is not None:
         classes, features = state["heads.weight"].shape
-        return CosineHead(features, classes, said["temperature"])
-    novel, features = state["heads.novel.weight"].shape
-    return Heads(features, int(said["num_known"]), novel)
+        return CosineHead(features, classes, temperature)
+    known, novel = (state[f"heads.{part}.weight"] for part in ("known", "novel"))
+    return Heads(novel.shape[1], len(known), len(novel))
 
 
 def _layer(state: dict[str, Tensor]) -> nn.Module:

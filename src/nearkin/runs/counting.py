@@ -9,7 +9,7 @@ from nearkin.discovery.number import NumberOfClasses, number_of_novel_classes
 from nearkin.measures.kmeans import compact
 from nearkin.runs.material import Material
 from nearkin.runs.trunk import Looks
-from nearkin.tables import replace_text
+from nearkin.tables import replace_text, usable
 
 
 def count_classes(
@@ -21,11 +21,9 @@ def count_classes(
     """
     if config.classes != "auto":
         return None
-    if path.exists():
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        curves = {name: [(k, v) for k, v in points] for name, points in stored["curves"].items()}
-        return NumberOfClasses(**{**stored, "curves": curves})
     rows = material.parts.train_rows
+    if path.exists():
+        return _read(path, len(rows))
     counted = number_of_novel_classes(
         compact(kept.center)[rows],
         material.label[rows],
@@ -35,3 +33,19 @@ def count_classes(
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, json.dumps(asdict(counted)) + "\n")
     return counted
+
+
+def _read(path: Path, most: int) -> NumberOfClasses:
+    with usable(path, "remove it, it will be made again"):
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        curves = stored["curves"].items()
+        found = NumberOfClasses(
+            chosen=int(stored["chosen"]),
+            low=int(stored["low"]),
+            high=int(stored["high"]),
+            estimates={name: int(number) for name, number in stored["estimates"].items()},
+            curves={name: [(int(k), float(v)) for k, v in points] for name, points in curves},
+        )
+        if not 1 <= found.chosen <= most:
+            raise ValueError(f"{found.chosen} classes of {most} pictures")
+    return found

@@ -15,7 +15,7 @@ from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
 from nearkin.data.split import names_a_test_part, split
 from nearkin.errors import CheckpointError, DataError
-from nearkin.tables import replace_text, write_csv
+from nearkin.tables import replace_text, usable, write_csv
 
 NAMED: Final = 10
 """Unreadable pictures that an error names."""
@@ -128,7 +128,9 @@ def same_data(path: Path, parts: Parts) -> None:
     if not path.exists():
         replace_text(path, json.dumps(now) + "\n")
         return
-    then = json.loads(path.read_text(encoding="utf-8"))
+    with usable(path, "start anew with --init-from this run"):
+        noted = json.loads(path.read_text(encoding="utf-8"))
+        then = {name: noted[name] for name in now}
     if then != now:
         raise CheckpointError(
             f"the data have changed since the run was started: {then['train']} pictures to train "

@@ -12,9 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.errors import CheckpointError, UsageError
+from nearkin.config.values import MAX_IMAGE_SIZE
+from nearkin.errors import UsageError
 from nearkin.networks.backbone import Backbone, adopt, build_backbone
 from nearkin.runs.folder import RunFolder
+from nearkin.tables import usable
 from nearkin.training import sealed
 from nearkin.version import __version__
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMAT = "1"
+AGAIN = "train it again"
 CUSTOM = "custom"
 """What `backbone` is called in files if it was given from Python."""
 
@@ -103,19 +106,20 @@ def load(run: str | Path, *, backbone: nn.Module | None = None) -> Encoder:
             that have a name.
 
     Raises:
-        UsageError: If there is no encoder there, or its weights are not those of the network.
-        CheckpointError: If the file is damaged.
+        UsageError: If there is no encoder there, or its weights are not those of `backbone`.
+        CheckpointError: If the file is damaged, or not what it says.
     """
     stored = _read(run)
     if backbone is not None:
-        given = copy.deepcopy(backbone)
-        network = adopt(given, stored.image_size, int(stored.details["feature_dim"]))
+        network = adopt(copy.deepcopy(backbone), stored.image_size, stored.feature_dim)
+        stored.fill(network)
     elif stored.backbone == CUSTOM:
         raise UsageError(f"{stored.path} is of a network of your own; pass it as `backbone`")
     else:
-        with torch.random.fork_rng(devices=[]):  # these random weights are replaced
+        # The random weights of the new network are replaced.
+        with usable(stored.path, AGAIN), torch.random.fork_rng(devices=[]):
             network = build_backbone(stored.backbone, stored.image_size)
-    stored.fill(network)
+            network.body.load_state_dict(stored.state)
     return Encoder(network, stored.image_size, stored.details)
 
 
@@ -128,7 +132,7 @@ def initialize(backbone: Backbone, run: str | Path) -> None:
 
     Raises:
         UsageError: If there is no encoder there, or it is of another architecture.
-        CheckpointError: If the file is damaged.
+        CheckpointError: If the file is damaged, or not what it says.
     """
     _read(run).fill(backbone)
 
@@ -140,11 +144,12 @@ class _Stored:
     path: Path
     backbone: str
     image_size: int
+    feature_dim: int
     details: dict[str, Any]
     state: dict[str, Tensor]
 
     def fill(self, network: Backbone) -> None:
-        """Copy the weights into a network."""
+        """Copy the weights into a network that the user chose."""
         try:
             network.body.load_state_dict(self.state)
         except RuntimeError as error:
@@ -157,19 +162,32 @@ class _Stored:
 
 
 def _read(run: str | Path) -> _Stored:
-    from safetensors import SafetensorError, safe_open
-
     path = RunFolder(Path(run)).encoder if Path(run).is_dir() else Path(run)
     if not path.exists():
         raise UsageError(f"{path} does not exist; `nearkin train` makes it when it is done")
-    try:
-        with safe_open(path, framework="pt") as file:
-            details = json.loads((file.metadata() or {})["nearkin"])
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        named = str(details["backbone"])
-        return _Stored(path, named, int(details["image_size"]), details, state)
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(
-            f"{path} holds no encoder that can be used ({reason}); train it again"
-        ) from error
+    with usable(path, AGAIN):
+        details, state = read_tensors(path, "nearkin")
+        if details["format"] != FORMAT:
+            raise ValueError(f"it is of format {details['format']}, not {FORMAT}")
+        size, dim = int(details["image_size"]), int(details["feature_dim"])
+        if not 1 <= size <= MAX_IMAGE_SIZE:
+            raise ValueError(f"its images of {size} px are not from 1 to {MAX_IMAGE_SIZE} px")
+        return _Stored(path, str(details["backbone"]), size, dim, details, state)
+
+
+def read_tensors(path: Path, key: str) -> tuple[Any, dict[str, Tensor]]:
+    """What is in a safetensors file: the plain values noted under a key, and all tensors.
+
+    Raises:
+        Exception: Of many kinds if the file is damaged; to be called inside `usable`.
+        ValueError: If a tensor has numbers that are not finite.
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        noted = json.loads((file.metadata() or {})[key])
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for name, tensor in state.items():
+        if not tensor.float().isfinite().all():  # as networks hold them
+            raise ValueError(f"{name} is not finite")
+    return noted, state

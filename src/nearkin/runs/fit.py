@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from statistics import fmean, median
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -20,6 +20,7 @@ from nearkin.runs.machine import note_machine
 from nearkin.runs.reporter import Logged
 from nearkin.runs.saver import Saver
 from nearkin.runs.signals import Requests
+from nearkin.runs.watch import Looker, Watch, shown
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
@@ -33,14 +34,6 @@ COLUMNS = (
 
 TIMED = 8
 """Steps timed to estimate a run; the first two are left out."""
-
-
-@runtime_checkable
-class Looker(Protocol):
-    """Who looks at a method now and then while it trains."""
-
-    def look(self, method: Method[Any]) -> dict[str, float]:
-        """Measure a method as it stands, leaving it as it was."""
 
 
 @dataclass
@@ -114,6 +107,7 @@ def fit(
         asked = stack.enter_context(Requests())
         saver = Saver(folder, method, optimizer, journal, told, config.save_every, start)
         stack.enter_context(saver.capturing())
+        watch = Watch(monitor, config, method, told, asked)
         epoch, pace = journal.rows()[start - start % per_epoch :], Pace(start)
         for done, step in steps(
             method,
@@ -127,7 +121,7 @@ def fit(
         ):
             found = {"loss": step.loss.item()} | {key: step.metrics[key].item() for key in terms}
             told.progress(done, total, f"loss {found['loss']:.3f}")
-            looked = _look(config, monitor, method, done / per_epoch, last=done == total)
+            looked = watch.after(done, per_epoch, total)
             lr = optimizer.param_groups[0]["lr"]
             row = {"step": done, "epoch": done / per_epoch, "lr": lr, **found, **looked}
             journal.append(row)
@@ -135,7 +129,7 @@ def fit(
             if done % per_epoch == 0:
                 said = [f"epoch {done // per_epoch}/{config.epochs}", *_means(epoch, found)]
                 lap = pace.lap(done, total, batches.order.batch_size)
-                told.line("  ".join([*said, *_looks(looked), lap]))
+                told.line("  ".join([*said, *shown(looked), lap]))
                 epoch.clear()
             stop = asked.stop  # once: a request that comes after the save is for the next step
             saver.after(done, asked=asked.take_save(), last=done == total or stop)
@@ -169,22 +163,6 @@ def _restored(
 def _means(rows: Sequence[Mapping[str, int | float]], names: Iterable[str]) -> list[str]:
     """Means over an epoch, for a line."""
     return [f"{name.replace('_', ' ')} {fmean(row[name] for row in rows):.3f}" for name in names]
-
-
-def _look(
-    config: TrainConfig, monitor: Looker, method: Method[Any], epoch: float, *, last: bool
-) -> dict[str, float]:
-    """What the monitor sees, if a look is due. The method goes on in training mode."""
-    every = int(config.evaluate_every)
-    if not last and (every == 0 or epoch % every):
-        return {}
-    return monitor.look(method)
-
-
-def _looks(looked: dict[str, float]) -> list[str]:
-    """What the monitor saw, for a line."""
-    form = {"knn": "kNN {:.1%}", "feature_std": "std {:.2f}", "effective_rank": "rank {:.1f}"}
-    return [text.format(looked[name]) for name, text in form.items() if name in looked]
 
 
 def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> float:

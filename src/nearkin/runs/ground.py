@@ -134,7 +134,7 @@ class Preparation:
                 int(base.workers),
             )
             write_looks(path, *seen)
-        kept, bad = read_looks(path)
+        kept, bad = read_looks(path, len(material.images))
         found = {material.images.names[row]: reason for row, reason in bad.items()}
         write_bad_files(self.folder.bad_files, material.images, found)
         readable = np.setdiff1d(np.arange(len(material.images)), list(bad))

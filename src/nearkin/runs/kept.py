@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nearkin.errors import CheckpointError
+from nearkin.runs.encoder import read_tensors
 from nearkin.runs.trunk import Looks
+from nearkin.tables import usable
 from nearkin.training import sealed
 
 
@@ -20,21 +21,26 @@ def write_looks(path: Path, looks: Looks, bad: dict[int, str]) -> None:
     sealed.write_whole(path, save(state, metadata={"bad": json.dumps(bad)}))
 
 
-def read_looks(path: Path) -> tuple[Looks, dict[int, str]]:
+def read_looks(path: Path, count: int) -> tuple[Looks, dict[int, str]]:
     """What `write_looks` wrote.
 
-    Raises:
-        CheckpointError: If the file is damaged.
-    """
-    from safetensors import SafetensorError, safe_open
+    Args:
+        path: The file.
+        count: How many pictures it must be of.
 
-    try:
-        with safe_open(path, framework="pt") as file:
-            bad = json.loads(file.metadata()["bad"])
-            looks = Looks(file.get_tensor("center"), file.get_tensor("views"))
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged; remove it, it will be made again") from error
-    return looks, {int(row): reason for row, reason in bad.items()}
+    Raises:
+        CheckpointError: If the file is damaged, or of other pictures.
+    """
+    with usable(path, "remove it, it will be made again"):
+        noted, state = read_tensors(path, "bad")
+        center, views = state["center"], state["views"]
+        rows, _ = center.shape
+        if views.ndim != 3 or views.shape[1:] != center.shape or rows != count:
+            raise ValueError(f"features {list(center.shape)}, of views {list(views.shape)}")
+        bad = {int(row): str(reason) for row, reason in noted.items()}
+        if not bad.keys() <= set(range(rows)):
+            raise ValueError(f"unreadable pictures beyond {rows}")
+    return Looks(center, views), bad
 
 
 def rows_of(looks: Looks, keep: np.ndarray) -> Looks:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from nearkin.distributed import device_name, world_size
-from nearkin.tables import replace_text
+from nearkin.tables import replace_text, usable
 from nearkin.version import __version__
 
 
@@ -34,8 +34,11 @@ def note_machine(path: Path, device: torch.device, step: int) -> str:
         What has changed since the last time, in one line; nothing if nothing has.
     """
     now = machine(device)
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    changes = _changes(before[-1], now) if before else ""
+    before, changes = [], ""
+    if path.exists():
+        with usable(path, "remove it; it only notes what the run is computed with"):
+            before = json.loads(path.read_text(encoding="utf-8"))
+            changes = _changes(before[-1], now)
     if changes or not before:
         entries = [*before, {"after_step": step, **now}]
         replace_text(path, json.dumps(entries, indent=2) + "\n")

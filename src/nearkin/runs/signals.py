@@ -5,7 +5,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from nearkin.errors import StoppedError
+from nearkin.errors import CollapsedError, StoppedError
 
 STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")
 SAVING = "SIGUSR1"
@@ -21,6 +21,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._save = False
+        self._verdict = ""
         self._stop: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -38,7 +39,11 @@ class Requests:
     @property
     def stop(self) -> bool:
         """Whether the run is asked to stop."""
-        return self._stop is not None
+        return self._stop is not None or bool(self._verdict)
+
+    def collapse(self, verdict: str) -> None:
+        """Ask to stop because the embeddings have collapsed."""
+        self._verdict = verdict
 
     def take_save(self) -> bool:
         """Whether a checkpoint is asked for, since this was last called."""
@@ -47,7 +52,11 @@ class Requests:
 
     def end(self, step: int) -> None:
         """Raise what ends the run after `step` steps, which are saved."""
-        assert self._stop is not None
+        if self._stop is None:
+            raise CollapsedError(
+                f"{self._verdict}; stopped after step {step}, which is saved, and --resume "
+                "--on-collapse warn goes on"
+            )
         raise StoppedError(
             f"stopped by {self._stop.name} after step {step}, which is saved; "
             "the same command with --resume goes on",

@@ -194,7 +194,7 @@ def _finish(
     write_encoder(folder.encoder, method.backbone, details)
     curves(folder.metrics, folder.plots / "curves.png")
     seen = monitor.look(method)
-    told.line(f"health {verdict(seen)}")
+    told.line(f"health {verdict(seen, type(method))}")
     encoder = load(folder.path, backbone=network)
     evaluation, embeddings = evaluate_parts(
         encoder, parts, config, network=network, device=batches.device

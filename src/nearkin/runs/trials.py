@@ -24,6 +24,7 @@ from nearkin.runs.stages import class_stage, known_stage
 from nearkin.runs.starts import Start, start_of
 from nearkin.runs.task import Task
 from nearkin.runs.trunk import FrozenTrunk
+from nearkin.tables import usable
 from nearkin.types import UNKNOWN
 
 Mode = Literal["gcd", "ncd"]
@@ -112,10 +113,8 @@ class Trials:
                 if not path.exists():
                     begun = begun or self._begin(task)
                     self._try(task, truth, *begun, strength, path)
-                with np.load(path, allow_pickle=False) as file:
-                    kept = dict(file)
-                accuracy = float(kept["correct"].mean())
-                yield Trial(fold, strength, accuracy, kept["probability"], kept["correct"])
+                probability, correct = _kept(path, task)
+                yield Trial(fold, strength, float(correct.mean()), probability, correct)
 
     def _hide(
         self, hidden: Int64[np.ndarray, " hidden"]
@@ -166,6 +165,19 @@ class Trials:
         partial = path.with_suffix(".tmp.npz")
         np.savez(partial, probability=probability, correct=correct)
         partial.replace(path)
+
+
+def _kept(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities, and whether they are right, from the file of a trial."""
+    shape = len(task.unlabeled), task.num_known + task.num_novel
+    with usable(path, "remove it, it will be made again"):
+        with np.load(path, allow_pickle=False) as file:
+            probability, correct = file["probability"], file["correct"]
+        if probability.shape != shape or correct.shape != shape[:1] or correct.dtype != bool:
+            raise ValueError("it is of other pictures")
+        if not ((probability >= 0) & np.isfinite(probability)).all():
+            raise ValueError("its probabilities are none")
+    return probability, correct
 
 
 def best(trials: Sequence[Trial]) -> float:

@@ -1,11 +1,11 @@
 """Health: whether the embeddings still differ, which the loss does not tell.
 
-A collapsed encoder often has the lower loss. The bounds below separate sabotaged and untrained
-runs of docs/ablations.md from healthy ones there and of every method on digits (docs/results.md).
+A collapsed encoder often has the lower loss. The bounds are the methods': some have healthy
+embeddings that look like collapsed ones of others. docs/health.md tells how they were measured.
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
@@ -13,16 +13,14 @@ from torch import Tensor
 
 from nearkin.errors import DivergedError
 from nearkin.measures.spectrum import effective_rank, feature_std, mean_cosine
+from nearkin.method import Method
 from nearkin.objectives import unit
 
-LEAST_RANK: Final = 0.08
-"""Effective rank, as a part of the directions there could be, below which they have collapsed."""
+LOOKS: Final = 3
+"""Looks in a row that must show a collapse, before it is told."""
 
-LEAST_STD: Final = 0.65
-"""Standard deviation, as a part of that of evenly spread vectors, below which they have."""
-
-MOST_COSINE: Final = 0.55
-"""Mean cosine between the embeddings of different images above which they have."""
+SETTLED: Final = 0.25
+"""Share of a training before which embeddings may be as alike as those of an untrained network."""
 
 
 @torch.no_grad()
@@ -48,32 +46,55 @@ def health(embeddings: Float[Tensor, "n d"]) -> dict[str, float]:
     }
 
 
-def collapsed(health: Mapping[str, float]) -> bool:
-    """Whether the embeddings have become too alike to be of use.
+def signs(health: Mapping[str, float], method: type[Method[Any]]) -> list[str]:
+    """What shows that embeddings have become too alike to be of use: nothing, if they have not.
 
-    >>> collapsed(dict(effective_rank=31.0, directions=64.0, feature_std=1.0, mean_cosine=0.0))
-    False
+    Args:
+        health: What `health` measures.
+        method: What trains them, which knows the bounds of its healthy embeddings.
     """
-    healthy = (
-        health["effective_rank"] >= LEAST_RANK * health["directions"]
-        and health["feature_std"] >= LEAST_STD
-        and health["mean_cosine"] <= MOST_COSINE
-    )
-    return not healthy
+    rank, most = health["effective_rank"], health["directions"]
+    std, cosine = health["feature_std"], health["mean_cosine"]
+    found = []
+    if not rank >= method.least_rank * most:  # NaN is no good sign
+        found.append(f"effective rank below {method.least_rank * most:.0f}")
+    if not std >= method.least_std:
+        found.append(f"spread below {method.least_std:.2f}")
+    if not cosine <= method.most_cosine:
+        found.append(f"mean cosine above {method.most_cosine:.2f}")
+    return found
 
 
-def verdict(health: Mapping[str, float]) -> str:
-    """One sentence that says how the embeddings are, and what to do if they have collapsed.
-
-    >>> verdict(dict(effective_rank=31.0, directions=64.0, feature_std=0.98, mean_cosine=0.01))
-    'healthy: the embeddings use 31 of 64 directions (spread 0.98, mean cosine 0.01)'
-    """
-    state, advice = "healthy", ""
-    if collapsed(health):
-        state = "collapsed"
-        advice = "; train longer, or try a lower learning rate or stronger augmentations"
-    return (
+def verdict(health: Mapping[str, float], method: type[Method[Any]]) -> str:
+    """One sentence that says how the embeddings are, and what to do if they have collapsed."""
+    found = signs(health, method)
+    state = "collapsed" if found else "healthy"
+    seen = (
         f"{state}: the embeddings use {health['effective_rank']:.0f} of "
         f"{health['directions']:.0f} directions (spread {health['feature_std']:.2f}, "
-        f"mean cosine {health['mean_cosine']:.2f}){advice}"
+        f"mean cosine {health['mean_cosine']:.2f})"
     )
+    if not found:
+        return seen
+    return (
+        f"{seen}, {' and '.join(found)}; try a lower learning rate, stronger augmentations or a "
+        "longer training"
+    )
+
+
+class Alarm:
+    """Notices embeddings that have collapsed and stay so.
+
+    Args:
+        method: What trains them.
+    """
+
+    def __init__(self, method: type[Method[Any]]) -> None:
+        self.method = method
+        self._row = 0
+
+    def hear(self, health: Mapping[str, float], progress: float) -> str:
+        """The verdict, at the third look in a row that shows a collapse; otherwise nothing."""
+        bad = progress >= SETTLED and bool(signs(health, self.method))
+        self._row = self._row + 1 if bad else 0
+        return verdict(health, self.method) if self._row == LOOKS else ""

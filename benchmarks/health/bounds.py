@@ -1,0 +1,70 @@
+"""What the bounds of health make of healthy and sabotaged runs.
+
+    python benchmarks/health/bounds.py docs/health/cifar10.csv docs/health/fashion.csv
+
+Prints a table per file, of what sabotage.py has noted: per method and arm, the signs of collapse.
+"""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from nearkin.methods import METHODS
+from nearkin.tables import read_csv
+from nearkin.training.health import signs
+
+MEASURES = ("effective_rank", "directions", "feature_std", "mean_cosine")
+
+
+def alarmed(row: Mapping[str, str]) -> list[str]:
+    """What shows that a run is not healthy."""
+    if row["diverged"]:
+        return ["diverged"]
+    return signs({name: float(row[name]) for name in MEASURES}, METHODS[row["method"]])
+
+
+def harmed(row: Mapping[str, str]) -> bool:
+    """Whether a sabotaged run knows less than the network did before its first step.
+
+    A loss of alignment alone makes all embeddings alike, whatever the features still know.
+    """
+    return row["arm"] == "aligned" or bool(row["diverged"]) or row["knn"] < row["untrained"]
+
+
+def lines(path: Path) -> list[str]:
+    """One table, and its sums."""
+    found = [
+        "| method | arm | seed | rank | std | cosine | kNN | untrained | signs |",
+        "|---" * 9 + "|",
+    ]
+    rows = list(read_csv(path))
+    for row in rows:
+        share = ""
+        if not row["diverged"]:
+            share = f"{float(row['effective_rank']) / float(row['directions']):.3f}"
+        cells = [row["method"], row["arm"], row["seed"], share]
+        cells += [f"{float(row[n]):.3f}" if row[n] else "" for n in (*MEASURES[2:], "knn")]
+        cells += [f"{float(row['untrained']):.3f}", "; ".join(alarmed(row))]
+        found.append("| " + " | ".join(cells) + " |")
+    healthy = [row for row in rows if row["arm"] == "healthy"]
+    others = [row for row in rows if row["arm"] != "healthy"]
+    bad = [row for row in others if harmed(row)]
+    caught, false = sum(bool(alarmed(r)) for r in bad), sum(bool(alarmed(r)) for r in healthy)
+    return [
+        *found,
+        "",
+        f"{path.stem}: {false} alarms in {len(healthy)} healthy runs; {caught} of {len(bad)} "
+        f"sabotaged runs caught, and {len(others) - len(bad)} that the sabotage did not harm.",
+    ]
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("rows", type=Path, nargs="+")
+    for path in parser.parse_args().rows:
+        print("\n".join(["", *lines(path)]))
+
+
+if __name__ == "__main__":
+    main()
