@@ -111,7 +111,7 @@ class Bench:
             encoder = load(self._run)
             looks, bad = look(encoder, self.images, self.base.augment, VIEWS, self.seed, CPU, 0)
             write_looks(path, looks, bad)
-        kept = read_looks(path)[0]
+        kept = read_looks(path, len(self.images))[0]
         return FrozenTrunk(replace(kept, views=kept.views[:VIEWS]), CPU)
 
     def truth(self, novel: tuple[int, ...]) -> Int64[np.ndarray, " images"]:
