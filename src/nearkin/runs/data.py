@@ -122,21 +122,39 @@ def same_data(path: Path, parts: Parts) -> None:
 
     Raises:
         CheckpointError: If a run is resumed on data that have changed: its order, its views and
-            its memories belong to the pictures it was started with.
+            its memories belong to the pictures it was started with. The difference is named.
     """
-    now = {"train": len(parts.train), "test": len(parts.test), "fingerprint": parts.fingerprint}
+    sizes = dict(zip(parts.images.names, parts.images.num_bytes.tolist(), strict=True))
+    now = {
+        "train": len(parts.train),
+        "test": len(parts.test),
+        "fingerprint": parts.fingerprint,
+        "bytes": sizes,
+    }
     if not path.exists():
         replace_text(path, json.dumps(now) + "\n")
         return
     with usable(path, "start anew with --init-from this run"):
         noted = json.loads(path.read_text(encoding="utf-8"))
         then = {name: noted[name] for name in now}
+        differences = _differences(then["bytes"], sizes)
     if then != now:
         raise CheckpointError(
-            f"the data have changed since the run was started: {then['train']} pictures to train "
-            f"on and {then['test']} held out then, {now['train']} and {now['test']} now; bring "
-            "them back, or start anew with --init-from this run"
+            f"the data have changed since the run was started: {differences}; {then['train']} "
+            f"pictures to train on and {then['test']} held out then, {now['train']} and "
+            f"{now['test']} now; bring them back, or start anew with --init-from this run"
         )
+
+
+def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """Which pictures came, went or changed, with an example of each."""
+    kinds = {
+        "added": now.keys() - then.keys(),
+        "removed": then.keys() - now.keys(),
+        "of another size": {name for name in now.keys() & then.keys() if now[name] != then[name]},
+    }
+    found = [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
+    return ", ".join(found) or "the same files in other parts"
 
 
 def write_bad_files(path: Path, images: Images, found: Mapping[str, str] | None = None) -> None:
