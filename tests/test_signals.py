@@ -226,4 +226,6 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(1)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or in the background of a script
     json.dump(Sender(Path(sys.argv[1])).all(), sys.stdout)

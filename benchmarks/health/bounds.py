@@ -28,7 +28,9 @@ def harmed(row: Mapping[str, str]) -> bool:
 
     A loss of alignment alone makes all embeddings alike, whatever the features still know.
     """
-    return row["arm"] == "aligned" or bool(row["diverged"]) or row["knn"] < row["untrained"]
+    if row["arm"] == "aligned" or row["diverged"]:
+        return True
+    return float(row["knn"]) < float(row["untrained"])
 
 
 def lines(path: Path) -> list[str]:

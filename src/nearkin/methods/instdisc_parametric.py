@@ -39,6 +39,7 @@ class InstDiscParametric(Method[None]):
     """
 
     num_views: ClassVar[int] = 1
+    least_rank: ClassVar[float] = 0.11
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ Queries: online embeddings of view 1. Keys: embeddings of view 2.
 """
 
 import copy
-from typing import Literal
+from typing import ClassVar, Literal
 
 from typing_extensions import override
 
@@ -40,6 +40,8 @@ class MoCoEndToEnd(Method[None]):
         bn_groups: Groups of the batch that batch statistics are taken over.
         temperature: Divides the similarities.
     """
+
+    least_rank: ClassVar[float] = 0.1
 
     def __init__(
         self,

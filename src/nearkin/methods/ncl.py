@@ -71,8 +71,7 @@ class NCL(Method[Seen]):
         num_known_classes: Classes that have labels.
         num_novel_classes: Classes to find.
         queue_size: How many keys of each part are kept.
-        num_neighbors: Nearest keys held to be of the query's class; at most half of what the
-            queue holds per novel class.
+        num_neighbors: Nearest keys, held to be of one class; at most half of those per class.
         own_weight: Weight alpha of the query's own other view; the neighbors share the rest.
         targets: How the weights are set: by the `paper`'s equations, or as the `official` code
             does, where the own view takes the place of a neighbor and its weight is lost.
@@ -95,6 +94,7 @@ class NCL(Method[Seen]):
 
     uses_labels: ClassVar[bool] = True
     memory_sizes: ClassVar[tuple[str, ...]] = ("queue_size",)
+    least_rank: ClassVar[float] = 0.11
     least_std: ClassVar[float] = 0.35
     most_cosine: ClassVar[float] = 0.72
 

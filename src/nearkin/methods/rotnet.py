@@ -38,6 +38,7 @@ class RotNet(Method[None]):
     """
 
     num_views: ClassVar[int] = 1
+    least_rank: ClassVar[float] = 0.2
     least_std: ClassVar[float] = 0.26
     most_cosine: ClassVar[float] = 0.86
 

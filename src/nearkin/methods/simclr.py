@@ -14,7 +14,7 @@ ones; t is `temperature`.
 Queries: online embeddings of all views. Keys: the same, less the query itself.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from typing_extensions import override
@@ -38,6 +38,8 @@ class SimCLR(Method[None]):
             first views look for second ones only, among the second ones.
         temperature: Divides the similarities.
     """
+
+    least_rank: ClassVar[float] = 0.14
 
     def __init__(
         self,

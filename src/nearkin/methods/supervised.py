@@ -34,6 +34,7 @@ class Supervised(Method[None]):
 
     num_views: ClassVar[int] = 1
     uses_labels: ClassVar[bool] = True
+    least_rank: ClassVar[float] = 0.17
     least_std: ClassVar[float] = 0.3
     most_cosine: ClassVar[float] = 0.81
 

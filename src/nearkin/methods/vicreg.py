@@ -38,6 +38,7 @@ class VICReg(Method[None]):
         covariance: Weight of the squared covariances.
     """
 
+    least_rank: ClassVar[float] = 0.14
     least_std: ClassVar[float] = 0.32
     most_cosine: ClassVar[float] = 0.79
 
