@@ -10,7 +10,7 @@ import torch
 
 from nearkin.config import TrainConfig
 from nearkin.errors import CollapsedError, DivergedError
-from nearkin.methods.simclr import SimCLR
+from nearkin.methods.byol import BYOL
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.train import train
 from nearkin.training.checkpoint import latest
@@ -28,28 +28,28 @@ def test_vectors_in_all_directions_are_healthy():
     assert found["effective_rank"] == pytest.approx(32, rel=0.05)
     assert found["feature_std"] == pytest.approx(1, rel=0.01)
     assert found["mean_cosine"] == pytest.approx(0, abs=0.01)
-    assert not signs(found, SimCLR)
-    assert verdict(found, SimCLR).startswith("healthy: the embeddings use 32 of 32 directions")
+    assert not signs(found, BYOL)
+    assert verdict(found, BYOL).startswith("healthy: the embeddings use 32 of 32 directions")
 
 
 def test_vectors_in_few_directions_have_collapsed_though_they_vary():
     found = health(normal(500, 3) @ torch.linalg.qr(normal(64, 3))[0].T)
     assert found["effective_rank"] == pytest.approx(3, rel=0.1)
-    assert verdict(found, SimCLR).startswith("collapsed: the embeddings use 3 of 64 directions")
-    assert "effective rank below 5; try a lower learning rate" in verdict(found, SimCLR)
+    assert verdict(found, BYOL).startswith("collapsed: the embeddings use 3 of 64 directions")
+    assert "effective rank below 5; try a lower learning rate" in verdict(found, BYOL)
 
 
 def test_vectors_around_one_point_have_collapsed_though_they_differ_in_all_directions():
     found = health(normal(500, 32, shift=2.0))
     assert found["effective_rank"] > 0.5 * found["directions"]
     assert found["mean_cosine"] == pytest.approx(4 / 5, rel=0.02)
-    assert signs(found, SimCLR)
+    assert signs(found, BYOL)
 
 
 def test_equal_vectors_have_collapsed():
     found = health(torch.ones(16, 8))
     assert found["feature_std"] == pytest.approx(0, abs=1e-6)
-    assert signs(found, SimCLR)
+    assert signs(found, BYOL)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_equal_vectors_have_collapsed():
 )
 def test_any_one_sign_is_enough(change, expected):
     sound = dict(effective_rank=30.0, directions=64.0, feature_std=0.98, mean_cosine=0.02)
-    assert bool(signs(sound | change, SimCLR)) is expected
+    assert bool(signs(sound | change, BYOL)) is expected
 
 
 def test_small_batches_are_measured_by_the_directions_they_can_use():
     assert health(normal(8, 128))["directions"] == 8
-    assert not signs(health(normal(64, 128)), SimCLR)
+    assert not signs(health(normal(64, 128)), BYOL)
 
 
 def test_the_length_of_embeddings_says_nothing():
@@ -108,7 +108,7 @@ ALIKE = SOUND | dict(feature_std=0.02, mean_cosine=0.99)
 
 def heard(looks, start=SETTLED):
     """What an alarm says after each of these looks."""
-    alarm = Alarm(SimCLR)
+    alarm = Alarm(BYOL)
     return [alarm.hear(look, start + 0.01 * number) for number, look in enumerate(looks)]
 
 
