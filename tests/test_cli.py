@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import signal
 import subprocess
 import sys
 import tomllib
@@ -455,25 +454,6 @@ def test_python_has_the_names_and_defaults_of_the_command_line(finished, picture
     encoder = nearkin.load(run.path)
     picture = Image.open(next(Path(pictures).iterdir()))
     assert encoder(encoder.transform(picture)[None]).shape == (1, encoder.dim)
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_that_is_asked_to_stop_saves_its_step_and_resumes(number, code, tmp_path, pictures):
-    out = tmp_path / "run"
-    settings = "--epochs 400 --batch-size 8 --save-every 100000 --evaluate-every 0 --backbone tiny"
-    command = [sys.executable, "-m", "nearkin", "train", str(pictures), "-o", str(out)]
-    child = subprocess.Popen([*command, *settings.split()], stderr=subprocess.PIPE, text=True)
-    seen = []
-    for line in child.stderr:
-        seen.append(line)
-        if line.startswith("epoch 3/"):
-            child.send_signal(number)
-    assert child.wait() == code
-    assert f"stopped by {number.name} after step" in seen[-1]
-    saved = [path.name for path in (out / "checkpoints").iterdir()]
-    assert len(saved) == 1
-    assert saved[0] >= "ckpt-00000012.pt"
-    child.stderr.close()
 
 
 def test_a_run_is_not_resumed_on_pictures_that_have_changed(tmp_path, capsys):

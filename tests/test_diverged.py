@@ -134,7 +134,7 @@ def diverged(tmp_path_factory):
     np.savez(folder / "data.npz", x=pictures)
     config = TrainConfig(
         method="barlow_twins", backbone="tiny", epochs=30, batch_size=16, optimizer="sgd",
-        lr=1e25, warmup=0.5, save_every=1, precision="fp32", evaluate_every=0,
+        lr=1e9, warmup=0.5, save_every=1, precision="fp32", evaluate_every=0,
     )  # fmt: skip
     with pytest.raises(DivergedError) as error:
         train(folder / "data.npz", config, out=folder / "run")

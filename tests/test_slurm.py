@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def job(tmp_path):
     def start(out):
         settings = "--backbone tiny --batch-size 16 --epochs 60 --evaluate-every 0 --save-every 7"
         command = ["bash", SCRIPT, tmp_path / "data.npz", "-o", out, "-q", *settings.split()]
-        path = f"{tools}:{os.environ['PATH']}"
+        path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "SLURM_JOB_ID": "17", "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 

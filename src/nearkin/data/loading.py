@@ -1,6 +1,5 @@
 """Photographs loaded ahead by worker processes, which may die or hang without changing a bit."""
 
-import re
 import signal
 import threading
 import warnings
@@ -22,7 +21,7 @@ def lost(error: Exception) -> bool:
     """Whether an error says that a worker died or hung, not that what it computed failed."""
     if isinstance(error, ConnectionError | EOFError):  # while it was handing something over
         return "Caught" not in str(error)
-    return re.match(r"DataLoader (worker \(pid|timed out)", str(error)) is not None
+    return str(error).startswith("DataLoader worker (pid")
 
 
 def told(error: Exception) -> str:
@@ -49,12 +48,11 @@ def loaded_ahead(photographs: Photographs, start: int, stop: int, workers: int) 
     while step < stop:
         loaded, processes = _started(photographs, range(step, stop), workers)
         try:
-            for crops in loaded:
+            for crops in _in_time(loaded, processes, photographs):
                 yield crops
                 step += 1
         except (RuntimeError, ConnectionError, EOFError) as error:
-            for process in processes:
-                process.kill()  # torch only asks them to end, and waits
+            _kill(processes)  # torch only asks them to end, and waits
             if replaced or not lost(error):
                 raise
             replaced = True
@@ -65,13 +63,11 @@ def _started(
     photographs: Photographs, steps: range, workers: int
 ) -> tuple[Iterator[Crops], set[BaseProcess]]:
     """What loads the steps, and the processes that it has started."""
-    pictures = photographs.share.stop - photographs.share.start
     loader: Any = DataLoader(
         photographs,
         batch_size=None,
         sampler=steps,
         num_workers=workers,
-        timeout=max(PATIENCE, pictures // 4) if workers else 0,
         generator=torch.Generator(),  # or iterating would draw from the global one
     )
     # torch lets a dead worker raise wherever the main thread is, such as amid an optimizer's
@@ -79,5 +75,33 @@ def _started(
     before, others = signal.getsignal(signal.SIGCHLD), set(active_children())
     loaded: Iterator[Crops] = iter(loader)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, before)
+        theirs = getattr(before, "__module__", "").startswith("torch.")  # of an earlier loader
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if theirs else before)
     return loaded, set(active_children()) - others
+
+
+def _in_time(
+    loaded: Iterator[Crops], processes: set[BaseProcess], photographs: Photographs
+) -> Iterator[Crops]:
+    """The same, but workers that take too long for a step are killed.
+
+    torch's own limit does not hold while a worker hands memory over.
+    """
+    pictures = photographs.share.stop - photographs.share.start
+    while True:
+        limit = threading.Timer(max(PATIENCE, pictures // 4), _kill, [processes])
+        limit.daemon = True
+        if processes:
+            limit.start()
+        try:
+            crops = next(loaded)
+        except StopIteration:
+            return
+        finally:
+            limit.cancel()
+        yield crops
+
+
+def _kill(processes: set[BaseProcess]) -> None:
+    for process in processes:
+        process.kill()

@@ -122,9 +122,8 @@ def fit(
             found = {"loss": step.loss.item()} | {key: step.metrics[key].item() for key in terms}
             told.progress(done, total, f"loss {found['loss']:.3f}")
             looked = watch.after(done, per_epoch, total)
-            lr = optimizer.param_groups[0]["lr"]
-            row = {"step": done, "epoch": done / per_epoch, "lr": lr, **found, **looked}
-            journal.append(row)
+            row = {"step": done, "epoch": done / per_epoch, **found, **looked}
+            journal.append(row | {"lr": optimizer.param_groups[0]["lr"]})
             epoch.append(row)
             if done % per_epoch == 0:
                 said = [f"epoch {done // per_epoch}/{config.epochs}", *_means(epoch, found)]
@@ -133,8 +132,10 @@ def fit(
                 epoch.clear()
             stop = asked.stop  # once: a request that comes after the save is for the next step
             saver.after(done, asked=asked.take_save(), last=done == total or stop)
-            if stop and done < total:
+            if stop:
                 asked.end(done)
+        if asked.stop:  # after the last step
+            asked.end(total)
     return start < total
 
 
