@@ -51,12 +51,14 @@ def lines(path: Path) -> list[str]:
     healthy = [row for row in rows if row["arm"] == "healthy"]
     others = [row for row in rows if row["arm"] != "healthy"]
     bad = [row for row in others if harmed(row)]
-    caught, false = sum(bool(alarmed(r)) for r in bad), sum(bool(alarmed(r)) for r in healthy)
+    caught, every, false = (
+        sum(bool(alarmed(row)) for row in some) for some in (bad, others, healthy)
+    )
     return [
         *found,
         "",
-        f"{path.stem}: {false} alarms in {len(healthy)} healthy runs; {caught} of {len(bad)} "
-        f"sabotaged runs caught, and {len(others) - len(bad)} that the sabotage did not harm.",
+        f"{path.stem}: {false} alarms in {len(healthy)} healthy runs; {every} of {len(others)} "
+        f"sabotaged runs caught, {caught} of the {len(bad)} that it harmed.",
     ]
 
 
