@@ -21,13 +21,12 @@ from nearkin.data.images import open_images
 from nearkin.errors import DivergedError
 from nearkin.method import Method
 from nearkin.methods import METHODS
-from nearkin.runs.build import PRECISIONS, resolve
+from nearkin.runs.build import resolve
 from nearkin.runs.data import Parts, divide
-from nearkin.runs.fit import optimizer_for, schedule_for
+from nearkin.runs.fit import optimizer_for, steps_of
 from nearkin.runs.monitor import Monitor
 from nearkin.runs.train import built
 from nearkin.tables import read_csv, write_csv
-from nearkin.training.loop import steps
 from nearkin.types import Batch, Step
 
 CPU = torch.device("cpu")
@@ -94,16 +93,8 @@ def run(method: str, arm: str, seed: int, parts: Parts) -> dict[str, Any]:
         align(trained)
     total, started = int(config.epochs) * batches.order.steps_per_epoch, time.perf_counter()
     try:
-        for _ in steps(
-            trained,
-            optimizer_for(trained, config),
-            batches.between(0, total),
-            start=0,
-            total=total,
-            schedule=schedule_for(config),
-            seed=seed,
-            precision=PRECISIONS[config.precision],
-        ):
+        optimizer, fed = optimizer_for(trained, config), batches.between(0, total)
+        for _ in steps_of(config, trained, optimizer, fed, start=0, total=total):
             pass
         row |= monitor.look(trained)
     except DivergedError:

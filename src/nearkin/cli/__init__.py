@@ -20,8 +20,6 @@ from nearkin.errors import NearkinError, UsageError
 from nearkin.tables import printable
 from nearkin.terminal import err
 
-AT_ONCE = "stopped at once; nothing since the last checkpoint is kept"
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; see docs/exit-codes.md."""
@@ -43,7 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     except SystemExit as error:
         if isinstance(error.code, int) and error.code > 128:  # cyclopts turns Ctrl-C into one, too
-            print(f"error: {AT_ONCE}", file=sys.stderr)
+            kept = "nothing since the last checkpoint is kept"
+            print(f"error: stopped at once; {kept}", file=sys.stderr)
         return error.code if isinstance(error.code, int) else 0
     except Exception as error:
         if "NEARKIN_TRACEBACK" in os.environ:

@@ -44,11 +44,13 @@ def loaded_ahead(photographs: Photographs, start: int, stop: int, workers: int) 
     Raises:
         RuntimeError, ConnectionError, EOFError: If that happens for a second time; see `lost`.
     """
+    pictures = photographs.share.stop - photographs.share.start
+    seconds = max(PATIENCE, pictures // 4)
     step, replaced = start, False
     while step < stop:
         loaded, processes = _started(photographs, range(step, stop), workers)
         try:
-            for crops in _in_time(loaded, processes, photographs):
+            for crops in _in_time(loaded, processes, seconds):
                 yield crops
                 step += 1
         except (RuntimeError, ConnectionError, EOFError) as error:
@@ -81,15 +83,14 @@ def _started(
 
 
 def _in_time(
-    loaded: Iterator[Crops], processes: set[BaseProcess], photographs: Photographs
+    loaded: Iterator[Crops], processes: set[BaseProcess], seconds: int
 ) -> Iterator[Crops]:
     """The same, but workers that take too long for a step are killed.
 
     torch's own limit does not hold while a worker hands memory over.
     """
-    pictures = photographs.share.stop - photographs.share.start
     while True:
-        limit = threading.Timer(max(PATIENCE, pictures // 4), _kill, [processes])
+        limit = threading.Timer(seconds, _kill, [processes])
         limit.daemon = True
         if processes:
             limit.start()

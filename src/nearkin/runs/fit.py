@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,6 +26,7 @@ from nearkin.training import checkpoint
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer
 from nearkin.training.schedules import warmup_cosine, warmup_drops
+from nearkin.types import Batch, Step
 
 COLUMNS = (
     "step", "epoch", "loss", "lr", "feature_std", "effective_rank", "mean_cosine", "knn",
@@ -74,6 +75,28 @@ def schedule_for(config: TrainConfig) -> Schedule:
     return warmup_cosine(config.warmup, config.cosine_end, config.warmup_start)
 
 
+def steps_of(
+    config: TrainConfig,
+    method: Method[Any],
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Batch],
+    *,
+    start: int,
+    total: int,
+) -> Iterator[tuple[int, Step[Any]]]:
+    """The steps of a training that a resolved configuration describes; see `steps`."""
+    return steps(
+        method,
+        optimizer,
+        batches,
+        start=start,
+        total=total,
+        schedule=schedule_for(config),
+        seed=config.seed,
+        precision=PRECISIONS[config.precision],
+    )
+
+
 def fit(
     folder: RunFolder,
     config: TrainConfig,
@@ -101,24 +124,15 @@ def fit(
     total = int(config.epochs) * per_epoch
     optimizer = optimizer_for(method, config)
     start = _restored(folder, method, optimizer, total, told)
-    columns = (*COLUMNS, *terms)
     with ExitStack() as stack:
-        journal = stack.enter_context(Journal(folder.metrics, columns, upto=start))
+        journal = stack.enter_context(Journal(folder.metrics, (*COLUMNS, *terms), upto=start))
         asked = stack.enter_context(Requests())
         saver = Saver(folder, method, optimizer, journal, told, config.save_every, start)
         stack.enter_context(saver.capturing())
         watch = Watch(monitor, config, method, told, asked)
         epoch, pace = journal.rows()[start - start % per_epoch :], Pace(start)
-        for done, step in steps(
-            method,
-            optimizer,
-            batches.between(start, total),
-            start=start,
-            total=total,
-            schedule=schedule_for(config),
-            seed=config.seed,
-            precision=PRECISIONS[config.precision],
-        ):
+        fed = batches.between(start, total)
+        for done, step in steps_of(config, method, optimizer, fed, start=start, total=total):
             found = {"loss": step.loss.item()} | {key: step.metrics[key].item() for key in terms}
             told.progress(done, total, f"loss {found['loss']:.3f}")
             looked = watch.after(done, per_epoch, total)

@@ -11,15 +11,11 @@ from nearkin.runs.folder import RunFolder
 from nearkin.runs.ground import Ground
 from nearkin.runs.reporter import Logged
 from nearkin.runs.stages import class_stage, known_stage
-from nearkin.runs.starts import Start, start_of
+from nearkin.runs.starts import Begun, begun
 from nearkin.runs.trials import METHODS, USUAL, strength_options
 
 SEEDS = 3
 """How often the last stage is trained on top of a frozen encoder; a whole network is once."""
-
-
-Begun = tuple[Method[Any], Start | None]
-"""What the last stage starts from: a network that knows the known classes, and clusters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +42,8 @@ class Learning:
         base = replace(self.ground.base, epochs=self.config.known_epochs)
         known = known_stage(self.ground.trunk, self.ground.task, base)
         known.run(self.folder.stage("known"), self.told)
-        begun = known.method, self._start(known.method)
+        config, ground = self.config, self.ground
+        start = begun(ground.trunk, known.method, ground.task, config.seed, config.start)
         mode, count, strength = self.config.mode, self._num_seeds(), self.ground.strength
         options = strength_options(mode, strength, self.ground.task.num_novel)
         options |= dict(self.config.options)
@@ -55,37 +52,32 @@ class Learning:
             f"{strength:g}, {count} seeds"
         )
         ours = [
-            self._all(f"{METHODS[mode]}-{seed}", METHODS[mode], options, begun, seed)
+            self._all(f"{METHODS[mode]}-{seed}", METHODS[mode], options, start, seed)
             for seed in range(count)
         ]
-        return Learned(ours, self._baselines(begun))
-
-    def _start(self, known: Method[Any]) -> Start | None:
-        if self.config.start == "random":
-            return None
-        return start_of(self.ground.trunk, known, self.ground.task, self.config.seed)
+        return Learned(ours, self._baselines(start))
 
     def _num_seeds(self) -> int:
         if self.config.num_seeds != "auto":
             return self.config.num_seeds
         return SEEDS if self.config.trained == "top" else 1
 
-    def _baselines(self, begun: Begun) -> dict[str, Method[Any]]:
+    def _baselines(self, start: Begun) -> dict[str, Method[Any]]:
         rate = strength_options("ncd", USUAL["ncd"], self.ground.task.num_novel)
         arms = BASELINES if self.config.baselines else {}
         return {
-            name: self._all(name.replace(" ", "-"), METHODS["ncd"], rate | options, begun, 0)
+            name: self._all(name.replace(" ", "-"), METHODS["ncd"], rate | options, start, 0)
             for name, options in arms.items()
         }
 
     def _all(
-        self, name: str, method: str, options: Mapping[str, Value], begun: Begun, seed: int
+        self, name: str, method: str, options: Mapping[str, Value], start: Begun, seed: int
     ) -> Method[Any]:
         """All classes, by one method with one seed."""
         self.told.line(f"           {name}")
         ground = self.ground
         base = replace(ground.base, seed=ground.base.seed + seed)
-        known, start = begun
-        stage = class_stage(ground.trunk, ground.task, base, known, method, options, start)
+        known, clusters = start
+        stage = class_stage(ground.trunk, ground.task, base, known, method, options, clusters)
         stage.run(self.folder.stage(name), self.told)
         return stage.method

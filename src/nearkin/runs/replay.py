@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,17 +14,15 @@ from nearkin.data.images import Images
 from nearkin.distributed import choose_device
 from nearkin.errors import DivergedError, UsageError
 from nearkin.method import Method
-from nearkin.runs.build import PRECISIONS
 from nearkin.runs.data import open_parts, same_data
-from nearkin.runs.fit import optimizer_for, schedule_for
+from nearkin.runs.fit import optimizer_for, steps_of
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.train import built
 from nearkin.training import checkpoint
-from nearkin.training.loop import steps
 from nearkin.types import Batch
 
 NAMED: Final = 5
-"""Pictures of the batch whose names are given."""
+"""Pictures of the batch, or tensors of the state, whose names are given."""
 
 
 def replay(
@@ -54,7 +53,7 @@ def replay(
     method, batches = built(config, parts, choose_device(device), network)
     optimizer = optimizer_for(method, config)
     step = checkpoint.load(folder.diverged, method, optimizer).step
-    before = _not_finite(method)
+    before = ", ".join(islice(checkpoint.not_finite(method.state_dict()), NAMED)) or "nothing"
     batch = next(batches.between(step, step + 1))
     total = int(config.epochs) * batches.order.steps_per_epoch
     with _watched(method) as places:
@@ -77,25 +76,12 @@ def _repeat(
 ) -> str:
     """What comes of one step."""
     try:
-        taken = steps(
-            method,
-            optimizer,
-            [batch],
-            start=step,
-            total=max(total, step + 1),
-            schedule=schedule_for(config),
-            seed=config.seed,
-            precision=PRECISIONS[config.precision],
+        taken = steps_of(
+            config, method, optimizer, [batch], start=step, total=max(total, step + 1)
         )
         return f"the loss is {next(taken)[1].loss.item()}, and its gradient is finite"
     except DivergedError as error:
         return str(error).partition(" at step")[0]
-
-
-def _not_finite(method: Method[Any]) -> str:
-    """The tensors of a state that are not finite."""
-    names = [name for name, value in method.state_dict().items() if not value.isfinite().all()]
-    return ", ".join(names[:NAMED]) or "nothing"
 
 
 @contextmanager

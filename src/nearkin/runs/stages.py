@@ -16,8 +16,7 @@ from nearkin.errors import DataError
 from nearkin.evaluation.encode import encode
 from nearkin.method import Method
 from nearkin.methods import METHODS
-from nearkin.runs.build import PRECISIONS
-from nearkin.runs.fit import fit, optimizer_for, schedule_for
+from nearkin.runs.fit import fit, optimizer_for, steps_of
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.options import method_options
 from nearkin.runs.reporter import Logged
@@ -25,7 +24,7 @@ from nearkin.runs.starts import Start
 from nearkin.runs.task import Task
 from nearkin.runs.trunk import Trunk
 from nearkin.training.health import health
-from nearkin.training.loop import seeded, steps
+from nearkin.training.loop import seeded
 
 NOTHING: Final = np.zeros(0, np.int64)
 LOOKED_AT: Final = 1000
@@ -80,16 +79,8 @@ class Stage:
     def try_out(self, share: float = 1.0) -> None:
         """Train without leaving anything on the disk, for a share of the steps."""
         total = ceil(share * int(self.config.epochs) * self.feed.order.steps_per_epoch)
-        for _ in steps(
-            self.method,
-            optimizer_for(self.method, self.config),
-            self.feed.between(0, total),
-            start=0,
-            total=total,
-            schedule=schedule_for(self.config),
-            seed=self.config.seed,
-            precision=PRECISIONS[self.config.precision],
-        ):
+        optimizer, fed = optimizer_for(self.method, self.config), self.feed.between(0, total)
+        for _ in steps_of(self.config, self.method, optimizer, fed, start=0, total=total):
             pass
 
 

@@ -51,6 +51,15 @@ class Start:
             prototypes.copy_(means(unit(self.features), self.joint, len(prototypes)).to(device))
 
 
+Begun = tuple[Method[Any], Start | None]
+"""What the last stage starts from: a network that knows the known classes, and clusters."""
+
+
+def begun(trunk: Trunk, known: Method[Any], task: Task, seed: int, start: str) -> Begun:
+    """What the last stage starts from, where its classes start at `clusters` or at `random`."""
+    return known, start_of(trunk, known, task, seed) if start == "clusters" else None
+
+
 def start_of(trunk: Trunk, known: Method[Any], task: Task, seed: int) -> Start:
     """The clusters of the pictures to learn from.
 

@@ -21,7 +21,7 @@ from nearkin.measures.matching import right
 from nearkin.method import Method
 from nearkin.runs.classifier import class_probability, heads_of, on_top, still
 from nearkin.runs.stages import class_stage, known_stage
-from nearkin.runs.starts import Start, start_of
+from nearkin.runs.starts import Begun, Start, begun
 from nearkin.runs.task import Task
 from nearkin.runs.trunk import FrozenTrunk
 from nearkin.tables import usable
@@ -107,12 +107,12 @@ class Trials:
         """Every strength in every fold."""
         for fold, hidden in enumerate(folds(self.task.num_known, self.base.seed)):
             task, truth = self._hide(hidden)
-            begun = None
+            start = None
             for strength in strengths:
                 path = self.folder / f"{self.mode}-{fold}-{strength:g}.npz"
                 if not path.exists():
-                    begun = begun or self._begin(task)
-                    self._try(task, truth, *begun, strength, path)
+                    start = start or self._begin(task)
+                    self._try(task, truth, *start, strength, path)
                 probability, correct = _kept(path, task)
                 yield Trial(fold, strength, float(correct.mean()), probability, correct)
 
@@ -131,13 +131,11 @@ class Trials:
             label[chosen] = UNKNOWN
         return Task(label, self.task.labeled, len(rest), len(hidden)), truth
 
-    def _begin(self, task: Task) -> tuple[Method[Any], Start | None]:
+    def _begin(self, task: Task) -> Begun:
         """What all strengths of a fold start from."""
         stage = known_stage(self.trunk, task, replace(self.base, epochs="auto"))
         stage.try_out()
-        if self.start == "random":
-            return stage.method, None
-        return stage.method, start_of(self.trunk, stage.method, task, self.base.seed)
+        return begun(self.trunk, stage.method, task, self.base.seed, self.start)
 
     def _try(
         self,

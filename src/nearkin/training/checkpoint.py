@@ -159,7 +159,7 @@ def _state(step: int, method: Method[Any], optimizer: Optimizer) -> State:
 def _packed(state: State, finite: bool) -> bytes:
     for place in _foreign(state):
         raise CheckpointError(f"the state holds {place}; make it a tensor or a plain number")
-    for place in _not_finite(state) if finite else ():
+    for place in not_finite(state) if finite else ():
         raise DivergedError(
             f"{place} is no longer finite after step {state['step']}; nothing was written since "
             "the checkpoint before. Try a smaller --lr"
@@ -181,11 +181,11 @@ def _foreign(value: object, place: str = "") -> Iterator[str]:
         yield f"a {type(value).__name__} at {place.removeprefix('.')}"
 
 
-def _not_finite(value: object, place: str = "") -> Iterator[str]:
+def not_finite(value: object, place: str = "") -> Iterator[str]:
     """Tensors of numbers that training cannot go on from."""
     if isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _not_finite(part, f"{place}.{key}")
+            yield from not_finite(part, f"{place}.{key}")
     elif isinstance(value, Tensor) and not value.isfinite().all():
         yield place.removeprefix(".")
 
