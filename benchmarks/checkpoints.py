@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
-from nearkin.runs.saver import INTERVAL, SHARE
+from nearkin.runs.training.saver import INTERVAL, SHARE
 from nearkin.training import checkpoint
 from nearkin.training.optimizer import build_optimizer
 

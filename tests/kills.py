@@ -30,13 +30,13 @@ import sklearn.metrics  # noqa: F401
 import torch
 import torch._dynamo
 
-import nearkin.runs.train  # noqa: F401
+import nearkin.runs.training.train  # noqa: F401
 from nearkin.cli import main
 from nearkin.config import option
 from nearkin.methods import METHODS
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.options import method_parameters
-from nearkin.runs.pictures import curves
+from nearkin.runs.record.folder import RunFolder
+from nearkin.runs.settings.options import method_parameters
+from nearkin.runs.training.pictures import curves
 from nearkin.training import sealed
 from nearkin.training.checkpoint import latest
 
@@ -74,10 +74,10 @@ def in_epoch(position: int) -> Callable[..., bool]:
 
 COMMIT = "METHOD.commit"
 SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.training.sealed.write"
-FLUSH, LOOK = "nearkin.tables.Journal.flush", "nearkin.runs.monitor.Monitor.look"
-HEALTH, TRAIN = "nearkin.runs.monitor.health", "nearkin.runs.train"
+FLUSH, LOOK = "nearkin.tables.Journal.flush", "nearkin.runs.training.monitor.Monitor.look"
+HEALTH, TRAIN = "nearkin.runs.training.monitor.health", "nearkin.runs.training.train"
 ENCODER, EVALUATE = f"{TRAIN}.write_encoder", f"{TRAIN}.evaluate_parts"
-FOLDER = "nearkin.runs.folder.RunFolder"
+FOLDER = "nearkin.runs.record.folder.RunFolder"
 AIMS = {
     "half a checkpoint": Aim(SAVE, "pathlib.Path.open", "half"),
     "settings, before fsync": Aim(f"{FOLDER}.write_settings", "os.fsync", "before", often=False),
@@ -93,7 +93,7 @@ AIMS = {
     "metrics ahead of checkpoint": Aim(FLUSH, FLUSH, "after"),
     "after the last save": Aim(SAVE, SAVE, "after", lambda _, step, *_rest: step == TOTAL, False),
     "half an encoder": Aim(ENCODER, "pathlib.Path.open", "half", often=False),
-    "evaluation": Aim(EVALUATE, "nearkin.runs.evaluate.measure", "before", often=False),
+    "evaluation": Aim(EVALUATE, "nearkin.runs.evaluation.evaluate.measure", "before", often=False),
     "summary, before fsync": Aim(f"{FOLDER}.write_summary", "os.fsync", "before", often=False),
 }
 """Half of all kills; the others come at random."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from nearkin.config import TrainConfig
-from nearkin.runs.train import train
+from nearkin.runs.training.train import train
 
 LOOKS = 20
 """At memory, over the second half."""

@@ -32,7 +32,7 @@ from nearkin.data.order import Order
 from nearkin.data.rgb import decode
 from nearkin.data.sources import is_picture
 from nearkin.errors import DataError
-from nearkin.runs.train import train
+from nearkin.runs.training.train import train
 from nearkin.tables import read_csv
 
 TESTS = Path(__file__).parent

@@ -17,7 +17,7 @@ from PIL import Image
 from nearkin.data.arrays import Arrays
 from nearkin.data.images import open_images
 from nearkin.errors import OutputError, UsageError
-from nearkin.runs.copies import check_destination, copy_to, file_names
+from nearkin.runs.evaluation.copies import check_destination, copy_to, file_names
 
 HOSTILE = [
     "../../x.png",

@@ -9,14 +9,14 @@ import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig, read_toml
 from nearkin.networks.backbone import build_backbone
-from nearkin.runs.encoder import Encoder
-from nearkin.runs.fit import optimizer_for, schedule_for
-from nearkin.runs.material import open_material
-from nearkin.runs.options import checked_options, method_options
-from nearkin.runs.stages import class_stage, known_stage
-from nearkin.runs.task import Task
-from nearkin.runs.trials import METHODS, folds, strength_options
-from nearkin.runs.trunk import LiveTrunk
+from nearkin.runs.discovery.material import open_material
+from nearkin.runs.discovery.stages import class_stage, known_stage
+from nearkin.runs.discovery.task import Task
+from nearkin.runs.discovery.trials import METHODS, folds, strength_options
+from nearkin.runs.discovery.trunk import LiveTrunk
+from nearkin.runs.evaluation.encoder import Encoder
+from nearkin.runs.settings.options import checked_options, method_options
+from nearkin.runs.training.fit import optimizer_for, schedule_for
 from nearkin.training.loop import steps
 
 ROOT = Path(__file__).parents[1]

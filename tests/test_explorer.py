@@ -24,7 +24,7 @@ from nearkin.explorer.charts import line_chart, round_ticks
 from nearkin.explorer.markup import Html, element, text
 from nearkin.explorer.page import discovery_page
 from nearkin.explorer.report import Chart, ClassView, Confusion, Picture, Report, Table
-from nearkin.runs.gallery import thumbnails
+from nearkin.runs.discovery.gallery import thumbnails
 
 DOT = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 HOSTILE = [

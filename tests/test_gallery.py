@@ -11,8 +11,8 @@ from PIL import Image
 
 from nearkin.data.decode import center
 from nearkin.data.images import open_images
-from nearkin.runs.gallery import class_sheet, thumbnails
-from nearkin.runs.pictures import save_sheet
+from nearkin.runs.discovery.gallery import class_sheet, thumbnails
+from nearkin.runs.training.pictures import save_sheet
 
 
 def opened(uri):

@@ -11,8 +11,8 @@ import torch
 from nearkin.config import TrainConfig
 from nearkin.errors import CollapsedError, DivergedError
 from nearkin.methods.byol import BYOL
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.train import train
+from nearkin.runs.record.folder import RunFolder
+from nearkin.runs.training.train import train
 from nearkin.training.checkpoint import latest
 from nearkin.training.health import LOOKS, SETTLED, Alarm, health, signs, verdict
 

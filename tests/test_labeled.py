@@ -11,7 +11,7 @@ from PIL import Image
 
 from nearkin.data.images import open_images
 from nearkin.errors import DataError, UsageError
-from nearkin.runs.labeled import check_disjoint, label_pictures, truth_labels
+from nearkin.runs.discovery.labeled import check_disjoint, label_pictures, truth_labels
 from nearkin.types import UNKNOWN
 
 

@@ -16,7 +16,7 @@ from nearkin.data.centered import Pixels
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
 from nearkin.errors import WorkerError
-from nearkin.runs.failures import foreseen
+from nearkin.runs.record.failures import foreseen
 
 STEPS = 12
 

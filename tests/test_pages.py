@@ -13,8 +13,8 @@ from small import batch_for, run, small
 
 from nearkin.cli import main
 from nearkin.methods import METHODS
-from nearkin.runs.options import default_options, method_parameters
 from nearkin.runs.pages import page, pages, write_pages
+from nearkin.runs.settings.options import default_options, method_parameters
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"

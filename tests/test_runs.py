@@ -15,14 +15,14 @@ from nearkin.data.images import open_images
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import adopt, build_backbone
-from nearkin.runs import evaluate as evaluation
-from nearkin.runs.build import resolve
-from nearkin.runs.data import Parts, open_parts
-from nearkin.runs.embed import embed, encode_images
-from nearkin.runs.encoder import CUSTOM, Encoder, initialize, load, write_encoder
-from nearkin.runs.evaluate import evaluate, evaluate_parts
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.monitor import Monitor
+from nearkin.runs.evaluation import evaluate as evaluation
+from nearkin.runs.evaluation.data import Parts, open_parts
+from nearkin.runs.evaluation.embed import embed, encode_images
+from nearkin.runs.evaluation.encoder import CUSTOM, Encoder, initialize, load, write_encoder
+from nearkin.runs.evaluation.evaluate import evaluate, evaluate_parts
+from nearkin.runs.record.folder import RunFolder
+from nearkin.runs.settings.build import resolve
+from nearkin.runs.training.monitor import Monitor
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError
-from nearkin.runs.train import train
+from nearkin.runs.training.train import train
 
 CONFIG = TrainConfig(backbone="tiny", image_size=16, epochs=1, batch_size=8, workers=0)
 

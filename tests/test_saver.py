@@ -5,10 +5,10 @@ import pytest
 from small import small
 
 from nearkin.errors import ResourceError
-from nearkin.runs import saver
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.reporter import Logged, Silent
-from nearkin.runs.saver import Saver
+from nearkin.runs.record.folder import RunFolder
+from nearkin.runs.record.reporter import Logged, Silent
+from nearkin.runs.training import saver
+from nearkin.runs.training.saver import Saver
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.optimizer import build_optimizer

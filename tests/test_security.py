@@ -27,8 +27,8 @@ from nearkin.data.images import open_images
 from nearkin.data.recognize import recognize
 from nearkin.errors import CheckpointError, DataError
 from nearkin.networks.backbone import build_backbone
-from nearkin.runs.encoder import load
-from nearkin.runs.kept import read_looks
+from nearkin.runs.discovery.kept import read_looks
+from nearkin.runs.evaluation.encoder import load
 from nearkin.types import UNKNOWN
 
 PACKAGE = Path(nearkin.__file__).parent

@@ -15,10 +15,10 @@ from nearkin.data.streams import Streams
 from nearkin.errors import DataError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
-from nearkin.runs.encoder import Encoder
-from nearkin.runs.stages import class_stage, known_stage
-from nearkin.runs.task import Task
-from nearkin.runs.trunk import FrozenTrunk, LiveTrunk, Looks, freeze, look
+from nearkin.runs.discovery.stages import class_stage, known_stage
+from nearkin.runs.discovery.task import Task
+from nearkin.runs.discovery.trunk import FrozenTrunk, LiveTrunk, Looks, freeze, look
+from nearkin.runs.evaluation.encoder import Encoder
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")

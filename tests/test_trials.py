@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from nearkin.config import TrainConfig
 from nearkin.errors import DataError
-from nearkin.runs.task import Task
-from nearkin.runs.trials import (
+from nearkin.runs.discovery.task import Task
+from nearkin.runs.discovery.trials import (
     FOLDS,
     STRENGTHS,
     USUAL,
@@ -23,7 +23,7 @@ from nearkin.runs.trials import (
     mean_accuracy,
     strength_options,
 )
-from nearkin.runs.trunk import FrozenTrunk, Looks
+from nearkin.runs.discovery.trunk import FrozenTrunk, Looks
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")

@@ -24,16 +24,24 @@ from nearkin.config import TrainConfig, Value
 from nearkin.data.images import Images, open_images
 from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.measures.matching import cluster_accuracy, right
-from nearkin.runs.arms import ALONE, Arm, clustered_arm, trained_arm
-from nearkin.runs.build import resolve
-from nearkin.runs.classifier import on_top, still
-from nearkin.runs.encoder import load
-from nearkin.runs.kept import read_looks, write_looks
-from nearkin.runs.stages import class_stage, known_stage
-from nearkin.runs.starts import start_of
-from nearkin.runs.task import Task
-from nearkin.runs.trials import METHODS, STRENGTHS, USUAL, Mode, Trials, best, strength_options
-from nearkin.runs.trunk import FrozenTrunk, look
+from nearkin.runs.discovery.arms import ALONE, Arm, clustered_arm, trained_arm
+from nearkin.runs.discovery.classifier import on_top, still
+from nearkin.runs.discovery.kept import read_looks, write_looks
+from nearkin.runs.discovery.stages import class_stage, known_stage
+from nearkin.runs.discovery.starts import start_of
+from nearkin.runs.discovery.task import Task
+from nearkin.runs.discovery.trials import (
+    METHODS,
+    STRENGTHS,
+    USUAL,
+    Mode,
+    Trials,
+    best,
+    strength_options,
+)
+from nearkin.runs.discovery.trunk import FrozenTrunk, look
+from nearkin.runs.evaluation.encoder import load
+from nearkin.runs.settings.build import resolve
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNKNOWN
 

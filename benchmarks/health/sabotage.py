@@ -21,11 +21,11 @@ from nearkin.data.images import open_images
 from nearkin.errors import DivergedError
 from nearkin.method import Method
 from nearkin.methods import METHODS
-from nearkin.runs.build import resolve
-from nearkin.runs.data import Parts, divide
-from nearkin.runs.fit import optimizer_for, steps_of
-from nearkin.runs.monitor import Monitor
-from nearkin.runs.train import built
+from nearkin.runs.evaluation.data import Parts, divide
+from nearkin.runs.settings.build import resolve
+from nearkin.runs.training.fit import optimizer_for, steps_of
+from nearkin.runs.training.monitor import Monitor
+from nearkin.runs.training.train import built
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import Batch, Step
 

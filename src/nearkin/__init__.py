@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 from nearkin.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from nearkin.runs.assign import assign as assign
     from nearkin.runs.check import check as check
     from nearkin.runs.demo import demo as demo
-    from nearkin.runs.embed import embed as embed
-    from nearkin.runs.encoder import load as load
-    from nearkin.runs.evaluate import evaluate as evaluate
+    from nearkin.runs.discovery.assign import assign as assign
+    from nearkin.runs.evaluation.embed import embed as embed
+    from nearkin.runs.evaluation.encoder import load as load
+    from nearkin.runs.evaluation.evaluate import evaluate as evaluate
     from nearkin.runs.python import discover as discover
     from nearkin.runs.python import train as train
 
 _HOME = {
-    "assign": "assign",
+    "assign": "discovery.assign",
     "check": "check",
     "demo": "demo",
     "discover": "python",
-    "embed": "embed",
-    "evaluate": "evaluate",
-    "load": "encoder",
+    "embed": "evaluation.embed",
+    "evaluate": "evaluation.evaluate",
+    "load": "evaluation.encoder",
     "train": "python",
 }
 

@@ -55,8 +55,8 @@ def discover(
         raise UsageError(
             "no pictures given; say nearkin discover DATA, or --config with a data key"
         )
-    from nearkin.runs.discover import discover as run_discover
-    from nearkin.runs.summary import lines
+    from nearkin.runs.discovery.discover import discover as run_discover
+    from nearkin.runs.record.summary import lines
 
     with Terminal(quiet or json) as terminal:
         run = run_discover(
@@ -89,7 +89,7 @@ def assign(
         copy_to: A new folder to sort the pictures into, by class.
         json: Print the assignments as JSON.
     """
-    from nearkin.runs.assign import assign as run_assign
+    from nearkin.runs.discovery.assign import assign as run_assign
 
     found = run_assign(run, data, output=output, copy_to=copy_to)
     show(found.to_dicts(), json, found.lines())

@@ -87,8 +87,8 @@ def train(
     stored, settings = settings.pop("data", None), merged(settings, config, options)
     if data is None and stored is None:
         raise UsageError("no pictures given; say nearkin train DATA, or --config with a data key")
-    from nearkin.runs.evaluate import rows_of
-    from nearkin.runs.train import train as run_train
+    from nearkin.runs.evaluation.evaluate import rows_of
+    from nearkin.runs.training.train import train as run_train
 
     with Terminal(quiet or json) as terminal:
         run = run_train(
@@ -111,8 +111,8 @@ def evaluate(run: Path, data: str | None = None, /, *, json: Flag = False) -> No
         data: Other pictures than those of the run.
         json: Print the measures as JSON.
     """
-    from nearkin.runs.evaluate import evaluate as run_evaluate
-    from nearkin.runs.evaluate import table_lines
+    from nearkin.runs.evaluation.evaluate import evaluate as run_evaluate
+    from nearkin.runs.evaluation.evaluate import table_lines
 
     evaluation = run_evaluate(run, data)
     show(evaluation.to_dict(), json, table_lines(evaluation))
@@ -142,7 +142,7 @@ def embed(
         data: The pictures: what `nearkin train` takes.
         output: The file; its ending says how it is written.
     """
-    from nearkin.runs.embed import embed as run_embed
+    from nearkin.runs.evaluation.embed import embed as run_embed
 
     embeddings = run_embed(run, data, output=output)
     count, dim = embeddings.vectors.shape

@@ -17,10 +17,10 @@ from nearkin.data.order import Order
 from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.knn import knn
-from nearkin.runs.build import build_method, named_backbone, resolve, views_for
-from nearkin.runs.data import copies
-from nearkin.runs.describe import describe
-from nearkin.runs.fit import seconds_per_epoch
+from nearkin.runs.evaluation.data import copies
+from nearkin.runs.settings.build import build_method, named_backbone, resolve, views_for
+from nearkin.runs.settings.describe import describe
+from nearkin.runs.training.fit import seconds_per_epoch
 from nearkin.training.loop import seeded
 
 TIMED_BATCH = 32

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.runs.discover import discover
-from nearkin.runs.evaluate import rows_of
-from nearkin.runs.reporter import Reporter, Silent
-from nearkin.runs.summary import lines
-from nearkin.runs.train import Run, train
+from nearkin.runs.discovery.discover import discover
+from nearkin.runs.evaluation.evaluate import rows_of
+from nearkin.runs.record.reporter import Reporter, Silent
+from nearkin.runs.record.summary import lines
+from nearkin.runs.training.train import Run, train
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from nearkin.config import TrainConfig, Value, option, toml_value
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
 from nearkin.networks.backbone import timm_names, torchvision_names
 from nearkin.networks.small import SMALL
-from nearkin.runs.options import default_options, method_class, shrink
-from nearkin.runs.recipes import recipe
+from nearkin.runs.settings.options import default_options, method_class, shrink
+from nearkin.runs.settings.recipes import recipe
 from nearkin.version import __version__
 
 

@@ -21,7 +21,7 @@ from nearkin.config import option, spelled, toml_value
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.runs.info import arguments, automatic, idea
-from nearkin.runs.options import (
+from nearkin.runs.settings.options import (
     default_options,
     limits,
     method_class,

@@ -9,10 +9,10 @@ from torch import nn
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import UsageError
-from nearkin.runs.discover import discover as run_discover
-from nearkin.runs.reporter import Reporter
-from nearkin.runs.train import Run
-from nearkin.runs.train import train as run_train
+from nearkin.runs.discovery.discover import discover as run_discover
+from nearkin.runs.record.reporter import Reporter
+from nearkin.runs.training.train import Run
+from nearkin.runs.training.train import train as run_train
 
 AS_TEXT = {
     "device", "init_from", "labels", "labeled", "from_run", "truth", "copy_to", "accept",

@@ -14,10 +14,10 @@ from nearkin.data.images import Images
 from nearkin.distributed import choose_device
 from nearkin.errors import DivergedError, UsageError
 from nearkin.method import Method
-from nearkin.runs.data import open_parts, same_data
-from nearkin.runs.fit import optimizer_for, steps_of
-from nearkin.runs.folder import RunFolder
-from nearkin.runs.train import built
+from nearkin.runs.evaluation.data import open_parts, same_data
+from nearkin.runs.record.folder import RunFolder
+from nearkin.runs.training.fit import optimizer_for, steps_of
+from nearkin.runs.training.train import built
 from nearkin.training import checkpoint
 from nearkin.types import Batch
 

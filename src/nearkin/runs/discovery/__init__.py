@@ -1,0 +1,1 @@
+"""`nearkin discover` and `nearkin assign`."""

@@ -1,0 +1,214 @@
+"""What comes before anything is learned from labels: features, the number of classes, a knob."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.discovery.doubts import doubts
+from nearkin.discovery.findings import Finding
+from nearkin.discovery.number import NumberOfClasses
+from nearkin.runs.discovery.counting import count_classes
+from nearkin.runs.discovery.kept import read_looks, rows_of, write_looks
+from nearkin.runs.discovery.material import Material, division, without
+from nearkin.runs.discovery.task import Task
+from nearkin.runs.discovery.trials import (
+    METHODS,
+    STRENGTHS,
+    USUAL,
+    Trial,
+    Trials,
+    best,
+    mean_accuracy,
+)
+from nearkin.runs.discovery.trunk import FrozenTrunk, LiveTrunk, Looks, Trunk, check_trained, look
+from nearkin.runs.evaluation.data import write_bad_files
+from nearkin.runs.evaluation.encoder import Encoder, load
+from nearkin.runs.record.folder import RunFolder
+from nearkin.runs.record.reporter import Logged
+from nearkin.runs.settings.build import resolve
+from nearkin.runs.training.train import train
+from nearkin.types import UNKNOWN
+
+USUAL_BATCH: Final = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """What a discovery stands on."""
+
+    material: Material
+    encoder: Encoder
+    base: TrainConfig
+    """What all later trainings have in common."""
+    frozen: FrozenTrunk
+    """Features that no label has touched."""
+    trunk: Trunk
+    """What learns from labels stands on this."""
+    counted: NumberOfClasses | None
+    """None where the number of novel classes was given."""
+    task: Task
+    doubts: list[Finding]
+    """What was clear before anything was learned from labels."""
+    trials: list[Trial]
+    strength: float
+
+
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """Lays the ground, or finds what an earlier start has laid of it."""
+
+    data: Any
+    config: DiscoverConfig
+    folder: RunFolder
+    device: torch.device
+    told: Logged
+
+    def run(self, material: Material) -> Ground:
+        """Everything up to the first label."""
+        encoder = self._encoder()
+        check_trained(encoder, self.config.trained)
+        base = self._base(encoder, material)
+        kept, material = self._kept(encoder, material, base)
+        frozen = FrozenTrunk(kept, self.device)
+        live = self.config.trained != "top"
+        trunk = self._live(encoder, material, base) if live else frozen
+        counted = self._count(kept, material)
+        task = self._task(material, counted)
+        found = self._doubts(frozen, task, material)
+        trials = self._trials(frozen, task, base)
+        strength = self._strength(trials)
+        return Ground(
+            material, encoder, base, frozen, trunk, counted, task, found, trials, strength
+        )
+
+    def _encoder(self) -> Encoder:
+        """Stage 1: features without labels."""
+        if self.config.from_run:
+            self.told.line(f"stage 1/3  features: from {self.config.from_run}")
+            return load(self.config.from_run)
+        stage, config = self.folder.stage("features"), self.config
+        if not stage.summary.exists():
+            self.told.line(f"stage 1/3  features: {config.method}, without labels")
+            share, seed = division(self.data, config)
+            settings = TrainConfig(
+                method=config.method,
+                labels="none",
+                val=share,
+                seed=seed,
+                device=config.device,
+                workers=config.workers,
+                scan=config.scan,
+                max_bad=config.max_bad,
+            )
+            resume = stage.config.exists()
+            train(self.data, settings, out=stage.path, resume=resume, reporter=self.told)
+        return load(stage.path)
+
+    def _base(self, encoder: Encoder, material: Material) -> TrainConfig:
+        """What all later stages have in common."""
+        config, count = self.config, len(material.parts.train_rows)
+        batch = min(USUAL_BATCH, count) if config.batch_size == "auto" else config.batch_size
+        asked = TrainConfig(
+            method=METHODS["ncd"],
+            backbone=str(encoder.details["backbone"]),
+            image_size=encoder.image_size,
+            augment=config.augment,
+            batch_size=batch,
+            seed=config.seed,
+            workers=config.workers,
+            precision="fp32" if config.trained == "top" else "auto",
+        )
+        resolved = resolve(asked, material.parts.train, self.device)
+        return replace(resolved, epochs=config.epochs, drops=config.drops, options={})
+
+    def _kept(
+        self, encoder: Encoder, material: Material, base: TrainConfig
+    ) -> tuple[Looks, Material]:
+        """What the encoder sees, computed once, of the pictures that can be read."""
+        path = self.folder.kept
+        if not path.exists():
+            count = f"{len(material.images)} pictures and {self.config.num_views} views of each"
+            self.told.line(f"           looking at {count}")
+            seen = look(
+                encoder,
+                material.images,
+                base.augment,
+                self.config.num_views,
+                base.seed,
+                self.device,
+                int(base.workers),
+            )
+            write_looks(path, *seen)
+        kept, bad = read_looks(path, len(material.images))
+        found = {material.images.names[row]: reason for row, reason in bad.items()}
+        write_bad_files(self.folder.bad_files, material.images, found)
+        readable = np.setdiff1d(np.arange(len(material.images)), list(bad))
+        return rows_of(kept, readable), without(material, set(bad))
+
+    def _count(self, kept: Looks, material: Material) -> NumberOfClasses | None:
+        counted = count_classes(self.folder.number, kept, material, self.config)
+        if counted:
+            each = ", ".join(f"{name} {number}" for name, number in counted.estimates.items())
+            self.told.line(
+                f"           {counted.chosen} novel classes, between {counted.low} and "
+                f"{counted.high} ({each}); fix it with --classes N"
+            )
+        return counted
+
+    def _task(self, material: Material, counted: NumberOfClasses | None) -> Task:
+        number = counted.chosen if counted else int(self.config.classes)
+        label = material.label.copy()
+        label[material.parts.test_rows] = UNKNOWN
+        return Task(label, material.parts.train_rows, len(material.classes), number)
+
+    def _doubts(self, frozen: FrozenTrunk, task: Task, material: Material) -> list[Finding]:
+        """Told before the time is spent."""
+        found = doubts(
+            frozen.kept.center[torch.from_numpy(task.rows)].numpy(),
+            task.label[task.rows],
+            material.classes,
+            num_novel=task.num_novel,
+            mode=self.config.mode,
+        )
+        for finding in found:
+            self.told.line(f"warning: {finding.text}")
+        return found
+
+    def _trials(self, frozen: FrozenTrunk, task: Task, base: TrainConfig) -> list[Trial]:
+        """What came of hiding known classes, for every strength in question."""
+        mode, given = self.config.mode, self.config.strength
+        strengths = STRENGTHS[mode] if given == "auto" else (given,)
+        folder = self.folder.stage("trials").path
+        options, start = self.config.options, self.config.start
+        trials = Trials(frozen, task, base, mode, folder, options, start)
+        found = list(trials.run(strengths))
+        for strength in strengths if found else ():
+            accuracy = mean_accuracy(found, strength)
+            self.told.line(
+                f"           hiding known classes: strength {strength:g} {accuracy:.1%}"
+            )
+        return found
+
+    def _strength(self, trials: list[Trial]) -> float:
+        if self.config.strength != "auto":
+            return self.config.strength
+        if trials:
+            return best(trials)
+        usual = USUAL[self.config.mode]
+        self.told.line(f"           too few known classes to hide some: strength {usual:g}")
+        return usual
+
+    def _live(self, encoder: Encoder, material: Material, base: TrainConfig) -> LiveTrunk:
+        return LiveTrunk(
+            encoder,
+            material.images,
+            base.augment,
+            self.config.num_views,
+            self.config.trained,
+            base.seed,
+            self.device,
+            int(base.workers),
+        )

@@ -1,0 +1,1 @@
+"""Pictures in parts, encoders as files, and what these are worth."""

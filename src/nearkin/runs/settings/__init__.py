@@ -1,0 +1,1 @@
+"""From what was asked for to what will be trained."""

@@ -1,0 +1,1 @@
+"""`nearkin train`, and everything that is written on the way."""

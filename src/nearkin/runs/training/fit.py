@@ -1,0 +1,210 @@
+"""The steps of a run: training, with everything that is written on the way."""
+
+import copy
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from nearkin.config import TrainConfig, seconds
+from nearkin.data.batches import Feed
+from nearkin.method import Method, Schedule
+from nearkin.runs.record.folder import RunFolder
+from nearkin.runs.record.machine import note_machine
+from nearkin.runs.record.reporter import Logged
+from nearkin.runs.settings.build import PRECISIONS
+from nearkin.runs.training.saver import Saver
+from nearkin.runs.training.signals import Requests
+from nearkin.runs.training.watch import Looker, Watch, shown
+from nearkin.tables import Journal
+from nearkin.training import checkpoint
+from nearkin.training.loop import steps
+from nearkin.training.optimizer import build_optimizer
+from nearkin.training.schedules import warmup_cosine, warmup_drops
+from nearkin.types import Batch, Step
+
+COLUMNS = (
+    "step", "epoch", "loss", "lr", "feature_std", "effective_rank", "mean_cosine", "knn",
+)  # fmt: skip
+"""Of metrics.csv. Nothing in it depends on the clock, so equal runs have equal files."""
+
+TIMED = 8
+"""Steps timed to estimate a run; the first two are left out."""
+
+
+@dataclass
+class Pace:
+    """How fast a run goes, for people to read; nothing depends on it."""
+
+    done: int
+    started: float = field(default_factory=time.perf_counter)
+
+    def lap(self, done: int, total: int, batch_size: int) -> str:
+        """Pictures per second since the last lap, and the time left at that rate."""
+        elapsed = max(time.perf_counter() - self.started, 1e-9)
+        rate = (done - self.done) / elapsed
+        self.done, self.started = done, time.perf_counter()
+        left = timedelta(seconds=round((total - done) / rate))
+        return f"{rate * batch_size:.0f} img/s  {left} left"
+
+
+def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optimizer:
+    """The optimizer a resolved configuration describes."""
+    assert config.optimizer != "auto"
+    return build_optimizer(
+        method,
+        name=config.optimizer,
+        lr=float(config.lr),
+        weight_decay=float(config.weight_decay),
+        eta=config.lars_eta,
+        clip=config.lars_clip,
+        vectors=config.lars_vectors,
+    )
+
+
+def schedule_for(config: TrainConfig) -> Schedule:
+    """How the learning rate changes over a training."""
+    if config.drops:
+        drops = [float(share) for share in config.drops.split(",")]
+        return warmup_drops(drops, config.warmup, config.warmup_start)
+    return warmup_cosine(config.warmup, config.cosine_end, config.warmup_start)
+
+
+def steps_of(
+    config: TrainConfig,
+    method: Method[Any],
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Batch],
+    *,
+    start: int,
+    total: int,
+) -> Iterator[tuple[int, Step[Any]]]:
+    """The steps of a training that a resolved configuration describes; see `steps`."""
+    return steps(
+        method,
+        optimizer,
+        batches,
+        start=start,
+        total=total,
+        schedule=schedule_for(config),
+        seed=config.seed,
+        precision=PRECISIONS[config.precision],
+    )
+
+
+def fit(
+    folder: RunFolder,
+    config: TrainConfig,
+    method: Method[Any],
+    batches: Feed,
+    monitor: Looker,
+    told: Logged,
+    terms: Sequence[str] = (),
+) -> bool:
+    """Train from the newest checkpoint of the run folder to the last step.
+
+    Args:
+        folder: Where checkpoints and metrics go.
+        config: Resolved settings.
+        method: What to train.
+        batches: What with.
+        monitor: Who looks at it now and then.
+        told: Who is told how it goes.
+        terms: Metrics of the method that are noted and told beside the loss.
+
+    Returns:
+        Whether there was anything left to do.
+    """
+    per_epoch = batches.order.steps_per_epoch
+    total = int(config.epochs) * per_epoch
+    optimizer = optimizer_for(method, config)
+    start = _restored(folder, method, optimizer, total, told)
+    with ExitStack() as stack:
+        journal = stack.enter_context(Journal(folder.metrics, (*COLUMNS, *terms), upto=start))
+        asked = stack.enter_context(Requests())
+        saver = Saver(folder, method, optimizer, journal, told, config.save_every, start)
+        stack.enter_context(saver.capturing())
+        watch = Watch(monitor, config, method, told, asked)
+        epoch, pace = journal.rows()[start - start % per_epoch :], Pace(start)
+        fed = batches.between(start, total)
+        for done, step in steps_of(config, method, optimizer, fed, start=start, total=total):
+            found = {"loss": step.loss.item()} | {key: step.metrics[key].item() for key in terms}
+            told.progress(done, total, f"loss {found['loss']:.3f}")
+            looked = watch.after(done, per_epoch, total)
+            row = {"step": done, "epoch": done / per_epoch, **found, **looked}
+            journal.append(row | {"lr": optimizer.param_groups[0]["lr"]})
+            epoch.append(row)
+            if done % per_epoch == 0:
+                said = [f"epoch {done // per_epoch}/{config.epochs}", *_means(epoch, found)]
+                lap = pace.lap(done, total, batches.order.batch_size)
+                told.line("  ".join([*said, *shown(looked), lap]))
+                epoch.clear()
+            stop = asked.stop  # once: a request that comes after the save is for the next step
+            saver.after(done, asked=asked.take_save(), last=done == total or stop)
+            if stop:
+                asked.end(done)
+        if asked.stop:  # after the last step
+            asked.end(total)
+    return start < total
+
+
+def _restored(
+    folder: RunFolder,
+    method: Method[Any],
+    optimizer: torch.optim.Optimizer,
+    total: int,
+    told: Logged,
+) -> int:
+    """The step to go on from, with everything as it was then."""
+    restored = checkpoint.load(folder.checkpoints, method, optimizer)
+    for damaged in restored.damaged:
+        told.line(
+            f"warning: {damaged.stem} is damaged, and kept as {damaged.name}; "
+            f"what came after step {restored.step} is done again"
+        )
+    if restored.step:
+        told.line(f"resuming after step {restored.step} of {total}")
+    changes = note_machine(folder.machine, next(method.parameters()).device, restored.step)
+    if changes:
+        told.line(f"warning: {changes}; from here on the bits are not those of an unbroken run")
+    return restored.step
+
+
+def _means(rows: Sequence[Mapping[str, int | float]], names: Iterable[str]) -> list[str]:
+    """Means over an epoch, for a line."""
+    return [f"{name.replace('_', ' ')} {fmean(row[name] for row in rows):.3f}" for name in names]
+
+
+def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> float:
+    """How long an epoch takes here, by timing a few steps of a copy of the method."""
+    trial = copy.deepcopy(method)
+    laps, before = [], time.perf_counter()
+    for _ in steps(
+        trial,
+        optimizer_for(trial, config),
+        batches.between(0, TIMED),
+        start=0,
+        total=TIMED,
+        schedule=warmup_cosine(),
+        seed=config.seed,
+        precision=PRECISIONS[config.precision],
+    ):
+        laps.append(time.perf_counter() - before)
+        before = time.perf_counter()
+    return median(laps[2:]) * batches.order.steps_per_epoch
+
+
+def epochs_within(duration: str, epoch_seconds: float) -> int:
+    """How many epochs of a measured length fit into a duration, at least one.
+
+    A fifteenth is kept back for looks on the way and the evaluation at the end.
+
+    >>> epochs_within("45m", epoch_seconds=60.0)
+    42
+    """
+    return max(1, int(seconds(duration) * 14 / 15 / epoch_seconds))
