@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,14 +14,35 @@ import pytest
 SCRIPT = Path(__file__).parents[1] / "recipes" / "slurm" / "train.sh"
 
 
-@pytest.fixture
-def job(tmp_path):
+SRUN = """#!/bin/sh
+# Two tasks on this machine, as the scheduler would start them.
+[ "$1" = --kill-on-bad-exit=1 ] && shift
+export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=localhost
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@" & second=$!
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@" & first=$!
+trap 'kill -TERM $first $second' TERM
+wait $first; code=$?
+while kill -0 $first 2>/dev/null; do wait $first; code=$?; done
+[ $code -ne 0 ] && kill -KILL $second 2>/dev/null
+wait $second
+exit $code
+"""
+
+
+@pytest.fixture(params=["1", "2"])
+def job(request, tmp_path):
     """Starts the script as the scheduler would, with a command beside it that notes requeues."""
     tools = tmp_path / "bin"
     tools.mkdir()
     requeue = tools / "scontrol"
     requeue.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/requeued\n')
     requeue.chmod(0o755)
+    srun = tools / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        number = str(found.getsockname()[1] % 10_000)
     pictures = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", x=pictures)
 
@@ -28,13 +50,15 @@ def job(tmp_path):
         settings = "--backbone tiny --batch-size 16 --epochs 60 --evaluate-every 0 --save-every 7"
         command = ["bash", SCRIPT, tmp_path / "data.npz", "-o", out, "-q", *settings.split()]
         path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, "SLURM_JOB_ID": "17", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PATH": path, "SLURM_JOB_ID": number, "OMP_NUM_THREADS": "1"}
+        environment["SLURM_NTASKS"] = request.param
         return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
-    return start
+    return start, number
 
 
 def test_a_job_that_is_stopped_is_requeued_and_goes_on(job, tmp_path):
+    job, number = job
     stopped = job(tmp_path / "run")
     checkpoints = tmp_path / "run" / "checkpoints"
     while not list(checkpoints.glob("*.pt")):
@@ -44,20 +68,21 @@ def test_a_job_that_is_stopped_is_requeued_and_goes_on(job, tmp_path):
     said = stopped.communicate(timeout=120)[1]
     assert stopped.returncode == 143, said
     assert "stopped by SIGTERM after step" in said
-    assert (tmp_path / "requeued").read_text() == "requeue 17\n"
+    assert (tmp_path / "requeued").read_text() == f"requeue {number}\n"
     saved = max(checkpoints.glob("*.pt"))
     assert f"after step {int(saved.stem.split('-')[1])}, which is saved" in said
 
-    whole, again = job(tmp_path / "whole"), job(tmp_path / "run")
-    for one in (whole, again):
-        one.communicate(timeout=300)
-        assert one.returncode == 0
-    assert (tmp_path / "requeued").read_text() == "requeue 17\n"
+    for name in ("whole", "run"):
+        one = job(tmp_path / name)
+        said = one.communicate(timeout=300)[1]
+        assert one.returncode == 0, said
+    assert (tmp_path / "requeued").read_text() == f"requeue {number}\n"
     for name in ("encoder.safetensors", "metrics.csv"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_a_job_that_fails_is_not_requeued(job, tmp_path):
+    job, _ = job
     failed = job(tmp_path / "data.npz")
     failed.communicate(timeout=120)
     assert failed.returncode == 4

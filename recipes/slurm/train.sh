@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 #SBATCH --job-name=nearkin
 #SBATCH --time=04:00:00
-#SBATCH --gres=gpu:1
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-task=1
 #SBATCH --cpus-per-task=8
 #SBATCH --signal=B:TERM@120
 #SBATCH --requeue
@@ -10,13 +12,19 @@
 # A training of any length under a limit of time:
 #
 #     sbatch recipes/slurm/train.sh photos/ --method simclr --out runs/photos
+#     sbatch --nodes=2 --ntasks-per-node=8 recipes/slurm/train.sh photos/ --out runs/photos
 #
-# Two minutes before the limit, or when the job is preempted, the step under way is finished and
-# saved, and the job is put back into the queue, where it goes on from that step. Any other end is
-# the end: exit codes are those of docs/exit-codes.md.
+# With several tasks, each is a process with a GPU and its part of every batch; the result is that
+# of one. Two minutes before the limit, or when the job is preempted, the step under way is
+# finished and saved, and the job is put back into the queue, where it goes on from that step. Any
+# other end is the end: exit codes are those of docs/exit-codes.md.
 set -u
 
-nearkin train "$@" --resume &
+start=()
+if [ "${SLURM_NTASKS:-1}" -gt 1 ]; then
+    start=(srun --kill-on-bad-exit=1)
+fi
+"${start[@]}" nearkin train "$@" --resume &
 training=$!
 trap 'kill -TERM "$training"' TERM
 wait "$training"

@@ -87,10 +87,11 @@ def train(
     stored, settings = settings.pop("data", None), merged(settings, config, options)
     if data is None and stored is None:
         raise UsageError("no pictures given; say nearkin train DATA, or --config with a data key")
+    from nearkin.distributed import is_first
     from nearkin.runs.evaluation.evaluate import rows_of
     from nearkin.runs.training.train import train as run_train
 
-    with Terminal(quiet or json) as terminal:
+    with Terminal(quiet or json or not is_first()) as terminal:
         run = run_train(
             data or stored,
             TrainConfig(**settings),
@@ -99,7 +100,8 @@ def train(
             overwrite=overwrite,
             reporter=terminal,
         )
-    show(run.summary, json, rows_of(run.summary))
+    if is_first():
+        show(run.summary, json, rows_of(run.summary))
 
 
 @app.command

@@ -26,6 +26,7 @@ RANGES: Final = {
     **dict.fromkeys(("lr", "lars_eta"), (TINY, ANY)),
     **dict.fromkeys(("warmup_start", "cosine_end", "max_bad"), (0, 1)),
     "batch_size": (2, ANY),
+    "devices": (1, 1024),
     "warmup": (0, 0.99),
     "image_size": (8, MAX_IMAGE_SIZE),
     "val": (0, 0.9),
@@ -88,6 +89,8 @@ class TrainConfig:
     """Decides everything that is drawn."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1, mps."""
+    devices: int = 1
+    """Processes on this machine that share every batch, one per GPU; torchrun starts its own."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of the networks; auto is bf16 where the processor has it."""
     workers: int | Auto = "auto"

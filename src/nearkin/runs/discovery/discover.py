@@ -16,7 +16,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.discovery.calibration import Calibration, fit
 from nearkin.discovery.findings import findings
 from nearkin.discovery.predictions import Predictions
-from nearkin.distributed import choose_device, device_name
+from nearkin.distributed import choose_device, device_name, is_first
 from nearkin.errors import DataError, UsageError
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.runs.discovery.arms import Arm, clustered_arm, trained_arm
@@ -78,6 +78,8 @@ def discover(
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
+    if not is_first():
+        raise UsageError("a discovery runs in one process; start nearkin discover by itself")
     config = _asked(config)
     path = Path(out) if out else default_folder(data, config.mode, resume=resume)
     if config.copy_to and not (resume and RunFolder(path).summary.exists()):

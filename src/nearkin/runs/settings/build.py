@@ -15,7 +15,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.centered import Pixels
 from nearkin.data.images import Images
 from nearkin.data.views import View
-from nearkin.distributed import available_cpus, native_precision
+from nearkin.distributed import available_cpus, native_precision, num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.method import Method
 from nearkin.networks.backbone import SMALL_IMAGE, Backbone
@@ -48,10 +48,17 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         raise DataError(f"{len(images)} picture to train on; contrast needs 2 or more")
     chosen = recipe(config.method)
     size = config.image_size if config.image_size != "auto" else image_size(images, device)
-    batch = config.batch_size if config.batch_size != "auto" else min(USUAL_BATCH, len(images))
+    processes = num_processes(config.devices)
+    batch = min(USUAL_BATCH, len(images)) // processes * processes
+    batch = config.batch_size if config.batch_size != "auto" else batch
     if batch > len(images):
         raise UsageError(
             f"--batch-size {batch} is more than the {len(images)} pictures; give at most that"
+        )
+    if batch % processes:
+        raise UsageError(
+            f"--batch-size {batch} cannot be divided evenly among {processes} processes; give a "
+            f"multiple of {processes}"
         )
     optimizer = config.optimizer if config.optimizer != "auto" else chosen.optimizer
     growth = batch / 256 if optimizer != "adamw" else math.sqrt(batch / 256)
@@ -69,7 +76,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         augment=_or(config.augment, preset),
         backbone=_or(config.backbone, backbone_for(size, device)),
         epochs=_or(config.epochs, epochs_for(len(images), size, device)),
-        workers=_or(config.workers, 0 if images.is_small else available_cpus()),
+        workers=_or(config.workers, 0 if images.is_small else available_cpus() // config.devices),
         options=method_options(config.method, config.options, len(images), batch),
         precision=_or(config.precision, precision_of(device)),
     )

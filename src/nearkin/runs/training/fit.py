@@ -1,10 +1,11 @@
 """The steps of a run: training, with everything that is written on the way."""
 
 import copy
+import io
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from statistics import fmean, median
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from nearkin.config import TrainConfig, seconds
 from nearkin.data.batches import Feed
+from nearkin.distributed import agreed, from_first, world_size
 from nearkin.method import Method, Schedule
 from nearkin.runs.record.folder import RunFolder
 from nearkin.runs.record.machine import note_machine
@@ -123,7 +125,7 @@ def fit(
     per_epoch = batches.order.steps_per_epoch
     total = int(config.epochs) * per_epoch
     optimizer = optimizer_for(method, config)
-    start = _restored(folder, method, optimizer, total, told)
+    start = _same_start(optimizer, _restored(folder, method, optimizer, total, told))
     with ExitStack() as stack:
         journal = stack.enter_context(Journal(folder.metrics, (*COLUMNS, *terms), upto=start))
         asked = stack.enter_context(Requests())
@@ -144,13 +146,40 @@ def fit(
                 lap = pace.lap(done, total, batches.order.batch_size)
                 told.line("  ".join([*said, *shown(looked), lap]))
                 epoch.clear()
-            stop = asked.stop  # once: a request that comes after the save is for the next step
-            saver.after(done, asked=asked.take_save(), last=done == total or stop)
+            stop = agreed(asked.stop)  # once: what comes after the save is for the next step
+            saver.after(done, asked=asked.take_save(), last=done == total or bool(stop))
             if stop:
-                asked.end(done)
-        if asked.stop:  # after the last step
-            asked.end(total)
+                asked.end(done, stop)
+        if stop := agreed(asked.stop):  # after the last step
+            asked.end(total, stop)
     return start < total
+
+
+def accompany(config: TrainConfig, method: Method[Any], batches: Feed) -> None:
+    """Take the steps that the first process takes in `fit`, and write nothing."""
+    total = int(config.epochs) * batches.order.steps_per_epoch
+    optimizer = optimizer_for(method, config)
+    start = _same_start(optimizer, 0)
+    fed = batches.between(start, total)
+    with Requests() as asked:
+        for done, _ in steps_of(config, method, optimizer, fed, start=start, total=total):
+            if stop := agreed(asked.stop):
+                asked.end(done, stop)
+        if stop := agreed(asked.stop):
+            asked.end(total, stop)
+
+
+def _same_start(optimizer: torch.optim.Optimizer, step: int) -> int:
+    """Give every process the first one's optimizer, and its step."""
+    if world_size() == 1:
+        return step
+    content = io.BytesIO()
+    torch.save({"step": step, "optimizer": optimizer.state_dict()}, content)
+    sent = from_first(content.getvalue())
+    state = torch.load(io.BytesIO(sent), map_location="cpu", weights_only=True)
+    optimizer.load_state_dict(state["optimizer"])
+    first: int = state["step"]
+    return first
 
 
 def _restored(
@@ -197,6 +226,14 @@ def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -
         laps.append(time.perf_counter() - before)
         before = time.perf_counter()
     return median(laps[2:]) * batches.order.steps_per_epoch
+
+
+def timed(config: TrainConfig, method: Method[Any], batches: Feed) -> TrainConfig:
+    """The configuration with a length in epochs; in all processes the same."""
+    if not config.max_time:
+        return config
+    pace = from_first(repr(seconds_per_epoch(config, method, batches)).encode())
+    return replace(config, epochs=epochs_within(config.max_time, float(pace)), max_time="")
 
 
 def epochs_within(duration: str, epoch_seconds: float) -> int:

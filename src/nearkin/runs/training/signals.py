@@ -9,6 +9,8 @@ from nearkin.errors import CollapsedError, StoppedError
 
 STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")
 SAVING = "SIGUSR1"
+COLLAPSE = 1_000
+"""Stands where the number of a signal would: nobody but the run itself asks to stop."""
 
 
 class Requests:
@@ -22,7 +24,7 @@ class Requests:
     def __init__(self) -> None:
         self._save = False
         self._verdict = ""
-        self._stop: signal.Signals | None = None
+        self._stop = 0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Requests":
@@ -37,30 +39,30 @@ class Requests:
         self._restore()
 
     @property
-    def stop(self) -> bool:
-        """Whether the run is asked to stop."""
-        return self._stop is not None or bool(self._verdict)
+    def stop(self) -> int:
+        """What asks the run to stop: the number of a signal, or `COLLAPSE`; 0 if nothing does."""
+        return self._stop
 
     def collapse(self, verdict: str) -> None:
         """Ask to stop because the embeddings have collapsed."""
-        self._verdict = verdict
+        self._stop, self._verdict = COLLAPSE, verdict
 
     def take_save(self) -> bool:
         """Whether a checkpoint is asked for, since this was last called."""
         asked, self._save = self._save, False
         return asked
 
-    def end(self, step: int) -> None:
-        """Raise what ends the run after `step` steps, which are saved."""
-        if self._stop is None:
+    def end(self, step: int, stop: int) -> None:
+        """Raise what ends the run after `step` steps, which are saved, because of `stop`."""
+        if stop == COLLAPSE:
             raise CollapsedError(
                 f"{self._verdict}; stopped after step {step}, which is saved, and --resume "
                 "--on-collapse warn goes on"
             )
         raise StoppedError(
-            f"stopped by {self._stop.name} after step {step}, which is saved; "
+            f"stopped by {signal.Signals(stop).name} after step {step}, which is saved; "
             "the same command with --resume goes on",
-            128 + self._stop,
+            128 + stop,
         )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -68,7 +70,7 @@ class Requests:
         if signal.Signals(number).name == SAVING:
             self._save = True
             return
-        self._stop = signal.Signals(number)
+        self._stop = number
         self._restore()
 
     def _restore(self) -> None:

@@ -1,7 +1,8 @@
 """`nearkin train`: from a folder of pictures to a measured encoder."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from nearkin.config import TrainConfig, continued
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.order import Order
-from nearkin.distributed import choose_device, device_name
+from nearkin.distributed import choose_device, device_name, from_first, is_first, together
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.method import Method
 from nearkin.runs.evaluation.data import Parts, copies, open_parts, same_data, write_bad_files
@@ -26,7 +27,7 @@ from nearkin.runs.settings.build import build_method, named_backbone, resolve, v
 from nearkin.runs.settings.describe import describe, shrunk
 from nearkin.runs.settings.known import known_classes, known_labels
 from nearkin.runs.settings.options import checked_options
-from nearkin.runs.training.fit import epochs_within, fit, seconds_per_epoch
+from nearkin.runs.training.fit import accompany, fit, timed
 from nearkin.runs.training.monitor import Monitor
 from nearkin.runs.training.pictures import augmentation_sheet, curves, neighbor_sheet
 from nearkin.training.checkpoint import latest
@@ -79,6 +80,8 @@ def train(
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
+    if not is_first():
+        return Run(follow(data, network))
     config = _asked(config or TrainConfig(), network)
     path = Path(out) if out else default_folder(data, config.method, resume=resume)
     if overwrite and config.init_from and path.resolve() in _parents(config.init_from):
@@ -108,7 +111,7 @@ def train(
             clear(folder)
         same_data(folder.data, parts)
         with foreseen(int(config.batch_size)):
-            _run(folder, config, parts, data_name(data), network, device, told)
+            _run(folder, config, parts, data, network, device, told)
         told.line(f"done   {path.resolve()}")
     return Run(folder)
 
@@ -135,27 +138,38 @@ def _run(
     folder: RunFolder,
     config: TrainConfig,
     parts: Parts,
-    data: str,
+    data: Any,
     network: nn.Module | None,
     device: torch.device,
     told: Logged,
 ) -> None:
     """Build everything, train to the last step, and measure."""
-    method, batches = built(config, parts, device, network)
-    if config.max_time:
-        pace = seconds_per_epoch(config, method, batches)
-        config = replace(config, epochs=epochs_within(config.max_time, pace), max_time="")
-    folder.write_settings(config, data)
-    for line in [describe(config), *shrunk(config, len(parts.train))]:
-        told.line(line)
-    sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
-    told.line(f"look at the augmentations before waiting: {sheet.resolve()}")
-    monitor = Monitor(parts, config, device)
-    worked = fit(folder, config, method, batches, monitor, told)
+    with together(config.devices, follow, data, network):
+        from_first(json.dumps([asdict(config), str(folder.path)]).encode())
+        method, batches = built(config, parts, device, network)
+        config = timed(config, method, batches)
+        folder.write_settings(config, data_name(data))
+        for line in [describe(config), *shrunk(config, len(parts.train))]:
+            told.line(line)
+        sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
+        told.line(f"look at the augmentations before waiting: {sheet.resolve()}")
+        monitor = Monitor(parts, config, device)
+        worked = fit(folder, config, method, batches, monitor, told)
     if worked or not folder.summary.exists():
         _finish(folder, config, method, batches, monitor, parts, network, told)
     else:
         told.line("already complete")
+
+
+def follow(data: Any, network: nn.Module | None) -> RunFolder:
+    """What all processes but the first do: the same steps, each with its part of every batch."""
+    with together(1, follow):
+        settings, path = json.loads(from_first(b""))
+        config = TrainConfig(**settings)
+        parts = open_parts(data, config)
+        method, batches = built(config, parts, choose_device(config.device), network)
+        accompany(timed(config, method, batches), method, batches)
+    return RunFolder(Path(path))
 
 
 def built(

@@ -1,21 +1,17 @@
-"""The only module that knows there may be more than one process.
+"""Ranks: what several processes tell each other while they train.
 
 Every rank runs its own images through the networks and calls `gather`; from there on every
 rank holds the whole batch and computes the same loss, so no other code mentions ranks.
 """
 
 import inspect
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-
-from nearkin.errors import UsageError
 
 
 def world_size() -> int:
@@ -77,6 +73,27 @@ def shuffled(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return gather(network(own))[order.argsort()]
 
 
+def agreed(number: int) -> int:
+    """The largest of a number that each rank has, such as that of a signal."""
+    if world_size() == 1:
+        return number
+    largest = torch.tensor(number)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return int(largest)
+
+
+def from_first(content: bytes) -> bytes:
+    """What the first rank has; the others' own is not looked at."""
+    if world_size() == 1:
+        return content
+    size = torch.tensor(len(content))
+    dist.broadcast(size, src=0)
+    sent = bytearray(content) if rank() == 0 else bytearray(int(size))
+    if sent:
+        dist.broadcast(torch.frombuffer(sent, dtype=torch.uint8), src=0)
+    return bytes(sent)
+
+
 def wrap(module: nn.Module) -> nn.Module:
     """Start every rank from the state of the first, and average gradients from then on.
 
@@ -95,60 +112,3 @@ _NO_BUFFER_SYNC: dict[str, Any] = (
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     else {"broadcast_buffers": False}
 )
-
-
-@contextmanager
-def process_group(backend: str, **rendezvous: Any) -> Iterator[None]:
-    """Join the other processes for the length of a `with` block."""
-    dist.init_process_group(backend, **rendezvous)
-    try:
-        yield
-        dist.barrier()  # or a rank that is done hangs up on one that is not
-    finally:
-        dist.destroy_process_group()
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of that name; `auto` takes this rank's GPU, Apple's, or else the processor.
-
-    Raises:
-        UsageError: If there is no such device here.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-        if name == "cpu" and torch.backends.mps.is_available():
-            name = "mps"
-    if name == "cuda" and world_size() > 1:
-        name = f"cuda:{os.environ.get('LOCAL_RANK', rank())}"
-    try:
-        torch.zeros((), device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"device {name} cannot be used here ({reason}); try auto") from error
-    return torch.device(name)
-
-
-def device_name(device: torch.device) -> str:
-    """What a person calls the device."""
-    if device.type == "cuda":
-        return f"{device} {torch.cuda.get_device_name(device)}"
-    return f"{device.type}, {torch.get_num_threads()} threads"
-
-
-def available_cpus() -> int:
-    """Processors this process may use, by affinity; what the machine has can be far more."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def native_precision(device: torch.device) -> torch.dtype:
-    """bfloat16 where the device computes it natively, float32 elsewhere."""
-    if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    elif device.type == "cpu":
-        able = torch.cpu.get_capabilities()
-        native = any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    else:
-        native = False
-    return torch.bfloat16 if native else torch.float32

@@ -1,0 +1,91 @@
+"""Devices and processors, and what they can do."""
+
+import math
+import os
+from pathlib import Path, PurePosixPath
+
+import torch
+
+from nearkin.distributed.launch import place
+from nearkin.errors import UsageError
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; `auto` takes this rank's GPU, Apple's, or else the processor.
+
+    Raises:
+        UsageError: If there is no such device here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu" and torch.backends.mps.is_available():
+            name = "mps"
+    if name == "cuda" and (here := place()):  # which may be shown one GPU, or all
+        name = f"cuda:{here.local % max(1, torch.cuda.device_count())}"
+    try:
+        torch.zeros((), device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"device {name} cannot be used here ({reason}); try auto") from error
+    return torch.device(name)
+
+
+def device_name(device: torch.device) -> str:
+    """What a person calls the device."""
+    if device.type == "cuda":
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
+def available_cpus() -> int:
+    """Processors this process may use; what the machine has can be far more.
+
+    By affinity and by the quota of its control group, rounded up, as containers have one.
+    """
+    own = hasattr(os, "sched_getaffinity")
+    cpus = len(os.sched_getaffinity(0)) if own else os.cpu_count() or 1
+    quota = cpu_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    return max(1, math.ceil(min(cpus, quota)))
+
+
+def cpu_quota(groups: Path, mounted: Path) -> float:
+    """The processors that a process's control groups leave it; infinitely many without a limit.
+
+    Args:
+        groups: Names them, a line each, as /proc/self/cgroup does; versions 1 and 2 are known.
+        mounted: Where they are, as in /sys/fs/cgroup; each group lies within its parent.
+    """
+    quotas = [math.inf]
+    lines = groups.read_text(encoding="utf-8").splitlines() if groups.exists() else []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = mounted / "cpu" if controllers else mounted
+        own = PurePosixPath(path.lstrip("/"))
+        # In a container, only the last part of the path may be there, as the top.
+        quotas += [_quota_of(top / group) for group in (own, *own.parents)]
+    return min(quotas)
+
+
+def _quota_of(group: Path) -> float:
+    try:
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
+        else:
+            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            quota, period = ((group / name).read_text(encoding="utf-8") for name in files)
+        return int(quota) / int(period) if int(quota) > 0 else math.inf
+    except (OSError, ValueError):  # no such group here, or "max"
+        return math.inf
+
+
+def native_precision(device: torch.device) -> torch.dtype:
+    """bfloat16 where the device computes it natively, float32 elsewhere."""
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "cpu":
+        able = torch.cpu.get_capabilities()
+        native = any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    else:
+        native = False
+    return torch.bfloat16 if native else torch.float32

@@ -1,0 +1,295 @@
+"""A training by several real processes, however they were started, and what becomes of it."""
+
+import csv
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nearkin.distributed.launch import Place, num_processes, place
+from nearkin.errors import UsageError
+from nearkin.runs.record.folder import RunFolder
+from nearkin.training import checkpoint, sealed
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="this torch knows no processes"
+)
+SECONDS = 300
+EPOCHS, STEPS = 6, 24
+SETTINGS = [
+    "--method", "moco", "--queue-size", "32", "--bn-groups", "4", "--backbone", "tiny",
+    "--batch-size", "16", "--epochs", str(EPOCHS), "--precision", "fp32", "--val", "0",
+    "--evaluate-every", "0", "--save-every", "1", "--device", "cpu",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("data") / "pictures.npz"
+    pictures = rng.integers(0, 256, (64, 12, 12, 3), dtype=np.uint8)
+    np.savez(path, x=pictures, y=np.arange(64) % 4)
+    return path
+
+
+def environment(**more: str) -> dict[str, str]:
+    """That of a process that nobody has started with others."""
+    ours = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    env = {name: value for name, value in os.environ.items() if name not in ours}
+    return {**env, "OMP_NUM_THREADS": "1", **more}
+
+
+def start(data, out, *more, program=("-m", "nearkin"), settings=SETTINGS, **env):
+    command = [sys.executable, *program, "train", str(data), *settings, "--out", str(out), *more]
+    return subprocess.Popen(
+        command,
+        env=environment(**env),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def ended(process) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=SECONDS)
+    return process.returncode, out, err
+
+
+def trained(data, out, *more, **options) -> RunFolder:
+    code, _, err = ended(start(data, out, *more, **options))
+    assert code == 0, err
+    return RunFolder(out)
+
+
+def losses(run: RunFolder) -> list[float]:
+    with run.metrics.open(newline="") as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+def same_bits(a: RunFolder, b: RunFolder) -> bool:
+    return (
+        a.metrics.read_bytes() == b.metrics.read_bytes()
+        and a.encoder.read_bytes() == b.encoder.read_bytes()
+    )
+
+
+def difference(a: RunFolder, b: RunFolder) -> float:
+    """Relative, over all weights of the encoder."""
+    ours, theirs = load_file(a.encoder), load_file(b.encoder)
+    x, y = (torch.cat([side[name].flatten().double() for name in ours]) for side in (ours, theirs))
+    return float((x - y).norm() / y.norm())
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+def children(process) -> list[int]:
+    """The other processes of a training: not Python's keeper of shared memory."""
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [
+        int(pid) for pid in listed if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def after_steps(process, out: Path, steps: int) -> None:
+    """Wait until a checkpoint of that many steps, or of more, is written."""
+    limit = time.monotonic() + SECONDS
+    while int((checkpoint.latest(out / "checkpoints") or Path("ckpt-0")).stem[5:]) < steps:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory):
+    return trained(data, tmp_path_factory.mktemp("runs") / "alone")
+
+
+@pytest.fixture(scope="module")
+def both(data, tmp_path_factory):
+    return trained(data, tmp_path_factory.mktemp("runs") / "both", "--devices", "2")
+
+
+def test_two_processes_train_what_one_trains(alone, both):
+    assert losses(both) == pytest.approx(losses(alone), rel=1e-3)
+    assert difference(both, alone) < 1e-3
+    assert '"processes": 2' in both.machine.read_text()
+
+
+def test_torchrun_starts_the_same_training(data, both, tmp_path):
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port", free_port()]
+    process = start(data, tmp_path / "run", program=(*command, "-m", "nearkin"))
+    code, out, err = ended(process)
+    assert code == 0, err
+    assert same_bits(RunFolder(tmp_path / "run"), both)
+    assert out.count("effective rank") == err.count("writing") == 1  # only the first speaks
+
+
+def test_slurm_starts_the_same_training(data, both, tmp_path):
+    job = str(int(free_port()) % 10_000)
+    env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": job}
+    processes = [
+        start(data, tmp_path / "run", **env, SLURM_PROCID=rank, SLURM_LOCALID=rank)
+        for rank in ("1", "0")
+    ]
+    for process in processes:
+        code, _, err = ended(process)
+        assert code == 0, err
+    assert same_bits(RunFolder(tmp_path / "run"), both)
+
+
+@pytest.mark.parametrize("to_the_first", [True, False])
+def test_a_signal_to_one_process_stops_all_after_the_same_step(to_the_first, data, both, tmp_path):
+    out = tmp_path / "run"
+    process = start(data, out, "--devices", "2")
+    after_steps(process, out, 3)
+    (helper,) = children(process)
+    os.kill(process.pid if to_the_first else helper, signal.SIGTERM)
+    code, _, err = ended(process)
+    assert code == 143, err
+    assert "stopped by SIGTERM after step" in err
+    assert not Path(f"/proc/{helper}").exists()
+    assert same_bits(trained(data, out, "--resume", "--devices", "2"), both)
+
+
+def test_another_number_of_processes_goes_on_from_the_same_step(data, alone, tmp_path):
+    out = tmp_path / "run"
+    process = start(data, out, "--devices", "2")
+    after_steps(process, out, 10)
+    process.terminate()
+    assert ended(process)[0] == 143
+    code, _, err = ended(start(data, out, "--resume"))
+    assert code == 0
+    assert "processes 2 became 1" in err
+    assert difference(RunFolder(out), alone) < 1e-3
+
+
+def test_a_killed_process_ends_the_run_in_one_line_and_nothing_is_lost(data, both, tmp_path):
+    out = tmp_path / "run"
+    process = start(data, out, "--devices", "2")
+    after_steps(process, out, 5)
+    (helper,) = children(process)
+    os.kill(helper, signal.SIGKILL)
+    code, _, err = ended(process)
+    assert code == 9
+    assert "error: process 1 of this training was ended by SIGKILL; " in err.splitlines()[-1]
+    newest = checkpoint.latest(out / "checkpoints")
+    assert newest is not None
+    assert sealed.read(newest) is not None
+    assert same_bits(trained(data, out, "--resume", "--devices", "2"), both)
+
+
+def test_others_end_when_the_first_is_killed(data, tmp_path):
+    out = tmp_path / "run"
+    process = start(data, out, "--devices", "2")
+    after_steps(process, out, 5)
+    (helper,) = children(process)
+    process.kill()
+    process.communicate(timeout=SECONDS)
+    limit = time.monotonic() + SECONDS
+    while Path(f"/proc/{helper}").exists():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def test_a_process_that_hangs_ends_the_run(data, tmp_path):
+    impatient = (
+        "import sys; from datetime import timedelta; import nearkin.distributed.launch as launch;"
+        "launch.PATIENCE = timedelta(seconds=5); from nearkin.cli import main; sys.exit(main())"
+    )
+    out = tmp_path / "run"
+    process = start(data, out, "--devices", "2", program=("-c", impatient))
+    after_steps(process, out, 5)
+    (helper,) = children(process)
+    os.kill(helper, signal.SIGSTOP)
+    code, _, err = ended(process)
+    assert code == 9
+    assert "error: another process of this training was lost, or hangs; " in err.splitlines()[-1]
+    assert not Path(f"/proc/{helper}").exists()
+
+
+def test_a_failure_of_another_process_is_told(data, tmp_path):
+    """The first has read its pictures before they vanish."""
+    import shutil
+
+    copy = tmp_path / "pictures.npz"
+    shutil.copy(data, copy)
+    vanishing = (
+        "import sys; import nearkin.runs.training.train as train; real = train.together;"
+        f"train.together = lambda *a: (__import__('pathlib').Path({str(copy)!r}).unlink(), real(*a))[1];"
+        "from nearkin.cli import main; sys.exit(main())"
+    )
+    process = start(copy, tmp_path / "run", "--devices", "2", program=("-c", vanishing))
+    code, _, err = ended(process)
+    assert code == 9
+    last = err.splitlines()[-1]
+    assert "error: process 1 of this training failed (" in last
+    assert "no such file" in last
+
+
+def test_what_diverges_in_all_processes_is_one_error(data, tmp_path):
+    process = start(data, tmp_path / "run", "--devices", "2", "--lr", "1e9", "--warmup", "0")
+    code, _, err = ended(process)
+    assert code == 6, err
+    assert err.count("error:") == 1
+
+
+@pytest.mark.parametrize("processes", ["3", "5"])
+def test_a_batch_that_cannot_be_shared_is_refused_before_anybody_is_started(
+    processes, data, tmp_path
+):
+    code, _, err = ended(start(data, tmp_path / "run", "--devices", processes))
+    assert code == 2
+    assert f"--batch-size 16 cannot be divided evenly among {processes} processes" in err
+
+
+def test_groups_of_batch_statistics_that_cannot_be_shared_are_refused(data, tmp_path):
+    settings = ["24" if setting in ("16", "32") else setting for setting in SETTINGS]
+    process = start(data, tmp_path / "run", "--devices", "3", settings=settings)
+    code, _, err = ended(process)
+    assert code == 2
+    assert "3 processes cannot share 4 groups of batch statistics evenly" in err.splitlines()[-1]
+
+
+def test_what_started_a_process_is_read_off_its_environment(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert place() is None
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")  # `sbatch` without `srun`
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert place() is None
+    assert num_processes(4) == 4
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "16")
+    monkeypatch.setenv("SLURM_PROCID", "9")
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "123456")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "gpu[007-008,12],cpu3")
+    assert place() == Place(rank=9, world=16, local=1)
+    assert num_processes(1) == 16
+    with pytest.raises(UsageError, match="leave --devices out"):
+        num_processes(2)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert place() == Place(rank=3, world=8, local=3)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("n[001-004,7],m2", "n001"), ("a-b,c[1-2]", "a-b"), ("r[3,9]-ib", "r3-ib")],
+)
+def test_processes_meet_on_the_first_machine(nodes, first):
+    from nearkin.distributed.launch import _from_slurm
+
+    env = dict(SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_JOB_ID="7")
+    assert _from_slurm(env | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
