@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# What a GPU has to show, in pieces of at most ten minutes, each useful alone:
+#
+#     benchmarks/gpu.sh check                      the tests of the CUDA paths
+#     benchmarks/gpu.sh speed                      steps and objectives beside their limits and lightly
+#     benchmarks/gpu.sh ablation                   each fast path switched off in turn
+#     benchmarks/gpu.sh recipe METHOD CIFAR10      the 200-epoch recipe; call it again to go on
+#     benchmarks/gpu.sh results                    what the recipes came to, beside what was published
+#
+# CIFAR10 is an .npz (benchmarks/pack_cifar10.py makes it) or torchvision:CIFAR10 on disk. Nothing
+# is fetched. Results go to $OUT, or gpu/ if it is not set. MINUTES=9 is how long a piece of a recipe
+# lasts before it saves and stops; exit code 143 then says that there is more to do.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${OUT:-gpu}
+export PYTHONPATH="src:tests:benchmarks${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+mkdir -p "$out"
+
+note() { # what was measured, and on what
+    {
+        git log -1 --format='commit %h' 2>/dev/null || true
+        python -c 'import torch; print("torch", torch.__version__, torch.cuda.get_device_name())'
+    } | tee "$out/$1.log"
+}
+
+check() {
+    note check
+    python -m pytest -q -p no:cacheprovider tests/test_cuda.py tests/test_objectives*.py \
+        tests/test_fused*.py 2>&1 | tee -a "$out/check.log"
+}
+
+speed() {
+    note speed
+    python benchmarks/steps.py --device cuda --rounds 5 2>&1 | tee -a "$out/speed.log"
+    python benchmarks/objectives.py --device cuda 2>&1 | tee -a "$out/speed.log"
+}
+
+ablation() {
+    note ablation
+    for method in simclr moco; do
+        for off in "" "--precision fp32" "--compile off" "--plain"; do
+            echo "== $method ${off:-everything on}" | tee -a "$out/ablation.log"
+            # shellcheck disable=SC2086  (an option and its value)
+            python benchmarks/steps.py --device cuda --methods "$method" --rounds 5 $off 2>&1 |
+                tee -a "$out/ablation.log"
+        done
+    done
+}
+
+recipe() {
+    local method=$1 data=$2 run=${RUNS:-gpu/runs}/$1
+    mkdir -p "$(dirname "$run")"
+    local code=0
+    timeout --signal=TERM --kill-after=60 "${MINUTES:-9}m" \
+        python -m nearkin train "$data" --config "recipes/cifar10/$method.toml" --device cuda \
+        --out "$run" --resume || code=$?
+    [ "$code" -eq 124 ] && code=143
+    cp "$run"/{summary.json,metrics.csv,machine.json,config.toml} "$out"/ 2>/dev/null || true
+    return "$code"
+}
+
+results() {
+    python benchmarks/recipes.py "${RUNS:-gpu/runs}" | tee "$out/results.md"
+}
+
+"$@"

@@ -1,0 +1,172 @@
+"""A training step shared by several processes, beside the same step in one with the same cores.
+
+    python benchmarks/processes.py [--rounds 5] [--processes 1,2,4] [--method simclr]
+
+The batch is fixed, so each of W processes has a W-th of it, and a W-th of the threads. Ways take
+turns, each time in new processes; medians of the steps of each turn are compared. Then come the
+parts that a model of the cost needs: how long the network alone takes for such a share, a sum of
+all gradients, and a message between the processes. docs/scale.md puts them together.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from turns import ratios
+
+from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Batches
+from nearkin.data.images import open_images
+from nearkin.data.order import Order
+from nearkin.distributed import (
+    agreed,
+    device_name,
+    gather,
+    is_first,
+    native_precision,
+    together,
+    world_size,
+)
+from nearkin.method import Method
+from nearkin.methods import METHODS
+from nearkin.networks.backbone import build_backbone
+from nearkin.training.loop import steps
+from nearkin.training.optimizer import build_optimizer
+from nearkin.training.schedules import warmup_cosine
+
+SIZE, WARM, TIMED = 32, 3, 9
+CPU = torch.device("cpu")
+Parts = dict[str, float]
+
+
+def trained(name: str, backbone: str, batch: int) -> Iterator[Method[Any]]:
+    """Steps of a method on random pictures."""
+    pictures = np.random.default_rng(0).integers(0, 256, (8 * batch, SIZE, SIZE, 3), np.uint8)
+    torch.manual_seed(0)
+    kind = METHODS[name]
+    method = kind(build_backbone(backbone, SIZE)).to(memory_format=torch.channels_last)
+    images = open_images(pictures)
+    views = views_of("simclr_cifar", kind.num_views)
+    order = Order(len(images), batch, seed=0)
+    batches = Batches(images, views, image_size=SIZE, order=order, device=CPU)
+    total = WARM + TIMED
+    for _ in steps(
+        method,
+        build_optimizer(method, name="sgd", lr=0.06, weight_decay=5e-4),
+        batches.between(0, total),
+        start=0,
+        total=total,
+        schedule=warmup_cosine(),
+        seed=0,
+        precision=native_precision(CPU),
+    ):
+        yield method
+
+
+def timed(work: Callable[[], object], times: int = 20) -> float:
+    """The median time of a call, which all processes make together."""
+    laps = []
+    for _ in range(times):
+        agreed(0)
+        start = time.perf_counter()
+        work()
+        laps.append(time.perf_counter() - start)
+    return statistics.median(laps)
+
+
+def bare(backbone: str, batch: int) -> Callable[[], None]:
+    """Forward and backward of this process's share of the views, with nobody else."""
+    views = torch.randn(2 * batch // world_size(), 3, SIZE, SIZE)
+    views = views.to(memory_format=torch.channels_last)
+    network = build_backbone(backbone, SIZE).to(memory_format=torch.channels_last)
+
+    def run() -> None:
+        with torch.autocast("cpu", native_precision(CPU)):
+            network(views).float().square().mean().backward()
+
+    return run
+
+
+def work(name: str, backbone: str, batch: int) -> None:
+    """What each process does; the first prints what it measured."""
+    laps, before = [], time.perf_counter()
+    for method in trained(name, backbone, batch):  # noqa: B007  (it is measured afterwards)
+        laps.append(time.perf_counter() - before)
+        before = time.perf_counter()
+    weights = torch.zeros(sum(p.numel() for p in method.parameters() if p.requires_grad))
+    rows = torch.zeros(2 * batch // world_size(), 128)
+    found = {
+        "step": statistics.median(laps[WARM:]),
+        "bare": timed(bare(backbone, batch), times=5),
+        "sum of gradients": timed(lambda: gather_sum(weights)),
+        "gather of embeddings": timed(lambda: gather(rows)),
+        "message": timed(lambda: agreed(0)),
+    }
+    if is_first():
+        print(json.dumps(found))
+
+
+def gather_sum(x: torch.Tensor) -> None:
+    """An all-reduce, as the backward pass of a gather makes."""
+    if world_size() > 1:
+        torch.distributed.all_reduce(x)
+
+
+def follow(name: str, backbone: str, batch: int) -> None:
+    """What the others do."""
+    with together(1, follow):
+        work(name, backbone, batch)
+
+
+def turn(processes: int, options: argparse.Namespace) -> Parts:
+    """One measurement in new processes."""
+    command = [sys.executable, __file__, "--work", str(processes), "--method", options.method]
+    command += ["--backbone", options.backbone, "--batch", str(options.batch)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found: Parts = json.loads(said.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Measure in turns and print medians and ratios."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--processes", default="1,2,4")
+    parser.add_argument("--method", default="simclr", choices=METHODS)
+    parser.add_argument("--backbone", default="resnet18")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--work", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    asked = options.method, options.backbone, options.batch
+    if options.work:
+        with together(options.work, follow, *asked):
+            work(*asked)
+        return
+    ways = [int(number) for number in options.processes.split(",")]
+    found: dict[int, list[Parts]] = {number: [] for number in ways}
+    for _ in range(options.rounds):
+        for number in ways:
+            found[number].append(turn(number, options))
+    print(f"torch {torch.__version__}, {device_name(CPU)}, {native_precision(CPU)}, {asked}")
+    laps = {str(number): [each["step"] for each in parts] for number, parts in found.items()}
+    for number, parts in found.items():
+        share = ratios(laps, str(ways[0]), str(number))
+        medians = {
+            name: statistics.median(each[name] for each in parts) * 1e3 for name in parts[0]
+        }
+        said = "  ".join(f"{name} {value:.2f} ms" for name, value in medians.items())
+        print(
+            f"{number} processes: {statistics.median(share):.2f} of the speed of {ways[0]} "
+            f"(from {min(share):.2f} to {max(share):.2f})   {said}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What must also hold on a GPU. `benchmarks/gpu.sh check` runs it there; elsewhere it is skipped."""
+
+import numpy as np
+import pytest
+import torch
+from small import as_double, assert_same_state, batch_for, run, small
+
+from nearkin.cli import main
+from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Batches
+from nearkin.data.images import open_images
+from nearkin.data.order import Order
+from nearkin.measures.neighbors import nearest
+from nearkin.methods import METHODS
+from nearkin.runs.record.folder import RunFolder
+from nearkin.training import checkpoint
+from nearkin.types import Batch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+every_method = pytest.mark.parametrize("name", METHODS)
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+def at(batch: Batch, device: torch.device) -> Batch:
+    views = tuple(view.to(device) for view in batch.views)
+    return Batch(views, batch.index.to(device), batch.label.to(device))
+
+
+def train(name, device, **options):
+    method = small(name).double().to(device)
+
+    def batches(name, step):
+        return at(as_double(batch_for(name, step)), device)
+
+    losses, optimizer = run(method, name, batches=batches, **options)
+    return method, losses, optimizer
+
+
+def draws(name) -> bool:
+    """Whether the method draws, which a GPU does from other generators."""
+    states = []
+    for seed in (0, 1):
+        method = small(name).train()
+        torch.manual_seed(seed)
+        states.append(method(batch_for(name, 0), progress=0.5).loss.item())
+    return states[0] != states[1]
+
+
+@every_method
+def test_a_gpu_trains_what_a_processor_trains(name):
+    ours, losses, _ = train(name, GPU)
+    theirs, expected, _ = train(name, CPU)
+    assert np.isfinite(losses).all()
+    if not draws(name):
+        assert losses == pytest.approx(expected, rel=1e-7)
+        state = {key: value.cpu() for key, value in ours.state_dict().items()}
+        assert_same_state(state, theirs.state_dict(), rtol=1e-6, atol=1e-8)
+
+
+@every_method
+def test_resuming_on_a_gpu_goes_on_from_the_same_step(name, tmp_path):
+    whole, losses, _ = train(name, GPU)
+    first, early, optimizer = train(name, GPU, until=3)
+    checkpoint.save(tmp_path, 3, first, optimizer)
+    second, late, _ = train(name, GPU, folder=tmp_path)
+    assert early + late == pytest.approx(losses, rel=1e-9)
+    assert_same_state(second.state_dict(), whole.state_dict(), rtol=1e-7, atol=1e-9)
+    train(name, CPU, folder=tmp_path)  # what a GPU has saved, a processor goes on with
+
+
+@pytest.mark.parametrize("preset", ["simclr", "simclr_cifar", "byol", "moco_v2", "characters"])
+def test_views_are_those_of_the_processor(preset):
+    pictures = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
+    images = open_images(pictures)
+    found = []
+    for device in (GPU, CPU):
+        order = Order(len(images), 32, seed=0)
+        kinds = views_of(preset, 2)
+        batches = Batches(images, kinds, image_size=32, order=order, device=device)
+        found.append(next(iter(batches.between(0, 1))))
+    for ours, theirs in zip(found[0].views, found[1].views, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_neighbors_are_those_of_the_processor():
+    rng = torch.Generator().manual_seed(0)
+    bank, queries = (torch.randn(n, 64, generator=rng) for n in (5000, 300))
+    similarity, index = nearest(bank, queries, k=20)
+    ours, rows = nearest(bank.to(GPU), queries.to(GPU), k=20)
+    torch.testing.assert_close(ours.cpu(), similarity, rtol=1e-5, atol=1e-5)
+    assert (rows.cpu() == index).float().mean() > 0.999  # rounding may swap two
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp32", "bf16"])
+def test_a_run_on_a_gpu_is_stopped_and_goes_on(precision, tmp_path):
+    data = tmp_path / "pictures.npz"
+    pictures = np.random.default_rng(0).integers(0, 256, (128, 16, 16, 3), dtype=np.uint8)
+    np.savez(data, x=pictures, y=np.arange(128) % 4)
+    settings = "--epochs 3 --batch-size 32 --backbone tiny --device cuda --save-every 1 -q"
+    run = tmp_path / "run"
+    command = ["train", str(data), *settings.split(), "--precision", precision, "-o", str(run)]
+    assert main(command) == 0
+    for newest in sorted((run / "checkpoints").iterdir())[-2:]:
+        newest.unlink()
+    assert main([*command, "--resume"]) == 0
+    assert "cuda" in RunFolder(run).machine.read_text()
