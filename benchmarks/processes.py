@@ -14,17 +14,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 import torch
 from turns import ratios
+from wired import CPU, trained
 
-from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches
-from nearkin.data.images import open_images
-from nearkin.data.order import Order
 from nearkin.distributed import (
     agreed,
     device_name,
@@ -34,40 +29,11 @@ from nearkin.distributed import (
     together,
     world_size,
 )
-from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
-from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer
-from nearkin.training.schedules import warmup_cosine
 
 SIZE, WARM, TIMED = 32, 3, 9
-CPU = torch.device("cpu")
 Parts = dict[str, float]
-
-
-def trained(name: str, backbone: str, batch: int) -> Iterator[Method[Any]]:
-    """Steps of a method on random pictures."""
-    pictures = np.random.default_rng(0).integers(0, 256, (8 * batch, SIZE, SIZE, 3), np.uint8)
-    torch.manual_seed(0)
-    kind = METHODS[name]
-    method = kind(build_backbone(backbone, SIZE)).to(memory_format=torch.channels_last)
-    images = open_images(pictures)
-    views = views_of("simclr_cifar", kind.num_views)
-    order = Order(len(images), batch, seed=0)
-    batches = Batches(images, views, image_size=SIZE, order=order, device=CPU)
-    total = WARM + TIMED
-    for _ in steps(
-        method,
-        build_optimizer(method, name="sgd", lr=0.06, weight_decay=5e-4),
-        batches.between(0, total),
-        start=0,
-        total=total,
-        schedule=warmup_cosine(),
-        seed=0,
-        precision=native_precision(CPU),
-    ):
-        yield method
 
 
 def timed(work: Callable[[], object], times: int = 20) -> float:
@@ -97,7 +63,7 @@ def bare(backbone: str, batch: int) -> Callable[[], None]:
 def work(name: str, backbone: str, batch: int) -> None:
     """What each process does; the first prints what it measured."""
     laps, before = [], time.perf_counter()
-    for method in trained(name, backbone, batch):  # noqa: B007  (it is measured afterwards)
+    for method in trained(name, backbone, batch, WARM + TIMED):  # noqa: B007  (it is measured afterwards)
         laps.append(time.perf_counter() - before)
         before = time.perf_counter()
     weights = torch.zeros(sum(p.numel() for p in method.parameters() if p.requires_grad))

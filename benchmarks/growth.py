@@ -1,0 +1,130 @@
+"""How the cost of a step grows with what it works on: one curve for each thing that can grow.
+
+    python benchmarks/growth.py [--rounds 3] [--only batch,queue] -o docs/benchmarks
+
+Batch, side of the pictures, keys in MoCo's queue, number of views (DINO's multi-crop) and number
+of pictures in memory. Each curve is measured in turns, from its smallest point to its largest,
+and written as growth.csv and growth.png. Times are of this machine and its neighbors: read their
+slopes. What files cost is benchmarks/index.py, what processes cost benchmarks/processes.py.
+"""
+
+import argparse
+import csv
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from wired import CPU, trained
+
+from nearkin.distributed import device_name, native_precision
+from nearkin.objectives import info_nce, unit
+
+WARM, TIMED = 2, 3
+"""Steps of a turn that are left out, and that are timed."""
+
+
+def stepping(method: str, backbone: str, batch: int, **options: Any) -> Callable[[], float]:
+    """Median seconds of a step of a method that is wired anew."""
+
+    def run() -> float:
+        laps, before = [], time.perf_counter()
+        for _ in trained(method, backbone, batch, WARM + TIMED, **options):
+            laps.append(time.perf_counter() - before)
+            before = time.perf_counter()
+        return statistics.median(laps[WARM:])
+
+    return run
+
+
+def looking_up(num_keys: int) -> Callable[[], float]:
+    """Seconds of MoCo's objective and its gradient, 256 queries of 128 numbers."""
+
+    def run() -> float:
+        rng = torch.Generator().manual_seed(0)
+        keys, query, key = (unit(torch.randn(n, 128, generator=rng)) for n in (num_keys, 256, 256))
+        query.requires_grad_()
+
+        laps = []
+        for _ in range(WARM + TIMED):
+            start = time.perf_counter()
+            info_nce(query, key, keys, 0.2).backward()
+            laps.append(time.perf_counter() - start)
+        return statistics.median(laps[WARM:])
+
+    return run
+
+
+SMALL = ("simclr", "small")
+CURVES: dict[str, dict[int, Callable[[], float]]] = {
+    "batch": {size: stepping(*SMALL, size) for size in (32, 64, 128, 256, 512, 1024)},
+    "side in pixels": {side: stepping(*SMALL, 32, side=side) for side in (16, 32, 64, 128)},
+    "keys in the queue": {2**power: looking_up(2**power) for power in range(10, 19, 2)},
+    "views of a picture": {
+        count: stepping("dino", "small", 32, side=64, augment="dino", views=count)
+        for count in (2, 4, 6, 8)
+    },
+    "pictures in memory": {
+        count: stepping(*SMALL, 64, images=count) for count in (10**3, 10**4, 10**5, 10**6)
+    },
+}
+"""What grows, its values, and how to measure each."""
+
+
+def measured(names: list[str], rounds: int) -> Iterator[tuple[str, int, float]]:
+    """Median seconds at every point of every curve."""
+    for name in names:
+        laps: dict[int, list[float]] = {value: [] for value in CURVES[name]}
+        for _ in range(rounds):
+            for value, run in CURVES[name].items():
+                laps[value].append(run())
+        for value, seconds in laps.items():
+            yield name, value, statistics.median(seconds)
+
+
+def draw(rows: list[tuple[str, int, float]], path: Path) -> None:
+    """A panel for each curve, both axes logarithmic, beside a line of slope one."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(name for name, _, _ in rows))
+    figure, panels = plt.subplots(
+        1, len(names), figsize=(3.2 * len(names), 3), squeeze=False, layout="constrained"
+    )
+    for name, panel in zip(names, panels[0], strict=True):
+        points = [(value, seconds) for each, value, seconds in rows if each == name]
+        values, seconds = zip(*points, strict=True)
+        panel.loglog(values, seconds, "o-", color="#0072b2", label="measured")
+        straight = [seconds[-1] * value / values[-1] for value in values]
+        panel.loglog(values, straight, ":", color="#666666", label="proportional")
+        panel.set_xlabel(name)
+        panel.set_ylabel("seconds")
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0][0].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Measure, and write the table and the picture."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default=",".join(CURVES))
+    parser.add_argument("-o", type=Path, required=True, dest="folder")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    print(f"torch {torch.__version__}, {device_name(CPU)}, {native_precision(CPU)}")
+    rows = []
+    for name, value, seconds in measured(options.only.split(","), options.rounds):
+        print(f"{name:20} {value:9,}  {seconds:8.4f} s", flush=True)
+        rows.append((name, value, seconds))
+    with (options.folder / "growth.csv").open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([("what", "value", "seconds"), *rows])
+    draw(rows, options.folder / "growth.png")
+
+
+if __name__ == "__main__":
+    main()

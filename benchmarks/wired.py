@@ -1,0 +1,73 @@
+"""A method wired to pictures, optimizer and loop as `nearkin train` wires it, step by step."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Batches
+from nearkin.data.images import open_images
+from nearkin.data.order import Order
+from nearkin.distributed import native_precision
+from nearkin.method import Method
+from nearkin.methods import METHODS
+from nearkin.networks.backbone import build_backbone
+from nearkin.training.loop import steps
+from nearkin.training.optimizer import build_optimizer
+from nearkin.training.schedules import warmup_cosine
+
+CPU = torch.device("cpu")
+
+
+def trained(
+    name: str,
+    backbone: str,
+    batch: int,
+    total: int,
+    *,
+    side: int = 32,
+    augment: str = "simclr_cifar",
+    images: int = 0,
+    views: int = 0,
+    options: dict[str, Any] | None = None,
+) -> Iterator[Method[Any]]:
+    """Steps of a method on random pictures, as often as it is asked for one.
+
+    Args:
+        name: The method.
+        backbone: The network.
+        batch: Pictures per step, over all processes.
+        total: Steps.
+        side: Of the pictures, in pixels.
+        augment: How views are drawn.
+        images: How many pictures there are; eight batches if 0.
+        views: How many views of each; as many as the method asks for if 0.
+        options: Of the method.
+    """
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (images or 8 * batch, side, side, 3), np.uint8)
+    torch.manual_seed(0)
+    kind = METHODS[name]
+    method = kind(build_backbone(backbone, side), **(options or {}))
+    method = method.to(memory_format=torch.channels_last)
+    opened = open_images(pictures)
+    batches = Batches(
+        opened,
+        views_of(augment, kind.num_views, more=kind.more_views)[: views or None],
+        image_size=side,
+        order=Order(len(opened), batch, seed=0),
+        device=CPU,
+    )
+    for _ in steps(
+        method,
+        build_optimizer(method, name="sgd", lr=0.06, weight_decay=5e-4),
+        batches.between(0, total),
+        start=0,
+        total=total,
+        schedule=warmup_cosine(),
+        seed=0,
+        precision=native_precision(CPU),
+    ):
+        yield method
