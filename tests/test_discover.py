@@ -30,7 +30,8 @@ from nearkin.tables import read_csv
 KNOWN, CLASSES, EACH = 5, 8, 24
 LEFT = {
     "assignments.csv", "classes", "classifier.safetensors", "clusters.csv", "config.toml",
-    "data.json", "encoder.safetensors", "report.html", "stages", "summary.json", "train.log",
+    "data.json", "encoder.safetensors", "pictures.csv", "report.html", "stages", "summary.json",
+    "train.log",
 }  # fmt: skip
 
 

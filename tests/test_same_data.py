@@ -1,6 +1,5 @@
 """A run goes on with the pictures it was started with, or says which have changed."""
 
-import json
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from PIL import Image
 from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError
 from nearkin.runs.training.train import train
+from nearkin.tables import read_csv
 
 CONFIG = TrainConfig(backbone="tiny", image_size=16, epochs=1, batch_size=8, workers=0)
 
@@ -85,5 +85,12 @@ def test_names_that_are_not_utf_8_are_noted(tmp_path):
         picture(data / f"{number:02d}.bmp", number)
     (data / "04.bmp").rename(data / os.fsdecode(b"\xff.bmp"))
     train(data, CONFIG, out=tmp_path / "run")
-    assert "\udcff.bmp" in json.loads((tmp_path / "run" / "data.json").read_text())["bytes"]
+    noted = tmp_path / "run" / "pictures.csv"
+    assert "\udcff.bmp" in {row["path"] for row in read_csv(noted)}
     train(data, CONFIG, out=tmp_path / "run", resume=True)
+    (data / "07.bmp").unlink()
+    with pytest.raises(CheckpointError, match=r"1 removed \('07\.bmp'\)"):
+        train(data, CONFIG, out=tmp_path / "run", resume=True)
+    noted.write_text("path,bytes\na.bmp,many\n")
+    with pytest.raises(CheckpointError, match=r"pictures\.csv cannot be used"):
+        train(data, CONFIG, out=tmp_path / "run", resume=True)

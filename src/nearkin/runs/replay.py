@@ -49,7 +49,7 @@ def replay(
     if checkpoint.latest(folder.diverged) is None:
         raise UsageError(f"{run} has not diverged, so there is nothing to replay")
     parts = open_parts(stored if data is None else data, config)
-    same_data(folder.data, parts)
+    same_data(folder, parts)
     method, batches = built(config, parts, choose_device(device), network)
     optimizer = optimizer_for(method, config)
     step = checkpoint.load(folder.diverged, method, optimizer).step

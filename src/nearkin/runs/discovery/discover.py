@@ -102,7 +102,7 @@ def discover(
         write_bad_files(folder.bad_files, material.images)
         if overwrite:
             clear(folder)
-        same_data(folder.data, material.parts)
+        same_data(folder, material.parts)
         if folder.summary.exists():
             told.line("already complete")
             return Run(folder)

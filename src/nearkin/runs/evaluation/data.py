@@ -15,7 +15,8 @@ from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
 from nearkin.data.split import names_a_test_part, split
 from nearkin.errors import CheckpointError, DataError
-from nearkin.tables import replace_text, usable, write_csv
+from nearkin.runs.record.folder import RunFolder
+from nearkin.tables import read_csv, replace_text, usable, write_csv
 
 NAMED: Final = 10
 """Unreadable pictures that an error names."""
@@ -117,33 +118,33 @@ def divide(images: Images, share: float, seed: int) -> Parts:
     return Parts(grouped, *split(grouped, share, seed), found.num_exact)
 
 
-def same_data(path: Path, parts: Parts) -> None:
-    """Note in a file which pictures a run has, or refuse others than those noted there.
+def same_data(folder: RunFolder, parts: Parts) -> None:
+    """Note in a run folder which pictures it has, or refuse others than those noted there.
 
     Raises:
         CheckpointError: If a run is resumed on data that have changed: its order, its views and
             its memories belong to the pictures it was started with. The difference is named.
     """
-    sizes = dict(zip(parts.images.names, parts.images.num_bytes.tolist(), strict=True))
-    now = {
-        "train": len(parts.train),
-        "test": len(parts.test),
-        "fingerprint": parts.fingerprint,
-        "bytes": sizes,
-    }
-    if not path.exists():
-        replace_text(path, json.dumps(now) + "\n")
+    now = {"train": len(parts.train), "test": len(parts.test), "fingerprint": parts.fingerprint}
+    names, sizes = parts.images.names, parts.images.num_bytes
+    if not folder.data.exists():
+        rows = zip(names, sizes.tolist(), strict=True)
+        write_csv(folder.pictures, ("path", "bytes"), rows)
+        replace_text(folder.data, json.dumps(now) + "\n")
         return
-    with usable(path, "start anew with --init-from this run"):
-        noted = json.loads(path.read_text(encoding="utf-8"))
+    with usable(folder.data, "start anew with --init-from this run"):
+        noted = json.loads(folder.data.read_text(encoding="utf-8"))
         then = {name: noted[name] for name in now}
-        differences = _differences(then["bytes"], sizes)
-    if then != now:
-        raise CheckpointError(
-            f"the data have changed since the run was started: {differences}; {then['train']} "
-            f"pictures to train on and {then['test']} held out then, {now['train']} and "
-            f"{now['test']} now; bring them back, or start anew with --init-from this run"
-        )
+    if then == now:
+        return
+    with usable(folder.pictures, "start anew with --init-from this run"):
+        before = {row["path"]: int(row["bytes"]) for row in read_csv(folder.pictures)}
+    differences = _differences(before, dict(zip(names, sizes.tolist(), strict=True)))
+    raise CheckpointError(
+        f"the data have changed since the run was started: {differences}; {then['train']} "
+        f"pictures to train on and {then['test']} held out then, {now['train']} and "
+        f"{now['test']} now; bring them back, or start anew with --init-from this run"
+    )
 
 
 def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:

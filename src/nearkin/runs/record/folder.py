@@ -74,8 +74,13 @@ class RunFolder:
 
     @property
     def data(self) -> Path:
-        """Which pictures the run was started with."""
+        """How many pictures the run was started with, and their fingerprint."""
         return self.path / "data.json"
+
+    @property
+    def pictures(self) -> Path:
+        """Which pictures these are."""
+        return self.path / "pictures.csv"
 
     @property
     def embeddings(self) -> Path:
@@ -182,7 +187,15 @@ def data_name(data: Any) -> str:
 
 def clear(run: RunFolder) -> None:
     """Remove what an earlier run made, and nothing else: the folder may hold other things."""
-    made = [run.config, run.encoder, run.metrics, run.summary, run.data, run.embeddings]
+    made = [
+        run.config,
+        run.encoder,
+        run.metrics,
+        run.summary,
+        run.data,
+        run.pictures,
+        run.embeddings,
+    ]
     made += [run.assignments, run.clusters, run.classifier, run.report]
     made += [run.machine, *run.diverged.glob("ckpt-*")]
     made += [*run.checkpoints.glob("ckpt-*"), *run.classes.glob("*.png")]

@@ -109,7 +109,7 @@ def train(
         config = resolve(config, parts.train, device)
         if overwrite:
             clear(folder)
-        same_data(folder.data, parts)
+        same_data(folder, parts)
         with foreseen(int(config.batch_size)):
             _run(folder, config, parts, data, network, device, told)
         told.line(f"done   {path.resolve()}")
