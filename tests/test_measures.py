@@ -68,6 +68,19 @@ def test_equal_neighbors_come_in_the_order_of_the_bank():
     assert index.tolist() == [[1, 2, 4, 5, 7, 8, 10], [0, 3, 6, 9, 12, 15, 18]]
 
 
+@pytest.mark.parametrize(("bank", "k"), [(777, 1), (1000, 3), (4999, 19), (700, 20), (9, 9)])
+@pytest.mark.parametrize("values", [1, 2, 10, 10**6])
+def test_equal_similarities_keep_their_order_in_rows_of_any_length(bank, k, values):
+    generator = torch.Generator().manual_seed(bank)
+    similarity = torch.randint(values, (9, bank), generator=generator).float()
+    similarity[0] = -torch.inf
+    similarity[1, :-2] = -torch.inf  # after all whole runs
+    expected = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
+    found, index = neighbors._largest(similarity, k)
+    assert torch.equal(index, expected)
+    assert torch.equal(found, similarity.gather(1, expected))
+
+
 def test_a_bank_with_nothing_to_offer_is_an_error():
     with pytest.raises(DataError, match="no image to compare with"):
         nearest(normal(1, 3), normal(1, 3), 5, exclude_self=True)

@@ -8,10 +8,14 @@ from torch import Tensor
 from nearkin.errors import DataError
 from nearkin.objectives import unit
 
-SIMILARITIES = 2**24
-"""Similarities held at once; 64 MiB in float32."""
+SIMILARITIES = 2**25
+"""Similarities held at once; 128 MiB in float32. Products of fewer rows are slower."""
+
+RUN = 32
+"""Neighboring similarities of which the largest is found first."""
 
 
+@torch.no_grad()
 def nearest(
     bank: Float[Tensor, "bank dim"],
     queries: Float[Tensor, "queries dim"],
@@ -43,10 +47,12 @@ def nearest(
     k = min(k, len(bank) - exclude_self)
     if k < 1:
         raise DataError("no image to compare with; nearest neighbors need at least one other")
-    bank, rows, start = unit(bank), max(1, SIMILARITIES // len(bank)), 0
+    bank, queries, start = unit(bank), unit(queries), 0
+    rows = max(1, min(SIMILARITIES // len(bank), len(queries)))
+    held = queries.new_empty(rows, len(bank))  # once: fresh memory costs more than topk
     found = []
-    for chunk in unit(queries).split(rows):
-        similarity = chunk @ bank.T
+    for chunk in queries.split(rows):
+        similarity = torch.mm(chunk, bank.T, out=held[: len(chunk)])
         if ignored is not None:
             similarity.masked_fill_(ignored[start : start + len(chunk)], -torch.inf)
         if exclude_self:
@@ -60,10 +66,25 @@ def nearest(
 def _largest(
     similarity: Float[Tensor, "rows bank"], k: int
 ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-    """The largest `k` of each row, equal ones from left to right."""
-    values, index = similarity.topk(k)
+    """The largest `k` of each row, equal ones from left to right.
+
+    In long rows they are looked for only in the `k` runs of columns with the largest maxima: each
+    of these has a number that comes before all of another run.
+    """
+    runs = similarity.shape[1] // RUN
+    if runs >= 8 * k:
+        maxima = similarity[:, : runs * RUN].unflatten(1, (runs, RUN)).amax(dim=2)
+        run = _largest(maxima, k)[1].sort(dim=1).values
+        inside = torch.arange(RUN, device=run.device)
+        after = torch.arange(runs * RUN, similarity.shape[1], device=run.device)
+        columns = (run[..., None] * RUN + inside).flatten(1)
+        columns = torch.cat([columns, after.expand(len(run), -1)], dim=1)
+        values, index = _largest(similarity.gather(1, columns), k)
+        return values, columns.gather(1, index)
+    values, index = similarity.topk(min(k + 1, similarity.shape[1]))
     # topk may pick any of several equals at the cut; there a stable sort decides instead.
-    cut_through = (similarity >= values[:, -1:]).sum(dim=1) > k
+    cut_through = (values[:, k - 1 : k] == values[:, k:]).any(dim=1)
+    index = index[:, :k]
     if cut_through.any():
         order = similarity[cut_through].argsort(dim=1, descending=True, stable=True)
         index[cut_through] = order[:, :k]

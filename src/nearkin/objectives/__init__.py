@@ -15,7 +15,6 @@ from nearkin.objectives.agreement import alignment, barlow_twins, vicreg
 from nearkin.objectives.contrast import (
     in_batch,
     info_nce,
-    look_up,
     nce,
     nt_xent,
     soft_match,
@@ -35,6 +34,7 @@ from nearkin.objectives.discovery import (
     ramp,
     same_ranks,
 )
+from nearkin.objectives.lookup import look_up
 from nearkin.objectives.precision import full_precision, unit
 from nearkin.objectives.transport import sinkhorn
 

@@ -1,4 +1,8 @@
-"""Matching a query against a dictionary of keys: the one equation, and its usual forms."""
+"""The usual forms of matching a query against a dictionary of keys.
+
+Each is written plainly, from a matrix of logits. Where that would be large, and slow, the same
+number comes from a fused form that never holds it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,44 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nearkin.objectives import attention, strips, triangle
+from nearkin.objectives.lookup import log_total, look_up, tell_apart
 from nearkin.objectives.precision import full_precision
-
-
-@full_precision
-def look_up(
-    query: Float[Tensor, "batch dim"],
-    keys: Float[Tensor, "keys dim"],
-    temperature: float,
-    own: Float[Tensor, "batch dim"] | None = None,
-) -> Float[Tensor, "batch matches"]:
-    """Logits of each query against a dictionary, after its `own` key if it has one.
-
-    >>> query, keys = torch.eye(2), torch.tensor([[0.0, 1.0]])
-    >>> look_up(query, keys, temperature=0.5, own=query)
-    tensor([[2., 0.],
-            [2., 2.]])
-    """
-    logits = query @ keys.T
-    if own is not None:
-        logits = torch.cat([(query * own).sum(dim=1, keepdim=True), logits], dim=1)
-    return logits / temperature
-
-
-def tell_apart(
-    positive: Float[Tensor, " batch"],
-    negatives: Float[Tensor, "batch keys"],
-    ignored: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, ""]:
-    """Cross-entropy of finding the positive among the negatives, from logits; the mean.
-
-    With `d = logsumexp(negatives) - positive` it is `log(1 + exp(d))`. A softmax over all of
-    them would subtract two numbers that agree in every digit once the positive wins by far.
-    """
-    if ignored is not None:
-        # Not -inf: where nothing is left, its logsumexp has no gradient.
-        negatives = negatives.masked_fill(ignored, torch.finfo(negatives.dtype).min / 2)
-    behind = negatives.logsumexp(dim=1) - positive
-    return torch.logaddexp(behind, torch.zeros_like(behind)).mean()
 
 
 @full_precision
@@ -74,7 +43,11 @@ def info_nce(
     tensor(0.1269)
     """
     positive = (query * key).sum(dim=1) / temperature
-    return tell_apart(positive, look_up(query, negatives, temperature), same)
+    if attention.pays(query, negatives):
+        return tell_apart(positive, attention.log_total(query, negatives, temperature, same))
+    if strips.pays(query, negatives):
+        return strips.tell_apart(query, key, negatives, temperature, same)
+    return tell_apart(positive, log_total(look_up(query, negatives, temperature), same))
 
 
 @full_precision
@@ -88,9 +61,11 @@ def in_batch(
     >>> in_batch(torch.eye(2), torch.eye(2), temperature=1.0)  # log(1 + exp(-1))
     tensor(0.3133)
     """
+    if strips.pays(query, key):
+        return strips.tell_apart(query, key, key, temperature, own=True)
     logits = look_up(query, key, temperature)
     own = torch.eye(len(query), dtype=torch.bool, device=query.device)
-    return tell_apart(logits.diagonal(), logits, own)
+    return tell_apart(logits.diagonal(), log_total(logits, own))
 
 
 @full_precision
@@ -104,10 +79,12 @@ def nt_xent(
     >>> nt_xent(torch.eye(2), torch.eye(2), temperature=1.0)  # log(1 + 2 exp(-1))
     tensor(0.5514)
     """
-    z = torch.cat([a, b])
     positive = (a * b).sum(dim=1).repeat(2) / temperature
+    if triangle.pays(a, b, temperature):
+        return tell_apart(positive, triangle.log_total(a, b, temperature, partners=False))
+    z = torch.cat([a, b])
     own = torch.eye(len(a), dtype=torch.bool, device=z.device).repeat(2, 2)  # itself and partner
-    return tell_apart(positive, look_up(z, z, temperature), own)
+    return tell_apart(positive, log_total(look_up(z, z, temperature), own))
 
 
 @full_precision
@@ -128,11 +105,25 @@ def sup_con(
     >>> sup_con(torch.eye(2), torch.eye(2), torch.tensor([7, 7]), temperature=1.0)
     tensor(1.2181)
     """
+    if triangle.pays(a, b, temperature):
+        total = triangle.log_total(a, b, temperature, partners=True)
+        return (total - _mean_of_class(a, b, label) / temperature).mean()
     z, label = torch.cat([a, b]), label.repeat(2)
     own = torch.eye(len(z), dtype=torch.bool, device=z.device)
     logits = look_up(z, z, temperature).masked_fill(own, torch.finfo(z.dtype).min / 2)
     positive = ((label[:, None] == label) & ~own).to(z.dtype)
     return soft_match(logits, positive / positive.sum(dim=1, keepdim=True))
+
+
+def _mean_of_class(
+    a: Float[Tensor, "batch dim"], b: Float[Tensor, "batch dim"], label: Int[Tensor, " batch"]
+) -> Float[Tensor, " views"]:
+    """Each view's mean similarity with the others of its class, from sums over classes."""
+    z, label = torch.cat([a, b]), label.repeat(2)
+    _, row, views = label.unique(return_inverse=True, return_counts=True)
+    sums = z.new_zeros(len(views), z.shape[1]).index_add(0, row, z)
+    others = sums[row] - z
+    return torch.div((z * others).sum(dim=1), views[row] - 1)
 
 
 @full_precision

@@ -1,4 +1,4 @@
-"""Full precision for objectives, and vectors of length one."""
+"""Full precision for objectives, gradients that are final, and vectors of length one."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -32,6 +32,30 @@ def full_precision(function: Callable[Parameters, Result]) -> Callable[Parameter
         with torch.autocast(device, enabled=False):
             wide = {name: widen(x) for name, x in kwargs.items()}
             return function(*map(widen, args), **wide)  # type: ignore[arg-type]
+
+    return run
+
+
+def first_derivative(
+    backward: Callable[Parameters, Result],
+) -> Callable[Parameters, Result]:
+    """Refuse to differentiate a backward pass that is computed outside of the graph.
+
+    PyTorch's `once_differentiable` does so only where the incoming gradient has a graph: where a
+    loss is differentiated itself, it would take the gradient for a constant.
+
+    Raises:
+        NotImplementedError: Where a graph of the backward pass is asked for.
+    """
+
+    @wraps(backward)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "an objective of a large batch has no second derivative; use a smaller batch, "
+                "or leave out create_graph=True"
+            )
+        return backward(*args, **kwargs)
 
     return run
 

@@ -1,0 +1,178 @@
+"""Objectives at the size of real training, beside their plain forms and beside other libraries.
+
+    python benchmarks/objectives.py [--rounds 7] [--threads 2] [--only info_nce]
+
+Value and gradient in float32 of the same numbers, in turns in one process; medians, and the memory
+that a step allocates beyond its inputs, as torch's profiler counts it.
+
+- info_nce: 256 queries, a queue of 65,536 keys, 128 dimensions. Plainly: all logits and
+  `cross_entropy`, as MoCo's official code has it. lightly: `NTXentLoss` with its memory bank.
+- nt_xent, in_batch: 4,096 images, 128 dimensions. Plainly: the matrix of all pairs.
+- neighbors: 20 nearest of 100,000 rows for 10,000 queries, 512 dimensions. faiss: `IndexFlatIP`,
+  built and searched. scikit-learn: `NearestNeighbors`, brute force.
+
+What is not installed is left out.
+"""
+
+import argparse
+import importlib.util
+from collections.abc import Callable
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from turns import show, turns
+
+from nearkin.measures.neighbors import nearest
+from nearkin.objectives import in_batch, info_nce, nt_xent, unit
+
+TEMPERATURE = 0.2
+Way = Callable[[], object]
+
+
+def rows(count: int, dim: int) -> Tensor:
+    """Random unit vectors."""
+    return unit(torch.randn(count, dim))
+
+
+def both(loss: Callable[..., Tensor], *inputs: Tensor) -> Way:
+    """A call for the value of a loss and its gradient."""
+
+    def step() -> None:
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        loss(*leaves).backward()
+
+    return step
+
+
+def plainly(way: Way) -> Way:
+    """The same without any fused form."""
+    forms = [f"nearkin.objectives.{name}.pays" for name in ("attention", "strips", "triangle")]
+
+    def step() -> None:
+        with (
+            patch(forms[0], return_value=False),
+            patch(forms[1], return_value=False),
+            patch(forms[2], return_value=False),
+        ):
+            way()
+
+    return step
+
+
+def is_there(library: str) -> bool:
+    """Whether a library is installed; says so if not."""
+    found = importlib.util.find_spec(library) is not None
+    if not found:
+        print(f"{library} is not installed: left out")
+    return found
+
+
+def against_a_queue() -> dict[str, Way]:
+    """Contrast with a queue."""
+    query, key, queue = rows(256, 128), rows(256, 128), rows(65_536, 128)
+
+    def official(query: Tensor) -> Tensor:
+        own = torch.einsum("nc,nc->n", [query, key]).unsqueeze(-1)
+        logits = torch.cat([own, torch.einsum("nc,kc->nk", [query, queue])], dim=1) / TEMPERATURE
+        return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long))
+
+    same = torch.zeros(256, 65_536, dtype=torch.bool)
+    same[torch.arange(256), torch.randint(65_536, (256,))] = True
+    ways = {
+        "nearkin": both(lambda q: info_nce(q, key, queue, TEMPERATURE), query),
+        "nearkin, own left out": both(lambda q: info_nce(q, key, queue, TEMPERATURE, same), query),
+        "logits and cross_entropy": both(official, query),
+    }
+    if is_there("lightly"):
+        from lightly.loss import NTXentLoss
+
+        criterion = NTXentLoss(TEMPERATURE, memory_bank_size=(65_536, 128))
+        criterion(query.clone().requires_grad_(), key)  # the bank starts
+        ways["lightly"] = both(lambda q: criterion(q, key), query)
+    return ways
+
+
+def against_the_batch() -> dict[str, Way]:
+    """Contrast of all views of a batch."""
+    a, b = rows(4096, 128), rows(4096, 128)
+    step = both(lambda a, b: nt_xent(a, b, TEMPERATURE), a, b)
+    ways = {"nearkin": step, "plainly": plainly(step)}
+    if is_there("lightly"):
+        from lightly.loss import NTXentLoss
+
+        ways["lightly"] = both(NTXentLoss(TEMPERATURE), a, b)
+    return ways
+
+
+def across_views() -> dict[str, Way]:
+    """Contrast of one view of a batch with the other."""
+    step = both(lambda a, b: in_batch(a, b, TEMPERATURE), rows(4096, 128), rows(4096, 128))
+    return {"nearkin": step, "plainly": plainly(step)}
+
+
+def among_neighbors() -> dict[str, Way]:
+    """A search for neighbors."""
+    bank, queries = rows(100_000, 512), rows(10_000, 512)
+    ways: dict[str, Way] = {"nearkin": lambda: nearest(bank, queries, 20)}
+    if is_there("faiss"):
+        import faiss  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+        faiss.omp_set_num_threads(torch.get_num_threads())
+
+        def flat() -> object:
+            index = faiss.IndexFlatIP(512)
+            index.add(bank.numpy())
+            return index.search(queries.numpy(), 20)
+
+        ways["faiss"] = flat
+    from sklearn.neighbors import NearestNeighbors
+
+    search = NearestNeighbors(n_neighbors=20, algorithm="brute")
+    ways["scikit-learn"] = lambda: search.fit(bank.numpy()).kneighbors(queries.numpy())
+    return ways
+
+
+def most_memory(way: Way) -> float:
+    """The most megabytes that a call holds at once beyond what was there."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        way()
+    held = most = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most / 1e6
+
+
+MEASURED = {
+    "info_nce": against_a_queue,
+    "nt_xent": against_the_batch,
+    "in_batch": across_views,
+    "neighbors": among_neighbors,
+}
+
+
+def main() -> None:
+    """Print a table for each objective."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", choices=MEASURED)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    for name in [options.only] if options.only else MEASURED:
+        print(f"\n{name}")
+        ways = MEASURED[name]()
+        show(turns(ways, options.rounds), "nearkin")
+        if name != "neighbors":
+            for way, step in ways.items():
+                print(f"{way:28} {most_memory(step):9.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""The fused forms of the objectives against the plain ones, and that they are taken and stay small."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from restated import vectors
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nearkin.objectives import attention, in_batch, info_nce, look_up, nt_xent, strips, sup_con
+from nearkin.objectives import triangle as triangle_form
+from nearkin.objectives.lookup import log_total, tell_apart
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+    ),
+]
+on_every_device = pytest.mark.parametrize("device", DEVICES)
+in_both_precisions = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)]
+)
+
+
+def plain_info_nce(query, key, negatives, t, same=None):
+    positive = (query * key).sum(dim=1) / t
+    return tell_apart(positive, log_total(look_up(query, negatives, t), same))
+
+
+def plain_in_batch(query, key, t):
+    return plain_info_nce(query, key, key, t, torch.eye(len(key), device=key.device).bool())
+
+
+def plain_nt_xent(a, b, t):
+    z, partners = torch.cat([a, b]), torch.cat([b, a])
+    return plain_info_nce(
+        z, partners, z, t, torch.eye(len(a), device=a.device).bool().repeat(2, 2)
+    )
+
+
+def plain_sup_con(a, b, label, t):
+    z, label = torch.cat([a, b]), label.repeat(2)
+    own = torch.eye(len(z), device=z.device).bool()
+    scores = look_up(z, z, t).masked_fill(own, -1e30).log_softmax(dim=1)
+    positive = (label[:, None] == label) & ~own
+    return -(scores.masked_fill(~positive, 0).sum(dim=1) / positive.sum(dim=1)).mean()
+
+
+def outcomes(loss, *inputs):
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    value = loss(*leaves)
+    return [value.detach(), *torch.autograd.grad(value, leaves)]
+
+
+def alike(found, expected, tolerance):
+    """In value, and each gradient in length."""
+    for x, y in zip(found, expected, strict=True):
+        assert x.isfinite().all()
+        assert (x - y).norm() <= tolerance * y.norm() + 1e-30
+
+
+def units(*sizes, dim=32, device="cpu", dtype=torch.float32):
+    return [vectors(n, dim, seed).to(device, dtype) for seed, n in enumerate(sizes)]
+
+
+def own_entries(rows, keys, device="cpu"):
+    """Each query has two of its own among the first 300 keys; the fourth has none."""
+    same = torch.zeros(rows, keys, dtype=torch.bool, device=device)
+    place = torch.arange(rows, device=device)
+    same[place, (place * 37) % 300] = True
+    same[place, (place * 11 + 5) % 300] = True
+    same[3] = False
+    return same
+
+
+# Against a dictionary, as attention
+
+
+@on_every_device
+@in_both_precisions
+@pytest.mark.parametrize("dim", [1, 3, 12, 37, 128, 256])
+@pytest.mark.parametrize("t", [0.01, 0.07, 1.0])
+@pytest.mark.parametrize("keys", [512, 3001])
+def test_a_sum_over_a_dictionary_is_that_of_its_logits(device, dtype, tolerance, dim, t, keys):
+    query, negatives = units(33, keys, dim=dim, device=device, dtype=dtype)
+    for same in (None, own_entries(33, keys, device)):
+        found = outcomes(lambda q: attention.log_total(q, negatives, t, same).sum(), query)  # noqa: B023
+        expected = outcomes(lambda q: log_total(look_up(q, negatives, t), same).sum(), query)  # noqa: B023
+        alike(found, expected, tolerance)
+
+
+@on_every_device
+@in_both_precisions
+@pytest.mark.parametrize("share", [0.0001, 0.001, 0.3, 1.0])
+@pytest.mark.parametrize("t", [0.01, 0.2, 1.0])
+def test_contrast_with_a_queue_is_that_of_its_logits(device, dtype, tolerance, share, t):
+    query, key, queue = units(130, 130, 8205, device=device, dtype=dtype)
+    assert dtype == torch.float64 or attention.pays(query, queue)
+    chance = torch.rand(130, 8205, generator=torch.Generator().manual_seed(0))
+    same = (chance < share).to(device)
+    same[2] = True
+    found = outcomes(lambda q, k: info_nce(q, k, queue, t, same), query, key)
+    alike(
+        found, outcomes(lambda q, k: plain_info_nce(q, k, queue, t, same), query, key), tolerance
+    )
+
+
+@on_every_device
+@pytest.mark.parametrize("dim", [1, 32])
+def test_how_tensors_lie_in_memory_changes_nothing(device, dim):
+    query, keys = units(64, 8192, dim=dim, device=device)
+    expected = attention.log_total(query, keys, 0.1)
+    for lie in (lambda x: x.T.contiguous().T, lambda x: x.repeat_interleave(2, dim=1)[:, ::2]):
+        assert torch.equal(attention.log_total(lie(query), lie(keys), 0.1), expected)
+
+
+@pytest.mark.parametrize("t", [0.03, 0.1])
+def test_a_queue_leaves_digits_where_the_positive_wins_by_far(t):
+    query, rest = torch.eye(256)[:64], torch.eye(256)[64:].repeat(50, 1)
+    assert attention.pays(query, rest)
+    found = outcomes(lambda q: info_nce(q, query, rest, t), query)
+    exact = outcomes(lambda q: plain_info_nce(q, query.double(), rest.double(), t), query.double())
+    assert exact[0] > 0
+    alike(found, exact, 1e-5)
+
+
+def test_equal_keys_cost_the_logarithm_of_their_number():
+    (key,) = units(1, dim=8)
+    loss = info_nce(key.expand(16, 8), key.expand(16, 8), key.expand(65536, 8), 0.07)
+    assert loss.item() == pytest.approx(11.0903701476, rel=1e-6)
+
+
+def test_an_entry_of_ones_own_that_is_nearest_by_far_is_left_out_without_a_trace():
+    """It outweighs all others by e^200: subtracted from their sum it would leave nothing."""
+    (query,) = units(64)
+    queue = torch.cat([query, -query.repeat(200, 1)])
+    same = torch.eye(64, len(queue), dtype=torch.bool)
+    same[:, 64:] = query @ queue[64:].T > 0.2
+    found = outcomes(lambda q: info_nce(q, -query, queue, 0.01, same), query)
+    exact = outcomes(
+        lambda q: plain_info_nce(q, -query.double(), queue.double(), 0.01, same), query.double()
+    )
+    alike(found, exact, 1e-4)
+
+
+def test_queries_whose_whole_queue_is_their_own_have_nothing_to_learn():
+    query, key, queue = units(64, 64, 8192)
+    found = outcomes(
+        lambda q: info_nce(q, key, queue, 0.1, torch.ones(64, 8192, dtype=torch.bool)), query
+    )
+    assert all(torch.equal(x, torch.zeros_like(x)) for x in found)
+
+
+def test_the_kernel_of_other_devices_gives_the_shapes_that_are_asked_for():
+    """Of meta tensors only shapes are known, and so it is not believed to be right."""
+    query, keys = torch.empty(33, 37, device="meta"), torch.empty(512, 37, device="meta")
+    hidden = torch.empty(512, dtype=torch.bool, device="meta")
+    total, mean = attention._attend(query, keys, 2.0, hidden)
+    assert total.shape == (33,)
+    assert mean.shape == (33, 37)
+    assert not attention._agrees("meta", torch.float32)
+
+
+# Against each other, in strips
+
+
+@on_every_device
+@in_both_precisions
+@pytest.mark.parametrize("t", [0.01, 0.07, 1.0])
+def test_contrast_in_a_large_batch_is_that_of_its_logits(device, dtype, tolerance, t, monkeypatch):
+    monkeypatch.setattr(strips, "STRIP", {"cpu": 2**15, "cuda": 2**15})  # several
+    query, key = units(333, 333, dim=37, device=device, dtype=dtype)
+    assert strips.pays(query, key)
+    found = outcomes(lambda q, k: in_batch(q, k, t), query, key)
+    alike(found, outcomes(lambda q, k: plain_in_batch(q, k, t), query, key), tolerance)
+
+
+@on_every_device
+@in_both_precisions
+@pytest.mark.parametrize("t", [0.01, 0.07, 1.0])
+def test_contrast_with_keys_that_learn_is_that_of_its_logits(device, dtype, tolerance, t):
+    inputs = units(257, 257, 3000, dim=37, device=device, dtype=dtype)
+    for same in (None, own_entries(257, 3000, device)):
+        found = outcomes(lambda *x: info_nce(*x, t, same), *inputs)  # noqa: B023
+        alike(found, outcomes(lambda *x: plain_info_nce(*x, t, same), *inputs), tolerance)  # noqa: B023
+
+
+@pytest.mark.parametrize("learns", range(3))
+def test_what_does_not_learn_changes_nothing_for_what_does(learns):
+    inputs = units(257, 257, 300)
+    expected = torch.autograd.grad(
+        strips.tell_apart(*(x.requires_grad_() for x in inputs), 0.1), inputs[learns]
+    )
+    inputs = [x.detach().requires_grad_(i == learns) for i, x in enumerate(inputs)]
+    found = torch.autograd.grad(strips.tell_apart(*inputs, 0.1), inputs[learns])
+    assert torch.equal(*found, *expected)
+
+
+def test_one_negative_is_enough():
+    query, key, negative = units(2**16, 2**16, 1, dim=3)
+    behind = query @ negative[0] - (query * key).sum(dim=1)
+    expected = F.softplus(behind.double() / 0.1, threshold=1e9).mean()
+    for learns in (False, True):
+        found = info_nce(query, key, negative.requires_grad_(learns), 0.1)
+        assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+# Each view against all others, by blocks of a triangle
+
+
+@on_every_device
+@in_both_precisions
+@pytest.mark.parametrize("images", [256, 513, 700])
+@pytest.mark.parametrize("t", [0.01, 0.05, 1.0])
+def test_views_of_a_large_batch_are_told_apart_as_by_their_logits(
+    device, dtype, tolerance, images, t, monkeypatch
+):
+    monkeypatch.setattr(triangle_form, "MANY_ROWS", 512)
+    a, b = units(images, images, dim=37, device=device, dtype=dtype)
+    single = dtype == torch.float32
+    assert triangle_form.pays(a, b, t) == (t >= 0.05 or not single)
+    found = outcomes(lambda a, b: nt_xent(a, b, t), a, b)
+    alike(found, outcomes(lambda a, b: plain_nt_xent(a, b, t), a, b), tolerance)
+    label = torch.arange(images, device=device) % (images - 9)
+    found = outcomes(lambda a, b: sup_con(a, b, label, t), a, b)
+    alike(found, outcomes(lambda a, b: plain_sup_con(a, b, label, t), a, b), tolerance)
+
+
+def test_views_that_are_all_alike_cost_the_logarithm_of_their_number():
+    z = vectors(1, 8).float().expand(300, 8)
+    assert nt_xent(z, z, 0.1).item() == pytest.approx(6.3952615981, rel=1e-6)
+    assert in_batch(z, z, 0.1).item() == pytest.approx(5.7037824747, rel=1e-6)
+
+
+def test_views_too_long_for_exponentials_are_told_apart_plainly():
+    a, b = (x * 10 for x in units(300, 300))
+    alike([nt_xent(a, b, 0.2)], [plain_nt_xent(a.double(), b.double(), 0.2)], 1e-5)
+
+
+# All
+
+
+EVERY = {
+    "info_nce": lambda a, b, n: info_nce(a, b, n.detach(), 0.1),
+    "info_nce, masked": lambda a, b, n: info_nce(
+        a, b, n.detach(), 0.1, own_entries(len(a), len(n))
+    ),
+    "info_nce, keys learn": lambda a, b, n: info_nce(a, b, n, 0.1),
+    "in_batch": lambda a, b, _: in_batch(a, b, 0.1),
+    "nt_xent": lambda a, b, _: nt_xent(a, b, 0.1),
+    "sup_con": lambda a, b, _: sup_con(a, b, torch.arange(len(a)) % 9, 0.1),
+}
+every_form = pytest.mark.parametrize("loss", EVERY.values(), ids=EVERY)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers, above one byte each, that any operation returns."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(x, torch.Tensor) and x.dtype.is_floating_point:
+                self.most = max(self.most, x.numel())
+        return out
+
+
+@every_form
+def test_no_matrix_of_all_logits_is_ever_held(loss):
+    inputs = [x.requires_grad_() for x in units(1100, 1100, 9000, dim=24)]
+    with Largest() as seen:
+        loss(*inputs).backward()
+    assert seen.most < 1.3 * 2**20
+    assert seen.most < 1100 * 1100
+
+
+@every_form
+def test_half_precision_under_autocast_is_computed_in_single(loss):
+    halves = [x.bfloat16() for x in units(300, 300, 2000)]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = loss(*halves)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, loss(*(x.float() for x in halves)))
+
+
+@every_form
+def test_the_same_batch_gives_the_same_bits(loss):
+    inputs = units(300, 300, 2000)
+    assert all(map(torch.equal, outcomes_of_some(loss, inputs), outcomes_of_some(loss, inputs)))
+
+
+def outcomes_of_some(loss, inputs):
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    value = loss(*leaves)
+    value.backward()
+    return [value.detach(), *(x.grad for x in leaves if x.grad is not None)]
+
+
+@every_form
+def test_a_derivative_of_the_gradient_is_an_error(loss):
+    a, b, n = (x.requires_grad_() for x in units(300, 300, 2000))
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        torch.autograd.grad(loss(a, b, n), a, create_graph=True)
+
+
+@every_form
+def test_a_functional_derivative_is_an_error(loss):
+    a, b, n = units(300, 300, 2000)
+    with pytest.raises(RuntimeError, match="functorch"):
+        torch.func.grad(lambda a: loss(a, b, n))(a)
