@@ -179,6 +179,15 @@ def test_lars_takes_up_a_state_from_before_it_could_adapt_vectors():
     assert lars.param_groups[0]["vectors"] is False
 
 
+@pytest.mark.parametrize("clip", [False, True])
+def test_lars_leaves_gradients_as_they_are(clip):
+    model = net()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    LARS(model.parameters(), 0.3, weight_decay=0.1, clip=clip).step()
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
+
+
 def test_lars_skips_what_has_no_gradient():
     kept = nn.Parameter(torch.ones(2, 2))
     LARS([kept], 1.0, weight_decay=0.1).step()

@@ -22,7 +22,7 @@ from nearkin.errors import UsageError
 TINY: Final = 1e-12
 RANGES: Final = {
     **dict.fromkeys(("epochs", "save_every"), (1, ANY)),
-    **dict.fromkeys(("weight_decay", "evaluate_every", "workers"), (0, ANY)),
+    **dict.fromkeys(("weight_decay", "evaluate_every", "workers", "chunk_size"), (0, ANY)),
     **dict.fromkeys(("lr", "lars_eta"), (TINY, ANY)),
     **dict.fromkeys(("warmup_start", "cosine_end", "max_bad"), (0, 1)),
     "batch_size": (2, ANY),
@@ -93,8 +93,14 @@ class TrainConfig:
     """Processes on this machine that share every batch, one per GPU; torchrun starts its own."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of the networks; auto is bf16 where the processor has it."""
+    compile: bool = False
+    """Let torch compile the networks; takes a minute or two at the start."""
     workers: int | Auto = "auto"
     """Processes that decode photographs."""
+    cache: Literal["auto", "ram", "disk", "off"] = "auto"
+    """Where photographs are kept once they are decoded, at twice the side of a view."""
+    chunk_size: int = 0
+    """Pictures that go through the networks at a time, to save memory; 0 means the batch."""
     scan: Literal["headers", "full"] = "headers"
     """What is looked at before training: the header of every file, or every picture decoded."""
     max_bad: float = 0.1

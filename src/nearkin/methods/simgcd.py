@@ -97,7 +97,7 @@ class SimGCD(Method[None]):
     @override
     def forward(self, batch: Batch, progress: float) -> Step[None]:
         label = gather(batch.label)
-        views = self.backbone(torch.cat(batch.views))  # one pass: shared batch-norm statistics
+        views = self.online.features(torch.cat(batch.views))  # one pass: shared statistics
         h = torch.cat([gather(view) for view in views.chunk(2)])
         z = unit(self.online.projector(h))
         terms = self.sort(self.heads(h), label, progress) | self.contrast(z, label)

@@ -2,8 +2,11 @@
 
 Over one group, this is synchronized batch norm, which here also works on processors. Over several
 it is what that many GPUs would compute each on its own, as MoCo needs (He et al. 2020,
-section 3.3).
+section 3.3). What is shown a group at a time, to save memory, is normalized group by group.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +36,60 @@ def normalize_in_groups(network: nn.Module, groups: int) -> None:
         for name, child in module.named_children():
             if isinstance(child, _BatchNorm) and not isinstance(child, GroupedBatchNorm):
                 setattr(module, name, GroupedBatchNorm(child, groups))
+
+
+def normalize_by_chunk(network: nn.Module, groups: int) -> None:
+    """Let every batch norm inside take its statistics over the rows it is shown at a time.
+
+    Parameters, statistics and their names stay as they are.
+
+    Args:
+        network: Changed in place. It has to be run within `one_pass`.
+        groups: How many chunks the batch has.
+
+    Raises:
+        UsageError: If a batch norm has other groups.
+    """
+    for module in network.modules():
+        for name, child in module.named_children():
+            if isinstance(child, GroupedBatchNorm) and child.groups != groups:
+                raise UsageError(
+                    f"a batch of {groups} chunks cannot have {child.groups} groups of batch "
+                    "statistics; make them as many"
+                )
+            if isinstance(child, _BatchNorm) and not isinstance(child, ChunkedBatchNorm):
+                setattr(module, name, ChunkedBatchNorm(child, groups))
+
+
+@contextmanager
+def one_pass(network: nn.Module) -> Iterator[None]:
+    """Show a network its rows, chunk by chunk, in a `with` block; its statistics move once, after.
+
+    They become what `GroupedBatchNorm` makes of them. What is computed again later, for the
+    gradients, does not count.
+    """
+    norms = [module for module in network.modules() if isinstance(module, ChunkedBatchNorm)]
+    for norm in norms:
+        norm.seen = []
+    try:
+        yield
+        _move_once([norm for norm in norms if norm.seen])
+    finally:
+        for norm in norms:
+            norm.seen = None
+
+
+@torch.no_grad()
+def _move_once(norms: list["ChunkedBatchNorm"]) -> None:
+    """Running statistics become the means over the chunks of all processes."""
+    if not norms:
+        return
+    own = [torch.stack(norm.seen or []).mean(dim=0) for norm in norms]
+    found = gather(torch.cat(own, dim=1)[None]).mean(dim=0)  # one message, however many norms
+    for norm, (mean, var) in zip(norms, found.split([x.shape[1] for x in own], 1), strict=True):
+        norm.num_batches_tracked.add_(1)
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(var)
 
 
 class GroupedBatchNorm(_BatchNorm):
@@ -87,21 +144,22 @@ class GroupedBatchNorm(_BatchNorm):
 
     def _apart(self, x: Tensor, groups: int) -> Tensor:
         """Each group is on one process, with `groups` of them on this one."""
-        assert self.momentum is not None
         if len(x) % groups:
             raise UsageError(f"{len(x)} rows cannot be divided evenly into {groups} groups")
-        normalized, statistics = [], []
-        for rows in x.chunk(groups):
-            mean, var = self.running_mean.clone(), self.running_var.clone()
-            affine = self.weight, self.bias
-            normal = F.batch_norm(rows, mean, var, *affine, True, self.momentum, self.eps)
-            normalized.append(normal)
-            statistics.append(torch.stack([mean, var]))
+        normalized, statistics = zip(*map(self._alone, x.chunk(groups)), strict=True)
         with torch.no_grad():
             mean, var = gather(torch.stack(statistics)).mean(dim=0)
             self.running_mean.copy_(mean)
             self.running_var.copy_(var)
         return torch.cat(normalized)
+
+    def _alone(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """A group on its own: normalized, and what it would make of the running statistics."""
+        assert self.momentum is not None
+        mean, var = self.running_mean.clone(), self.running_var.clone()
+        affine = self.weight, self.bias
+        normal = F.batch_norm(rows, mean, var, *affine, True, self.momentum, self.eps)
+        return normal, torch.stack([mean, var])
 
     def _together(self, x: Tensor) -> Tensor:
         """Several processes share a group, and their statistics have gradients."""
@@ -124,3 +182,19 @@ class GroupedBatchNorm(_BatchNorm):
             centered = centered * self.weight.view(shape) + self.bias.view(shape)
         same_type: Tensor = centered.to(x.dtype)
         return same_type
+
+
+class ChunkedBatchNorm(GroupedBatchNorm):
+    """A batch norm that is shown one of its groups at a time, within `one_pass`."""
+
+    seen: list[Tensor] | None = None
+    """What the chunks of a pass made of the running statistics; None outside of it."""
+
+    @override
+    def forward(self, x: Float[Tensor, "batch channel *_"]) -> Float[Tensor, "batch channel *_"]:
+        if not self.training:
+            return super().forward(x)
+        normal, statistics = self._alone(x)
+        if self.seen is not None:
+            self.seen.append(statistics)
+        return self._finish(normal)

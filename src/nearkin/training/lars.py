@@ -67,18 +67,22 @@ class LARS(Optimizer):
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             trained = [p for p in group["params"] if p.grad is not None]
-            vectors = [p for p in trained if p.ndim <= 1 and not group["vectors"]]
-            layers = [p for p in trained if p.ndim > 1 or group["vectors"]]
-            if vectors:
-                self._move(vectors, [p.grad for p in vectors], group)
-            if layers:
-                self._move(layers, _adapted(layers, [p.grad for p in layers], group), group)
+            self._move([p for p in trained if p.ndim <= 1 and not group["vectors"]], group, False)
+            self._move([p for p in trained if p.ndim > 1 or group["vectors"]], group, True)
         return loss
 
-    def _move(self, params: list[Tensor], steps: list[Tensor], group: dict[str, Any]) -> None:
+    def _move(self, params: list[Tensor], group: dict[str, Any], adapted: bool) -> None:
+        if not params:
+            return
         velocities = [self._velocity(p) for p in params]
+        gradients = [p.grad for p in params if p.grad is not None]
         torch._foreach_mul_(velocities, group["momentum"])
-        torch._foreach_add_(velocities, steps)
+        if adapted:  # without a copy of any layer: clearing its memory takes longer than the sums
+            ratios = _ratios(params, gradients, group)
+            torch._foreach_addcmul_(velocities, gradients, list(ratios))
+            torch._foreach_addcmul_(velocities, params, list(ratios * group["weight_decay"]))
+        else:
+            torch._foreach_add_(velocities, gradients)
         torch._foreach_add_(params, velocities, alpha=-group["lr"])
 
     def _velocity(self, param: Tensor) -> Tensor:
@@ -88,14 +92,11 @@ class LARS(Optimizer):
         return state["velocity"]
 
 
-def _adapted(layers: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-    """The decayed gradient of each layer times the layer's trust ratio."""
+def _ratios(layers: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> Tensor:
+    """The trust ratio of each layer."""
     w = torch.stack(torch._foreach_norm(layers))
     g = torch.stack(torch._foreach_norm(gradients))
-    decay = group["weight_decay"]
-    ratio = group["eta"] * w / (g + decay * w + EPSILON)
+    ratio = group["eta"] * w / (g + group["weight_decay"] * w + EPSILON)
     if group["clip"]:
         ratio = (ratio / group["lr"]).clamp(max=1)
-    ratio = torch.where((w > 0) & (g > 0), ratio, 1)
-    decayed = torch._foreach_add(gradients, layers, alpha=decay)
-    return list(torch._foreach_mul(decayed, list(ratio)))
+    return torch.where((w > 0) & (g > 0), ratio, 1)

@@ -12,6 +12,7 @@ from nearkin.distributed import wrap
 from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
+from nearkin.training.allocation import memory_kept
 from nearkin.training.optimizer import set_learning_rates
 from nearkin.types import Batch, Step
 
@@ -97,16 +98,17 @@ def steps(
     normalize_in_groups(method, groups=1)
     model = wrap(method.train())
     device = next(method.parameters()).device
-    for step, batch in zip(range(start, total), batches, strict=False):
-        progress = step / total
-        set_learning_rates(optimizer, method, schedule, progress)
-        with seeded(fold(seed, step), device):
-            with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-                found: Step[Any] = model(batch, progress)
-            optimizer.zero_grad(set_to_none=True)
-            found.loss.backward()
-            refuse_not_finite(method, found.loss, step)
-            release_frozen(optimizer)
-            optimizer.step()
-            method.commit(found.memo, progress)
-        yield step + 1, found
+    with memory_kept():
+        for step, batch in zip(range(start, total), batches, strict=False):
+            progress = step / total
+            set_learning_rates(optimizer, method, schedule, progress)
+            with seeded(fold(seed, step), device):
+                with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+                    found: Step[Any] = model(batch, progress)
+                optimizer.zero_grad(set_to_none=True)
+                found.loss.backward()
+                refuse_not_finite(method, found.loss, step)
+                release_frozen(optimizer)
+                optimizer.step()
+                method.commit(found.memo, progress)
+            yield step + 1, found

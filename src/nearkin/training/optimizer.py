@@ -62,7 +62,7 @@ def build_optimizer(
             )
         case "adamw":
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
-            return torch.optim.AdamW(groups, lr, betas=(momentum, 0.999))
+            return torch.optim.AdamW(groups, lr, betas=(momentum, 0.999), fused=True)
 
 
 def set_learning_rates(

@@ -16,6 +16,7 @@ from nearkin.data.order import Order
 from nearkin.distributed import choose_device, device_name, from_first, is_first, together
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.method import Method
+from nearkin.networks.branch import in_chunks
 from nearkin.runs.evaluation.data import Parts, copies, open_parts, same_data, write_bad_files
 from nearkin.runs.evaluation.encoder import CUSTOM, initialize, load, write_encoder
 from nearkin.runs.evaluation.evaluate import evaluate_parts, table_lines
@@ -31,6 +32,7 @@ from nearkin.runs.training.fit import accompany, fit, timed
 from nearkin.runs.training.monitor import Monitor
 from nearkin.runs.training.pictures import augmentation_sheet, curves, neighbor_sheet
 from nearkin.training.checkpoint import latest
+from nearkin.training.compilation import compile_branches
 from nearkin.training.health import verdict
 from nearkin.training.loop import seeded
 from nearkin.version import __version__
@@ -148,6 +150,8 @@ def _run(
         from_first(json.dumps([asdict(config), str(folder.path)]).encode())
         method, batches = built(config, parts, device, network)
         config = timed(config, method, batches)
+        if config.compile:
+            compile_branches(method)
         folder.write_settings(config, data_name(data))
         for line in [describe(config), *shrunk(config, len(parts.train))]:
             told.line(line)
@@ -182,6 +186,8 @@ def built(
             initialize(backbone, config.init_from)
         method = build_method(config, backbone, parts.train)
     method = method.to(device).to(memory_format=torch.channels_last)
+    if config.chunk_size:
+        in_chunks(method, config.chunk_size, int(config.batch_size))
     return method, Batches(
         parts.train,
         views_for(type(method), config.augment),
@@ -189,6 +195,7 @@ def built(
         order=Order(len(parts.train), int(config.batch_size), config.seed),
         device=device,
         workers=int(config.workers),
+        cache=config.cache,
         labels=known_labels(config, parts.train),
     )
 

@@ -1,0 +1,190 @@
+"""A whole training step of every method, beside its limit and beside lightly's parts.
+
+    python benchmarks/steps.py [simclr moco ...] [--rounds 7] [--precision fp32] [--images X.npz]
+
+ResNet-18 on 32 px pictures, batch 256. The ways to train take turns in one process:
+
+- nearkin: pictures in memory to committed step, as `nearkin train` runs it.
+- bare: the same passes through the same networks, momentum branches too, with the same precision
+  and optimizer, on random numbers: no views, no loss, no memories, no commit. The limit.
+- lightly: transform, heads and loss wired as in lightly's own example of the method, in float32,
+  with two loader workers. Left out where it has no such example, or is not installed.
+
+Networks have the sizes of lightly's examples. An image counts once, however many views it has.
+"""
+
+import argparse
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import repeat
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from peers import LIGHTLY, training
+from torch import Tensor, nn
+from turns import show, turns
+
+from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Batches
+from nearkin.data.images import open_images
+from nearkin.data.order import Order
+from nearkin.distributed import device_name, native_precision
+from nearkin.method import Method
+from nearkin.methods import METHODS
+from nearkin.networks.backbone import build_backbone
+from nearkin.networks.branch import Branch
+from nearkin.networks.heads import Heads
+from nearkin.runs.settings.recipes import recipe
+from nearkin.training.loop import steps
+from nearkin.training.optimizer import build_optimizer
+from nearkin.training.schedules import constant
+from nearkin.types import UNKNOWN, Batch
+
+BATCH, SIZE, LR, DECAY = 256, 32, 0.06, 5e-4
+CPU = torch.device("cpu")
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "auto": native_precision(CPU)}
+SIZES: dict[str, dict[str, Any]] = {
+    "barlow_twins": {"dim": 1024},
+    "byol": {"dim": 256, "hidden_dim": 1024},
+    "dino": {"hidden_dim": 512, "num_prototypes": 2048},
+    "instdisc": {"loss": "softmax"},
+    "moco": {"hidden_dim": 512, "queue_size": 4096},
+    "moco_memory_bank": {"num_negatives": 4096},
+    "moco_v3": {"hidden_dim": 1024},
+    "nnclr": {"dim": 128, "hidden_dim": 512, "predictor_dim": 512, "support_size": 4096},
+    "simclr": {"dim": 128, "hidden_dim": 512},
+    "simgcd": {"hidden_dim": 512},
+    "simsiam": {"dim": 512, "predictor_dim": 64},
+    "swav": {"dim": 128, "hidden_dim": 512, "num_prototypes": 512},
+    "vicreg": {"dim": 1024},
+}
+"""Options that differ from the papers'."""
+
+
+def build(name: str, num_images: int) -> tuple[Method[Any], torch.optim.Optimizer]:
+    """A method and its optimizer."""
+    torch.manual_seed(0)
+    wanted = inspect.signature(METHODS[name].__init__).parameters
+    facts = {"num_images": num_images, "num_known_classes": 5}
+    options = {key: fact for key, fact in facts.items() if key in wanted} | SIZES.get(name, {})
+    method = METHODS[name](build_backbone("resnet18", SIZE), **options)
+    method = method.to(memory_format=torch.channels_last).train()
+    return method, build_optimizer(method, name="sgd", lr=LR, weight_decay=DECAY)
+
+
+def ours(name: str, pictures: np.ndarray, precision: torch.dtype) -> Iterator[object]:
+    """Whole steps of nearkin's loop."""
+    method, optimizer = build(name, len(pictures))
+    images = open_images(pictures)
+    classes = np.arange(len(pictures)) % 10
+    batches = Batches(
+        images,
+        views_of(recipe(name).augment_small, method.num_views, more=method.more_views),
+        image_size=SIZE,
+        order=Order(len(images), BATCH, seed=0),
+        device=CPU,
+        labels=np.where(classes < 5, classes, UNKNOWN) if method.uses_labels else None,
+    )
+    total = 1000
+    return steps(
+        method,
+        optimizer,
+        batches.between(0, total),
+        start=0,
+        total=total,
+        schedule=constant(),
+        seed=0,
+        precision=precision,
+    )
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Rows that go through a network, and whether gradients come back."""
+
+    network: nn.Module
+    shape: tuple[int, ...]
+    learns: bool
+
+
+def passes(method: Method[Any]) -> list[Pass]:
+    """What a step of a method shows its networks."""
+    found: list[Pass] = []
+
+    def note(network: nn.Module, shown: tuple[Tensor, ...]) -> None:
+        found.append(Pass(network, tuple(shown[0].shape), torch.is_grad_enabled()))
+
+    outer = [child for child in method.children() if not isinstance(child, Branch | Heads)]
+    inner = [m for child in method.children() if child not in outer for m in child.children()]
+    hooks = [m.register_forward_pre_hook(note) for m in dict.fromkeys(outer + inner)]
+    views = tuple(torch.randn(BATCH, 3, SIZE, SIZE) for _ in range(method.num_views))
+    index = torch.arange(BATCH)
+    method(Batch(views, index, torch.where(index % 10 < 5, index % 10, UNKNOWN)), 0.5)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def bare(name: str, num_images: int, precision: torch.dtype) -> Iterator[object]:
+    """The networks, forward and backward, and the optimizer: nothing else."""
+    method, optimizer = build(name, num_images)
+    shown = [
+        (each, torch.randn(each.shape, requires_grad=each.learns and len(each.shape) == 2))
+        for each in passes(method)
+    ]
+    for _ in repeat(None):
+        losses = []
+        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+            for each, rows in shown:
+                with torch.set_grad_enabled(each.learns):
+                    losses.append(each.network(rows).float().square().mean())
+        optimizer.zero_grad()
+        torch.stack([loss for loss in losses if loss.requires_grad]).sum().backward()
+        optimizer.step()
+        yield None
+
+
+def compare(name: str, pictures: np.ndarray, rounds: int, precision: torch.dtype) -> None:
+    """Measure one method in turns, and print medians and ratios."""
+    running = {
+        "nearkin": ours(name, pictures, precision),
+        "bare": bare(name, len(pictures), precision),
+    }
+    if name in LIGHTLY and find_spec("lightly"):
+        running["lightly"] = training(
+            LIGHTLY[name], pictures, batch_size=BATCH, size=SIZE, lr=LR, weight_decay=DECAY
+        )
+
+    def one(way: Iterator[object]) -> Callable[[], object]:
+        return lambda: next(way)
+
+    laps = turns({way: one(each) for way, each in running.items()}, rounds)
+    print(f"{name}: {BATCH / median(laps['nearkin']):.1f} images/s")
+    show(laps, "nearkin")
+
+
+def main() -> None:
+    """Measure the methods that were named, or all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("methods", nargs="*", metavar="METHOD")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--precision", choices=PRECISIONS, default="auto")
+    parser.add_argument("--images", type=Path, help="an .npz; random pictures otherwise")
+    options = parser.parse_args()
+    precision = PRECISIONS[options.precision]
+    random = np.random.default_rng(0).integers(0, 256, (10_000, SIZE, SIZE, 3), dtype=np.uint8)
+    pictures = np.load(options.images)["x_train"] if options.images else random
+    print(f"torch {torch.__version__}, {device_name(CPU)}, {precision}, batch {BATCH}")
+    if unknown := set(options.methods) - set(METHODS):
+        parser.error(f"unknown: {', '.join(unknown)}")
+    for name in options.methods or METHODS:
+        compare(name, pictures, options.rounds, precision)
+
+
+if __name__ == "__main__":
+    main()

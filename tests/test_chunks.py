@@ -1,0 +1,253 @@
+"""A batch in chunks: the gradients, statistics and memories of the whole one, in less memory."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from small import BATCH, as_double, assert_same_state, batch_for, run, shard, small
+from torch import nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from nearkin.distributed import process_group
+from nearkin.errors import UsageError
+from nearkin.methods import METHODS
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.batch_norm import normalize_in_groups
+from nearkin.networks.branch import Branch, by_size, in_chunks, mlp
+
+SIZE = 4
+TOGETHER = {"dino": 2, "rotnet": 4, "simclr": 2, "simgcd": 2, "swav": 2}
+"""How many views of an image a method shows its network at once, where it is not one."""
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def chunked(name):
+    method = small(name)
+    in_chunks(method, SIZE, BATCH)
+    return method
+
+
+def grouped(name):
+    """The whole batch at once, with statistics over as many groups as there are chunks."""
+    method = small(name)
+    for branch in [module for module in method.modules() if isinstance(module, Branch)]:
+        normalize_in_groups(branch, BATCH // SIZE * TOGETHER.get(name, 1))
+    return method
+
+
+def doubled(rank=0, world=1):
+    return lambda name, step: as_double(shard(batch_for(name, step), rank, world))
+
+
+def gradients(method, batch):
+    torch.manual_seed(0)
+    method.train()(batch, progress=0.5).loss.backward()
+    return {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
+
+
+@every_method
+def test_chunks_train_as_the_whole_batch_with_as_many_groups_does(name):
+    """Losses, weights, running statistics, momentum branches and memories, over some steps."""
+    found, expected = chunked(name).double(), grouped(name).double()
+    losses, _ = run(found, name, batches=doubled())
+    expected_losses, _ = run(expected, name, batches=doubled())
+    assert losses == pytest.approx(expected_losses, rel=1e-10)
+    assert_same_state(found.state_dict(), expected.state_dict(), rtol=1e-9, atol=1e-10)
+
+
+@every_method
+def test_gradients_are_those_of_the_whole_batch(name):
+    for dtype, close in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        batch = batch_for(name, 0) if dtype == torch.float32 else as_double(batch_for(name, 0))
+        found, expected = (
+            torch.cat([x.flatten() for x in gradients(method.to(dtype), batch).values()])
+            for method in (chunked(name), grouped(name))
+        )
+        assert (found - expected).norm() <= close * expected.norm()
+
+
+@every_method
+def test_statistics_move_in_the_forward_pass_alone(name):
+    method = chunked(name)
+    loss = method.train()(batch_for(name, 0), progress=0.5).loss
+    before = copy.deepcopy(method.state_dict())
+    loss.backward()
+    assert_same_state(method.state_dict(), before, rtol=0, atol=0)
+
+
+@every_method
+def test_names_stay_and_a_second_time_changes_nothing(name):
+    method = chunked(name)
+    before = list(method.modules())
+    in_chunks(method, SIZE, BATCH)
+    assert all(now is then for now, then in zip(method.modules(), before, strict=True))
+    assert list(method.state_dict()) == list(small(name).state_dict())
+
+
+@every_method
+def test_no_more_than_a_chunk_of_images_is_shown_to_a_backbone(name):
+    rows = []
+    method = chunked(name)
+    for branch in [module for module in method.modules() if isinstance(module, Branch)]:
+        branch.backbone.register_forward_pre_hook(lambda _, shown: rows.append(len(shown[0])))
+    loss = method.train()(batch_for(name, 0), progress=0.5).loss
+    forward = len(rows)
+    loss.backward()
+    assert set(rows) == {SIZE}
+    assert forward < len(rows) <= 2 * forward  # with gradient once more, momentum branches not
+
+
+def branch(*layers, dim=6):
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, dim, 3), nn.BatchNorm2d(dim), nn.ReLU(), *layers)
+    body.append(nn.AdaptiveAvgPool2d(1))
+    return Branch(Backbone(body, dim), mlp(dim, 8, 4)).train()
+
+
+def images(rows, side=5):
+    return torch.randn(rows, 3, side, side, generator=torch.Generator().manual_seed(rows))
+
+
+def kept(network, shown):
+    """Bytes that wait for the backward pass, other than weights and images."""
+    known = {x.untyped_storage().data_ptr() for x in (*network.parameters(), shown)}
+    sizes = {}
+
+    def pack(x):
+        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        result = network(shown)
+    assert result.requires_grad
+    return sum(size for at, size in sizes.items() if at not in known)
+
+
+def test_activations_do_not_wait_for_the_backward_pass():
+    whole, parts = branch(), branch()
+    in_chunks(parts, 8, 256)
+    assert kept(parts, images(256)) < 0.01 * kept(whole, images(256))
+
+
+def in_pieces(network, shown, size):
+    """Chunks by hand: plain batch norms, nothing computed twice, statistics averaged at the end."""
+    parts = []
+    for rows in shown.split(size):
+        buffers = {name: value.clone() for name, value in network.named_buffers()}
+        parts.append((functional_call(network, buffers, (rows,)), buffers))
+    for name, value in network.named_buffers():
+        value.copy_(torch.stack([buffers[name].double() for _, buffers in parts]).mean(dim=0))
+    return torch.cat([z for z, _ in parts])
+
+
+def learned(network, z):
+    """Every gradient and running statistic that a loss of all embeddings together leads to."""
+    (z @ z.T).square().mean().backward()
+    statistics = {k: v for k, v in network.state_dict().items() if "running" in k}
+    return {name: p.grad for name, p in network.named_parameters()} | statistics
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_dropout_and_precision_are_the_same_when_chunks_are_computed_again(precision):
+    plain, parts = branch(nn.Dropout(0.5)), branch(nn.Dropout(0.5))
+    in_chunks(parts, 4, 12)
+    found = []
+    for network, shown in ((plain, lambda x: in_pieces(plain, x, 4)), (parts, parts)):
+        torch.manual_seed(5)
+        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+            z = shown(images(12))
+        drawn = torch.get_rng_state()
+        found.append(learned(network, z))
+        assert torch.equal(torch.get_rng_state(), drawn)
+    assert_same_state(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
+def test_views_of_two_sizes_are_in_chunks_of_one_size_each():
+    plain, parts = branch(), branch()
+    in_chunks(parts, 4, 8)
+    views = [images(8), images(8) + 1, images(8, side=3)]
+    large = in_pieces(plain, torch.cat(views[:2]), 4)
+    expected = learned(plain, torch.cat([large, in_pieces(plain, views[2], 4)]))
+    found = learned(parts, torch.cat(by_size(parts, views)))
+    assert_same_state(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluation_knows_no_chunks():
+    plain, parts = branch(), branch()
+    in_chunks(parts, 4, 12)
+    assert torch.equal(parts.eval()(images(7)), plain.eval()(images(7)))
+
+
+def test_features_are_what_the_projector_is_given():
+    parts = branch().double()
+    in_chunks(parts, 4, 12)
+    h = parts.features(images(12).double())
+    assert h.shape == (12, 6)
+    assert torch.equal(h[:4], parts.backbone(images(12)[:4].double()))
+
+
+@pytest.mark.parametrize(("size", "batch_size"), [(5, 12), (24, 12), (1, 12), (0, 12), (-4, 12)])
+def test_sizes_that_do_not_fit_are_refused(size, batch_size):
+    with pytest.raises(UsageError, match=f"chunks of {size} pictures do not divide a batch of 12"):
+        in_chunks(branch(), size, batch_size)
+
+
+def test_groups_other_than_chunks_are_refused():
+    with pytest.raises(UsageError, match="8 chunks cannot have 4 groups"):
+        in_chunks(small("moco"), 2, BATCH)
+
+
+def test_rows_that_are_no_whole_chunks_are_refused():
+    parts = branch()
+    in_chunks(parts, 4, 12)
+    with pytest.raises(UsageError, match="10 rows are not chunks of 4"):
+        parts(images(10))
+
+
+# Two processes
+
+
+def train_on_rank(rank: int, world: int, out: str) -> None:
+    torch.set_num_threads(1)
+    with process_group(
+        "gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=world
+    ):
+        for name in METHODS:
+            method = chunked(name).double()
+            losses, _ = run(method, name, batches=doubled(rank, world))
+            torch.save((losses, method.state_dict()), f"{out}/{name}-{rank}.pt")
+        try:
+            in_chunks(small("simclr"), BATCH, BATCH)
+        except UsageError as error:
+            Path(out, f"refused-{rank}").write_text(str(error))
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chunks")
+    mp.spawn(train_on_rank, args=(2, str(folder)), nprocs=2)
+    return folder
+
+
+@every_method
+def test_two_processes_do_what_one_does(name, out):
+    alone = chunked(name).double()
+    expected, _ = run(alone, name, batches=doubled())
+    for rank in (0, 1):
+        losses, state = torch.load(out / f"{name}-{rank}.pt")
+        assert losses == pytest.approx(expected, rel=1e-9)
+        assert_same_state(state, alone.state_dict(), rtol=1e-9, atol=1e-10)
+
+
+def test_a_chunk_on_two_processes_is_refused(out):
+    for rank in (0, 1):
+        assert "a batch of 16 over 2 processes" in (out / f"refused-{rank}").read_text()
+
+
+def test_every_branch_here_has_batch_norm():
+    for name in METHODS:
+        assert any(isinstance(module, _BatchNorm) for module in small(name).online.modules())

@@ -1,0 +1,47 @@
+"""A compiled method trains as the same method uncompiled does, but for rounding."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small import BATCH, small
+
+from nearkin.errors import UsageError
+from nearkin.networks.branch import in_chunks
+from nearkin.training.compilation import compile_branches
+
+TRAINED = """
+import torch
+from small import run, small
+from nearkin.training.compilation import compile_branches
+torch.set_num_threads(1)
+for name in ("byol", "moco"):
+    plain, compiled = small(name), small(name)
+    compile_branches(compiled)
+    expected, _ = run(plain, name)
+    found, _ = run(compiled, name)
+    assert compiled.online.backbone._compiled_call_impl is not None
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert list(compiled.state_dict()) == list(plain.state_dict())
+    for key, value in plain.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles with a C++ compiler")
+def test_compiled_methods_train_as_others_do():
+    """In a process of its own, without the type checks of tests, which would be compiled too."""
+    found = subprocess.run(
+        [sys.executable, "-c", TRAINED], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+
+
+def test_chunks_are_not_compiled():
+    method = small("simclr")
+    in_chunks(method, 4, BATCH)
+    with pytest.raises(UsageError, match="cannot be compiled"):
+        compile_branches(method)
