@@ -1,5 +1,6 @@
 """Loader workers that die or hang: replaced once, from the same step, with the same batches."""
 
+import math
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,8 @@ from nearkin.data.batches import Batches
 from nearkin.data.centered import Pixels
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
+from nearkin.distributed import available_cpus
+from nearkin.distributed.devices import cpu_quota
 from nearkin.errors import WorkerError
 from nearkin.runs.record.failures import foreseen
 
@@ -98,8 +101,68 @@ def test_a_death_is_never_told_amid_a_step(folder):
         assert len(list(running)) == STEPS - 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_that_show_pictures_to_an_encoder_are_replaced_too(folder, number):
+    images = open_images(folder, cache=False)
+    expected = torch.cat(list(Pixels(images, 32)))
+    running = iter(Pixels(images, 32, batch_size=1, workers=2))
+    first = next(running)
+    for worker in workers_now():
+        os.kill(worker, number)
+    with pytest.warns(UserWarning, match="workers are replaced at step"):
+        assert torch.equal(torch.cat([first, *running]), expected)
+
+
 def test_an_error_in_a_worker_is_no_lost_worker(folder, monkeypatch):
     broken = batches(folder, 1)
     monkeypatch.setattr(broken.photographs.drawing, "views", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         list(broken.between(0, STEPS))
+
+
+# ---------------------------------------------------------------- how many
+
+
+def control_groups(folder, listed, **limits):
+    """Files as Linux has them: the groups of a process, and limits by group and file."""
+    (folder / "cgroup").write_text(listed)
+    for place, text in limits.items():
+        path = folder / "fs" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return cpu_quota(folder / "cgroup", folder / "fs")
+
+
+@pytest.mark.parametrize(
+    ("listed", "limits", "expected"),
+    [
+        ("0::/\n", {}, math.inf),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/a\n", {"a/cpu.max": "400000 100000\n", "other/cpu.max": "1 100000\n"}, 4.0),
+        ("0::/not/here\n", {"cpu.max": "300000 100000\n"}, 3.0),  # as a container sees its own
+        (
+            "5:memory:/m\n3:cpuacct,cpu:/job\n0::/\n",
+            {"cpu/job/cpu.cfs_quota_us": "250000\n", "cpu/job/cpu.cfs_period_us": "100000\n"},
+            2.5,
+        ),
+        (
+            "1:cpu:/\n",
+            {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            math.inf,
+        ),
+        ("2:cpuset:/job\n", {"cpu/job/cpu.max": "100000 100000\n"}, math.inf),
+        ("0::/odd\n", {"odd/cpu.max": "what\n"}, math.inf),
+    ],
+)
+def test_the_quota_is_that_of_the_tightest_control_group(tmp_path, listed, limits, expected):
+    assert control_groups(tmp_path, listed, **limits) == expected
+
+
+def test_without_control_groups_there_is_no_quota(tmp_path):
+    assert cpu_quota(tmp_path / "nothing", tmp_path) == math.inf
+
+
+def test_there_is_at_least_one_processor_and_no_more_than_may_be_used():
+    assert 1 <= available_cpus() <= len(os.sched_getaffinity(0))

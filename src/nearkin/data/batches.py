@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from nearkin.data.cache import Cache
 from nearkin.data.decode import load_small
 from nearkin.data.drawing import Drawing
 from nearkin.data.images import Images
@@ -47,10 +48,12 @@ class Batches:
         order: Which pictures each step sees.
         device: Where views are computed.
         workers: Processes that decode photographs; 0 decodes in this one.
+        cache: "ram" or "disk" to decode photographs once, at a bounded size; see `Cache`.
         labels: Classes for a method that uses labels; unknown ones if None.
 
     Raises:
         DataError: If the pictures do not fill a batch.
+        UsageError, ResourceError: If they cannot be kept as `cache` says.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Batches:
         order: Ordered,
         device: torch.device,
         workers: int = 0,
+        cache: str = "off",
         labels: Int64[np.ndarray, " images"] | None = None,
     ) -> None:
         if order.steps_per_epoch == 0:
@@ -77,7 +81,8 @@ class Batches:
         self.drawing = Drawing(images, kinds, image_size=image_size, seed=order.seed)
         self.sizes = self.drawing.sides
         """Side in pixels of each view."""
-        self.photographs = Photographs(self.drawing, order)
+        kept = None if cache == "off" or images.is_small else Cache(images, image_size, cache)
+        self.photographs = Photographs(self.drawing, order, kept)
         self.bad: dict[int, str] = {}
         """Rows that turned out unreadable, with the reason; others took their place."""
         self.pixels: Tensor | None = None
@@ -93,7 +98,9 @@ class Batches:
                 rows = self.order.rows(step)[share(self.order.batch_size)]
                 yield self._batch(*self._from_memory(self.pixels, self.order.epoch(step), rows))
             return
-        for loaded in loaded_ahead(self.photographs, start, stop, self.workers):
+        pictures = len(range(self.order.batch_size)[share(self.order.batch_size)])
+        data, workers = self.photographs, self.workers
+        for loaded in loaded_ahead(data, start, stop, workers, pictures=pictures):
             yield self._batch(*self._from_files(loaded))
 
     def views(self, epoch: int, rows: np.ndarray) -> Views:

@@ -1,40 +1,54 @@
 """Pictures as an encoder sees them outside training: whole, centered, one size."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from nearkin.data.batches import channels_first
 from nearkin.data.decode import MIDDLE_GRAY, center
 from nearkin.data.header import BadImage
 from nearkin.data.images import Images
+from nearkin.data.loading import loaded_ahead
 from nearkin.data.views import normalize
 
-Seen = tuple[int, np.ndarray, str]
-"""A row, its pixels, and why it could not be read, or nothing."""
+
+@dataclass(frozen=True, slots=True)
+class Middles:
+    """The middles of some pictures."""
+
+    pixels: UInt8[Tensor, "batch size size 3"]
+    bad: dict[int, str]
+    """Rows that could not be read, with the reason; those are gray."""
 
 
-class Centered(Dataset[Seen]):
-    """Each picture's central square, mid-gray if it cannot be read."""
+class Centered(Dataset[Middles]):
+    """Pictures batch by batch: each one's central square, mid-gray if it cannot be read."""
 
-    def __init__(self, images: Images, size: int) -> None:
+    def __init__(self, images: Images, size: int, batch_size: int) -> None:
         self.images = images
         self.size = size
+        self.batch_size = batch_size
 
     def __len__(self) -> int:
-        return len(self.images)
+        return math.ceil(len(self.images) / self.batch_size)
 
-    def __getitem__(self, row: int) -> Seen:
-        """The picture in a row, uint8 of shape (size, size, 3)."""
-        try:
-            return row, center(self.images.read(row), self.size), ""
-        except BadImage as error:
-            gray = np.full((self.size, self.size, 3), MIDDLE_GRAY, np.uint8)
-            return row, gray, error.reason
+    def __getitem__(self, number: int) -> Middles:
+        """One batch."""
+        rows = range(len(self.images))[number * self.batch_size :][: self.batch_size]
+        pixels = np.full((len(rows), self.size, self.size, 3), MIDDLE_GRAY, np.uint8)
+        bad: dict[int, str] = {}
+        for place, row in enumerate(rows):
+            try:
+                pixels[place] = center(self.images.read(row), self.size)
+            except BadImage as error:
+                bad[row] = error.reason
+        return Middles(torch.from_numpy(pixels), bad)
 
 
 class Pixels:
@@ -55,26 +69,15 @@ class Pixels:
     ) -> None:
         self.bad: dict[int, str] = {}
         """Rows that could not be read, with the reason; complete after an iteration."""
-        self._loader = DataLoader(
-            Centered(images, size),
-            batch_size=batch_size,
-            num_workers=0 if images.is_small else workers,
-            collate_fn=_together,
-            generator=torch.Generator(),  # or iterating would draw from the global one
-        )
+        self.centered = Centered(images, size, batch_size)
+        self.workers = 0 if images.is_small else workers
 
     def __iter__(self) -> Iterator[UInt8[Tensor, "batch 3 size size"]]:
-        for shown, bad in self._loader:
-            self.bad.update(bad)
-            yield channels_first(shown)
-
-
-def _together(
-    seen: Sequence[Seen],
-) -> tuple[UInt8[Tensor, "batch size size 3"], dict[int, str]]:
-    # At the top of a module, as it must be to reach a worker that is not a fork.
-    bad = {row: reason for row, _, reason in seen if reason}
-    return torch.from_numpy(np.stack([pixels for _, pixels, _ in seen])), bad
+        """The batches; see `loaded_ahead` for what happens if workers are lost."""
+        data, pictures = self.centered, self.centered.batch_size
+        for shown in loaded_ahead(data, 0, len(data), self.workers, pictures=pictures):
+            self.bad.update(shown.bad)
+            yield channels_first(shown.pixels)
 
 
 def to_network(shown: UInt8[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch 3 _ _"]:

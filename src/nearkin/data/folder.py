@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from nearkin.data.sources import BadFile, Listing, Stat, is_hidden, is_picture, no_pictures
+from nearkin.data.archive import list_shards
+from nearkin.data.sources import BadFile, Files, Found, Listing, is_hidden, is_picture, no_pictures
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Folder:
 
     def read(self, name: str, limit: int | None = None) -> bytes:
         """The file's first `limit` bytes, or all of it."""
-        with (self.root / name).open("rb") as file:
+        with open(f"{self.root}/{name}", "rb") as file:  # noqa: PTH123  (a million times)
             return file.read(-1 if limit is None else limit)
 
 
@@ -28,7 +29,7 @@ MARKER: Final = ".nearkin-run"
 
 
 def list_folder(root: Path) -> Listing:
-    """Find the pictures below a folder.
+    """Find the pictures below a folder or, where it holds none, in the .tar files below it.
 
     Hidden files and folders and the folders of runs are passed over. A link is followed only to
     a target inside the folder. Every folder is entered once, real ones before links to them,
@@ -38,21 +39,23 @@ def list_folder(root: Path) -> Listing:
         DataError: there are none.
     """
     root = root.resolve()
-    files: dict[str, Stat] = {}
-    bad: list[BadFile] = []
-    others: list[str] = []
+    files, bad, others = Found(2), list[BadFile](), list[str]()
     for name, found in _walk(root):
         if isinstance(found, BadFile):
             bad.append(found)
         elif not is_picture(name):
             others.append(name)
         elif stat.S_ISREG(found.st_mode):
-            files[name] = Stat(found.st_size, found.st_mtime_ns)
+            files.add(name, found.st_size, found.st_mtime_ns)
         else:
             bad.append(BadFile(name, "not a regular file", 0))
-    if not files and not bad:
+    shards = [name for name in others if name.lower().endswith(".tar")]
+    if shards and not files.names:
+        listing = list_shards(root, sorted(shards))
+        return replace(listing, bad=listing.bad + bad)
+    if not files.names and not bad:
         raise no_pictures(str(root), others)
-    return Listing(str(root), Folder(root), files, bad)
+    return Listing(str(root), Folder(root), Files(*files.in_order()), bad)
 
 
 def _walk(root: Path) -> Iterator[tuple[str, os.stat_result | BadFile]]:
@@ -65,27 +68,27 @@ def _walk(root: Path) -> Iterator[tuple[str, os.stat_result | BadFile]]:
         if (here.st_dev, here.st_ino) in entered:
             continue
         entered.add((here.st_dev, here.st_ino))
+        below = list[str]()
         for name, entry in _entries(root, folder):
-            if isinstance(entry, BadFile):
+            if isinstance(entry, BadFile) or not stat.S_ISDIR(entry.st_mode):
                 yield name, entry
-            elif stat.S_ISDIR(entry.st_mode):
-                (linked if (root / name).is_symlink() else real).append(name)
             else:
-                yield name, entry
+                below.append(name)
+        for name in sorted(below):
+            (linked if (root / name).is_symlink() else real).append(name)
 
 
 def _entries(root: Path, folder: str) -> Iterator[tuple[str, os.stat_result | BadFile]]:
+    start = f"{folder}/" if folder else ""
     try:
-        entries = sorted(os.listdir(root / folder))  # noqa: PTH208  (names, not paths)
+        if (root / folder / MARKER).exists():
+            return
+        with os.scandir(f"{root}/{folder}") as entries:  # one at a time: there may be a million
+            for entry in entries:
+                if not is_hidden(entry.name):
+                    yield start + entry.name, _state(root, start + entry.name)
     except OSError:
         yield folder, BadFile(folder, "unreadable folder", 0)
-        return
-    if MARKER in entries:
-        return
-    for entry in entries:
-        name = f"{folder}/{entry}" if folder else entry
-        if not is_hidden(entry):
-            yield name, _state(root, name)
 
 
 def state(root: Path, name: str) -> os.stat_result | BadFile:
@@ -104,11 +107,11 @@ def state(root: Path, name: str) -> os.stat_result | BadFile:
 
 def _state(root: Path, name: str) -> os.stat_result | BadFile:
     """The same of a file in a folder that is known to be below the root."""
-    path = root / name
     try:
-        found = path.lstat()
+        found = os.lstat(f"{root}/{name}")
         if not stat.S_ISLNK(found.st_mode):
             return found
+        path = root / name
         if not path.resolve().is_relative_to(root):
             return BadFile(name, "link leaves the folder", 0)
         return path.stat()

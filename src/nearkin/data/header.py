@@ -64,7 +64,7 @@ class _Quiet:
                 self.filters.close()
 
 
-_quiet = _Quiet()
+quiet = _Quiet()
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
     """
     if len(encoded) > MAX_BYTES:
         raise BadImage("too-large")
-    with _quiet:
+    with quiet:
         try:
             with Image.open(io.BytesIO(encoded), formats=FORMATS) as picture:
                 if min(picture.size) < MIN_SIDE:

@@ -12,12 +12,12 @@ import numpy as np
 from jaxtyping import Int32, Int64, Shaped
 
 from nearkin.data.arrays import Part, from_memory, from_npz, join
-from nearkin.data.header import FORMATS, BadImage, Header
+from nearkin.data.header import FORMATS, BadImage
 from nearkin.data.labels import Said, in_bytes, said_by_folders
 from nearkin.data.listing import list_files
 from nearkin.data.named import from_name, is_name
 from nearkin.data.scan import scan
-from nearkin.data.sources import BadFile, Listing, Source, Stat
+from nearkin.data.sources import BadFile, Listing, Source
 from nearkin.data.table import match, read_table, said_by_rows
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
@@ -84,7 +84,7 @@ class Images:
         rows = rows.astype(np.int64)
         return replace(
             self,
-            names=tuple(self.names[row] for row in rows),
+            names=tuple(map(self.names.__getitem__, rows.tolist())),
             labels=self.labels[rows],
             groups=self.groups[rows],
             splits=self.splits[rows],
@@ -100,10 +100,9 @@ class Images:
         return self.subset(np.unique(rows.astype(np.int64)))
 
     @property
-    def states(self) -> dict[str, Stat]:
-        """What tells that a file has changed since it was listed, by name."""
-        stats = map(Stat, self.num_bytes.tolist(), self.modified.tolist())
-        return dict(zip(self.names, stats, strict=True))
+    def states(self) -> Int64[np.ndarray, "images 2"]:
+        """What tells that a file has changed: its bytes, and when it was last written."""
+        return np.stack([self.num_bytes, self.modified], axis=1)
 
     @property
     def formats(self) -> Mapping[str, int]:
@@ -176,34 +175,23 @@ def open_files(
     listing: Listing, *, max_pixels: int = MAX_PIXELS, cache: bool = True, full: bool = False
 ) -> Images:
     """Check the headers of listed files, as `open_images` does; there may be no usable ones."""
-    headers = scan(listing, decoded_pixels=max_pixels if full else 0, cache=cache)
-    names, bad = _admit(listing, headers, max_pixels)
+    kinds, sizes = scan(listing, decoded_pixels=max_pixels if full else 0, cache=cache)
+    kinds[sizes.prod(axis=1, dtype=np.int64) > max_pixels] = b"too-large"
+    good = np.isin(kinds, np.array(FORMATS, np.bytes_))
+    (names, states), rows = listing.columns, np.flatnonzero(good)
+    bad = [*listing.bad]
+    for row in np.flatnonzero(~good).tolist():
+        bad += [BadFile(names[row], kinds[row].decode(), int(states[row, 0]))]
     return _unlabeled(
-        names,
-        sizes=np.array([headers[name][1:] for name in names], np.int32).reshape(-1, 2),
-        num_bytes=np.array([listing.files[name].bytes for name in names], np.int64),
-        kinds=np.array([headers[name].format for name in names], np.str_),
-        modified=np.array([listing.files[name].modified for name in names], np.int64),
+        names if good.all() else tuple(map(names.__getitem__, rows.tolist())),
+        sizes=sizes[rows],
+        num_bytes=states[rows, 0],
+        kinds=kinds[rows].astype(np.dtype(f"U{max(map(len, FORMATS))}")),
+        modified=states[rows, 1],
         source=listing.source,
         key=listing.key if cache else "",
-        bad=bad,
+        bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
     )
-
-
-def _admit(
-    listing: Listing, headers: Mapping[str, Header], max_pixels: int
-) -> tuple[list[str], tuple[BadFile, ...]]:
-    names: list[str] = []
-    bad = list(listing.bad)
-    for name in sorted(headers, key=in_bytes):
-        verdict, width, height = headers[name]
-        if width * height > max_pixels:
-            verdict = "too-large"
-        if verdict in FORMATS:
-            names.append(name)
-        else:
-            bad.append(BadFile(name, verdict, listing.files[name].bytes))
-    return names, tuple(sorted(bad, key=lambda file: in_bytes(file.name)))
 
 
 def _from_parts(where: str, parts: Sequence[Part], labels: str) -> Images:

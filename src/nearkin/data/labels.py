@@ -1,6 +1,5 @@
 """What the data say about their pictures: class, group and side of the split."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -70,7 +69,7 @@ def said_by_folders(names: Sequence[str], labels: str) -> Said:
     A wrapper folder that holds everything is passed over. If all top-level folders are then
     called train, val, test or the like, they set the split. Of what remains, a picture's folder
     is its class, if the folders look like classes: every picture lies in one, all equally deep,
-    at least two of them, with two pictures or more on average.
+    at least two of them, with two pictures or more on average. A .tar shard is no folder.
 
     Args:
         names: the pictures' names.
@@ -79,16 +78,28 @@ def said_by_folders(names: Sequence[str], labels: str) -> Said:
     Raises:
         DataError: "folders" is asked for, and a picture lies in no folder.
     """
-    paths = _unwrapped([name.split("/")[:-1] for name in names])
+    folders: dict[str, int] = {}
+    numbers = (folders.setdefault(name.rpartition("/")[0], len(folders)) for name in names)
+    folder = np.fromiter(numbers, np.int64, len(names))
+    paths = _unwrapped([[part for part in path.split("/") if is_folder(part)] for path in folders])
     sided = all(path and path[0].lower() in SIDES for path in paths)
     splits = [SIDES[path[0].lower()] if sided else "" for path in paths]
     classes = [path[1:] if side else path for path, side in zip(paths, splits, strict=True)]
     if labels == "folders" and not all(classes):
-        stray = names[classes.index([])]
+        stray = names[folder.tolist().index(classes.index([]))]
         raise DataError(f"{stray}: lies in no class folder; move it, or do not ask for folders")
-    if labels == "none" or (labels == "auto" and not _are_classes(classes)):
-        classes = [[]] * len(names)
-    return Said(["/".join(path) for path in classes], [""] * len(names), splits)
+    if labels == "none" or (labels == "auto" and not _are_classes(classes, len(names))):
+        classes = [[]] * len(classes)
+
+    def of_each(said: list[str]) -> list[str]:
+        return list(np.array(said, object)[folder])
+
+    return Said(of_each(["/".join(path) for path in classes]), [""] * len(names), of_each(splits))
+
+
+def is_folder(part: str) -> bool:
+    """Whether this part of a name says something, and is no shard that holds what comes next."""
+    return part != "" and not part.lower().endswith(".tar")
 
 
 def _unwrapped(paths: list[list[str]]) -> list[list[str]]:
@@ -99,7 +110,7 @@ def _unwrapped(paths: list[list[str]]) -> list[list[str]]:
     return paths
 
 
-def _are_classes(classes: list[list[str]]) -> bool:
-    distinct = Counter(map(tuple, classes))
+def _are_classes(classes: list[list[str]], pictures: int) -> bool:
+    distinct = set(map(tuple, classes))
     depths = set(map(len, distinct))
-    return len(depths) == 1 and depths != {0} and 2 <= len(distinct) <= len(classes) / 2
+    return len(depths) == 1 and depths != {0} and 2 <= len(distinct) <= pictures / 2

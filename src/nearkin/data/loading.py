@@ -1,4 +1,4 @@
-"""Photographs loaded ahead by worker processes, which may die or hang without changing a bit."""
+"""What worker processes load ahead; they may die or hang without changing a bit of it."""
 
 import signal
 import threading
@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Iterator
 from multiprocessing import active_children
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from nearkin.data.photographs import Crops, Photographs
+Loaded = TypeVar("Loaded")
 
 PATIENCE: Final = 120
 """Seconds after which a worker hangs; more for very large batches."""
@@ -29,29 +29,31 @@ def told(error: Exception) -> str:
     return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
 
 
-def loaded_ahead(photographs: Photographs, start: int, stop: int, workers: int) -> Iterator[Crops]:
-    """The crops of the steps from `start` to before `stop`.
+def loaded_ahead(
+    data: Dataset[Loaded], start: int, stop: int, workers: int, *, pictures: int
+) -> Iterator[Loaded]:
+    """The items of the steps from `start` to before `stop`, in order.
 
     If a worker dies or hangs, all are replaced, once, and go on from the same step: a step
     depends on none before it, so the result is the same.
 
     Args:
-        photographs: What to load.
+        data: What to load; its items are steps.
         start: The first step.
         stop: The step after the last.
         workers: Processes; with 0, this one loads what it needs.
+        pictures: How many pictures a step reads; more may take longer before a worker hangs.
 
     Raises:
         RuntimeError, ConnectionError, EOFError: If that happens for a second time; see `lost`.
     """
-    pictures = photographs.share.stop - photographs.share.start
     seconds = max(PATIENCE, pictures // 4)
     step, replaced = start, False
     while step < stop:
-        loaded, processes = _started(photographs, range(step, stop), workers)
+        loaded, processes = _started(data, range(step, stop), workers)
         try:
-            for crops in _in_time(loaded, processes, seconds):
-                yield crops
+            for item in _in_time(loaded, processes, seconds):
+                yield item
                 step += 1
         except (RuntimeError, ConnectionError, EOFError) as error:
             _kill(processes)  # torch only asks them to end, and waits
@@ -62,29 +64,35 @@ def loaded_ahead(photographs: Photographs, start: int, stop: int, workers: int) 
 
 
 def _started(
-    photographs: Photographs, steps: range, workers: int
-) -> tuple[Iterator[Crops], set[BaseProcess]]:
+    data: Dataset[Loaded], steps: range, workers: int
+) -> tuple[Iterator[Loaded], set[BaseProcess]]:
     """What loads the steps, and the processes that it has started."""
     loader: Any = DataLoader(
-        photographs,
+        data,
         batch_size=None,
         sampler=steps,
         num_workers=workers,
+        collate_fn=_as_it_is,
         generator=torch.Generator(),  # or iterating would draw from the global one
     )
     # torch lets a dead worker raise wherever the main thread is, such as amid an optimizer's
     # step. Without its handler the same is found out when the next step is asked for.
     before, others = signal.getsignal(signal.SIGCHLD), set(active_children())
-    loaded: Iterator[Crops] = iter(loader)
+    loaded: Iterator[Loaded] = iter(loader)
     if threading.current_thread() is threading.main_thread():
         theirs = getattr(before, "__module__", "").startswith("torch.")  # of an earlier loader
         signal.signal(signal.SIGCHLD, signal.SIG_DFL if theirs else before)
     return loaded, set(active_children()) - others
 
 
+def _as_it_is(item: Loaded) -> Loaded:
+    # At the top of a module, as it must be to reach a worker that is not a fork.
+    return item
+
+
 def _in_time(
-    loaded: Iterator[Crops], processes: set[BaseProcess], seconds: int
-) -> Iterator[Crops]:
+    loaded: Iterator[Loaded], processes: set[BaseProcess], seconds: int
+) -> Iterator[Loaded]:
     """The same, but workers that take too long for a step are killed.
 
     torch's own limit does not hold while a worker hands memory over.
@@ -95,12 +103,12 @@ def _in_time(
         if processes:
             limit.start()
         try:
-            crops = next(loaded)
+            item = next(loaded)
         except StopIteration:
             return
         finally:
             limit.cancel()
-        yield crops
+        yield item
 
 
 def _kill(processes: set[BaseProcess]) -> None:

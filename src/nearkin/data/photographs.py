@@ -8,6 +8,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from nearkin.data.cache import Cache
 from nearkin.data.decode import crops
 from nearkin.data.drawing import Drawing
 from nearkin.data.header import BadImage
@@ -28,11 +29,18 @@ class Crops:
 
 
 class Photographs(Dataset[Crops]):
-    """The crops of each step, for the workers of a `DataLoader`; its items are steps."""
+    """The crops of each step, for the workers of a `DataLoader`; its items are steps.
 
-    def __init__(self, drawing: Drawing, order: Ordered) -> None:
+    Args:
+        drawing: How they are drawn.
+        order: Which pictures each step sees.
+        cache: What holds the pictures; without it, each crop is decoded as it is needed.
+    """
+
+    def __init__(self, drawing: Drawing, order: Ordered, cache: Cache | None = None) -> None:
         self.drawing = drawing
         self.order = order
+        self.source = cache or drawing.images
         self.share = share(order.batch_size)
 
     def __getitem__(self, step: int) -> Crops:
@@ -58,7 +66,7 @@ class Photographs(Dataset[Crops]):
         """The crops of a picture, or none and a note in `bad`."""
         boxes = [draws.box[0] for draws in self.drawing.views(epoch, np.array([row]))]
         try:
-            return crops(self.drawing.images.read(row), np.stack(boxes), self.drawing.sides)
+            return crops(self.source.read(row), np.stack(boxes), self.drawing.sides)
         except BadImage as error:
             bad[row] = error.reason
             return []

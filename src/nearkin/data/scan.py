@@ -2,18 +2,27 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from threading import BoundedSemaphore
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from jaxtyping import Int32, Shaped
+from torch.utils.data import Dataset
 
-from nearkin.data.header import MAGIC, MAX_BYTES, BadImage, Header, header
+from nearkin.data.header import MAGIC, MAX_BYTES, BadImage, Header, header, quiet
 from nearkin.data.index import index_path, recall, remember
+from nearkin.data.loading import loaded_ahead
 from nearkin.data.rgb import decode
 from nearkin.data.sources import Listing, Source
+from nearkin.distributed import available_cpus
 
 THREADS: Final = 8
 """Enough to hide the latency of a disk or of a network."""
+BLOCK: Final = 2**10
+"""Files that are looked at before it is handed over what was found."""
+MANY: Final = 2**14
+"""Files from which on it is worth to start processes."""
 WHOLE: Final = (b"II", b"MM", b"RIFF")
 """How the formats begin of which all is needed for the header: TIFF and WebP."""
 FURTHER: Final = 2**24
@@ -25,7 +34,16 @@ LARGE: Final = 2**25
 _large: Final = BoundedSemaphore(2)
 
 
-def scan(listing: Listing, *, decoded_pixels: int = 0, cache: bool = True) -> dict[str, Header]:
+class Headers(NamedTuple):
+    """What each of some files says of itself."""
+
+    kinds: Shaped[np.ndarray, " files"]
+    """The format or, of a bad file, the reason of a `BadImage`; ASCII, a byte a letter."""
+    sizes: Int32[np.ndarray, "files 2"]
+    """Width and height; of a bad file, zeros."""
+
+
+def scan(listing: Listing, *, decoded_pixels: int = 0, cache: bool = True) -> Headers:
     """Read the header of every listed file, or recall it if the file has not changed since.
 
     Args:
@@ -33,27 +51,45 @@ def scan(listing: Listing, *, decoded_pixels: int = 0, cache: bool = True) -> di
         decoded_pixels: decode every picture of at most so many pixels, which finds damage
             behind the header.
         cache: use and keep the index.
-
-    Returns:
-        Each file's header. A bad file has a `BadImage` reason as its format, and no size.
     """
+    names, states = listing.columns
+    headers = Headers(np.full(len(names), b"not-an-image"), np.zeros((len(names), 2), np.int32))
+    columns = {"formats": headers.kinds, "sizes": headers.sizes}
     path = index_path(listing.key, f"up-to-{decoded_pixels}" if decoded_pixels else "headers")
-    files = listing.files
-    known = recall(path, files, ("formats", "sizes")) if cache else {}
-    found = {name: Header(str(kind), *size.tolist()) for name, (kind, size) in known.items()}
-    fresh = [name for name in files if name not in found]
-
-    def look(name: str) -> Header:
-        return _look(listing.source, name, files[name].bytes, decoded_pixels)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        found.update(zip(fresh, pool.map(look, fresh), strict=True))
-    headers = {name: found[name] for name in files}
-    if cache and fresh:
-        formats = np.array([seen.format for seen in headers.values()])
-        sizes = np.array([seen[1:] for seen in headers.values()], np.int32)
-        remember(path, files, {"formats": formats, "sizes": sizes})
+    known = recall(path, names, states, columns) if cache else np.zeros(len(names), np.bool_)
+    fresh = np.flatnonzero(~known)
+    looks = _Looks(listing, fresh, decoded_pixels)
+    workers = available_cpus() if len(fresh) >= MANY else 0
+    loaded = loaded_ahead(looks, 0, len(looks), workers, pictures=BLOCK)
+    for block, found in zip(looks.blocks, loaded, strict=True):
+        headers.kinds[block] = [seen.format for seen in found]
+        headers.sizes[block] = [seen[1:] for seen in found]
+    if cache and len(fresh):
+        remember(path, names, states, columns)
     return headers
+
+
+class _Looks(Dataset[list[Header]]):
+    """The headers of some files, block by block."""
+
+    def __init__(self, listing: Listing, rows: np.ndarray, decoded_pixels: int) -> None:
+        self.listing = listing
+        self.blocks = np.split(rows, range(BLOCK, len(rows), BLOCK)) if len(rows) else []
+        self.decoded_pixels = decoded_pixels
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, number: int) -> list[Header]:
+        """One block, read by several threads."""
+        with quiet, ThreadPoolExecutor(THREADS) as pool:
+            parts = np.array_split(self.blocks[number], THREADS)
+            return list(chain.from_iterable(pool.map(self._part, parts)))
+
+    def _part(self, rows: np.ndarray) -> list[Header]:
+        names, states = self.listing.columns
+        source, pixels = self.listing.source, self.decoded_pixels
+        return [_look(source, names[row], int(states[row, 0]), pixels) for row in rows.tolist()]
 
 
 def _look(source: Source, name: str, size: int, decoded_pixels: int) -> Header:

@@ -1,13 +1,17 @@
 """What every kind of data offers: pictures that are read by name, from any thread or process."""
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from posixpath import splitext
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Int64
 
+from nearkin.data.labels import in_bytes
 from nearkin.errors import DataError
 
 EXTENSIONS: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
@@ -23,14 +27,6 @@ class BadFile:
     bytes: int
 
 
-class Stat(NamedTuple):
-    """What tells that a file has changed since it was last looked at."""
-
-    bytes: int
-    modified: int
-    """Nanoseconds; for a member of an archive, that of the archive."""
-
-
 @runtime_checkable
 class Source(Protocol):
     """Where pictures come from. Holds no open files, so it can be pickled, forked and shared."""
@@ -43,19 +39,73 @@ class Source(Protocol):
         """
 
 
-@dataclass(frozen=True)
+class Stat(NamedTuple):
+    """What tells that a file has changed since it was last looked at."""
+
+    bytes: int
+    modified: int
+    """Nanoseconds; for a member of an archive, that of the archive."""
+
+
+class Files(NamedTuple):
+    """Any number of files and their states."""
+
+    names: tuple[str, ...]
+    """Unique, in the order of their bytes."""
+    states: Int64[np.ndarray, "files 2"]
+    """Of each its `Stat`."""
+
+
+@dataclass(frozen=True, eq=False)
 class Listing:
     """The files that look like pictures, before any of them is opened."""
 
     key: str
     """The absolute path, by which the index of headers is remembered."""
     source: Source
-    files: Mapping[str, Stat]
+    files: Files | Mapping[str, Stat]
+    """A few may be given by name."""
     bad: list[BadFile] = field(default_factory=list[BadFile])
+
+    @cached_property
+    def columns(self) -> Files:
+        """The files."""
+        if isinstance(self.files, Files):
+            return self.files
+        found = Found(len(Stat._fields))
+        for name, state in self.files.items():
+            found.add(name, *state)
+        return Files(*found.in_order())
+
+
+class Found:
+    """Collects files, and so many numbers of each, as they are met, in little memory."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.names: list[str] = []
+        self.numbers = array("q")
+
+    def add(self, name: str, *numbers: int) -> None:
+        """Take a file and its numbers."""
+        self.names.append(name)
+        self.numbers.extend(numbers)
+
+    def in_order(self) -> tuple[tuple[str, ...], Int64[np.ndarray, "files numbers"]]:
+        """The names in the order of their bytes, and their numbers."""
+        names = self.names
+        # Where all is ASCII, text has that order too, and needs no copies to be compared.
+        plain = all(map(str.isascii, names))
+        key = names.__getitem__ if plain else lambda row: in_bytes(names[row])
+        rows = sorted(range(len(names)), key=key)
+        numbers = np.array(self.numbers, np.int64).reshape(-1, self.width)
+        return tuple(map(names.__getitem__, rows)), numbers[np.array(rows, np.int64)]
 
 
 def is_hidden(name: str) -> bool:
     """Whether a file or one of its folders is hidden, or is macOS's shadow of another file."""
+    if "." not in name[:1] and "/." not in name and "__MACOSX" not in name:
+        return False  # as nearly always, and soon told
     parts = set(name.split("/")) - {".", ".."}
     return any(part.startswith(".") or part == "__MACOSX" for part in parts)
 

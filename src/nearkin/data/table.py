@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from nearkin.data.folder import Folder, state
 from nearkin.data.labels import SIDES, Said
-from nearkin.data.sources import BadFile, Listing, Stat
+from nearkin.data.sources import BadFile, Files, Found, Listing
 from nearkin.errors import DataError
 
 TABLES: Final = (".csv", ".parquet")
@@ -115,17 +115,17 @@ def list_table(path: Path, rows: Mapping[str, Row]) -> tuple[Listing, dict[str, 
             f"{path}: {len(missing)} of {len(named)} files do not exist below {root}, such as "
             f"{_examples(missing)}; give paths relative to the table"
         )
-    files: dict[str, Stat] = {}
-    bad: list[BadFile] = []
+    files, bad = Found(2), list[BadFile]()
     for name in named:
         found = state(root, name)
         if isinstance(found, BadFile):
             bad.append(found)
         elif stat.S_ISREG(found.st_mode):
-            files[name] = Stat(found.st_size, found.st_mtime_ns)
+            files.add(name, found.st_size, found.st_mtime_ns)
         else:
             bad.append(BadFile(name, "not a regular file", 0))
-    return Listing(str(path.resolve()), Folder(root), files, bad), named
+    listed = Files(*files.in_order())
+    return Listing(str(path.resolve()), Folder(root), listed, bad), named
 
 
 def _name(path: Path, written: str, row: Row) -> str:

@@ -31,17 +31,17 @@ def thumbnails(
     tiny = np.zeros((len(images), 3 * SIDE**2), np.uint8)
     columns = {"digests": digests, "thumbnails": tiny}
     path = index_path(images.key, "thumbnails")
-    known = recall(path, images.states, tuple(columns)) if images.key else {}
-    for row, name in enumerate(images.names):
-        if name in known:
-            digests[row], tiny[row] = known[name]
-    fresh = np.flatnonzero(~digests.any(axis=1)).tolist()  # unreadable ones are tried again
+    known = np.zeros(len(images), np.bool_)
+    if images.key:
+        known = recall(path, images.names, images.states, columns)
+    # One that could not be read is tried again.
+    fresh = np.flatnonzero(~(known & digests.any(axis=1))).tolist()
     with ThreadPoolExecutor(THREADS) as pool:
         looks = pool.map(lambda row: _look(images, row), fresh)
         for row, look in zip(fresh, looks, strict=True):
             digests[row], tiny[row] = look
     if images.key and digests[fresh].any():
-        remember(path, images.states, columns)
+        remember(path, images.names, images.states, columns)
     return digests, tiny
 
 

@@ -18,6 +18,9 @@ from nearkin.errors import CheckpointError, DataError
 from nearkin.runs.record.folder import RunFolder
 from nearkin.tables import read_csv, replace_text, usable, write_csv
 
+COMPARED: Final = 100_000
+"""Pictures among which copies are looked for, at most: half a millisecond for each."""
+
 NAMED: Final = 10
 """Unreadable pictures that an error names."""
 
@@ -107,12 +110,17 @@ def divide(images: Images, share: float, seed: int) -> Parts:
     """Hold a share of the pictures out, or what the data themselves name.
 
     Where the data name no test part, groups of near-duplicates stay on one side: a burst that
-    is split over both would be found again, and the score would be a lie.
+    is split over both would be found again, and the score would be a lie. Among very many
+    pictures they are not looked for, which is noted.
     """
     if names_a_test_part(images):
         return Parts(images, *split(images, share, seed))
     if share == 0:
         return Parts(images, np.arange(len(images)), np.zeros(0, np.int64))
+    if len(images) > COMPARED:
+        note = f"more than {COMPARED:,} pictures: copies are not looked for, and may be held out"
+        images = replace(images, notes=(*images.notes, note))
+        return Parts(images, *split(images, share, seed))
     found = duplicates(images)
     grouped = replace(images, groups=found.groups)
     return Parts(grouped, *split(grouped, share, seed), found.num_exact)

@@ -14,6 +14,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.centered import Pixels
 from nearkin.data.images import Images
+from nearkin.data.room import cache_for, free_disk, free_memory
 from nearkin.data.views import View
 from nearkin.distributed import available_cpus, native_precision, num_processes
 from nearkin.errors import DataError, UsageError
@@ -77,6 +78,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         backbone=_or(config.backbone, backbone_for(size, device)),
         epochs=_or(config.epochs, epochs_for(len(images), size, device)),
         workers=_or(config.workers, 0 if images.is_small else available_cpus() // config.devices),
+        cache=_or(config.cache, _cache(images, size, processes)),
         options=method_options(config.method, config.options, len(images), batch),
         precision=_or(config.precision, precision_of(device)),
     )
@@ -91,6 +93,11 @@ def precision_of(device: torch.device) -> str:
     """The name of the arithmetic that the device computes natively."""
     native = native_precision(device)
     return next(name for name, dtype in PRECISIONS.items() if dtype == native)
+
+
+def _cache(images: Images, size: int, processes: int) -> str:
+    """Each process keeps pictures of its own in memory, and all share a disk."""
+    return cache_for(images, size, memory=free_memory() // processes, disk=free_disk())
 
 
 def _or(value: Any, automatic: Any) -> Any:

@@ -1,0 +1,279 @@
+"""Photographs kept decoded: the same pixels wherever they are kept and whoever decoded them."""
+
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Batches
+from nearkin.data.cache import Cache, kept_sizes
+from nearkin.data.header import BadImage
+from nearkin.data.images import open_images
+from nearkin.data.order import Order
+from nearkin.data.room import cache_for, free_disk, free_memory
+from nearkin.errors import ResourceError
+
+SIZE = 16
+PLACES = ("ram", "disk")
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path_factory, monkeypatch):
+    """The user's own cache folder, empty, and in it the folder of kept pictures."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "nearkin" / "pictures"
+
+
+def photograph(seed, size=(120, 90)):
+    noise = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(12):
+        photograph(number, (120 + 10 * number, 90)).save(tmp_path / f"{number:02d}.jpg")
+    return tmp_path
+
+
+def looked_at(cache):
+    return [cache.read(row).tobytes() for row in range(len(cache.images))]
+
+
+# ---------------------------------------------------------------- at what size
+
+
+SIDES = st.integers(2, 20_000)
+
+
+@given(width=SIDES, height=SIDES, image_size=st.integers(8, 224))
+def test_kept_pictures_keep_their_shape_and_are_never_enlarged(width, height, image_size):
+    (kept,) = kept_sizes(np.array([[width, height]], np.int32), image_size)
+    side = 2 * image_size
+    assert (kept >= 1).all()
+    assert (kept <= (width, height)).all()
+    assert (kept - 1).prod() <= 4 * side**2  # sides are rounded
+    scale = kept / (width, height)
+    assert np.abs(scale[0] - scale[1]) * min(width, height) <= 1
+    if max(width, height) <= 4 * min(width, height):
+        assert kept.min() == min(width, height, side)
+
+
+def test_what_is_read_is_the_whole_picture_at_the_kept_size(folder):
+    large = photograph(99, (800, 600))
+    large.save(folder / "99.png")
+    images = open_images(folder, cache=False)
+    cache = Cache(images, SIZE, "ram")
+    small = large.resize((43, 32), Image.Resampling.BICUBIC)
+    for _ in range(3):
+        assert (cache.read(12) == np.asarray(small)).all()
+    at_hand = np.asarray(Image.open(folder / "03.jpg").resize((53, 32), Image.Resampling.BICUBIC))
+    assert cache.read(3).shape == at_hand.shape
+    assert np.abs(cache.read(3).astype(int) - at_hand).max() < 30
+
+
+# ---------------------------------------------------------------- exact
+
+
+def batches(images, **options):
+    order, cpu = Order(len(images), 4, 0), torch.device("cpu")
+    kinds = views_of("simclr_cifar", 2)
+    return Batches(images, kinds, image_size=SIZE, order=order, device=cpu, **options)
+
+
+def same(a, b):
+    return torch.equal(a.index, b.index) and all(map(torch.equal, a.views, b.views))
+
+
+def test_batches_are_the_same_wherever_pictures_are_kept_and_with_any_workers(folder):
+    images = open_images(folder, cache=False)
+    alone = list(batches(images, cache="ram").between(0, 9))
+    for options in (dict(cache="disk"), dict(cache="disk"), dict(cache="ram", workers=2)):
+        assert all(map(same, batches(images, **options).between(0, 9), alone))
+    later = batches(images, cache="ram").between(6, 9)
+    assert all(map(same, later, alone[6:]))
+    assert not same(alone[0], next(batches(images).between(0, 1)))  # cut from other pixels
+
+
+def test_what_one_worker_decoded_no_other_process_decodes_again(folder):
+    images = open_images(folder, cache=False)
+    made = batches(images, cache="ram", workers=2)
+    expected = list(made.between(0, 9))
+    for path in folder.iterdir():
+        path.unlink()
+    assert all(map(same, made.between(0, 9), expected))
+    assert made.bad == {}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_workers_that_are_not_forks_share_what_is_kept(folder, place):
+    images = open_images(folder, cache=False)
+    made = batches(images, cache=place, workers=1)
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        expected = list(made.between(0, 3))
+    finally:
+        multiprocessing.set_start_method(None, force=True)
+    for path in folder.iterdir():
+        path.unlink()
+    assert all(map(same, made.between(0, 3), expected))
+
+
+@pytest.mark.filterwarnings("ignore:.*workers are replaced")
+@pytest.mark.parametrize("place", PLACES)
+def test_a_worker_that_is_killed_amid_filling_changes_nothing(folder, place):
+    images = open_images(folder, cache=False)
+    expected = list(batches(images, cache="ram").between(0, 9))
+    found = []
+    for batch in batches(images, cache=place, workers=2).between(0, 9):
+        found.append(batch)
+        if len(found) == 1:
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGKILL)
+    assert all(map(same, found, expected))
+
+
+@pytest.mark.parametrize("damage", ["pixels", "checksum", "all"])
+def test_what_was_half_written_is_decoded_again(folder, kept, damage):
+    images = open_images(folder, cache=False)
+    expected = looked_at(Cache(images, SIZE, "disk"))
+    (file,) = kept.iterdir()
+    content = bytearray(file.read_bytes())
+    places = {"pixels": slice(5000, 20_000), "checksum": slice(0, 20), "all": slice(0, None)}
+    content[places[damage]] = bytes(len(content[places[damage]]))
+    with file.open("r+b") as stored:
+        stored.write(content)
+    again = Cache(images, SIZE, "disk")
+    assert looked_at(again) == expected
+    assert file.read_bytes() != bytes(content)  # and is whole once more
+
+
+def test_a_disk_that_fills_up_costs_time_only(folder, kept):
+    images = open_images(folder, cache=False)
+    expected = looked_at(Cache(images, SIZE, "ram"))
+    cache = Cache(images, SIZE, "disk")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (cache.num_bytes // 2, limits[1]))
+    try:
+        assert looked_at(cache) == looked_at(cache) == expected
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (file,) = kept.iterdir()
+    assert not any(file.read_bytes()[cache.num_bytes // 2 :])
+
+
+# ---------------------------------------------------------------- again, and after changes
+
+
+def test_a_second_run_decodes_nothing(folder, kept):
+    images = open_images(folder, cache=False)
+    first = looked_at(Cache(images, SIZE, "disk"))
+    for path in folder.iterdir():
+        path.write_bytes(b"unread")
+    assert looked_at(Cache(images, SIZE, "disk")) == first
+    assert len(list(kept.iterdir())) == 1
+
+
+@pytest.mark.parametrize("change", ["content", "time", "size", "fewer"])
+def test_pictures_or_settings_that_changed_are_decoded_anew(folder, kept, change):
+    before = Cache(open_images(folder), SIZE, "disk")
+    first = looked_at(before)
+    path = folder / "00.jpg"
+    if change == "content":
+        photograph(77, (120, 90)).save(path)
+    if change == "time":
+        os.utime(path, ns=(1, 1))
+    images = open_images(folder)
+    images = images.subset(np.arange(1, 12)) if change == "fewer" else images
+    size = SIZE + 8 * (change == "size")
+    assert looked_at(Cache(images, size, "disk")) == looked_at(Cache(images, size, "ram"))
+    assert len(list(kept.iterdir())) == 1  # what was kept before gives its room back
+    assert looked_at(before) == first  # to all but those who use it
+
+
+def test_unreadable_pictures_have_the_reason_they_have_without_a_cache(folder):
+    images = open_images(folder, cache=False)
+    (folder / "02.jpg").write_bytes(b"rotten")
+    (folder / "09.jpg").unlink()
+    plain = batches(images)
+    expected = [batch.index.tolist() for batch in plain.between(0, 6)]
+    for place in PLACES:
+        cache = Cache(images, SIZE, place)
+        for row, reason in plain.bad.items():
+            for _ in range(2):
+                with pytest.raises(BadImage, match=reason):
+                    cache.read(row)
+        made = batches(images, cache=place)
+        assert [batch.index.tolist() for batch in made.between(0, 6)] == expected
+        assert made.bad == plain.bad == {2: "not-an-image", 9: "unreadable"}
+
+
+def test_large_arrays_can_be_kept_too():
+    x = np.random.default_rng(0).integers(0, 256, (6, 80, 100, 3), dtype=np.uint8)
+    cache = Cache(open_images(x), SIZE, "ram")
+    expected = np.asarray(Image.fromarray(x[4]).resize((40, 32), Image.Resampling.BICUBIC))
+    assert (cache.read(4) == expected).all()
+    assert (cache.read(4) == expected).all()
+
+
+def test_a_cache_can_be_pickled(folder):
+    cache = Cache(open_images(folder, cache=False), SIZE, "ram")
+    expected = looked_at(cache)
+    other = pickle.loads(pickle.dumps(cache))
+    assert looked_at(other) == expected
+
+
+def test_a_disk_that_cannot_be_written_is_an_error_of_one_line(folder, kept):
+    kept.parent.parent.mkdir(exist_ok=True)
+    kept.parent.touch()
+    with pytest.raises(ResourceError, match=r"cannot be written .*--cache off") as found:
+        Cache(open_images(folder, cache=False), SIZE, "disk")
+    assert "\n" not in str(found.value)
+
+
+# ---------------------------------------------------------------- what auto comes to
+
+
+def test_auto_takes_memory_then_a_disk_that_pays_then_nothing(folder):
+    images = open_images(folder, cache=False)
+    need = 3 * int(kept_sizes(images.sizes, 12).prod(axis=1).sum())
+    assert cache_for(images, 12, memory=2 * need, disk=0) == "ram"
+    assert cache_for(images, 12, memory=2 * need - 1, disk=2 * need) == "disk"
+    assert cache_for(images, 12, memory=2 * need - 1, disk=2 * need - 1) == "off"
+    need = 3 * int(kept_sizes(images.sizes, 32).prod(axis=1).sum())
+    for room in ((2 * need, 0), (0, 2 * need)):  # little would be saved
+        assert cache_for(images, 32, memory=room[0], disk=room[1]) == "off"
+    pixels = open_images(np.zeros((9, 200, 200), np.uint8))
+    assert cache_for(pixels, SIZE, memory=2**50, disk=2**50) == "off"
+
+
+def test_free_memory_is_that_of_the_tightest_control_group(tmp_path):
+    def write(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    assert free_memory(tmp_path) == 0
+    write("proc/meminfo", "MemTotal:  9000 kB\nMemAvailable:  4000 kB\n")
+    write("proc/self/cgroup", "4:memory:/jobs/7\n1:cpu:/\n0::/user/me\n")
+    assert free_memory(tmp_path) == 4_096_000
+    write("sys/fs/cgroup/user/me/memory.max", "max\n")
+    write("sys/fs/cgroup/user/memory.max", "3000000\n")
+    assert free_memory(tmp_path) == 3_000_000
+    write("sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "2000000\n")
+    assert free_memory(tmp_path) == 2_000_000
+
+
+def test_there_is_some_room_here(kept):
+    kept.mkdir(parents=True)
+    assert free_disk() > 2**20
+    assert free_memory() > 2**20
