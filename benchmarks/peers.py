@@ -1,10 +1,10 @@
 """Training as in lightly's own examples: its transforms, heads and losses, in a plain loop."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,9 +14,9 @@ Wired = tuple[list[nn.Module], Any, Loss]
 
 
 class Pictures(torch.utils.data.Dataset[Any]):
-    """Pictures through a transform, one by one."""
+    """Pictures, or the paths of some, through a transform, one by one."""
 
-    def __init__(self, pictures: np.ndarray, transform: Any) -> None:
+    def __init__(self, pictures: Sequence[Any], transform: Any) -> None:
         self.pictures, self.transform = pictures, transform
 
     def __len__(self) -> int:
@@ -25,7 +25,9 @@ class Pictures(torch.utils.data.Dataset[Any]):
     def __getitem__(self, row: int) -> Any:
         from PIL import Image
 
-        return self.transform(Image.fromarray(self.pictures[row]))
+        held = self.pictures[row]
+        opened = Image.open(held).convert("RGB") if isinstance(held, Path) else None
+        return self.transform(opened or Image.fromarray(held))
 
 
 def network() -> Any:
@@ -36,6 +38,21 @@ def network() -> Any:
     found.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
     found.maxpool, found.fc = nn.Identity(), nn.Identity()
     return found
+
+
+def large_simclr(size: int) -> Wired:
+    """SimCLR with ResNet-50 as it is for photographs."""
+    import torchvision
+    from lightly.loss import NTXentLoss
+    from lightly.models.modules import SimCLRProjectionHead
+    from lightly.transforms import SimCLRTransform
+
+    backbone: Any = torchvision.models.resnet50()
+    backbone.fc = nn.Identity()
+    branch = nn.Sequential(backbone, SimCLRProjectionHead(2048, 2048, 128))
+    criterion = NTXentLoss()
+    transform = SimCLRTransform(input_size=size)
+    return [branch], transform, lambda views: criterion(branch(views[0]), branch(views[1]))
 
 
 def simclr(size: int) -> Wired:
@@ -157,7 +174,7 @@ def swav(size: int) -> Wired:
 
 def training(
     wire: Callable[[int], Wired],
-    pictures: np.ndarray,
+    pictures: Any,
     *,
     batch_size: int,
     size: int,

@@ -15,8 +15,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from turns import ratios
 from wired import CPU, trained
 
@@ -74,6 +76,7 @@ def work(name: str, backbone: str, batch: int) -> None:
         "sum of gradients": timed(lambda: gather_sum(weights)),
         "gather of embeddings": timed(lambda: gather(rows)),
         "message": timed(lambda: agreed(0)),
+        "norms": sum(isinstance(module, _BatchNorm) for module in method.modules()),
     }
     if is_first():
         print(json.dumps(found))
@@ -108,6 +111,7 @@ def main() -> None:
     parser.add_argument("--method", default="simclr", choices=METHODS)
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--json", type=Path, help="also write the medians there")
     parser.add_argument("--work", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     asked = options.method, options.backbone, options.batch
@@ -122,12 +126,15 @@ def main() -> None:
             found[number].append(turn(number, options))
     print(f"torch {torch.__version__}, {device_name(CPU)}, {native_precision(CPU)}, {asked}")
     laps = {str(number): [each["step"] for each in parts] for number, parts in found.items()}
-    for number, parts in found.items():
+    medians = {
+        number: {name: statistics.median(each[name] for each in parts) for name in parts[0]}
+        for number, parts in found.items()
+    }
+    if options.json:
+        options.json.write_text(json.dumps(medians, indent=2) + "\n")
+    for number in ways:
         share = ratios(laps, str(ways[0]), str(number))
-        medians = {
-            name: statistics.median(each[name] for each in parts) * 1e3 for name in parts[0]
-        }
-        said = "  ".join(f"{name} {value:.2f} ms" for name, value in medians.items())
+        said = "  ".join(f"{name} {value:.4f}" for name, value in medians[number].items())
         print(
             f"{number} processes: {statistics.median(share):.2f} of the speed of {ways[0]} "
             f"(from {min(share):.2f} to {max(share):.2f})   {said}"

@@ -1,6 +1,7 @@
 """A method wired to pictures, optimizer and loop as `nearkin train` wires it, step by step."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,10 @@ def trained(
     images: int = 0,
     views: int = 0,
     options: dict[str, Any] | None = None,
+    data: Path | None = None,
+    workers: int = 0,
 ) -> Iterator[Method[Any]]:
-    """Steps of a method on random pictures, as often as it is asked for one.
+    """Steps of a method on random or other pictures, as often as it is asked for one.
 
     Args:
         name: The method.
@@ -45,9 +48,11 @@ def trained(
         images: How many pictures there are; eight batches if 0.
         views: How many views of each; as many as the method asks for if 0.
         options: Of the method.
+        data: Photographs, instead of random pictures.
+        workers: Processes that decode them.
     """
     rng = np.random.default_rng(0)
-    pictures = rng.integers(0, 256, (images or 8 * batch, side, side, 3), np.uint8)
+    pictures = data or rng.integers(0, 256, (images or 8 * batch, side, side, 3), np.uint8)
     torch.manual_seed(0)
     kind = METHODS[name]
     method = kind(build_backbone(backbone, side), **(options or {}))
@@ -59,6 +64,7 @@ def trained(
         image_size=side,
         order=Order(len(opened), batch, seed=0),
         device=CPU,
+        workers=workers,
     )
     for _ in steps(
         method,
