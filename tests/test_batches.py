@@ -26,16 +26,6 @@ def small_pictures(count=40):
     return rng.integers(0, 256, (count, 12, 12, 3), dtype=np.uint8)
 
 
-@pytest.fixture(scope="module")
-def photographs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("photographs")
-    rng = np.random.default_rng(0)
-    for number in range(12):
-        noise = rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)
-        Image.fromarray(noise).resize((160, 120)).save(folder / f"{number:02d}.jpg")
-    return folder
-
-
 def batches(data, *, batch_size=8, seed=0, size=12, workers=0, preset="simclr_cifar", views=2):
     images = open_images(data, cache=False)
     order = Order(len(images), batch_size, seed)

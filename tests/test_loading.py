@@ -5,10 +5,8 @@ import multiprocessing
 import os
 import signal
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from nearkin.data import loading
 from nearkin.data.augmentations import views_of
@@ -25,13 +23,8 @@ STEPS = 12
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("photographs")
-    rng = np.random.default_rng(0)
-    for number in range(12):
-        noise = rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)
-        Image.fromarray(noise).resize((160, 120)).save(folder / f"{number:02d}.jpg")
-    return folder
+def folder(photographs):
+    return photographs
 
 
 def batches(folder, workers):

@@ -4,7 +4,6 @@ import csv
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from nearkin.config import TrainConfig
 from nearkin.errors import UsageError
@@ -18,30 +17,20 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.fixture
-def photographs(tmp_path):
-    folder = tmp_path / "photographs"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for number in range(24):
-        coarse = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
-        Image.fromarray(coarse).resize((240, 180)).save(folder / f"{number:02d}.jpg")
-    return folder
-
-
 def test_photographs_are_kept_where_it_was_asked_for_and_give_the_same_bits(photographs, tmp_path):
+    settings = SMALL | {"batch_size": 4}
     runs = {
         name: train(
-            photographs, TrainConfig(**SMALL, cache=name, workers=workers), out=tmp_path / name
+            photographs, TrainConfig(**settings, cache=name, workers=workers), out=tmp_path / name
         )
         for name, workers in (("ram", 0), ("disk", 2), ("auto", 0))
     }
     encoders = {run.folder.encoder.read_bytes() for run in runs.values()}
     assert len(encoders) == 1
     assert list((tmp_path / "cache" / "nearkin" / "pictures").iterdir())
-    settings, _ = runs["auto"].folder.settings()
-    assert settings.cache == "ram"  # these are far larger than what is kept of them
-    fresh = train(photographs, TrainConfig(**SMALL, cache="off"), out=tmp_path / "off")
+    resolved, _ = runs["auto"].folder.settings()
+    assert resolved.cache == "ram"  # these are far larger than what is kept of them
+    fresh = train(photographs, TrainConfig(**settings, cache="off"), out=tmp_path / "off")
     assert fresh.folder.encoder.read_bytes() not in encoders
 
 
