@@ -3,7 +3,7 @@
 #
 #     benchmarks/gpu.sh check                      the tests of the CUDA paths
 #     benchmarks/gpu.sh speed                      steps and objectives beside their limits and lightly
-#     benchmarks/gpu.sh ablation                   each fast path switched off in turn
+#     benchmarks/gpu.sh ablation                   compiled or not, and in float32
 #     benchmarks/gpu.sh recipe METHOD CIFAR10      the 200-epoch recipe; call it again to go on
 #     benchmarks/gpu.sh results                    what the recipes came to, beside what was published
 #
@@ -31,17 +31,21 @@ check() {
 
 speed() {
     note speed
-    python benchmarks/steps.py --device cuda --rounds 5 2>&1 | tee -a "$out/speed.log"
+    for compiled in "" --compile; do
+        # shellcheck disable=SC2086  (nothing, or an option)
+        python benchmarks/steps.py --device cuda --rounds 5 $compiled 2>&1 |
+            tee -a "$out/speed.log"
+    done
     python benchmarks/objectives.py --device cuda 2>&1 | tee -a "$out/speed.log"
 }
 
 ablation() {
     note ablation
     for method in simclr moco; do
-        for off in "" "--precision fp32" "--compile off" "--plain"; do
-            echo "== $method ${off:-everything on}" | tee -a "$out/ablation.log"
+        for way in "" --compile "--precision fp32"; do
+            echo "== $method ${way:-as it is}" | tee -a "$out/ablation.log"
             # shellcheck disable=SC2086  (an option and its value)
-            python benchmarks/steps.py --device cuda --methods "$method" --rounds 5 $off 2>&1 |
+            python benchmarks/steps.py "$method" --device cuda --rounds 5 $way 2>&1 |
                 tee -a "$out/ablation.log"
         done
     done

@@ -137,6 +137,11 @@ def among_neighbors() -> dict[str, Way]:
 
 def most_memory(way: Way) -> float:
     """The most megabytes that a call holds at once beyond what was there."""
+    if torch.get_default_device().type == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        way()
+        return (torch.cuda.max_memory_allocated() - before) / 1e6
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         way()
     held = most = 0
@@ -161,11 +166,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", choices=MEASURED)
+    parser.add_argument("--device", default="cpu", help="of the objectives")
     options = parser.parse_args()
+    torch.set_default_device(options.device)
+    names = [options.only] if options.only else list(MEASURED)
+    if options.device != "cpu":
+        names.remove("neighbors")
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    for name in [options.only] if options.only else MEASURED:
+    for name in names:
         print(f"\n{name}")
         ways = MEASURED[name]()
         show(turns(ways, options.rounds), "nearkin")

@@ -1,8 +1,8 @@
 """A whole training step of every method, beside its limit and beside lightly's parts.
 
-    python benchmarks/steps.py [simclr moco ...] [--rounds 7] [--precision fp32] [--images X.npz]
+    python benchmarks/steps.py [simclr moco ...] [--batch 256] [--precision fp32] [--images X.npz]
 
-ResNet-18 on 32 px pictures, batch 256. The ways to train take turns in one process:
+ResNet-18 on 32 px pictures. The ways to train take turns in one process:
 
 - nearkin: pictures in memory to committed step, as `nearkin train` runs it.
 - bare: the same passes through the same networks, momentum branches too, with the same precision
@@ -33,19 +33,20 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
-from nearkin.distributed import device_name, native_precision
+from nearkin.distributed import choose_device, device_name, native_precision
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Branch
 from nearkin.networks.heads import Heads
 from nearkin.runs.settings.recipes import recipe
+from nearkin.training.compilation import compile_branches
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer
 from nearkin.training.schedules import constant
 from nearkin.types import UNKNOWN, Batch
 
-BATCH, SIZE, LR, DECAY = 256, 32, 0.06, 5e-4
+SIZE, LR, DECAY = 32, 0.06, 5e-4
 CPU = torch.device("cpu")
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "auto": native_precision(CPU)}
 SIZES: dict[str, dict[str, Any]] = {
@@ -66,28 +67,42 @@ SIZES: dict[str, dict[str, Any]] = {
 """Options that differ from the papers'."""
 
 
-def build(name: str, num_images: int) -> tuple[Method[Any], torch.optim.Optimizer]:
+@dataclass(frozen=True)
+class Setting:
+    """What all ways have in common."""
+
+    batch: int
+    precision: torch.dtype
+    device: torch.device
+    compiled: bool
+
+
+def build(
+    name: str, num_images: int, setting: Setting
+) -> tuple[Method[Any], torch.optim.Optimizer]:
     """A method and its optimizer."""
     torch.manual_seed(0)
     wanted = inspect.signature(METHODS[name].__init__).parameters
     facts = {"num_images": num_images, "num_known_classes": 5}
     options = {key: fact for key, fact in facts.items() if key in wanted} | SIZES.get(name, {})
     method = METHODS[name](build_backbone("resnet18", SIZE), **options)
-    method = method.to(memory_format=torch.channels_last).train()
+    method = method.to(setting.device).to(memory_format=torch.channels_last).train()
+    if setting.compiled:
+        compile_branches(method)
     return method, build_optimizer(method, name="sgd", lr=LR, weight_decay=DECAY)
 
 
-def ours(name: str, pictures: np.ndarray, precision: torch.dtype) -> Iterator[object]:
+def ours(name: str, pictures: np.ndarray, setting: Setting) -> Iterator[object]:
     """Whole steps of nearkin's loop."""
-    method, optimizer = build(name, len(pictures))
+    method, optimizer = build(name, len(pictures), setting)
     images = open_images(pictures)
     classes = np.arange(len(pictures)) % 10
     batches = Batches(
         images,
         views_of(recipe(name).augment_small, method.num_views, more=method.more_views),
         image_size=SIZE,
-        order=Order(len(images), BATCH, seed=0),
-        device=CPU,
+        order=Order(len(images), setting.batch, seed=0),
+        device=setting.device,
         labels=np.where(classes < 5, classes, UNKNOWN) if method.uses_labels else None,
     )
     total = 1000
@@ -99,7 +114,7 @@ def ours(name: str, pictures: np.ndarray, precision: torch.dtype) -> Iterator[ob
         total=total,
         schedule=constant(),
         seed=0,
-        precision=precision,
+        precision=setting.precision,
     )
 
 
@@ -112,7 +127,7 @@ class Pass:
     learns: bool
 
 
-def passes(method: Method[Any]) -> list[Pass]:
+def passes(method: Method[Any], batch: int, device: torch.device) -> list[Pass]:
     """What a step of a method shows its networks."""
     found: list[Pass] = []
 
@@ -122,24 +137,34 @@ def passes(method: Method[Any]) -> list[Pass]:
     outer = [child for child in method.children() if not isinstance(child, Branch | Heads)]
     inner = [m for child in method.children() if child not in outer for m in child.children()]
     hooks = [m.register_forward_pre_hook(note) for m in dict.fromkeys(outer + inner)]
-    views = tuple(torch.randn(BATCH, 3, SIZE, SIZE) for _ in range(method.num_views))
-    index = torch.arange(BATCH)
+    views = tuple(
+        torch.randn(batch, 3, SIZE, SIZE, device=device) for _ in range(method.num_views)
+    )
+    index = torch.arange(batch, device=device)
     method(Batch(views, index, torch.where(index % 10 < 5, index % 10, UNKNOWN)), 0.5)
     for hook in hooks:
         hook.remove()
     return found
 
 
-def bare(name: str, num_images: int, precision: torch.dtype) -> Iterator[object]:
+def bare(name: str, num_images: int, setting: Setting) -> Iterator[object]:
     """The networks, forward and backward, and the optimizer: nothing else."""
-    method, optimizer = build(name, num_images)
+    method, optimizer = build(name, num_images, setting)
     shown = [
-        (each, torch.randn(each.shape, requires_grad=each.learns and len(each.shape) == 2))
-        for each in passes(method)
+        (
+            each,
+            torch.randn(
+                each.shape,
+                device=setting.device,
+                requires_grad=each.learns and len(each.shape) == 2,
+            ),
+        )
+        for each in passes(method, setting.batch, setting.device)
     ]
+    precision = setting.precision
     for _ in repeat(None):
         losses = []
-        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+        with torch.autocast(setting.device.type, precision, enabled=precision != torch.float32):
             for each, rows in shown:
                 with torch.set_grad_enabled(each.learns):
                     losses.append(each.network(rows).float().square().mean())
@@ -149,22 +174,22 @@ def bare(name: str, num_images: int, precision: torch.dtype) -> Iterator[object]
         yield None
 
 
-def compare(name: str, pictures: np.ndarray, rounds: int, precision: torch.dtype) -> None:
+def compare(name: str, pictures: np.ndarray, rounds: int, setting: Setting) -> None:
     """Measure one method in turns, and print medians and ratios."""
     running = {
-        "nearkin": ours(name, pictures, precision),
-        "bare": bare(name, len(pictures), precision),
+        "nearkin": ours(name, pictures, setting),
+        "bare": bare(name, len(pictures), setting),
     }
-    if name in LIGHTLY and find_spec("lightly"):
+    if name in LIGHTLY and find_spec("lightly") and setting.device == CPU:
         running["lightly"] = training(
-            LIGHTLY[name], pictures, batch_size=BATCH, size=SIZE, lr=LR, weight_decay=DECAY
+            LIGHTLY[name], pictures, batch_size=setting.batch, size=SIZE, lr=LR, weight_decay=DECAY
         )
 
     def one(way: Iterator[object]) -> Callable[[], object]:
         return lambda: next(way)
 
     laps = turns({way: one(each) for way, each in running.items()}, rounds)
-    print(f"{name}: {BATCH / median(laps['nearkin']):.1f} images/s")
+    print(f"{name}: {setting.batch / median(laps['nearkin']):.1f} images/s")
     show(laps, "nearkin")
 
 
@@ -173,17 +198,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("methods", nargs="*", metavar="METHOD")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--precision", choices=PRECISIONS, default="auto")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", action="store_true", help="nearkin and bare, both")
     parser.add_argument("--images", type=Path, help="an .npz; random pictures otherwise")
     options = parser.parse_args()
-    precision = PRECISIONS[options.precision]
+    device = choose_device(options.device)
+    setting = Setting(options.batch, PRECISIONS[options.precision], device, options.compile)
     random = np.random.default_rng(0).integers(0, 256, (10_000, SIZE, SIZE, 3), dtype=np.uint8)
     pictures = np.load(options.images)["x_train"] if options.images else random
-    print(f"torch {torch.__version__}, {device_name(CPU)}, {precision}, batch {BATCH}")
+    print(f"torch {torch.__version__}, {device_name(device)}, {setting}")
     if unknown := set(options.methods) - set(METHODS):
         parser.error(f"unknown: {', '.join(unknown)}")
     for name in options.methods or METHODS:
-        compare(name, pictures, options.rounds, precision)
+        compare(name, pictures, options.rounds, setting)
 
 
 if __name__ == "__main__":

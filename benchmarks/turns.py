@@ -4,6 +4,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 
 def turns(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Seconds that each way takes in each round, after a call outside of the clock.
@@ -12,13 +14,21 @@ def turns(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, li
     """
     for way in ways.values():
         way()
+    _settle()
     laps: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
         for name in list(ways)[:: -1 if number % 2 else 1]:
             start = time.perf_counter()
             ways[name]()
+            _settle()
             laps[name].append(time.perf_counter() - start)
     return laps
+
+
+def _settle() -> None:
+    """A GPU works on after a call has returned."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def ratios(laps: Mapping[str, Sequence[float]], slow: str, fast: str) -> list[float]:
