@@ -56,6 +56,8 @@ MAY_RUN_CODE = {
     "builtins", "cloudpickle", "code", "ctypes", "dill", "joblib", "marshal", "pickle", "pty",
     "runpy", "shelve", "subprocess", "torch.hub", "torch.jit", "torch.package", "yaml",
 }  # fmt: skip
+EXCEPT = {"training/allocation.py": {"ctypes"}}
+"""It tells the C library when to keep memory, by two functions it names itself."""
 CALLS = {"__import__", "compile", "os.popen", "os.startfile", "shutil.unpack_archive"}
 LOADERS = {"load", "open_memmap", "read_array"}
 
@@ -81,7 +83,8 @@ def test_nothing_is_imported_that_could_run_what_a_file_says(path):
                 assert len(node.args) == 1, "an option without a name is not seen by any lint"
         else:
             continue
-        assert not MAY_RUN_CODE & imported
+        allowed = EXCEPT.get(path.relative_to(PACKAGE).as_posix(), set())
+        assert not (MAY_RUN_CODE - allowed) & imported
 
 
 # ---------------------------------------------------------------- commands on hostile files
