@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nearkin.runs.evaluation.embed import embed as embed
     from nearkin.runs.evaluation.encoder import load as load
     from nearkin.runs.evaluation.evaluate import evaluate as evaluate
+    from nearkin.runs.evaluation.search import neighbors as neighbors
     from nearkin.runs.python import discover as discover
     from nearkin.runs.python import train as train
 
@@ -29,6 +30,7 @@ _HOME = {
     "embed": "evaluation.embed",
     "evaluate": "evaluation.evaluate",
     "load": "evaluation.encoder",
+    "neighbors": "evaluation.search",
     "train": "python",
 }
 

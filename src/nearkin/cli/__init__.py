@@ -14,7 +14,12 @@ from types import FrameType
 from cyclopts import CycloptsError
 from rich.console import Console
 
-from nearkin.cli import discovery, information, training  # noqa: F401 (they add their commands)
+from nearkin.cli import (  # noqa: F401 (they add their commands)
+    discovery,
+    information,
+    training,
+    using,
+)
 from nearkin.cli.app import app
 from nearkin.errors import NearkinError, UsageError
 from nearkin.tables import printable

@@ -1,6 +1,5 @@
-"""Commands that train an encoder and use it."""
+"""Commands that train an encoder."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -105,22 +104,6 @@ def train(
 
 
 @app.command
-def evaluate(run: Path, data: str | None = None, /, *, json: Flag = False) -> None:
-    """Measure a run's encoder beside its floors: raw pixels and the untrained network.
-
-    Args:
-        run: A run folder.
-        data: Other pictures than those of the run.
-        json: Print the measures as JSON.
-    """
-    from nearkin.runs.evaluation.evaluate import evaluate as run_evaluate
-    from nearkin.runs.evaluation.evaluate import table_lines
-
-    evaluation = run_evaluate(run, data)
-    show(evaluation.to_dict(), json, table_lines(evaluation))
-
-
-@app.command
 def replay(run: Path, data: str | None = None, /) -> None:
     """Repeat the step at which a run diverged, and say where it began.
 
@@ -131,23 +114,3 @@ def replay(run: Path, data: str | None = None, /) -> None:
     from nearkin.runs.replay import replay as run_replay
 
     show(None, False, run_replay(run, data))
-
-
-@app.command
-def embed(
-    run: Path, data: str, /, *, output: Annotated[Path, Parameter(name=["--output", "-o"])]
-) -> None:
-    """Write the features of pictures as .parquet, .npz, or .npy with a .csv beside it.
-
-    Args:
-        run: A run folder, or an encoder.safetensors.
-        data: The pictures: what `nearkin train` takes.
-        output: The file; its ending says how it is written.
-    """
-    from nearkin.runs.evaluation.embed import embed as run_embed
-
-    embeddings = run_embed(run, data, output=output)
-    count, dim = embeddings.vectors.shape
-    print(f"{count} pictures, {dim} features each: {output.resolve()}")
-    for path, reason in embeddings.bad.items():
-        print(f"left out {path!r}: {reason}", file=sys.stderr)

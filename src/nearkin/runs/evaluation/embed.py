@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from nearkin.evaluation.encode import encode
 from nearkin.objectives import unit
 from nearkin.runs.evaluation.encoder import Encoder, load
 from nearkin.tables import write_csv
+
+if TYPE_CHECKING:
+    import pyarrow
 
 FORMATS = (".parquet", ".npz", ".npy")
 
@@ -77,18 +80,25 @@ class Embeddings:
                 f"cannot write {path}: {error.strerror}; choose another -o"
             ) from error
 
+    def to_arrow(self) -> "pyarrow.Table":
+        """The columns path, split, label and vector."""
+        import pyarrow
+
+        flat = pyarrow.array(self.vectors.ravel())
+        vectors = pyarrow.FixedSizeListArray.from_arrays(flat, self.vectors.shape[1])
+        columns = self._columns().items()
+        text = {name: pyarrow.array(column, pyarrow.string()) for name, column in columns}
+        return pyarrow.table({**text, "vector": vectors})
+
     def _columns(self) -> dict[str, list[str]]:
         columns = {"path": self.paths, "split": self.splits, "label": self.labels}
         return {name: list(map(_as_text, column)) for name, column in columns.items()}
 
     def _write_parquet(self, path: Path) -> None:
-        import pyarrow
         from pyarrow import parquet
 
-        flat = pyarrow.array(self.vectors.ravel())
-        vectors = pyarrow.FixedSizeListArray.from_arrays(flat, self.vectors.shape[1])
         with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
-            parquet.write_table(pyarrow.table({**self._columns(), "vector": vectors}), file)
+            parquet.write_table(self.to_arrow(), file)
 
 
 def check_format(path: Path) -> None:
@@ -96,7 +106,7 @@ def check_format(path: Path) -> None:
     if path.suffix not in FORMATS:
         raise UsageError(
             f"cannot write embeddings as {path.name}.{suggestion(path.suffix, FORMATS)} "
-            f"Give a name that ends in {', '.join(FORMATS)}"
+            f"Give a name that ends in {', '.join(FORMATS)}, or in / for a folder of parts"
         )
 
 
@@ -158,12 +168,20 @@ def encode_images(
     Raises:
         DataError: If there are no pictures, or none that can be read.
     """
+    found = encode_readable(encoder, images, device=device, workers=workers)
+    if not len(found.rows):
+        raise DataError(f"none of the {len(images)} pictures can be read; look at the files")
+    return found
+
+
+def encode_readable(
+    encoder: Encoder, images: Images, *, device: torch.device, workers: int
+) -> Encoded:
+    """The same of pictures of which maybe none can be read."""
     encoder.to(device).to(memory_format=torch.channels_last)
     shown = Pixels(images, encoder.image_size, workers=workers)
     features = encode_pixels(encoder, shown, device)
     rows = np.delete(np.arange(len(images)), sorted(shown.bad))
-    if not len(rows):
-        raise DataError(f"none of the {len(images)} pictures can be read; look at the files")
     bad = {images.names[row]: reason for row, reason in sorted(shown.bad.items())}
     return Encoded(images.subset(rows), rows, features[torch.from_numpy(rows)], bad)
 

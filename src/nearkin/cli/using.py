@@ -1,0 +1,118 @@
+"""Commands that use a trained encoder."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from nearkin.cli.app import Flag, app, show
+from nearkin.errors import UsageError
+from nearkin.terminal import Terminal
+
+
+@app.command
+def evaluate(run: Path, data: str | None = None, /, *, json: Flag = False) -> None:
+    """Measure a run's encoder beside its floors: raw pixels and the untrained network.
+
+    Args:
+        run: A run folder.
+        data: Other pictures than those of the run.
+        json: Print the measures as JSON.
+    """
+    from nearkin.runs.evaluation.evaluate import evaluate as run_evaluate
+    from nearkin.runs.evaluation.evaluate import table_lines
+
+    evaluation = run_evaluate(run, data)
+    show(evaluation.to_dict(), json, table_lines(evaluation))
+
+
+@app.command
+def embed(
+    run: Path,
+    data: str,
+    /,
+    *,
+    output: Annotated[str, Parameter(name=["--output", "-o"])],
+    shard: int = 65_536,
+    part: str = "",
+) -> None:
+    """Write the features of pictures as .parquet, .npz, or .npy with a .csv beside it.
+
+    Into a folder, they are written in parts, with only one part in memory: what is there is not
+    made again, and processes that torchrun or srun has started divide the parts.
+
+    Args:
+        run: A run folder, or an encoder.safetensors.
+        data: The pictures: what `nearkin train` takes.
+        output: The file, whose ending says how it is written; or a folder: its name ends in /.
+        shard: Pictures of a part.
+        part: I/N, such as 1/8: make the I-th of N shares of the parts, as a job of an array.
+    """
+    from nearkin.runs.evaluation.embed import embed as run_embed
+    from nearkin.runs.evaluation.shards import SHARD, is_folder
+
+    if is_folder(output):
+        _embed_parts(run, data, output, shard, part)
+        return
+    if part or shard != SHARD:
+        raise UsageError(f"{output} is one file, without parts; give a folder, {output}/")
+    embeddings = run_embed(run, data, output=output)
+    count, dim = embeddings.vectors.shape
+    print(f"{count} pictures, {dim} features each: {Path(output).resolve()}")
+    for path, reason in embeddings.bad.items():
+        print(f"left out {path!r}: {reason}", file=sys.stderr)
+
+
+def _embed_parts(run: Path, data: str, output: str, shard: int, part: str) -> None:
+    from nearkin.distributed import is_first
+    from nearkin.runs.evaluation.shards import embed_parts
+
+    with Terminal(not is_first()) as terminal:
+        made = embed_parts(run, data, output, shard=shard, part=part, reporter=terminal)
+    if is_first():
+        show(None, False, made.lines(Path(output)))
+
+
+@app.command
+def neighbors(
+    run: Path,
+    /,
+    *pictures: str,
+    vectors: Annotated[Path | None, Parameter(name="--in")] = None,
+    index: Path | None = None,
+    top: int = 10,
+    json: Flag = False,
+) -> None:
+    """Show which pictures are most similar to some.
+
+    Args:
+        run: A run folder, or an encoder.safetensors.
+        pictures: Files, each of which is looked for.
+        vectors: What `nearkin embed` has written, to be searched; by default the features of the
+            run's own pictures.
+        index: What `nearkin index` has made of them; faster, and may miss some.
+        top: How many to show.
+        json: Print them as JSON.
+    """
+    from nearkin.runs.evaluation.search import neighbors as run_neighbors
+
+    found = run_neighbors(run, pictures, vectors=vectors, index=index, top=top)
+    lines = [line for one in found for line in one.lines()]
+    show([one.to_dict() for one in found], json, lines)
+
+
+@app.command
+def index(
+    vectors: Path, /, *, output: Annotated[Path, Parameter(name=["--output", "-o"])]
+) -> None:
+    """Make an approximate index of features, for `nearkin neighbors --index`; needs faiss.
+
+    Args:
+        vectors: What `nearkin embed` has written.
+        output: A name that ends in .faiss.
+    """
+    from nearkin.runs.evaluation.index import build_index
+
+    made = build_index(vectors, output)
+    print(f"{made.pictures} pictures, {made.kind}: {output.resolve()}")

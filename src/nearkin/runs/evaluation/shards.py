@@ -1,0 +1,154 @@
+"""`nearkin embed RUN DATA -o FOLDER/`: features in parts, made by any number of processes."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from nearkin.data.images import Images, open_images
+from nearkin.distributed import available_cpus, choose_device
+from nearkin.distributed.launch import place
+from nearkin.errors import DataError, UsageError
+from nearkin.runs.evaluation.embed import Embeddings, encode_readable, table
+from nearkin.runs.evaluation.encoder import Encoder, load
+from nearkin.runs.evaluation.parts import (
+    BAD_FILES,
+    MOST,
+    Note,
+    claim,
+    finish,
+    note_on,
+    read_footer,
+    write_part,
+)
+from nearkin.runs.record.folder import RunFolder
+from nearkin.runs.record.reporter import Reporter, Silent
+
+SHARD: Final = 65_536
+"""Pictures of a part."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """How far a folder of parts has come."""
+
+    now: int
+    """Parts that were made just now."""
+    missing: int
+    """Parts that other processes have yet to make."""
+    num_parts: int
+    pictures: int = 0
+    """How many have features, once no part is missing."""
+    bad: int = 0
+    """How many could not be read, likewise."""
+
+    def lines(self, folder: Path) -> list[str]:
+        """For people."""
+        found = [f"{self.now} of {self.num_parts} parts made: {folder.resolve()}"]
+        if self.missing:
+            return [*found, f"{self.missing} parts are still missing; others are to make them"]
+        found.append(f"{self.pictures} pictures have features")
+        if self.bad:
+            found.append(f"left out {self.bad} that cannot be read: see {BAD_FILES}")
+        return found
+
+
+def embed_parts(
+    run: str | Path,
+    data: Any,
+    output: str | Path,
+    *,
+    shard: int = SHARD,
+    part: str = "",
+    backbone: nn.Module | None = None,
+    device: str = "auto",
+    workers: int | Literal["auto"] = "auto",
+    reporter: Reporter | None = None,
+) -> Made:
+    """Features of any number of pictures, of which those of one part are in memory.
+
+    Each part is a Parquet file with rows as `embed` writes them, there whole or not at all. What
+    is there is not made again: a command that was killed goes on. Processes that torchrun or srun
+    has started divide the parts, and none waits for another.
+
+    Args:
+        run: A run folder, or its encoder.safetensors.
+        data: What `open_images` takes.
+        output: A new folder, or one that was begun with the same encoder, data and shard.
+        shard: Pictures of a part.
+        part: `I/N` makes the I-th of N shares of the parts, with I from 1; all if empty.
+        backbone: The run's network, if it was given one from Python; untrained.
+        device: Where to compute.
+        workers: Processes that decode photographs; `auto`: one per processor.
+        reporter: Told of every part.
+
+    Raises:
+        UsageError: If `shard` or `part` makes no sense.
+        DataError: If none of the pictures can be read.
+        OutputError: If the folder is of something else, or cannot be written.
+    """
+    if shard < 1:
+        raise UsageError(f"--shard {shard} is less than one picture; give at least 1")
+    first, step = _turn(part)
+    encoder, images = load(run, backbone=backbone), open_images(data)
+    path = RunFolder(Path(run)).encoder if Path(run).is_dir() else Path(run)
+    folder, note = Path(output), note_on(path, images, shard)
+    if note.num_parts > MOST:
+        raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
+    claim(folder, note)
+    processes = available_cpus() if workers == "auto" else workers
+    own = [number for number in note.missing(folder) if number % step == first]
+    for number in own:
+        rows = np.arange(number * shard, min(len(images), (number + 1) * shard))
+        found = _features(encoder, images.subset(rows), choose_device(device), processes)
+        write_part(folder / note.part(number), found)
+        count = f"{len(found.vectors)} pictures"
+        (reporter or Silent()).line(f"part {number + 1} of {note.num_parts}: {count}")
+        del found  # or there would be two while the next is computed
+    return _made(folder, note, images, len(own))
+
+
+def _features(encoder: Encoder, images: Images, device: torch.device, workers: int) -> Embeddings:
+    found = encode_readable(encoder, images, device=device, workers=workers)
+    return table(found.images, found.features, found.images.splits.tolist(), found.bad)
+
+
+def _made(folder: Path, note: Note, images: Images, now: int) -> Made:
+    """How far the folder has come; whoever finds all parts there finishes it."""
+    missing = len(note.missing(folder))
+    if missing:
+        return Made(now, missing, note.num_parts)
+    pictures, bad = 0, dict[str, str]()
+    for number in range(note.num_parts):
+        count, unread = read_footer(folder / note.part(number))
+        pictures += count
+        bad.update(unread)
+    finish(folder, images, bad)
+    if not pictures:
+        raise DataError(f"none of the {len(images)} pictures can be read; look at the files")
+    return Made(now, 0, note.num_parts, pictures, len(images.bad) + len(bad))
+
+
+def _turn(part: str) -> tuple[int, int]:
+    """The first part that is this process's to make, and how many further each next one is."""
+    here = place()
+    if not part:
+        return (0, 1) if here is None else (here.rank, here.world)
+    if here is not None and here.world > 1:
+        raise UsageError(
+            f"--part {part}, but {here.world} processes were started; leave --part out"
+        )
+    said = re.fullmatch(r"(\d{1,9})/(\d{1,9})", part)
+    if said is None or not 1 <= int(said[1]) <= int(said[2]):
+        raise UsageError(f"--part {part} is not I/N with I from 1 to N; give one such as 1/8")
+    return int(said[1]) - 1, int(said[2])
+
+
+def is_folder(output: str) -> bool:
+    """Whether a name says, or is that of, a folder."""
+    return output.endswith(("/", os.sep)) or Path(output).is_dir()

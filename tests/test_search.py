@@ -1,0 +1,509 @@
+"""The pictures most similar to a picture: exact, in order, and of nothing but sound tables."""
+
+import io
+import json
+import os
+import shutil
+import sys
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+import nearkin
+from nearkin.cli import main
+from nearkin.networks.backbone import build_backbone
+from nearkin.runs.evaluation import parts
+from nearkin.runs.evaluation.embed import embed
+from nearkin.runs.evaluation.encoder import write_encoder
+from nearkin.runs.evaluation.index import kind_of_index, shortlist
+from nearkin.runs.evaluation.search import most_similar
+from nearkin.runs.evaluation.vectors import open_vectors
+
+DIM = 128
+"""Of the features of `tiny`."""
+
+
+def write_run(folder, seed=1):
+    torch.manual_seed(seed)
+    folder.mkdir()
+    details = {"backbone": "tiny", "image_size": 16}
+    write_encoder(folder / "encoder.safetensors", build_backbone("tiny", 16), details)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Thirty pictures, of which the last is a copy of the first."""
+    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for number in range(29):
+        (folder / ("cat", "dog")[number % 2]).mkdir(exist_ok=True)
+        pixels = rng.integers(0, 256, (9, 10, 3), dtype=np.uint8)
+        picture = Image.fromarray(pixels).resize((80, 72))
+        picture.save(folder / ("cat", "dog")[number % 2] / f"{number:02}.png")
+    shutil.copy(folder / "cat" / "00.png", folder / "dog" / "29.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, pictures):
+    """A run with its table, and tables of all other kinds beside it; read, never written."""
+    folder = write_run(tmp_path_factory.mktemp("run") / "run")
+    for name in ("embeddings.parquet", "table.npz"):
+        embed(folder, pictures, output=folder / name, workers=0)
+    assert main(["embed", str(folder), str(pictures), "-o", f"{folder}/parts/", "--shard=4"]) == 0
+    return folder
+
+
+def write_table(path, vectors, group=None, /, **other):
+    """A table as `embed` writes it."""
+    vectors = np.asarray(vectors, np.float32)
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    names = [f"{row}.png" for row in range(len(vectors))]
+    columns = {"path": names, "label": [f"label {n}" for n in names], "vector": rows}
+    parquet.write_table(pa.table(columns | other), path, row_group_size=group)
+    return path
+
+
+def write_folder(folder, vectors, shard, group=3):
+    """A folder of parts of these vectors, which are read so many at once."""
+    folder.mkdir()
+    note = parts.Note("", "", len(vectors), shard)
+    for number in range(note.num_parts):
+        write_table(
+            folder / note.part(number), vectors[number * shard : (number + 1) * shard], group
+        )
+    (folder / "_parts.json").write_text(json.dumps(vars(note)))
+    return folder
+
+
+def brute_force(vectors, query, top):
+    """All similarities in float64, sorted in Python."""
+    rows = np.asarray(vectors, np.float64)
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    similarity = (rows * (query / np.linalg.norm(query))).sum(1).round(6)
+    order = sorted(range(len(rows)), key=lambda row: (-similarity[row], row))[:top]
+    return order, similarity[order]
+
+
+def search(table, queries, top):
+    """What is found, by vectors of any length."""
+    queries = torch.nn.functional.normalize(torch.tensor(np.asarray(queries, np.float32)))
+    return most_similar(table.blocks(), queries, top)
+
+
+def ask(*given):
+    return main([str(argument) for argument in ("neighbors", *given)])
+
+
+def refusal(code, capsys, *given):
+    capsys.readouterr()
+    assert ask(*given) == code
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert line.startswith("error: ")
+    assert "a bug" not in line
+    assert said.out == ""
+    return line
+
+
+# Exact
+
+
+@pytest.mark.parametrize("dim", [3, 16, 100])
+@pytest.mark.parametrize(("count", "shard"), [(1, 1), (7, 3), (40, 7), (40, 100), (40, 1)])
+@pytest.mark.parametrize("top", [1, 5, 100])
+def test_what_is_found_is_what_comparing_all_finds(dim, count, shard, top, tmp_path):
+    """Directions that are far apart and come up to six times, so that there are many ties."""
+    rng = np.random.default_rng(dim * count)
+    directions = rng.normal(size=(max(1, count // 4), dim))
+    vectors = directions[rng.integers(0, len(directions), count)]
+    queries = rng.normal(size=(4, dim))
+    table = open_vectors(write_folder(tmp_path / "folder", vectors, shard))
+    whole = open_vectors(write_table(tmp_path / "whole.parquet", vectors))
+    expected = [brute_force(vectors.astype(np.float32), query, top) for query in queries]
+    for found, (order, similarity) in zip(search(whole, queries, top), expected):
+        assert [n.path for n in found] == [f"{row}.png" for row in order]
+        np.testing.assert_allclose([n.similarity for n in found], similarity, atol=2e-6)
+    for found, (order, _) in zip(search(table, queries, top), expected):
+        assert [n.path for n in found] == [f"{row % shard}.png" for row in order]
+        assert [n.label for n in found] == [f"label {row % shard}.png" for row in order]
+
+
+@pytest.mark.parametrize("queries", [1, 2, 5, 16])
+def test_equal_pictures_are_in_the_order_of_the_table_wherever_blocks_begin(queries, tmp_path):
+    """For every size, since a product of matrices rounds by its shape."""
+    rng = np.random.default_rng(queries)
+    for count in (7, 64, 333):
+        vectors = rng.normal(size=(count, DIM))
+        same = np.sort(rng.permutation(count)[:5])
+        vectors[same] = vectors[same[0]]
+        path = write_table(tmp_path / f"{count}.parquet", vectors, count // 3)
+        near = vectors[same[0]] + 0.1 * rng.normal(size=(queries, DIM))
+        for found in search(open_vectors(path), near, 5):
+            assert [n.path for n in found] == [f"{row}.png" for row in same]
+
+
+def test_a_thousand_equal_pictures_are_no_more_than_the_first_few(tmp_path):
+    table = open_vectors(write_folder(tmp_path / "folder", np.ones((1000, 3)), 300))
+    (found,) = search(table, np.ones((1, 3)), 4)
+    assert [n.path for n in found] == ["0.png", "1.png", "2.png", "3.png"]
+    assert [n.similarity for n in found] == pytest.approx([1] * 4)
+
+
+def test_blocks_hold_no_more_rows_than_are_said(tmp_path):
+    path = write_table(tmp_path / "t.parquet", np.ones((2 * parts.GROUP + 5, 2)))
+    assert [len(b.vectors) for b in open_vectors(path).blocks()] == [parts.GROUP] * 2 + [5]
+
+
+@pytest.mark.parametrize("wanted", [[0], [39], [0, 5, 6, 7, 39], [13], list(range(40)), []])
+def test_rows_are_read_by_their_places(wanted, tmp_path):
+    vectors = np.eye(40)
+    table = open_vectors(write_folder(tmp_path / "folder", vectors, 7))
+    blocks = list(table.blocks(np.array(wanted, int)))
+    assert [place for block in blocks for place in block.places] == wanted
+    found = [row for block in blocks for row in block.vectors.argmax(1).tolist()]
+    assert found == wanted
+
+
+# The command
+
+
+def test_a_picture_of_the_table_is_its_own_nearest_one_and_its_copy_the_next(
+    run, pictures, capsys
+):
+    assert ask(run, pictures / "cat" / "00.png", "--top", 2, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["picture"] == str(pictures / "cat" / "00.png")
+    assert [n["path"] for n in found["neighbors"]] == ["cat/00.png", "dog/29.png"]
+    assert [n["label"] for n in found["neighbors"]] == ["cat", "dog"]
+    assert [n["similarity"] for n in found["neighbors"]] == pytest.approx([1, 1], abs=1e-5)
+
+
+def test_all_kinds_of_tables_give_the_same_answer(run, pictures, capsys):
+    given = [pictures / "dog" / "03.png", pictures / "cat" / "02.png", "--json", "--top", "30"]
+    answers = []
+    for table in ("embeddings.parquet", "table.npz", "parts"):
+        assert ask(run, *given, "--in", run / table) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert ask(run, *given) == 0
+    answers.append(json.loads(capsys.readouterr().out))
+    for answer in answers[1:]:
+        for one, first in zip(answer, answers[0]):
+            assert [n["path"] for n in one["neighbors"]] == [n["path"] for n in first["neighbors"]]
+            similar = [[n["similarity"] for n in each["neighbors"]] for each in (one, first)]
+            assert similar[0] == pytest.approx(similar[1], abs=1e-6)
+    assert len(answers[0][0]["neighbors"]) == 30
+
+
+def test_a_picture_is_seen_as_embed_sees_it(run, pictures, tmp_path):
+    """Upright, without its transparency, from 16 bits, out of any folder and by any name."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    folder = tmp_path / "new"
+    folder.mkdir()
+    Image.linear_gradient("L").resize((300, 200)).convert("RGB").save(folder / "a.jpg", exif=exif)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 4), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "b.png")
+    ramp = np.linspace(0, 65535, 40 * 30).reshape(40, 30).astype(np.uint16)
+    Image.fromarray(ramp).save(folder / "c.png")
+    embed(run, folder, output=tmp_path / "new.npz", workers=0)
+    (folder / "b.png").rename(folder / "no ending")
+    names = ["c.png", "a.jpg", "no ending", "a.jpg"]
+    found = nearkin.neighbors(
+        run, [folder / name for name in names], vectors=tmp_path / "new.npz", top=1
+    )
+    assert [f.neighbors[0].path for f in found] == ["c.png", "a.jpg", "b.png", "a.jpg"]
+    assert [f.neighbors[0].similarity for f in found] == pytest.approx([1] * 4, abs=1e-6)
+
+
+def test_people_are_shown_a_line_per_neighbor(run, pictures, capsys, tmp_path):
+    strange = tmp_path / "red\x1b[31m\n.png"
+    shutil.copy(pictures / "cat" / "00.png", strange)
+    assert ask(run, strange, "--top", 2) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == str(tmp_path / r"red\x1b[31m\n.png")
+    assert lines[1:] == ["   1.000  cat/00.png  cat", "   1.000  dog/29.png  dog"]
+
+
+@pytest.mark.parametrize("kind", ["text", "missing", "folder", "pipe", "torn", "bomb", "empty"])
+def test_a_picture_that_cannot_be_read_is_named(kind, run, pictures, tmp_path, capsys):
+    path = tmp_path / f"{kind}.png"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "bomb":
+        Image.new("1", (10_000, 10_000)).save(path)
+    elif kind != "missing":
+        whole = (pictures / "cat" / "00.png").read_bytes()
+        path.write_bytes({"text": b"text", "torn": whole[: len(whole) // 2], "empty": b""}[kind])
+    line = refusal(3, capsys, run, pictures / "cat" / "00.png", path)
+    assert f"{kind}.png' cannot be read" in line
+
+
+@pytest.mark.parametrize("given", [[], ["a.png", "--top", "0"]])
+def test_nothing_to_look_for_is_refused(given, run, capsys):
+    refusal(2, capsys, run, *given)
+
+
+# Tables of something else
+
+
+def test_tables_that_are_not_there_are_refused(run, pictures, tmp_path, capsys):
+    picture = pictures / "cat" / "00.png"
+    bare = tmp_path / "encoder.safetensors"
+    shutil.copy(run / "encoder.safetensors", bare)
+    assert "embeddings.parquet does not exist" in refusal(2, capsys, bare, picture)
+    assert "does not exist" in refusal(2, capsys, run, picture, "--in", tmp_path / "no.npz")
+    assert "no table of features" in refusal(2, capsys, run, picture, "--in", picture)
+    assert "has no _parts.json" in refusal(2, capsys, run, picture, "--in", tmp_path)
+
+
+def test_a_folder_that_is_not_complete_is_refused(run, pictures, tmp_path, capsys):
+    folder = shutil.copytree(run / "parts", tmp_path / "parts")
+    (folder / "part-000003.parquet").unlink()
+    line = refusal(5, capsys, run, pictures / "cat" / "00.png", "--in", folder)
+    assert "lacks 1 of 8 parts" in line
+
+
+def test_features_of_another_encoder_are_refused(run, pictures, tmp_path, capsys):
+    picture, other = pictures / "cat" / "00.png", write_run(tmp_path / "other", seed=2)
+    line = refusal(5, capsys, other, picture, "--in", run / "parts")
+    assert "of another encoder" in line
+    table = write_table(tmp_path / "t.parquet", np.ones((3, 5)))
+    line = refusal(5, capsys, run, picture, "--in", table)
+    assert "have 5 features and the encoder gives 128" in line
+
+
+def test_a_table_without_pictures_is_refused(run, pictures, tmp_path, capsys):
+    nothing = pa.array([], pa.string())
+    path = tmp_path / "t.parquet"
+    table = write_table(path, np.ones((0, DIM)), path=nothing, label=nothing)
+    assert "no picture" in refusal(3, capsys, run, pictures / "cat" / "00.png", "--in", table)
+
+
+ROWS = np.ones((3, DIM), np.float32)
+LISTS = ROWS.tolist()
+HOSTILE = {
+    "no path": {"path": None},
+    "no label": {"label": None},
+    "no vector": {"vector": None},
+    "paths that are numbers": {"path": [1, 2, 3]},
+    "labels that are lists": {"label": [["a"]] * 3},
+    "vectors that are numbers": {"vector": [1.0, 2.0, 3.0]},
+    "vectors of whole numbers": {"vector": [[1] * DIM] * 3},
+    "vectors of text": {"vector": [["x"] * DIM] * 3},
+    "vectors of vectors": {"vector": [[[1.0]] * DIM] * 3},
+    "vectors of several lengths": {"vector": [LISTS[0], LISTS[0][:-1], LISTS[0] + [1.0]]},
+    "vectors of no numbers": {"vector": pa.array([[]] * 3, pa.list_(pa.float32()))},
+    "a vector that is missing": {"vector": pa.array([LISTS[0], None, LISTS[0]])},
+    "a missing one of a fixed size": {
+        "vector": pa.array([LISTS[0], None, LISTS[0]], pa.list_(pa.float32(), DIM))
+    },
+    "a number that is missing": {"vector": [LISTS[0], [*LISTS[0][:-1], None], LISTS[0]]},
+    "a number that is none": {"vector": [LISTS[0], [*LISTS[0][:-1], np.nan], LISTS[0]]},
+    "a number too large for float32": {"vector": [LISTS[0], [*LISTS[0][:-1], 1e300], LISTS[0]]},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_table_is_refused(name, run, pictures, tmp_path, capsys):
+    columns = {"path": ["a", "b", "c"], "label": ["", "", ""], "vector": LISTS}
+    table = pa.table({k: v for k, v in (columns | HOSTILE[name]).items() if v is not None})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    line = refusal(5, capsys, run, pictures / "cat" / "00.png", "--in", tmp_path / "t.parquet")
+    assert "t.parquet cannot be used" in line or "have 0 features" in line
+
+
+def test_a_sound_table_of_another_program_is_taken(run, pictures, tmp_path):
+    """Its vectors are lists of any length, in double precision, and some labels are missing."""
+    columns = {"path": ["a", "b"], "label": pa.array([None, "x"], pa.string())}
+    vectors = [[1.0] * DIM, [-1.0] * DIM]
+    parquet.write_table(pa.table({**columns, "vector": vectors}), tmp_path / "t.parquet")
+    (found,) = nearkin.neighbors(run, [pictures / "cat/00.png"], vectors=tmp_path / "t.parquet")
+    assert [(n.path, n.label) for n in found.neighbors] == [("a", ""), ("b", "x")]
+
+
+BYTES = {
+    "nothing": b"",
+    "text": b"path,label,vector\n",
+    "a head and a tail": b"PAR1" + b"\xff" * 100 + b"PAR1",
+    "a zip of nothing": b"PK\5\6" + bytes(18),
+}
+ARRAYS = {
+    "no vector": {"vector": None},
+    "objects": {"path": np.array(["a", "b", None], object)},
+    "paths that are numbers": {"path": np.arange(3)},
+    "fewer paths than vectors": {"path": np.array(["a"])},
+    "one vector": {"vector": ROWS[0]},
+    "a cube": {"vector": ROWS[None]},
+    "whole numbers": {"vector": ROWS.astype(int)},
+    "complex numbers": {"vector": ROWS.astype(complex)},
+    "a number that is none": {"vector": ROWS * np.nan},
+    "no features": {"vector": ROWS[:, :0]},
+}
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".npz"])
+@pytest.mark.parametrize("name", BYTES)
+def test_a_file_that_is_no_table_is_refused(name, ending, run, pictures, tmp_path, capsys):
+    path = tmp_path / f"table{ending}"
+    path.write_bytes(BYTES[name])
+    line = refusal(5, capsys, run, pictures / "cat" / "00.png", "--in", path)
+    assert f"table{ending} cannot be used" in line
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_hostile_arrays_are_refused(name, run, pictures, tmp_path, capsys):
+    columns = {"path": np.array(["a", "b", "c"]), "label": np.array(["", "", ""]), "vector": ROWS}
+    file = io.BytesIO()
+    np.savez(file, **{k: v for k, v in (columns | ARRAYS[name]).items() if v is not None})
+    (tmp_path / "t.npz").write_bytes(file.getvalue())
+    line = refusal(5, capsys, run, pictures / "cat" / "00.png", "--in", tmp_path / "t.npz")
+    assert "t.npz cannot be used" in line or "have 0 features" in line
+
+
+@pytest.mark.parametrize("place", np.linspace(0, 0.999, 12).tolist())
+def test_a_flipped_byte_is_refused_or_changes_no_more_than_numbers(
+    place, run, pictures, tmp_path, capsys
+):
+    content = bytearray((run / "embeddings.parquet").read_bytes())
+    content[int(place * len(content))] ^= 0xFF
+    (tmp_path / "t.parquet").write_bytes(content)
+    code = ask(run, pictures / "cat" / "00.png", "--in", tmp_path / "t.parquet")
+    assert code in (0, 3, 5), capsys.readouterr().err
+
+
+# Approximate
+
+
+def test_the_kind_of_an_index_follows_from_the_size():
+    assert kind_of_index(1, 512) == kind_of_index(49_999, 512) == ("Flat", 0)
+    assert kind_of_index(50_000, 128) == ("IVF892,PQ64np", 44_600)
+    assert kind_of_index(10**8, 2048) == ("IVF40000,PQ64np", 2_000_000)
+    assert kind_of_index(10**10, 768) == ("IVF65536,PQ64np", 3_276_800)
+    assert kind_of_index(10**6, 48)[0] == "IVF4000,PQ48np"
+    assert kind_of_index(10**6, 1021)[0] == "IVF4000,SQ8"  # a prime
+
+
+def test_without_faiss_the_command_that_installs_it_is_named(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    assert main(["index", str(run / "parts"), "-o", str(tmp_path / "x.faiss")]) == 2
+    assert "pip install 'nearkin[faiss]'" in capsys.readouterr().err
+
+
+needs_faiss = partial(pytest.importorskip, "faiss", reason="faiss is not installed")
+
+
+@pytest.fixture
+def faiss():
+    return needs_faiss()
+
+
+@pytest.mark.parametrize("table", ["parts", "embeddings.parquet", "table.npz"])
+def test_a_small_index_gives_what_comparing_all_gives(
+    table, faiss, run, pictures, tmp_path, capsys
+):
+    path = tmp_path / "x.faiss"
+    assert main(["index", str(run / table), "-o", str(path)]) == 0
+    assert "30 pictures, Flat" in capsys.readouterr().out
+    given = [run, pictures / "dog" / "03.png", pictures / "cat" / "02.png", "--in", run / table]
+    given += ["--json", "--top", 3]
+    assert ask(*given) == 0
+    exact = capsys.readouterr().out
+    assert ask(*given, "--index", path) == 0
+    assert capsys.readouterr().out == exact
+
+
+def clustered(count, dim, seed):
+    """Directions in clusters of about 25, with spread."""
+    rng = np.random.default_rng(seed)
+    centers = rng.normal(size=(count // 25, dim))
+    vectors = centers[rng.integers(0, len(centers), count)] + 0.5 * rng.normal(size=(count, dim))
+    return vectors.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A folder of 50,000 vectors, and its index."""
+    needs_faiss()
+    folder = tmp_path_factory.mktemp("large")
+    write_folder(folder / "parts", clustered(50_000, 16, 0), 20_000, 6_000)
+    assert main(["index", str(folder / "parts"), "-o", str(folder / "x.faiss")]) == 0
+    return folder
+
+
+def test_a_large_index_finds_nine_of_ten_neighbors(large):
+    note = json.loads((large / "x.faiss.json").read_text())
+    assert (note["kind"], note["pictures"]) == ("IVF892,PQ16np", 50_000)
+    table = open_vectors(large / "parts")
+    queries = torch.nn.functional.normalize(torch.from_numpy(clustered(50_000, 16, 0)[:100]))
+    exact = most_similar(table.blocks(), queries, 10)
+    near = most_similar(
+        table.blocks(shortlist(large / "x.faiss", table, queries, 10)), queries, 10
+    )
+    hits = [
+        len({(n.path, n.similarity) for n in a} & {(n.path, n.similarity) for n in b})
+        for a, b in zip(exact, near)
+    ]
+    assert np.mean(hits) >= 9
+
+
+def test_an_index_is_the_same_every_time(large, tmp_path):
+    assert main(["index", str(large / "parts"), "-o", str(tmp_path / "x.faiss")]) == 0
+    assert (tmp_path / "x.faiss").read_bytes() == (large / "x.faiss").read_bytes()
+
+
+@pytest.fixture
+def indexed(faiss, run, pictures, tmp_path):
+    """A copy of the parts with an index; and the command that asks it."""
+    folder = shutil.copytree(run / "parts", tmp_path / "parts")
+    assert main(["index", str(folder), "-o", str(tmp_path / "x.faiss")]) == 0
+    picture = pictures / "cat" / "00.png"
+    return tmp_path, [run, picture, "--in", folder, "--index", tmp_path / "x.faiss"]
+
+
+def test_an_index_of_other_vectors_is_refused(indexed, run, capsys):
+    _, given = indexed
+    other = [*given[:3], run / "embeddings.parquet", *given[4:]]
+    assert "x.faiss is not of " in refusal(5, capsys, *other)
+
+
+@pytest.mark.parametrize("place", [0, 0.5, 0.99])
+def test_an_index_that_was_changed_is_not_loaded(place, indexed, capsys):
+    folder, given = indexed
+    content = bytearray((folder / "x.faiss").read_bytes())
+    content[int(place * len(content))] ^= 1
+    (folder / "x.faiss").write_bytes(content)
+    assert "not the file that is noted beside it" in refusal(5, capsys, *given)
+
+
+@pytest.mark.parametrize("note", [None, "", "[]", "{}", "[" * 100_000, '{"kind": 1}'])
+def test_an_index_without_a_sound_note_is_not_loaded(note, indexed, capsys):
+    folder, given = indexed
+    (folder / "x.faiss.json").unlink()
+    if note is not None:
+        (folder / "x.faiss.json").write_text(note)
+    assert "x.faiss.json cannot be used" in refusal(5, capsys, *given)
+
+
+def test_an_index_that_is_not_there_is_refused(indexed, capsys):
+    _, given = indexed
+    refusal(5, capsys, *given[:-1], "no.faiss")
+
+
+def test_an_index_replaces_no_file_of_another_kind(run, capsys):
+    before = (run / "embeddings.parquet").read_bytes()
+    assert main(["index", str(run / "parts"), "-o", str(run / "embeddings.parquet")]) == 2
+    assert "ends in .faiss" in capsys.readouterr().err
+    assert (run / "embeddings.parquet").read_bytes() == before
+
+
+def test_an_index_that_cannot_be_written_is_an_error(faiss, run, tmp_path, capsys):
+    assert main(["index", str(run / "parts"), "-o", str(tmp_path / "no" / "x.faiss")]) == 4
+    assert "cannot write" in capsys.readouterr().err
