@@ -50,7 +50,7 @@ class Place:
 
 def place() -> Place | None:
     """What the environment says of this process; nothing if it was started alone."""
-    env = _from_slurm(os.environ) if "RANK" not in os.environ else os.environ
+    env = {**os.environ, **_from_slurm(os.environ)}
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return None
     rank = int(env["RANK"])
@@ -80,8 +80,11 @@ def num_processes(devices: int) -> int:
 
 
 def _from_slurm(env: Mapping[str, str]) -> dict[str, str]:
-    """What torchrun would say of a process that `srun` has started with others, if it has."""
-    if int(env.get("SLURM_STEP_NUM_TASKS", 1)) == 1:
+    """What torchrun would say of a process that `srun` has started with others, if it has.
+
+    Nothing where torchrun has spoken: `srun` may have started it, once on each machine.
+    """
+    if "RANK" in env or int(env.get("SLURM_STEP_NUM_TASKS", 1)) == 1:
         return {}
     # n[001-004,7],m2 begins with n001
     first = re.sub(r"\[(\d+)[^]]*\]", r"\1", env["SLURM_STEP_NODELIST"], count=1)
