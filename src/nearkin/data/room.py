@@ -5,7 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from nearkin.data.cache import kept_sizes
 from nearkin.data.images import Images
 from nearkin.data.index import kept_folder
+from nearkin.distributed import control_groups
 
 PAYS: Final = {"ram": 4, "disk": 8}
 """Pixels of the photographs for each kept one, from which on keeping is faster than decoding."""
@@ -65,13 +66,8 @@ def free_memory(root: Path = Path("/")) -> int:
 
 def _limits(root: Path) -> Iterator[int]:
     """What the process's control groups, of version 1 or 2, and those around them allow."""
-    for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
-        own = PurePosixPath(path.lstrip("/"))
-        for group in (own, *own.parents):
-            for file in ("memory.max", "memory.limit_in_bytes"):
-                with suppress(OSError, ValueError):  # not here, or "max"
-                    yield int((top / group / file).read_text(encoding="utf-8"))
+    groups, mounted = root / "proc/self/cgroup", root / "sys/fs/cgroup"
+    for group in control_groups(groups, mounted, "memory"):
+        for file in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # not here, or "max"
+                yield int((group / file).read_text(encoding="utf-8"))

@@ -2,6 +2,7 @@
 
 from nearkin.distributed.devices import available_cpus as available_cpus
 from nearkin.distributed.devices import choose_device as choose_device
+from nearkin.distributed.devices import control_groups as control_groups
 from nearkin.distributed.devices import device_name as device_name
 from nearkin.distributed.devices import native_precision as native_precision
 from nearkin.distributed.launch import is_first as is_first

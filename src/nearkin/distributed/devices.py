@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import torch
@@ -52,19 +53,29 @@ def cpu_quota(groups: Path, mounted: Path) -> float:
     """The processors that a process's control groups leave it; infinitely many without a limit.
 
     Args:
+        groups: See `control_groups`.
+        mounted: See there.
+    """
+    found = map(_quota_of, control_groups(groups, mounted, "cpu"))
+    return min(found, default=math.inf)
+
+
+def control_groups(groups: Path, mounted: Path, controller: str) -> Iterator[Path]:
+    """The folders of the control groups that limit a process, and of those around them.
+
+    Args:
         groups: Names them, a line each, as /proc/self/cgroup does; versions 1 and 2 are known.
         mounted: Where they are, as in /sys/fs/cgroup; each group lies within its parent.
+        controller: What is limited, such as cpu or memory.
     """
-    quotas = [math.inf]
     lines = groups.read_text(encoding="utf-8").splitlines() if groups.exists() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        top = mounted / "cpu" if controllers else mounted
+        top = mounted / controller if controllers else mounted
         own = PurePosixPath(path.lstrip("/"))
         # In a container, only the last part of the path may be there, as the top.
-        quotas += [_quota_of(top / group) for group in (own, *own.parents)]
-    return min(quotas)
+        yield from (top / group for group in (own, *own.parents))
 
 
 def _quota_of(group: Path) -> float:
