@@ -2,7 +2,7 @@
 
     python benchmarks/large.py PHOTOGRAPHS [--rounds 5] [--batch 16] [--size 224]
 
-SimCLR with ResNet-50. These ways take turns in one process:
+SimCLR with ResNet-50. These ways take turns, each in a process that stands still between its own:
 
 - nearkin: JPEG files to committed step, as `nearkin train` runs it, with two loader workers.
 - decode: the crops of a batch alone, by one process.
@@ -13,12 +13,14 @@ The limit is decode and bare one after the other: no processor is idle while wor
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 from statistics import median
 
 import torch
+from apart import apart
 from peers import large_simclr, training
 from turns import ratios, show, turns
 from wired import CPU, trained
@@ -31,6 +33,7 @@ from nearkin.data.photographs import Photographs
 from nearkin.distributed import device_name, native_precision
 from nearkin.methods.simclr import SimCLR
 from nearkin.networks.backbone import build_backbone
+from nearkin.training.allocation import memory_kept
 from nearkin.training.optimizer import build_optimizer
 
 MANY = 10_000
@@ -51,13 +54,14 @@ def bare(batch: int, size: int) -> Iterator[None]:
     optimizer = build_optimizer(method, name="sgd", lr=0.06, weight_decay=5e-4)
     views = torch.randn(2 * batch, 3, size, size).to(memory_format=torch.channels_last)
     precision = native_precision(CPU)
-    while True:
-        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
-            embedding = method.online(views)
-        optimizer.zero_grad()
-        embedding.square().mean().backward()
-        optimizer.step()
-        yield
+    with memory_kept():  # as nearkin's own steps have it
+        while True:
+            with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+                embedding = method.online(views)
+            optimizer.zero_grad()
+            embedding.square().mean().backward()
+            optimizer.step()
+            yield
 
 
 def main() -> None:
@@ -71,19 +75,16 @@ def main() -> None:
     data, batch, size = options.photographs, options.batch, options.size
     paths = [path for path in data.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg")]
     wired = {"side": size, "augment": "simclr", "data": data, "workers": 2}
-    running = {
-        "nearkin": trained("simclr", "resnet50", batch, MANY, **wired),
-        "decode": decoded(data, batch, size),
-        "bare": bare(batch, size),
-        "lightly": training(
-            large_simclr, paths, batch_size=batch, size=size, lr=0.06, weight_decay=5e-4
-        ),
+    lightly = {"batch_size": batch, "size": size, "lr": 0.06, "weight_decay": 5e-4}
+    ways = {
+        "nearkin": apart(trained, "simclr", "resnet50", batch, MANY, **wired),
+        "decode": apart(decoded, data, batch, size),
+        "bare": apart(bare, batch, size),
+        "lightly": apart(training, large_simclr, paths, **lightly),
     }
-
-    def one(way: Iterator[object]) -> Callable[[], object]:
-        return lambda: next(way)
-
-    laps = turns({name: one(way) for name, way in running.items()}, options.rounds)
+    with ExitStack() as stack:
+        started = {name: stack.enter_context(way) for name, way in ways.items()}
+        laps = turns(started, options.rounds)
     print(f"torch {torch.__version__}, {device_name(CPU)}, {native_precision(CPU)}, batch {batch}")
     show(laps, "nearkin")
     laps["limit"] = [sum(both) for both in zip(laps["decode"], laps["bare"], strict=True)]

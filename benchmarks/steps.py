@@ -2,13 +2,14 @@
 
     python benchmarks/steps.py [simclr moco ...] [--batch 256] [--precision fp32] [--images X.npz]
 
-ResNet-18 on 32 px pictures. The ways to train take turns in one process:
+ResNet-18 on 32 px pictures. The ways to train take turns:
 
 - nearkin: pictures in memory to committed step, as `nearkin train` runs it.
 - bare: the same passes through the same networks, momentum branches too, with the same precision
   and optimizer, on random numbers: no views, no loss, no memories, no commit. The limit.
 - lightly: transform, heads and loss wired as in lightly's own example of the method, in float32,
-  with two loader workers. Left out where it has no such example, or is not installed.
+  with two loader workers, in a process of its own that stands still while the others are measured.
+  Left out where it has no such example, or is not installed.
 
 Networks have the sizes of lightly's examples. An image counts once, however many views it has.
 """
@@ -16,7 +17,9 @@ Networks have the sizes of lightly's examples. An image counts once, however man
 import argparse
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
@@ -25,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from apart import apart
 from peers import LIGHTLY, training
 from torch import Tensor, nn
 from turns import show, turns
@@ -176,19 +180,16 @@ def bare(name: str, num_images: int, setting: Setting) -> Iterator[object]:
 
 def compare(name: str, pictures: np.ndarray, rounds: int, setting: Setting) -> None:
     """Measure one method in turns, and print medians and ratios."""
-    running = {
-        "nearkin": ours(name, pictures, setting),
-        "bare": bare(name, len(pictures), setting),
+    ways: dict[str, Callable[[], object]] = {
+        "nearkin": partial(next, ours(name, pictures, setting)),
+        "bare": partial(next, bare(name, len(pictures), setting)),
     }
-    if name in LIGHTLY and find_spec("lightly") and setting.device == CPU:
-        running["lightly"] = training(
-            LIGHTLY[name], pictures, batch_size=setting.batch, size=SIZE, lr=LR, weight_decay=DECAY
-        )
-
-    def one(way: Iterator[object]) -> Callable[[], object]:
-        return lambda: next(way)
-
-    laps = turns({way: one(each) for way, each in running.items()}, rounds)
+    with ExitStack() as stack:
+        if name in LIGHTLY and find_spec("lightly") and setting.device == CPU:
+            wired = {"batch_size": setting.batch, "size": SIZE, "lr": LR, "weight_decay": DECAY}
+            lightly = apart(training, LIGHTLY[name], pictures, **wired)
+            ways["lightly"] = stack.enter_context(lightly)
+        laps = turns(ways, rounds)
     print(f"{name}: {setting.batch / median(laps['nearkin']):.1f} images/s")
     show(laps, "nearkin")
 
