@@ -31,14 +31,15 @@ def apart(make: Callable[..., Iterator[object]], *values: Any, **named: Any) -> 
 
     def step() -> None:
         os.killpg(group, signal.SIGCONT)
-        ours.send(None)
+        ours.send(True)
         ours.recv()
         os.killpg(group, signal.SIGSTOP)
 
     try:
         yield step
     finally:
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(group, signal.SIGCONT)
+        ours.send(False)
         process.join()
 
 
@@ -51,7 +52,6 @@ def _serve(
     os.setpgrp()
     pipe.send(None)
     steps = make(*values, **named)
-    while True:
-        pipe.recv()
+    while pipe.recv():
         next(steps)
         pipe.send(None)

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from nearkin.distributed import gather, part, world_size
 from nearkin.errors import UsageError
+from nearkin.networks.synchronized import Normalized, statistics
 
 
 def normalize_in_groups(network: nn.Module, groups: int) -> None:
@@ -112,8 +113,8 @@ class GroupedBatchNorm(_BatchNorm):
         super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine)
         self.groups = groups
         self.weight, self.bias = norm.weight, norm.bias
-        for name, statistics in norm.named_buffers():
-            setattr(self, name, statistics)
+        for name, buffer in norm.named_buffers():
+            setattr(self, name, buffer)
         # timm's batch norms go on with these
         self.drop, self.act = (getattr(norm, name, nn.Identity()) for name in ("drop", "act"))
         self.train(norm.training)
@@ -162,12 +163,9 @@ class GroupedBatchNorm(_BatchNorm):
         return normal, torch.stack([mean, var])
 
     def _together(self, x: Tensor) -> Tensor:
-        """Several processes share a group, and their statistics have gradients."""
+        """Several processes share a group."""
         assert self.momentum is not None
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        over = [dim for dim in range(x.ndim) if dim != 1]
-        var, mean = torch.var_mean(wide, over, correction=0)
-        found = gather(torch.stack([mean, var])[None]).unflatten(0, (self.groups, -1))
+        found = gather(torch.stack(statistics(x))[None]).unflatten(0, (self.groups, -1))
         means, variances = found.unbind(dim=2)  # (groups, processes, channels)
         mean, var = means.mean(dim=1), variances.mean(dim=1) + means.var(dim=1, correction=0)
         size = x.numel() // x.shape[1] * means.shape[1]
@@ -175,13 +173,10 @@ class GroupedBatchNorm(_BatchNorm):
             self.running_mean.lerp_(mean.mean(dim=0), self.momentum)
             self.running_var.lerp_(var.mean(dim=0) * size / (size - 1), self.momentum)
         own = part(self.groups)
-        shape = [1, -1, *(1 for _ in over[1:])]
-        scale = torch.rsqrt(var[own] + self.eps)
-        centered = (wide - mean[own].view(shape)) * scale.view(shape)
-        if self.affine:
-            centered = centered * self.weight.view(shape) + self.bias.view(shape)
-        same_type: Tensor = centered.to(x.dtype)
-        return same_type
+        normal: Tensor = Normalized.apply(
+            x, self.weight, self.bias, mean[own], torch.rsqrt(var[own] + self.eps), self.groups
+        )
+        return normal
 
 
 class ChunkedBatchNorm(GroupedBatchNorm):
