@@ -16,6 +16,7 @@ from nearkin.measures.intervals import bootstrap, wilson
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.measures.neighbors import nearest, neighbor_agreement, vote
 from nearkin.measures.spectrum import effective_rank, feature_std, mean_cosine
+from nearkin.objectives import unit
 
 
 def normal(*shape, seed=0):
@@ -323,3 +324,37 @@ def test_the_bootstrap_repeats_itself_and_keeps_within_bounds():
     run = lambda seed: bootstrap(lambda rows: float(correct[rows].mean()), 20, seed=seed)
     assert run(3) == run(3) != run(4)
     assert run(3)[1] == 1.0
+
+
+@pytest.mark.parametrize("bank_size", [40_000, 33_000, 16_385])
+def test_blocks_of_a_large_bank_have_the_neighbors_of_the_whole(bank_size):
+    # Whole numbers, so that products are exact and many similarities are equal.
+    rng = torch.Generator().manual_seed(0)
+    bank = torch.randint(-2, 3, (bank_size, 3), generator=rng).float()
+    bank[:, 0] += 5
+    queries = bank[:: bank_size // 7]
+    similarity, index = nearest(bank, queries, 50)
+    cosine = unit(queries) @ unit(bank).T
+    order = cosine.argsort(dim=1, descending=True, stable=True)[:, :50]
+    torch.testing.assert_close(similarity, cosine.gather(1, order), rtol=0, atol=1e-6)
+    assert (similarity[:, :-1] >= similarity[:, 1:]).all()
+    equal = similarity[:, :-1] == similarity[:, 1:]
+    assert (index[:, :-1] < index[:, 1:])[equal].all()
+
+
+def test_masks_reach_every_block_of_a_large_bank():
+    bank = normal(40_000, 4)
+    ignored = torch.rand(5, 40_000, generator=torch.Generator().manual_seed(0)) < 0.5
+    _, index = nearest(bank, bank[:5], 30, ignored=ignored)
+    assert not ignored.gather(1, index).any()
+    cosine = (unit(bank[:5]) @ unit(bank).T).masked_fill(ignored, -torch.inf)
+    best = cosine.topk(30, dim=1).values
+    torch.testing.assert_close(cosine.gather(1, index), best, rtol=0, atol=1e-6)
+
+
+def test_no_row_of_a_large_bank_is_its_own_neighbor():
+    bank = normal(17_000, 4)
+    _, index = nearest(bank, bank, 2, exclude_self=True)
+    assert not (index == torch.arange(len(bank))[:, None]).any()
+    last = (unit(bank[-3:]) @ unit(bank).T).sort(dim=1, descending=True).indices[:, 1:3]
+    assert index[-3:].tolist() == last.tolist()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -10,6 +11,9 @@ from nearkin.objectives import unit
 
 SIMILARITIES = 2**25
 """Similarities held at once; 128 MiB in float32. Products of fewer rows are slower."""
+
+WIDTH = 2**14
+"""Rows of a bank that queries are compared with at once."""
 
 RUN = 32
 """Neighboring similarities of which the largest is found first."""
@@ -47,20 +51,28 @@ def nearest(
     k = min(k, len(bank) - exclude_self)
     if k < 1:
         raise DataError("no image to compare with; nearest neighbors need at least one other")
-    bank, queries, start = unit(bank), unit(queries), 0
-    rows = max(1, min(SIMILARITIES // len(bank), len(queries)))
-    held = queries.new_empty(rows, len(bank))  # once: fresh memory costs more than topk
+    bank, queries = unit(bank), unit(queries)
+    width = min(len(bank), max(WIDTH, k))
+    rows = max(1, min(SIMILARITIES // width, len(queries)))
+    held = queries.new_empty(rows, width)  # once: fresh memory costs more than topk
     found = []
-    for chunk in queries.split(rows):
-        similarity = torch.mm(chunk, bank.T, out=held[: len(chunk)])
-        if ignored is not None:
-            similarity.masked_fill_(ignored[start : start + len(chunk)], -torch.inf)
-        if exclude_self:
-            similarity.diagonal(offset=start).fill_(-torch.inf)
-        found.append(_largest(similarity, k))
-        start += len(chunk)
-    values, index = zip(*found, strict=True)
-    return torch.cat(values), torch.cat(index)
+    for top in range(0, len(queries), rows):
+        values, index = queries.new_empty(0), torch.empty(0)
+        for left in range(0, len(bank), width):
+            chunk, block = queries[top : top + rows], bank[left : left + width]
+            similarity = held[: len(chunk), : len(block)]
+            torch.mm(chunk, block.T, out=similarity)
+            if ignored is not None:
+                similarity.masked_fill_(ignored[top : top + rows, left : left + width], -torch.inf)
+            if exclude_self:
+                similarity.diagonal(offset=top - left).fill_(-torch.inf)
+            if left == 0:
+                values, index = _largest(similarity, k)
+            else:
+                values, index = _improved(values, index, similarity, left)
+        found.append((values, index))
+    values, index = map(torch.cat, zip(*found, strict=True))
+    return values, index
 
 
 def _largest(
@@ -91,6 +103,33 @@ def _largest(
     index = index.sort(dim=1).values
     values, order = similarity.gather(1, index).sort(dim=1, descending=True, stable=True)
     return values, index.gather(1, order)
+
+
+def _improved(
+    values: Float[Tensor, "rows k"],
+    index: Int[Tensor, "rows k"],
+    similarity: Float[Tensor, "rows block"],
+    start: int,
+) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
+    """The largest `k` so far, and those of further columns, the first of which is `start`.
+
+    Most runs of columns hold nothing larger than the smallest so far, and are not looked at.
+    """
+    k, least = values.shape[1], values[:, -1:]
+    if rest := -similarity.shape[1] % RUN:
+        similarity = F.pad(similarity, (0, rest), value=-torch.inf)
+    runs = similarity.unflatten(1, (-1, RUN))
+    row, run = (runs.amax(dim=2) > least).nonzero(as_tuple=True)
+    some = runs[row, run]
+    place, within = (some > least[row]).nonzero(as_tuple=True)
+    row, column = row[place], start + run[place] * RUN + within
+    counts = row.bincount(minlength=len(values))
+    slot = k + torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    more = 0, int(counts.max())
+    values, index = F.pad(values, more, value=-torch.inf), F.pad(index, more)
+    values[row, slot], index[row, slot] = some[place, within], column
+    values, order = values.sort(dim=1, descending=True, stable=True)
+    return values[:, :k], index.gather(1, order[:, :k])
 
 
 def vote(
