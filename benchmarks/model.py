@@ -62,13 +62,14 @@ def parts(job: Job, machine: Machine, processes: int) -> dict[str, float]:
         "network": network,
         "gradients, not hidden": max(0.0, gradients - job.overlap * network),
         "batch norm": 2 * job.norms * hop,
-        "gather": 4 * views * job.dim / speed + 2 * hop,
-        "objective": objective(job, machine),
+        # two views forward, their gradients back, and the mean of the losses
+        "gather": 2 * 4 * views * job.dim / speed + 5 * hop,
+        "objective": objective(job, machine) / processes,
     }
 
 
 def objective(job: Job, machine: Machine) -> float:
-    """All pairs of views, on every process: a product forward, two backward."""
+    """All pairs of views: a product forward, two backward."""
     return 6 * (job.views * job.batch) ** 2 * job.dim / machine.flops
 
 

@@ -34,9 +34,10 @@ import nearkin.runs.training.train  # noqa: F401
 from nearkin.cli import main
 from nearkin.config import option
 from nearkin.methods import METHODS
+from nearkin.runs.looking.curves import training_curves
+from nearkin.runs.looking.plots import curves
 from nearkin.runs.record.folder import RunFolder
 from nearkin.runs.settings.options import method_parameters
-from nearkin.runs.training.pictures import curves
 from nearkin.training import sealed
 from nearkin.training.checkpoint import latest
 
@@ -330,9 +331,9 @@ def harness(
 def warm_up() -> None:
     """Draw once what every run draws at its end, so that fonts are looked for only here."""
     with TemporaryDirectory() as made, suppress(OSError):
-        metrics = Path(made, "metrics.csv")
-        metrics.write_text("epoch,loss\n1,1\n2,1\n")
-        curves(metrics, Path(made, "curves.png"))
+        folder = RunFolder(Path(made))
+        folder.metrics.write_text("epoch,loss\n1,1\n2,1\n")
+        curves([*training_curves(folder).values()], Path(made, "curves.png"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import inspect
 import io
 import itertools
 import json
@@ -21,6 +22,7 @@ import torch
 from small import batch_at, small
 
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
+from nearkin.tables import whole, write_whole
 from nearkin.training import checkpoint, sealed
 from nearkin.training.checkpoint import Restored, latest, load, save
 from nearkin.training.loop import seeded, steps
@@ -424,7 +426,8 @@ def fork(work):
 def die_at_line(number):
     """Kill this process before the given line of saving is run."""
     lines = itertools.count(1)
-    watched = {f.__code__ for f in (save, checkpoint._newest_first, sealed.write_whole)}
+    writing = write_whole, inspect.unwrap(whole)
+    watched = {f.__code__ for f in (save, checkpoint._newest_first, *writing)}
 
     def trace(frame, event, _):
         if frame.f_code in watched:

@@ -57,7 +57,7 @@ def test_a_run_leaves_every_file_that_the_documentation_names(finished):
         "metrics.csv", "plots", "summary.json", "train.log",
     }  # fmt: skip
     assert {path.name for path in (finished / "plots").iterdir()} == {
-        "augmentations.png", "curves.png", "neighbors.png",
+        "augmentations.png", "curves.png", "map.png", "neighbors.png",
     }  # fmt: skip
 
 

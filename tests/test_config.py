@@ -196,7 +196,9 @@ CHANGED = dict(
     val=0.0,
     seed=3,
     device="cpu",
+    devices=2,
     workers=2,
+    cache="disk",
     scan="full",
     max_bad=0.5,
     options={"queue_size": 64, "targets": "official"},
@@ -233,7 +235,7 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
     with pytest.raises(UsageError) as refused:
         continued(DiscoverConfig(**CHANGED), DiscoverConfig())
     named = set(re.findall(r"--([a-z-]+) [^-;]* became", str(refused.value)))
-    free = {"workers", "max_bad"}  # they do not touch the result
+    free = {"devices", "workers", "max_bad"}  # they do not touch the result
     every = {entry.name for entry in fields(DiscoverConfig)} - free - {"from_run"} | {"from"}
     assert named == {name.replace("_", "-") for name in every}
 
@@ -241,5 +243,6 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
 def test_a_discovery_goes_on_with_what_was_left_to_auto_and_may_load_pictures_otherwise():
     stored = DiscoverConfig(**CHANGED)
     left = dict.fromkeys(("classes", "epochs", "strength", "num_seeds"), "auto")
-    asked = replace(stored, **left, options={"queue_size": 64}, workers=1, max_bad=0.2)
-    assert continued(asked, stored) == replace(stored, workers=1, max_bad=0.2)
+    free = dict(devices=1, workers=1, max_bad=0.2)
+    asked = replace(stored, **left, options={"queue_size": 64}, **free)
+    assert continued(asked, stored) == replace(stored, **free)

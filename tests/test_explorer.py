@@ -22,9 +22,9 @@ import nearkin
 from nearkin.data.images import open_images
 from nearkin.explorer.charts import line_chart, round_ticks
 from nearkin.explorer.markup import Html, element, text
-from nearkin.explorer.page import discovery_page
+from nearkin.explorer.discovered import discovery_page
 from nearkin.explorer.report import Chart, ClassView, Confusion, Picture, Report, Table
-from nearkin.runs.discovery.gallery import thumbnails
+from nearkin.runs.looking.thumbnails import thumbnails
 
 DOT = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 HOSTILE = [

@@ -14,9 +14,9 @@ from nearkin.data.batches import Batches
 from nearkin.data.centered import Pixels
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
-from nearkin.distributed import available_cpus
+from nearkin.distributed import available_cpus, own_cpus
 from nearkin.distributed.devices import cpu_quota
-from nearkin.errors import WorkerError
+from nearkin.errors import ResourceError, WorkerError
 from nearkin.runs.record.failures import foreseen
 
 STEPS = 12
@@ -75,10 +75,21 @@ def test_workers_that_hang_are_replaced_and_nothing_changes(folder, alone, monke
 
 
 @pytest.mark.filterwarnings("ignore:.*workers are replaced")
-def test_workers_that_die_again_end_the_run_in_one_line(folder):
+@pytest.mark.parametrize(
+    ("batch_size", "advice"), [(4, "--resume goes on"), (None, "give the same command again")]
+)
+def test_workers_that_die_again_end_the_run_in_one_line(folder, batch_size, advice):
     again = dict.fromkeys(range(STEPS), signal.SIGKILL)
-    with pytest.raises(WorkerError, match=r"failed twice .*--resume goes on"), foreseen(4):
+    with pytest.raises(WorkerError, match=rf"failed twice .*{advice}"), foreseen(batch_size):
         run(batches(folder, 1), again)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "advice"), [(4, "give about 2, or a smaller"), (None, "end other programs")]
+)
+def test_a_lack_of_memory_is_told_with_what_can_be_changed(batch_size, advice):
+    with pytest.raises(ResourceError, match=f"^out of memory.*{advice}"), foreseen(batch_size):
+        raise MemoryError
 
 
 def test_a_death_is_never_told_amid_a_step(folder):
@@ -159,3 +170,14 @@ def test_without_control_groups_there_is_no_quota(tmp_path):
 
 def test_there_is_at_least_one_processor_and_no_more_than_may_be_used():
     assert 1 <= available_cpus() <= len(os.sched_getaffinity(0))
+
+
+def test_processes_on_one_machine_share_its_processors(monkeypatch):
+    cpus = available_cpus()
+    shares = [max(1, cpus // count) for count in (1, 2, cpus, cpus + 1)]
+    assert [own_cpus(count) for count in (1, 2, cpus, cpus + 1)] == shares
+    for name, value in {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": str(cpus)}.items():
+        monkeypatch.setenv(name, value)  # as torchrun does on each of several machines
+    assert own_cpus() == 1
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")  # as srun does, which gives each its own
+    assert own_cpus() == cpus

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nearkin.distributed.launch import Place, _from_slurm, num_processes, place
+from nearkin.distributed.place import Place, from_slurm, num_processes, place
 from nearkin.errors import UsageError
 from nearkin.runs.record.folder import RunFolder
 from nearkin.training import checkpoint, sealed
@@ -282,7 +282,7 @@ def test_what_started_a_process_is_read_off_its_environment(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert place() == Place(rank=3, world=8, local=3)
-    assert _from_slurm(os.environ) == {}  # srun has started torchrun, which has started this
+    assert from_slurm(os.environ) == {}  # srun has started torchrun, which has started this
 
 
 @pytest.mark.parametrize(
@@ -291,4 +291,4 @@ def test_what_started_a_process_is_read_off_its_environment(monkeypatch):
 )
 def test_processes_meet_on_the_first_machine(nodes, first):
     env = dict(SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_JOB_ID="7")
-    assert _from_slurm(env | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
+    assert from_slurm(env | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first

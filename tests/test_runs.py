@@ -356,3 +356,12 @@ def test_features_do_not_depend_on_the_number_of_workers(run, pictures):
     helped = encode_images(encoder, images, device=CPU, workers=2)
     assert torch.equal(alone.features, helped.features)
     assert alone.bad == helped.bad
+
+
+def test_a_damaged_summary_is_named_with_what_to_do(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.read_summary() == {}
+    for damaged in ("{", "[]", "\0"):
+        folder.summary.write_text(damaged)
+        with pytest.raises(CheckpointError, match=r"summary\.json cannot be used .*--resume"):
+            folder.read_summary()

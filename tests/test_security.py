@@ -29,6 +29,7 @@ from nearkin.errors import CheckpointError, DataError
 from nearkin.networks.backbone import build_backbone
 from nearkin.runs.discovery.kept import read_looks
 from nearkin.runs.evaluation.encoder import load
+from nearkin.runs.record.folder import PLOTS
 from nearkin.types import UNKNOWN
 
 PACKAGE = Path(nearkin.__file__).parent
@@ -699,7 +700,7 @@ def test_hostile_names_neither_steer_the_terminal_nor_forge_lines_of_the_log(ans
     ]
     assert len(dated) == len([line for line in done.err.splitlines() if line.strip()]) + 1  # table
     plots = {path.name for path in (place / "run" / "plots").iterdir()}
-    assert plots <= {"augmentations.png", "curves.png", "neighbors.png"}
+    assert plots <= set(PLOTS)
 
 
 PRINTING = [

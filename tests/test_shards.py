@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from pyarrow import dataset, parquet
 
+import nearkin
 from nearkin.cli import main, using
 from nearkin.errors import OutputError
 from nearkin.networks.backbone import build_backbone
@@ -156,6 +157,12 @@ def test_pictures_none_of_which_can_be_read_are_an_error(run, pictures, tmp_path
         shutil.copy(pictures / name, folder)
     line = refusal(["embed", run, folder, "-o", f"{tmp_path / 'out'}/"], 3, capsys)
     assert "none of the 2 pictures can be read" in line
+
+
+def test_python_writes_the_same_into_a_folder(parts, run, pictures, tmp_path):
+    made = nearkin.embed(run, pictures, output=f"{tmp_path / 'vectors'}/", shard=3)
+    assert made.missing == 0
+    assert contents(tmp_path / "vectors") == contents(parts)
 
 
 def test_the_command_line_has_the_default_of_the_function():

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from nearkin.runs.check import check as check
     from nearkin.runs.demo import demo as demo
     from nearkin.runs.discovery.assign import assign as assign
-    from nearkin.runs.evaluation.embed import embed as embed
     from nearkin.runs.evaluation.encoder import load as load
     from nearkin.runs.evaluation.evaluate import evaluate as evaluate
     from nearkin.runs.evaluation.search import neighbors as neighbors
+    from nearkin.runs.evaluation.shards import embed as embed
+    from nearkin.runs.explore import explore as explore
     from nearkin.runs.python import discover as discover
     from nearkin.runs.python import train as train
 
@@ -27,8 +28,9 @@ _HOME = {
     "check": "check",
     "demo": "demo",
     "discover": "python",
-    "embed": "evaluation.embed",
+    "embed": "evaluation.shards",
     "evaluate": "evaluation.evaluate",
+    "explore": "explore",
     "load": "evaluation.encoder",
     "neighbors": "evaluation.search",
     "train": "python",

@@ -58,6 +58,12 @@ class WorkerError(NearkinError):
     exit_code = 9
 
 
+class PortError(NearkinError):
+    """A port that cannot be listened on."""
+
+    exit_code = 10
+
+
 class StoppedError(NearkinError):
     """The run was asked to stop, and saved what it had done.
 

@@ -2,15 +2,17 @@
 
 import contextlib
 import csv
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 from nearkin.errors import CheckpointError, ResourceError
 
 PARTIAL: Final = ".partial."
-"""Between the name of a file that is being written and the number of the process that does."""
+"""Between the name of a file that is being written, after a dot, and a number of its own."""
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 """How cells begin that a spreadsheet takes for formulas."""
@@ -19,9 +21,22 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Write a table with a header line."""
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([_cell(value) for value in row] for row in rows)
+        _write_csv(file, columns, rows)
+
+
+def replace_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """The same, whole or not at all."""
+    file = io.StringIO()
+    _write_csv(file, columns, rows)
+    replace_text(path, file.getvalue())
+
+
+def _write_csv(
+    file: io.TextIOBase, columns: Sequence[str], rows: Iterable[Sequence[object]]
+) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(value) for value in row] for row in rows)
 
 
 def read_csv(path: Path) -> Iterator[Mapping[str, str]]:
@@ -72,14 +87,41 @@ def usable(path: Path, remedy: str) -> Iterator[None]:
         raise CheckpointError(f"{path} cannot be used ({reason}); {remedy}") from error
 
 
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Another name to write a file under, which then gets its own name at once and for good.
+
+    Its bytes reach the disk before its name.
+
+    Raises:
+        OSError: If that fails. What had the name before still has it, and nothing else is left.
+    """
+    # Not the number of the process: two machines that share a disk may have the same.
+    partial = path.with_name(f".{path.name}{PARTIAL}{uuid4().int}")
+    try:
+        yield partial
+        with partial.open("r+b") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_whole(path: Path, *parts: bytes) -> None:
+    """Make a file of these parts appear at once and for good; see `whole`."""
+    with whole(path) as partial, partial.open("xb") as file:
+        file.writelines(parts)
+
+
 def replace_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    partial = path.with_name(f"{path.name}{PARTIAL}{os.getpid()}")
-    with partial.open("w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_whole(path, text.encode("utf-8", "surrogateescape"))
 
 
 class Journal:

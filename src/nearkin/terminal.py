@@ -1,44 +1,122 @@
-"""How a run shows itself: a bar on a terminal, plain lines elsewhere. On standard error."""
+"""How a run shows itself: a line that is drawn anew on a terminal, plain lines elsewhere.
 
-from typing import Any
+On standard error.
+"""
+
+import os
+import time
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
+from rich.text import Text
 
 from nearkin.tables import printable
 
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+if TYPE_CHECKING:
+    from rich.console import ConsoleOptions, RenderResult
+    from rich.live import Live
+
+err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+OFTEN: Final = 0.1
+"""Seconds from one drawing of the line to the next."""
+SELDOM: Final = 30
+"""Seconds of silence after which a line tells how far it is, where none can be drawn anew."""
+PLAIN: Final = ("NO_COLOR", "CI")
+"""Variables of the environment that ask for plain lines."""
+BAR_SIZE: Final = 4, 40
+"""Characters of the bar, at least and at most."""
 
 
 class Terminal:
-    """Shows how a run goes: a bar on a terminal, lines elsewhere. On standard error."""
+    """Shows how a run goes. It leaves nothing of its bar on the screen, whatever ends it."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._bar: Any = None
+        self._live: Live | None = None
+        self._shown = time.monotonic()
 
     def __enter__(self) -> "Terminal":
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._bar is not None:  # or the cursor stays hidden
-            self._bar.stop()
+        self._clear()
 
     def line(self, text: str) -> None:
-        """Show a line above the bar."""
+        """Show a line, above the one that is drawn anew."""
         if not self._quiet:
-            (self._bar.console if self._bar else err).print(printable(text), markup=False)
+            err.print(printable(text))
+            self._shown = time.monotonic()
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """Move the bar, if this is a terminal."""
-        if self._quiet or not err.is_terminal:
-            return
-        if self._bar is None:
-            from rich.progress import Progress
-
-            self._bar = Progress(console=err, transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task("", total=total)
-        self._bar.update(self._task, completed=done, description=text)
+        """Show how far it is, now and then."""
+        drawn = draws_anew()
         if done == total:
-            self._bar.stop()
-            self._bar = None
+            self._clear()
+        elif time.monotonic() - self._shown >= (OFTEN if drawn else SELDOM) and not self._quiet:
+            self._shown = time.monotonic()
+            if drawn:
+                self._draw(Standing(done, total, text))
+            else:
+                err.print(f"{_percent(done, total)}  {printable(text)}")
+
+    def _draw(self, standing: "Standing") -> None:
+        if self._live is None:
+            from rich.live import Live
+
+            # Without its thread, which the workers that are forked meanwhile might wait for.
+            self._live = Live(
+                console=err, auto_refresh=False, transient=True, redirect_stdout=False
+            )
+            self._live.start()
+            err.show_cursor()  # or nobody does, should this process be killed
+        self._live.update(standing, refresh=True)
+
+    def _clear(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def draws_anew() -> bool:
+    """Whether a line can be drawn over another: on a terminal, if nothing asks for plain lines."""
+    able = err.file.isatty() and err.is_terminal and not err.is_dumb_terminal
+    return able and not any(map(os.environ.get, PLAIN))
+
+
+class Standing:
+    """How far something is, as a line that fits into the width there is.
+
+    Args:
+        done: How much of it is done.
+        total: How much there is.
+        text: How it stands: parts two spaces apart, shown as far as there is room for them.
+    """
+
+    def __init__(self, done: int, total: int, text: str) -> None:
+        self.done, self.total = done, total
+        self.parts = printable(text).split("  ")
+
+    def __rich_console__(self, console: Console, options: "ConsoleOptions") -> "RenderResult":
+        """As rich wants it."""
+        yield self.line(options.max_width - 1, ascii_only=options.ascii_only)  # 1: or it may wrap
+
+    def line(self, width: int, *, ascii_only: bool) -> Text:
+        """A line of at most so many characters: percentage, bar, and the text."""
+        least, most = BAR_SIZE
+        head, tail = f"{_percent(self.done, self.total):>4} ", ""
+        for part in self.parts:
+            if len(head) + least + len(tail) + 2 + len(part) > width:
+                break
+            tail += f"  {part}"
+        size = max(0, min(most, width - len(head) - len(tail)))
+        full = size * self.done // self.total
+        fill, rest = "#-" if ascii_only else "━─"
+        bar = (fill * full, "green"), (rest * (size - full), "dim")
+        line = Text.assemble(head, *bar, tail)
+        line.truncate(width, overflow="crop")
+        return line
+
+
+def _percent(done: int, total: int) -> str:
+    return f"{100 * done // total}%"

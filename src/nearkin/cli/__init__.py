@@ -3,6 +3,7 @@
 Importing it loads neither torch nor any other heavy library, so that `--help` is instant.
 """
 
+import io
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from rich.console import Console
 from nearkin.cli import (  # noqa: F401 (they add their commands)
     discovery,
     information,
+    looking,
     training,
     using,
 )
@@ -28,6 +30,8 @@ from nearkin.terminal import err
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; see docs/exit-codes.md."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names that its encoding cannot spell
     try:
         with _unwound_by_signals():
             app(

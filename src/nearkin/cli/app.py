@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -50,6 +51,15 @@ def merged(
         if variable in os.environ:
             named.pop(variable.removeprefix("NEARKIN_").lower(), None)
     return {**stored, **given, "options": {**stored.get("options", {}), **named}}
+
+
+def alone() -> bool:
+    """Whether to do what takes one process: of several that were started, the others say so."""
+    from nearkin.distributed import is_first
+
+    if not is_first():
+        print("this command takes one process; the first does it, this one ends", file=sys.stderr)
+    return is_first()
 
 
 def show(value: Any, as_json: bool, lines: list[str]) -> None:

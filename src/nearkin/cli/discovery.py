@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from nearkin.cli.app import Flag, Given, app, merged, show
+from nearkin.cli.app import Flag, Given, alone, app, merged, show
 from nearkin.config import DiscoverConfig, read_toml
 from nearkin.errors import UsageError
 from nearkin.terminal import Terminal
@@ -55,10 +55,11 @@ def discover(
         raise UsageError(
             "no pictures given; say nearkin discover DATA, or --config with a data key"
         )
+    from nearkin.distributed import is_first
     from nearkin.runs.discovery.discover import discover as run_discover
     from nearkin.runs.record.summary import lines
 
-    with Terminal(quiet or json) as terminal:
+    with Terminal(quiet or json or not is_first()) as terminal:
         run = run_discover(
             data or stored,
             DiscoverConfig(**settings),
@@ -67,7 +68,8 @@ def discover(
             overwrite=overwrite,
             reporter=terminal,
         )
-    show(run.summary, json, lines(run.summary))
+    if is_first():
+        show(run.summary, json, lines(run.summary))
 
 
 @app.command
@@ -89,7 +91,10 @@ def assign(
         copy_to: A new folder to sort the pictures into, by class.
         json: Print the assignments as JSON.
     """
+    if not alone():
+        return
     from nearkin.runs.discovery.assign import assign as run_assign
 
-    found = run_assign(run, data, output=output, copy_to=copy_to)
+    with Terminal(json) as terminal:
+        found = run_assign(run, data, output=output, copy_to=copy_to, reporter=terminal)
     show(found.to_dicts(), json, found.lines())

@@ -49,7 +49,8 @@ def check(
     """
     from nearkin.runs.check import check as run_check
 
-    found = run_check(data, labels=labels, scan=scan)
+    with Terminal(json) as terminal:
+        found = run_check(data, labels=labels, scan=scan, reporter=terminal)
     show(found.to_dict(), json, found.lines())
 
 

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from nearkin.cli.app import Flag, app, show
-from nearkin.errors import UsageError
+from nearkin.cli.app import Flag, alone, app, show
 from nearkin.terminal import Terminal
 
 
@@ -20,10 +19,13 @@ def evaluate(run: Path, data: str | None = None, /, *, json: Flag = False) -> No
         data: Other pictures than those of the run.
         json: Print the measures as JSON.
     """
+    if not alone():
+        return
     from nearkin.runs.evaluation.evaluate import evaluate as run_evaluate
     from nearkin.runs.evaluation.evaluate import table_lines
 
-    evaluation = run_evaluate(run, data)
+    with Terminal(json) as terminal:
+        evaluation = run_evaluate(run, data, reporter=terminal)
     show(evaluation.to_dict(), json, table_lines(evaluation))
 
 
@@ -49,29 +51,22 @@ def embed(
         shard: Pictures of a part.
         part: I/N, such as 1/8: make the I-th of N shares of the parts, as a job of an array.
     """
-    from nearkin.runs.evaluation.embed import embed as run_embed
-    from nearkin.runs.evaluation.shards import SHARD, is_folder
-
-    if is_folder(output):
-        _embed_parts(run, data, output, shard, part)
-        return
-    if part or shard != SHARD:
-        raise UsageError(f"{output} is one file, without parts; give a folder, {output}/")
-    embeddings = run_embed(run, data, output=output)
-    count, dim = embeddings.vectors.shape
-    print(f"{count} pictures, {dim} features each: {Path(output).resolve()}")
-    for path, reason in embeddings.bad.items():
-        print(f"left out {path!r}: {reason}", file=sys.stderr)
-
-
-def _embed_parts(run: Path, data: str, output: str, shard: int, part: str) -> None:
     from nearkin.distributed import is_first
-    from nearkin.runs.evaluation.shards import embed_parts
+    from nearkin.runs.evaluation.shards import Made, is_folder
+    from nearkin.runs.evaluation.shards import embed as run_embed
 
+    if not (is_folder(output) or alone()):
+        return
     with Terminal(not is_first()) as terminal:
-        made = embed_parts(run, data, output, shard=shard, part=part, reporter=terminal)
-    if is_first():
-        show(None, False, made.lines(Path(output)))
+        made = run_embed(run, data, output=output, shard=shard, part=part, reporter=terminal)
+    if isinstance(made, Made):
+        if is_first():
+            show(None, False, made.lines(Path(output)))
+        return
+    count, dim = made.vectors.shape
+    print(f"{count} pictures, {dim} features each: {Path(output).resolve()}")
+    for path, reason in made.bad.items():
+        print(f"left out {path!r}: {reason}", file=sys.stderr)
 
 
 @app.command
@@ -82,6 +77,8 @@ def neighbors(
     vectors: Annotated[Path | None, Parameter(name="--in")] = None,
     index: Path | None = None,
     top: int = 10,
+    sheet: Path | None = None,
+    data: str | None = None,
     json: Flag = False,
 ) -> None:
     """Show which pictures are most similar to some.
@@ -93,11 +90,17 @@ def neighbors(
             run's own pictures.
         index: What `nearkin index` has made of them; faster, and may miss some.
         top: How many to show.
+        sheet: Also make a picture of them, such as sheet.png.
+        data: The pictures to show on it, if they are not those of the run.
         json: Print them as JSON.
     """
     from nearkin.runs.evaluation.search import neighbors as run_neighbors
 
     found = run_neighbors(run, pictures, vectors=vectors, index=index, top=top)
+    if sheet is not None:
+        from nearkin.runs.export import sheet as run_sheet
+
+        run_sheet(found, run, sheet, data)
     lines = [line for one in found for line in one.lines()]
     show([one.to_dict() for one in found], json, lines)
 

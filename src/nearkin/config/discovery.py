@@ -13,6 +13,7 @@ RANGES: Final = {
     "num_views": (2, 64),
     "workers": (0, ANY),
     "strength": (0, ANY),
+    "devices": (1, 1024),
     "val": (0, 0.9),
     "max_bad": (0, 1),
     "seed": (0, 2**32 - 1),
@@ -70,8 +71,12 @@ class DiscoverConfig:
     """Decides everything that is drawn."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1, mps."""
+    devices: int = 1
+    """Processes on this machine that share the batches of networks; torchrun starts its own."""
     workers: int | Auto = "auto"
     """Processes that decode photographs."""
+    cache: Literal["auto", "ram", "disk", "off"] = "auto"
+    """Where photographs that a network learns from are kept once they are decoded."""
     scan: Literal["headers", "full"] = "headers"
     """What is looked at before training: the header of every file, or every picture decoded."""
     max_bad: float = 0.1

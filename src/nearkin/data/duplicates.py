@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64, UInt8
 
 from nearkin.data.images import Images
 from nearkin.data.thumbnails import thumbnails
+from nearkin.pace import Tell, nobody
 
 ALIKE: Final = 0.98
 """Least correlation of two thumbnails of copies."""
@@ -41,7 +42,7 @@ class Duplicates:
     """Further pictures that look the same as an earlier one."""
 
 
-def duplicates(images: Images) -> Duplicates:
+def duplicates(images: Images, tell: Tell = nobody) -> Duplicates:
     """Group exact copies (by SHA-256) and near copies, and merge the groups the pictures had.
 
     Two pictures are near copies if their thumbnails, each color channel without its mean,
@@ -50,7 +51,7 @@ def duplicates(images: Images) -> Duplicates:
     projections (Charikar 2002, "Similarity estimation techniques from rounding algorithms"),
     in a time and a memory nearly proportional to the number of pictures.
     """
-    digests, tiny = thumbnails(images)
+    digests, tiny = thumbnails(images, tell)
     first: dict[bytes | int, int] = {}
     # A picture that cannot be read has no digest, and is nobody's copy.
     keys = (digest.tobytes() if digest.any() else row for row, digest in enumerate(digests))

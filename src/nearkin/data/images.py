@@ -20,6 +20,7 @@ from nearkin.data.scan import scan
 from nearkin.data.sources import BadFile, Listing, Source
 from nearkin.data.table import match, read_table, said_by_rows
 from nearkin.errors import DataError
+from nearkin.pace import Tell, nobody
 from nearkin.types import UNKNOWN
 
 SMALL_SIDE: Final = 64
@@ -132,6 +133,7 @@ def open_images(
     max_pixels: int = MAX_PIXELS,
     cache: bool = True,
     full: bool = False,
+    tell: Tell = nobody,
 ) -> Images:
     """Find all pictures, check their headers, and read off what is said about them.
 
@@ -147,6 +149,7 @@ def open_images(
         max_pixels: larger pictures are bad.
         cache: remember headers and thumbnails, so that a second start reads and decodes none.
         full: decode every picture now, which also finds damage behind the header.
+        tell: hears how far the look at all files is.
 
     Raises:
         DataError: there are no usable pictures, or what is said about them contradicts itself.
@@ -162,7 +165,7 @@ def open_images(
     if path.suffix.lower() == ".npz":
         return _from_parts(str(path), from_npz(path), labels)
     listing, rows = list_files(path)
-    images = open_files(listing, max_pixels=max_pixels, cache=cache, full=full)
+    images = open_files(listing, max_pixels=max_pixels, cache=cache, full=full, tell=tell)
     if not images.names:
         raise DataError(
             f"{path}: none of {len(images.bad)} pictures can be used, such as "
@@ -172,10 +175,16 @@ def open_images(
 
 
 def open_files(
-    listing: Listing, *, max_pixels: int = MAX_PIXELS, cache: bool = True, full: bool = False
+    listing: Listing,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    cache: bool = True,
+    full: bool = False,
+    tell: Tell = nobody,
 ) -> Images:
     """Check the headers of listed files, as `open_images` does; there may be no usable ones."""
-    kinds, sizes = scan(listing, decoded_pixels=max_pixels if full else 0, cache=cache)
+    pixels = max_pixels if full else 0
+    kinds, sizes = scan(listing, decoded_pixels=pixels, cache=cache, tell=tell)
     kinds[sizes.prod(axis=1, dtype=np.int64) > max_pixels] = b"too-large"
     good = np.isin(kinds, np.array(FORMATS, np.bytes_))
     (names, states), rows = listing.columns, np.flatnonzero(good)

@@ -16,6 +16,7 @@ from nearkin.data.loading import loaded_ahead
 from nearkin.data.rgb import decode
 from nearkin.data.sources import Listing, Source
 from nearkin.distributed import available_cpus
+from nearkin.pace import Tell, nobody, tracked
 
 THREADS: Final = 8
 """Enough to hide the latency of a disk or of a network."""
@@ -43,7 +44,9 @@ class Headers(NamedTuple):
     """Width and height; of a bad file, zeros."""
 
 
-def scan(listing: Listing, *, decoded_pixels: int = 0, cache: bool = True) -> Headers:
+def scan(
+    listing: Listing, *, decoded_pixels: int = 0, cache: bool = True, tell: Tell = nobody
+) -> Headers:
     """Read the header of every listed file, or recall it if the file has not changed since.
 
     Args:
@@ -51,6 +54,7 @@ def scan(listing: Listing, *, decoded_pixels: int = 0, cache: bool = True) -> He
         decoded_pixels: decode every picture of at most so many pixels, which finds damage
             behind the header.
         cache: use and keep the index.
+        tell: hears how far it is.
     """
     names, states = listing.columns
     headers = Headers(np.full(len(names), b"not-an-image"), np.zeros((len(names), 2), np.int32))
@@ -61,7 +65,9 @@ def scan(listing: Listing, *, decoded_pixels: int = 0, cache: bool = True) -> He
     looks = _Looks(listing, fresh, decoded_pixels)
     workers = available_cpus() if len(fresh) >= MANY else 0
     loaded = loaded_ahead(looks, 0, len(looks), workers, pictures=BLOCK)
-    for block, found in zip(looks.blocks, loaded, strict=True):
+    what = "decoding all pictures" if decoded_pixels else "looking at all files"
+    seen_now = tracked(loaded, len(fresh), what, tell)
+    for block, found in zip(looks.blocks, seen_now, strict=True):
         headers.kinds[block] = [seen.format for seen in found]
         headers.sizes[block] = [seen[1:] for seen in found]
     if cache and len(fresh):

@@ -12,16 +12,19 @@ from nearkin.data.header import BadImage
 from nearkin.data.images import Images
 from nearkin.data.index import index_path, recall, remember
 from nearkin.data.rgb import decode
+from nearkin.pace import Tell, nobody, tracked
 
 SIDE: Final = 16
 """Of a thumbnail. Finer ones tell resized copies apart."""
 DIGEST: Final = 32
 """Bytes of a SHA-256."""
 THREADS: Final = 8
+BLOCK: Final = 2**10
+"""Pictures that are looked at before it is told how far it is."""
 
 
 def thumbnails(
-    images: Images,
+    images: Images, tell: Tell = nobody
 ) -> tuple[UInt8[np.ndarray, "images digest"], UInt8[np.ndarray, "images features"]]:
     """Each picture's SHA-256 and its tiny version; zeros for one that cannot be read.
 
@@ -35,11 +38,13 @@ def thumbnails(
     if images.key:
         known = recall(path, images.names, images.states, columns)
     # One that could not be read is tried again.
-    fresh = np.flatnonzero(~(known & digests.any(axis=1))).tolist()
+    fresh = np.flatnonzero(~(known & digests.any(axis=1)))
+    blocks = np.split(fresh, range(BLOCK, len(fresh), BLOCK)) if len(fresh) else []
     with ThreadPoolExecutor(THREADS) as pool:
-        looks = pool.map(lambda row: _look(images, row), fresh)
-        for row, look in zip(fresh, looks, strict=True):
-            digests[row], tiny[row] = look
+        for rows in tracked(blocks, len(fresh), "looking for copies", tell):
+            looks = pool.map(lambda row: _look(images, row), rows.tolist())
+            for row, look in zip(rows, looks, strict=True):
+                digests[row], tiny[row] = look
     if images.key and digests[fresh].any():
         remember(path, images.names, images.states, columns)
     return digests, tiny

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
-from nearkin.distributed.launch import place
+from nearkin.distributed.place import num_local, place
 from nearkin.errors import UsageError
 
 
@@ -47,6 +47,15 @@ def available_cpus() -> int:
     cpus = len(os.sched_getaffinity(0)) if own else os.cpu_count() or 1
     quota = cpu_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
     return max(1, math.ceil(min(cpus, quota)))
+
+
+def own_cpus(devices: int = 1) -> int:
+    """This process's share of the processors, at least one.
+
+    Args:
+        devices: How many processes there are on this machine, unless somebody else started them.
+    """
+    return max(1, available_cpus() // num_local(devices))
 
 
 def cpu_quota(groups: Path, mounted: Path) -> float:

@@ -4,26 +4,30 @@ One program runs in all of them, but only the first writes files and speaks; the
 """
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import (
     ProcessContext,
+    ProcessException,
     ProcessExitedException,
     ProcessRaisedException,
     start_processes,
 )
 
+from nearkin.distributed.place import Place, from_slurm, place
 from nearkin.distributed.ranks import agreed
-from nearkin.errors import CollapsedError, DivergedError, StoppedError, UsageError, WorkerError
+from nearkin.errors import CollapsedError, DivergedError, StoppedError, WorkerError
+
+Follower = TypeVar("Follower", bound=Callable[..., object])
 
 PATIENCE: Final = timedelta(minutes=30)
 """After this long a process that is waited for hangs. Looks and checkpoints are shorter."""
@@ -32,69 +36,7 @@ GRACE: Final = 5
 """Seconds in which a process that was lost has ended."""
 
 READY: Final = timedelta(days=1)
-"""How long the others wait until the first has looked at all pictures."""
-
-PORTS: Final = range(20_000, 30_000)
-"""Where processes that SLURM has started meet, by the number of their job."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which process this is of several that were started to train together."""
-
-    rank: int
-    world: int
-    local: int
-    """The number of the process on its machine, and of its GPU."""
-
-
-def place() -> Place | None:
-    """What the environment says of this process; nothing if it was started alone."""
-    env = {**os.environ, **_from_slurm(os.environ)}
-    if "RANK" not in env or "WORLD_SIZE" not in env:
-        return None
-    rank = int(env["RANK"])
-    return Place(rank, int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", rank)))
-
-
-def is_first() -> bool:
-    """Whether this process is the one that writes and speaks."""
-    here = place()
-    return here is None or here.rank == 0
-
-
-def num_processes(devices: int) -> int:
-    """How many processes share a batch: those that there are, or as many as are asked for.
-
-    Raises:
-        UsageError: If both are given and differ.
-    """
-    here = place()
-    if here is None:
-        return devices
-    if devices not in (1, here.world):
-        raise UsageError(
-            f"--devices {devices}, but {here.world} processes were started; leave --devices out"
-        )
-    return here.world
-
-
-def _from_slurm(env: Mapping[str, str]) -> dict[str, str]:
-    """What torchrun would say of a process that `srun` has started with others, if it has.
-
-    Nothing where torchrun has spoken: `srun` may have started it, once on each machine.
-    """
-    if "RANK" in env or int(env.get("SLURM_STEP_NUM_TASKS", 1)) == 1:
-        return {}
-    # n[001-004,7],m2 begins with n001
-    first = re.sub(r"\[(\d+)[^]]*\]", r"\1", env["SLURM_STEP_NODELIST"], count=1)
-    return {
-        "RANK": env["SLURM_PROCID"],
-        "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
-        "LOCAL_RANK": env["SLURM_LOCALID"],
-        "MASTER_ADDR": first.partition(",")[0],
-        "MASTER_PORT": str(PORTS[int(env["SLURM_JOB_ID"]) % len(PORTS)]),
-    }
+"""How long the others wait for the first, which has other things to do than to train."""
 
 
 @contextmanager
@@ -128,6 +70,28 @@ def together(devices: int, follow: Callable[..., object], *args: Any) -> Iterato
             somebody else.
         follow: What the others do, within a block of this kind, if they are started here. It has
             a name that can be imported.
+        args: For `follow`; those in a `company` have their own.
+
+    Raises:
+        WorkerError: If one of the others fails, is killed or hangs.
+    """
+    with ExitStack() as stack:
+        if _company.get() is None:
+            stack.enter_context(company(devices, follow, *args))
+        if (found := _company.get()) is not None:
+            stack.enter_context(found.meeting(follow))
+        yield
+
+
+@contextmanager
+def company(devices: int, follow: Callable[..., object], *args: Any) -> Iterator[None]:
+    """Have others at hand for the length of a `with` block, to train `together` now and then.
+
+    In between, this process is alone, and the others wait until they are `called`.
+
+    Args:
+        devices: See `together`.
+        follow: What the others do, within a block of this kind, if they are started here.
         args: For `follow`.
 
     Raises:
@@ -135,28 +99,104 @@ def together(devices: int, follow: Callable[..., object], *args: Any) -> Iterato
     """
     here = place()
     if here is not None:
-        os.environ.update(_from_slurm(os.environ))
-        with _noticed(None), process_group(_backend(), **_rendezvous(here)):
+        os.environ.update(from_slurm(os.environ))
+        with _noticed(None), Company(*_met(here)):
             yield
     elif devices == 1:
         yield
     else:
         store = TCPStore("127.0.0.1", 0, devices, is_master=True, wait_for_workers=False)
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-        before = torch.get_num_threads()
-        threads = max(1, before // devices)
+        threads = max(1, torch.get_num_threads() // devices)
         env = {**meeting, "WORLD_SIZE": str(devices), "THREADS": str(threads)}
         helpers = start_processes(_help, (env, follow, args), devices - 1, join=False)
-        torch.set_num_threads(threads)
         try:
-            with _noticed(helpers), process_group(_backend(), **_group(store, 0, devices)):
+            with _noticed(helpers), Company(store, 0, devices, helpers, threads):
                 yield
-            helpers.join(timeout=PATIENCE.seconds)
         finally:
-            torch.set_num_threads(before)
             for process in helpers.processes:
                 process.kill()
                 process.join()
+
+
+def called(*followers: Follower) -> Follower | None:
+    """What the first of a company has the others do next; nothing once it needs them no more.
+
+    Args:
+        followers: What they know how to do: each is the `follow` of a `together`.
+    """
+    found = _company.get()
+    name = found.called() if found else ""
+    return next((follow for follow in followers if _name(follow) == name), None)
+
+
+@dataclass
+class Company:
+    """Processes that were started to train together: once, or again and again.
+
+    They meet in a group of its own for each training. Used as a `with` block; at its end the
+    first process waits until the others have left theirs.
+    """
+
+    store: Store
+    rank: int
+    world: int
+    helpers: ProcessContext | None = None
+    """The others, if they were started here."""
+    threads: int | None = None
+    """Of each process in a training; None if that was settled by somebody else."""
+    meetings: int = 0
+
+    def __enter__(self) -> "Company":
+        _company.set(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        _company.set(None)
+        left = [f"left {rank}" for rank in range(1, self.world)]
+        with suppress(dist.DistError):  # the others may be gone
+            self.store.set(left[self.rank - 1] if self.rank else self._next, "")
+        if self.rank or kind is not None:
+            return
+        if self.helpers is not None:
+            self.helpers.join(timeout=PATIENCE.seconds)
+        else:
+            self.store.wait(left, PATIENCE)
+
+    @property
+    def _next(self) -> str:
+        return f"meeting {self.meetings}"
+
+    def called(self) -> str:
+        """The name of what is to be done next, as soon as the first has said so."""
+        self.store.wait([self._next], READY)
+        return self.store.get(self._next).decode()
+
+    @contextmanager
+    def meeting(self, follow: Callable[..., object]) -> Iterator[None]:
+        """Train with the others, who are called to `follow`."""
+        key, threads = self._next, torch.get_num_threads()
+        if self.rank:
+            self.called()
+        else:
+            if self.helpers is not None:
+                self.helpers.join(timeout=0)  # raises if one is lost, or they would be waited for
+            self.store.set(key, _name(follow))
+        self.meetings += 1
+        group = {"store": PrefixStore(key, self.store), "rank": self.rank}
+        torch.set_num_threads(self.threads or threads)
+        try:
+            with process_group(_backend(), **group, world_size=self.world, timeout=PATIENCE):
+                yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+_company: ContextVar[Company | None] = ContextVar("company", default=None)
+
+
+def _name(follow: Callable[..., object]) -> str:
+    return f"{follow.__module__}.{follow.__qualname__}"
 
 
 def _help(
@@ -173,18 +213,10 @@ def _backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
-def _rendezvous(here: Place) -> dict[str, Any]:
-    """Where processes meet that somebody else has started, once the first of them is there."""
+def _met(here: Place) -> tuple[Store, int, int]:
+    """Where processes meet that somebody else has started, and which of how many this is."""
     store, rank, world = next(rendezvous("env://", here.rank, here.world, timeout=READY))
-    if rank:
-        store.wait(["ready"], READY)
-    return _group(store, rank, world)
-
-
-def _group(store: Store, rank: int, world: int) -> dict[str, Any]:
-    if rank == 0:
-        store.set("ready", "")
-    return {"store": store, "rank": rank, "world_size": world, "timeout": PATIENCE}
+    return store, rank, world
 
 
 @contextmanager
@@ -192,23 +224,26 @@ def _noticed(helpers: ProcessContext | None) -> Iterator[None]:
     """Tell of a process that is lost, within a `with` block, as what it is."""
     try:
         yield
-    except RuntimeError as error:  # which those of torch.distributed are, too
-        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+    except (RuntimeError, ProcessException) as error:  # torch.distributed's are the former
+        if not (isinstance(error, ProcessException | dist.DistError) or "gloo" in str(error)):
             raise
         raise WorkerError(
-            f"{_fate(helpers)}; the same command with --resume goes on from the last checkpoint"
+            f"{_fate(helpers, error)}; the same command with --resume goes on from the last "
+            "checkpoint"
         ) from error
 
 
-def _fate(helpers: ProcessContext | None) -> str:
+def _fate(helpers: ProcessContext | None, error: Exception) -> str:
     """What became of the processes that were started here, in words."""
     try:
         if helpers is not None:
             helpers.join(timeout=GRACE, grace_period=GRACE)
-    except ProcessExitedException as error:
+    except ProcessException as found:
+        error = found
+    if isinstance(error, ProcessExitedException):
         how = error.signal_name or f"exit code {error.exit_code}"
         return f"process {error.error_index + 1} of this training was ended by {how}"
-    except ProcessRaisedException as error:
+    if isinstance(error, ProcessRaisedException):
         reason = error.msg.strip().splitlines()[-1]
         return f"process {error.error_index + 1} of this training failed ({reason})"
     return "another process of this training was lost, or hangs"

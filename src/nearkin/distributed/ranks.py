@@ -1,7 +1,8 @@
 """Ranks: what several processes tell each other while they train.
 
 Every rank runs its own images through the networks and calls `gather`; from there on every
-rank holds the whole batch and computes the same loss, so no other code mentions ranks.
+rank holds the whole batch and has the same loss, so no other code mentions ranks. A loss that is
+a mean over rows need not be computed by all of them: see `mean_over_rows`.
 """
 
 import inspect
@@ -24,14 +25,14 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def share(batch_size: int) -> slice:
-    """The rows of a batch that are this rank's to load and encode.
+def share(rows: int) -> slice:
+    """Which of so many rows are this rank's: those of a batch that it loads and encodes.
 
     >>> share(256)
     slice(0, 256, None)
     """
-    size = batch_size // world_size()
-    return slice(rank() * size, (rank() + 1) * size)
+    own, ranks = rank(), world_size()
+    return slice(own * rows // ranks, (own + 1) * rows // ranks)
 
 
 def part(groups: int) -> int:
@@ -51,14 +52,55 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> Tensor:
         grad = grads[0].contiguous()
-        dist.all_reduce(grad)
-        return grad.chunk(world_size())[rank()]
+        own = grad.new_empty(len(grad) // world_size(), *grad.shape[1:])
+        dist.reduce_scatter_tensor(own, grad)
+        return own
 
 
 def gather(x: Tensor) -> Tensor:
     """The rows of every rank, in rank order. Differentiable; the identity on one process."""
     gathered: Tensor = x if world_size() == 1 else _Gather.apply(x)
     return gathered
+
+
+class _Averaged(torch.autograd.Function):
+    """The mean over the ranks, whose gradients reach each rank's own number undivided.
+
+    `gather` adds gradients up and DDP takes their mean, as where every rank has the whole loss.
+    """
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total / world_size()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+def averaged(x: Tensor) -> Tensor:
+    """The mean of what every rank has computed from its own rows of the batch, as of all rows."""
+    mean: Tensor = x if world_size() == 1 else _Averaged.apply(x)
+    return mean
+
+
+def mean_over_rows(term: Callable[[slice], Tensor], rows: int) -> Tensor:
+    """The mean of a term over rows that every rank holds, each of which one rank computes.
+
+    Losses and gradients are those of `term(slice(None))`. It must not draw random numbers: ranks
+    would go on from different states.
+
+    Args:
+        term: The mean over the rows of a slice, whatever it needs of other rows.
+        rows: How many there are. Where they are fewer than ranks, all ranks compute all of them.
+    """
+    ranks = world_size()
+    if ranks == 1 or rows < ranks:
+        return term(slice(None))
+    own = share(rows)
+    return averaged(term(own) * (ranks * (own.stop - own.start) / rows))
 
 
 def shuffled(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

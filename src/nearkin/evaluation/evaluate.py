@@ -10,10 +10,17 @@ from nearkin.evaluation.knn import knn
 from nearkin.evaluation.measure import Measure
 from nearkin.evaluation.probe import linear_probe
 from nearkin.evaluation.report import Evaluation
+from nearkin.pace import Tell, nobody, under
 
 
 def evaluate_features(
-    train: Features, test: Features, *, seed: int, k: int = 200, temperature: float = 0.1
+    train: Features,
+    test: Features,
+    *,
+    seed: int,
+    k: int = 200,
+    temperature: float = 0.1,
+    tell: Tell = nobody,
 ) -> tuple[list[Measure], dict[str, str]]:
     """Measure test features with the help of training features.
 
@@ -23,6 +30,7 @@ def evaluate_features(
         seed: Decides held-out images, starts of k-means and resampling.
         k: Neighbors of kNN.
         temperature: Of the votes of kNN.
+        tell: Hears what is measured.
 
     Returns:
         The measures, and why others could not be taken, by name.
@@ -36,11 +44,13 @@ def evaluate_features(
     }
     measures: list[Measure] = []
     left_out: dict[str, str] = {}
-    for name, attempt in attempts.items():
+    for done, (name, attempt) in enumerate(attempts.items()):
+        tell(done, len(attempts), name)
         try:
             measures += attempt()
         except DataError as error:
             left_out[name] = str(error)
+    tell(len(attempts), len(attempts), "measured")
     return measures, left_out
 
 
@@ -50,6 +60,7 @@ def evaluate(
     seed: int,
     k: int = 200,
     temperature: float = 0.1,
+    tell: Tell = nobody,
 ) -> Evaluation:
     """The same measures for several tables of features of the same images.
 
@@ -59,6 +70,7 @@ def evaluate(
         seed: See `evaluate_features`, as for `k` and `temperature`.
         k: Neighbors of kNN.
         temperature: Of the votes of kNN.
+        tell: Hears what is measured.
     """
     measures: dict[str, list[Measure]] = {}
     left_out: dict[str, str] = {}
@@ -66,7 +78,7 @@ def evaluate(
     sizes = {part: len(features.labels) for part, features in parts}
     for name, (train, test) in tables.items():
         measures[name], reasons = evaluate_features(
-            train, test, seed=seed, k=k, temperature=temperature
+            train, test, seed=seed, k=k, temperature=temperature, tell=under(name, tell)
         )
         left_out |= reasons
     return Evaluation(sizes, measures, left_out)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from html import escape
 
-VOID = frozenset({"img", "meta"})
+VOID = frozenset({"img", "input", "link", "meta"})
 """Elements without an end tag."""
 
 

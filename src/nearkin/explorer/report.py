@@ -1,4 +1,4 @@
-"""What the page of a discovery run is made of: plain values."""
+"""What the pages of runs are made of: plain values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +85,37 @@ class Chart:
     """An x to be marked."""
     interval: tuple[Number, Number] | None = None
     """Between which x the truth may lie."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReport:
+    """All that the page of a training tells."""
+
+    data: str
+    """What the data are called."""
+    lead: str
+    """What was trained on what, in a paragraph."""
+    health: str
+    """Whether the embeddings still differ, in plain words."""
+    findings: tuple[str, ...] = ()
+    """What the reader should know before using the encoder, a sentence or two each."""
+    results: Table | None = None
+    """What the encoder is worth, beside its floors."""
+    meanings: tuple[tuple[str, str], ...] = ()
+    """What each of these numbers means."""
+    confusion: Confusion | None = None
+    """Which classes held-out pictures are taken for by their nearest training pictures."""
+    curves: tuple[Chart, ...] = ()
+    protocol: tuple[str, ...] = ()
+    """How each number was found."""
+    configuration: Mapping[str, Any] | None = None
+    versions: Mapping[str, str] | None = None
+    command: str = ""
+    """What repeats the run."""
+    steps: tuple[tuple[str, str], ...] = ()
+    """What to do next: a sentence, and the command for it or nothing."""
+    tiny: bool = False
+    """Whether the pictures are so small that their pixels are to be seen as squares."""
 
 
 @dataclass(frozen=True, slots=True)

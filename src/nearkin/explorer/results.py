@@ -7,6 +7,7 @@ from nearkin.explorer.markup import Html, element, row, scrolling, table
 from nearkin.explorer.report import Confusion, Table
 from nearkin.explorer.style import SHADES
 
+FOUND: Final = "What was found (columns) of each true class (rows), in pictures"
 MANY: Final = 20
 """A matrix of more classes than this is folded away."""
 
@@ -19,9 +20,13 @@ def result_table(results: Table) -> Html:
     return element("div", element("h3", results.title), *note, made)
 
 
-def confusion_matrix(confusion: Confusion) -> Html:
-    """Counts, each shaded by its share of the pictures of its true class."""
-    title = "What was found (columns) of each true class (rows), in pictures"
+def confusion_matrix(confusion: Confusion, title: str = FOUND) -> Html:
+    """Counts, each shaded by its share of the pictures of its true class.
+
+    Args:
+        confusion: The counts.
+        title: What its rows and columns are.
+    """
     rows = [_row(*of) for of in zip(confusion.truth, confusion.counts, strict=True)]
     heading = "Which class was taken for which"
     matrix = table(title, ["", *confusion.found], rows, class_="matrix")

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.distributed import gather
+from nearkin.distributed import averaged
 from nearkin.method import Method, Schedule
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, by_size, mlp
@@ -103,14 +103,14 @@ class DINO(Method[Tensor]):
 
     @override
     def forward(self, batch: Batch, progress: float) -> Step[Tensor]:
-        scores = [self.prototypes(gather(z)) for z in by_size(self.online, batch.views)]
+        scores = [self.prototypes(z) for z in by_size(self.online, batch.views)]
         with torch.no_grad():
-            large = [gather(z) for z in by_size(self.target, batch.views[:2])]
+            large = by_size(self.target, batch.views[:2])
             answers = [self.target_prototypes(z) for z in large]
         temperature = self.sharpness(progress)
         codes = [((answer - self.center) / temperature).softmax(dim=1) for answer in answers]
         loss = swapped_match([score / self.temperature for score in scores], codes)
-        return Step(loss, memo=torch.cat(answers).mean(dim=0))
+        return Step(averaged(loss), memo=averaged(torch.cat(answers).mean(dim=0)))
 
     @override
     @torch.no_grad()

@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.distributed import gather
+from nearkin.distributed import gather, mean_over_rows
 from nearkin.memory import MemoryBank, Visits, own_entries
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
@@ -88,19 +88,25 @@ class InstDisc(Method[Estimate]):
     @override
     def forward(self, batch: Batch, progress: float) -> Step[Estimate]:
         query, index = gather(unit(self.online(batch.views[0]))), gather(batch.index)
-        key, normalizer = self.bank.keys[index], self.normalizer
-        if self.loss == "softmax":
-            rows = torch.arange(len(self.bank.keys), device=index.device)
-            own = own_entries(index, rows)
-            loss = info_nce(query, key, self.bank.keys, self.temperature, own)
-        else:
-            noise = self.bank.keys[self.bank.sample(self.num_noise)]
-            normalizer = torch.where(normalizer > 0, normalizer, self.estimate(query, noise))
-            count = len(self.bank.keys)
-            loss = nce(query, key, noise, self.temperature, normalizer, count)
-        if self.proximal_weight > 0:
-            loss = loss + self.proximal_weight * alignment(query, key)
-        return Step(loss, memo=Estimate(Visits(index, query.detach()), normalizer))
+        key, others, normalizer = self.bank.keys[index], self.bank.keys, self.normalizer
+        images = torch.arange(len(others), device=index.device)
+        if self.loss == "nce":
+            others = others[self.bank.sample(self.num_noise)]
+            normalizer = torch.where(normalizer > 0, normalizer, self.estimate(query, others))
+
+        def term(rows: slice) -> Tensor:
+            q, k = query[rows], key[rows]
+            if self.loss == "nce":
+                loss = nce(q, k, others, self.temperature, normalizer, len(images))
+            else:
+                own = own_entries(index[rows], images)
+                loss = info_nce(q, k, others, self.temperature, own)
+            if self.proximal_weight > 0:
+                loss = loss + self.proximal_weight * alignment(q, k)
+            return loss
+
+        visits = Visits(index, query.detach())
+        return Step(mean_over_rows(term, len(query)), memo=Estimate(visits, normalizer))
 
     @override
     @torch.no_grad()
@@ -114,4 +120,8 @@ class InstDisc(Method[Estimate]):
         self, query: Float[Tensor, "batch dim"], noise: Float[Tensor, "noise dim"]
     ) -> Float[Tensor, ""]:
         """The normalizer by Monte Carlo: made at the first step, constant from then on (eq. 8)."""
-        return look_up(query, noise, self.temperature).exp().mean() * len(self.bank.keys)
+
+        def mean(rows: slice) -> Tensor:
+            return look_up(query[rows], noise, self.temperature).exp().mean()
+
+        return mean_over_rows(mean, len(query)) * len(self.bank.keys)

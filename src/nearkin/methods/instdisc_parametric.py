@@ -16,10 +16,10 @@ Queries: online embeddings. Keys: learned weights, a vector per image.
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.distributed import gather
+from nearkin.distributed import gather, mean_over_rows
 from nearkin.memory import own_entries
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
@@ -57,6 +57,10 @@ class InstDiscParametric(Method[None]):
     @override
     def forward(self, batch: Batch, progress: float) -> Step[None]:
         query, index = gather(unit(self.online(batch.views[0]))), gather(batch.index)
-        own = own_entries(index, torch.arange(len(self.weights), device=index.device))
-        loss = info_nce(query, self.weights[index], self.weights, self.temperature, own)
-        return Step(loss, memo=None)
+        images = torch.arange(len(self.weights), device=index.device)
+
+        def term(rows: slice) -> Tensor:
+            own, key = own_entries(index[rows], images), self.weights[index[rows]]
+            return info_nce(query[rows], key, self.weights, self.temperature, own)
+
+        return Step(mean_over_rows(term, len(query)), memo=None)

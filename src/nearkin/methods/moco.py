@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
-from nearkin.distributed import gather, shuffled
+from nearkin.distributed import gather, mean_over_rows, shuffled
 from nearkin.memory import Queue, Visits, own_entries
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
@@ -79,15 +79,22 @@ class MoCo(Method[Visits]):
     def forward(self, batch: Batch, progress: float) -> Step[Visits]:
         first, second = batch.views
         index = gather(batch.index)
-        same = own_entries(index, self.queue.index)
         pairs = [(first, second), (second, first)] if self.symmetric else [(first, second)]
-        losses, keys = [], []
+        queries, keys = [], []
         for shown, other in pairs:
-            query, key = gather(unit(self.online(shown))), self.keys(other)
-            losses.append(info_nce(query, key, self.queue.keys, self.temperature, same))
-            keys.append(key)
+            queries.append(gather(unit(self.online(shown))))
+            keys.append(self.keys(other))
+
+        def term(rows: slice) -> Tensor:
+            same = own_entries(index[rows], self.queue.index)
+            losses = [
+                info_nce(query[rows], key[rows], self.queue.keys, self.temperature, same)
+                for query, key in zip(queries, keys, strict=True)
+            ]
+            return torch.stack(losses).mean()
+
         visits = Visits(index.repeat(len(pairs)), torch.cat(keys))
-        return Step(torch.stack(losses).mean(), memo=visits)
+        return Step(mean_over_rows(term, len(index)), memo=visits)
 
     @override
     @torch.no_grad()

@@ -11,11 +11,12 @@ Queries: online embeddings of view 1. Keys: embeddings of view 2.
 """
 
 import copy
+from functools import partial
 from typing import ClassVar, Literal
 
 from typing_extensions import override
 
-from nearkin.distributed import gather, shuffled
+from nearkin.distributed import gather, mean_over_rows, shuffled
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.batch_norm import normalize_in_groups
@@ -73,4 +74,5 @@ class MoCoEndToEnd(Method[None]):
         first, second = batch.views
         query = gather(unit(self.online(first)))
         key = unit(shuffled(self.key_branch, second))
-        return Step(in_batch(query, key, self.temperature), memo=None)
+        term = partial(in_batch, query, key, self.temperature)
+        return Step(mean_over_rows(term, len(query)), memo=None)

@@ -15,9 +15,10 @@ Queries: online embeddings. Keys: rows of the bank, the image's own and those dr
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
-from nearkin.distributed import gather
+from nearkin.distributed import gather, mean_over_rows
 from nearkin.memory import MemoryBank, Visits, own_entries
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
@@ -70,10 +71,13 @@ class MoCoMemoryBank(Method[Visits]):
     def forward(self, batch: Batch, progress: float) -> Step[Visits]:
         query, index = gather(unit(self.online(batch.views[0]))), gather(batch.index)
         noise = self.bank.sample(self.num_negatives)
-        same = own_entries(index, noise)
         key, negatives = self.bank.keys[index], self.bank.keys[noise]
-        loss = info_nce(query, key, negatives, self.temperature, same)
-        return Step(loss, memo=Visits(index, query.detach()))
+
+        def term(rows: slice) -> Tensor:
+            same = own_entries(index[rows], noise)
+            return info_nce(query[rows], key[rows], negatives, self.temperature, same)
+
+        return Step(mean_over_rows(term, len(query)), memo=Visits(index, query.detach()))
 
     @override
     @torch.no_grad()

@@ -15,9 +15,10 @@ whole batch.
 """
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
-from nearkin.distributed import gather
+from nearkin.distributed import gather, mean_over_rows
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
@@ -61,8 +62,12 @@ class MoCoV3(Method[None]):
         q1, q2 = (gather(unit(self.predictor(self.online(view)))) for view in batch.views)
         with torch.no_grad():
             k1, k2 = (gather(unit(self.target(view))) for view in batch.views)
-        both = in_batch(q1, k2, self.temperature) + in_batch(q2, k1, self.temperature)
-        return Step(2 * self.temperature * both, memo=None)
+
+        def both(rows: slice) -> Tensor:
+            forth = in_batch(q1, k2, self.temperature, rows)
+            return torch.add(forth, in_batch(q2, k1, self.temperature, rows))
+
+        return Step(2 * self.temperature * mean_over_rows(both, len(q1)), memo=None)
 
     @override
     @torch.no_grad()

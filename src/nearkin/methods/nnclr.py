@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.distributed import gather
+from nearkin.distributed import gather, mean_over_rows
 from nearkin.errors import UsageError
 from nearkin.measures.neighbors import nearest
 from nearkin.memory import Queue, Visits, own_entries
@@ -88,12 +88,11 @@ class NNCLR(Method[Visits]):
     def forward(self, batch: Batch, progress: float) -> Step[Visits]:
         embeddings = [self.online(view) for view in batch.views]
         p1, p2 = (gather(unit(self.predictor(z))) for z in embeddings)
-        z1, z2 = (gather(unit(z.detach())) for z in embeddings)
-        index = gather(batch.index)
-        loss = self.agree(self.friend(z1, index), p2)
+        z1, z2 = (unit(z.detach()) for z in embeddings)
+        loss = self.agree(self.friend(z1, batch.index), p2)
         if self.symmetric != "rowcol":
-            loss = (loss + self.agree(self.friend(z2, index), p1)) / 2
-        return Step(loss, memo=Visits(index, z1))
+            loss = (loss + self.agree(self.friend(z2, batch.index), p1)) / 2
+        return Step(loss, memo=Visits(gather(batch.index), gather(z1)))
 
     @override
     @torch.no_grad()
@@ -103,20 +102,25 @@ class NNCLR(Method[Visits]):
 
     def friend(
         self, z: Float[Tensor, "batch dim"], index: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "batch dim"]:
-        """For each embedding, one of its nearest neighbors in the support set."""
+    ) -> Float[Tensor, "whole_batch dim"]:
+        """For each embedding of every process, one of its nearest neighbors in the support set."""
         keys = self.support_set.keys
         own = own_entries(index, self.support_set.index)
-        similarity, neighbors = nearest(keys, z, self.num_neighbors, ignored=own)
+        found = nearest(keys, z, self.num_neighbors, ignored=own)
+        similarity, neighbors = map(gather, found)
         others = similarity.isfinite().sum(dim=1, keepdim=True)
-        drawn = (torch.rand(len(z), 1, device=z.device) * others).long()
+        drawn = (torch.rand(len(neighbors), 1, device=z.device) * others).long()
         return keys[neighbors.gather(1, drawn).squeeze(1)]
 
     def agree(
         self, friend: Float[Tensor, "batch dim"], prediction: Float[Tensor, "batch dim"]
     ) -> Float[Tensor, ""]:
         """Friends must find predictions and, along the columns, predictions friends (eq. 3)."""
-        forth = in_batch(friend, prediction, self.temperature)
-        if self.symmetric == "views":
-            return forth
-        return torch.add(forth, in_batch(prediction, friend, self.temperature)) / 2
+
+        def term(rows: slice) -> Tensor:
+            forth = in_batch(friend, prediction, self.temperature, rows)
+            if self.symmetric == "views":
+                return forth
+            return torch.add(forth, in_batch(prediction, friend, self.temperature, rows)) / 2
+
+        return mean_over_rows(term, len(friend))

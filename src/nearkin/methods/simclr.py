@@ -14,12 +14,13 @@ ones; t is `temperature`.
 Queries: online embeddings of all views. Keys: the same, less the query itself.
 """
 
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from typing_extensions import override
 
-from nearkin.distributed import gather
+from nearkin.distributed import gather, mean_over_rows
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
@@ -60,4 +61,5 @@ class SimCLR(Method[None]):
     def forward(self, batch: Batch, progress: float) -> Step[None]:
         z = unit(self.online(torch.cat(batch.views)))  # one pass: shared batch-norm statistics
         z1, z2 = (gather(view) for view in z.chunk(2))
-        return Step(self.contrast(z1, z2, self.temperature), memo=None)
+        term = partial(self.contrast, z1, z2, self.temperature)
+        return Step(mean_over_rows(term, len(z1)), memo=None)

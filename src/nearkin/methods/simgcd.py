@@ -21,6 +21,7 @@ Queries: unit features and embeddings of all views. Keys: prototypes of all clas
 embeddings of all other views.
 """
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -28,7 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.distributed import gather
+from nearkin.distributed import gather, mean_over_rows
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
@@ -123,10 +124,12 @@ class SimGCD(Method[None]):
     ) -> dict[str, Float[Tensor, ""]]:
         """The terms of the embeddings of first views and then of second ones."""
         (z1, z2), known = z.chunk(2), label != UNKNOWN
-        return {
-            "contrast": nt_xent(z1, z2, self.contrast_temperature),
-            "class_contrast": sup_con(z1[known], z2[known], label[known], self.sup_temperature),
-        }
+        labels = label[known]
+        of_images = partial(nt_xent, z1, z2, self.contrast_temperature)
+        contrast = mean_over_rows(of_images, len(z1))
+        of_classes = partial(sup_con, z1[known], z2[known], labels, self.sup_temperature)
+        class_contrast = mean_over_rows(of_classes, len(labels))
+        return {"contrast": contrast, "class_contrast": class_contrast}
 
     def sharpness(self, progress: float) -> float:
         """The temperature of targets, which falls in a line at first."""

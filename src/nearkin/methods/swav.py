@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.distributed import gather
+from nearkin.distributed import gather, mean_over_rows
 from nearkin.memory import Queue, Visits, own_entries
 from nearkin.method import Method, Schedule
 from nearkin.networks.backbone import Backbone
@@ -85,8 +85,12 @@ class SwAV(Method[Visits]):
         index = gather(batch.index)
         large = torch.cat([view.detach() for view in z[:2]], dim=1)
         codes = self.assign(large, index, progress)
-        scores = [look_up(view, self.prototypes, self.temperature) for view in z]
-        return Step(swapped_match(scores, codes), memo=Visits(index, large))
+
+        def term(rows: slice) -> Tensor:
+            scores = [look_up(view[rows], self.prototypes, self.temperature) for view in z]
+            return swapped_match(scores, [code[rows] for code in codes])
+
+        return Step(mean_over_rows(term, len(index)), memo=Visits(index, large))
 
     @override
     @torch.no_grad()

@@ -6,6 +6,7 @@ number comes from a fused form that never holds it.
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,9 @@ from torch import Tensor
 from nearkin.objectives import attention, strips, triangle
 from nearkin.objectives.lookup import log_total, look_up, tell_apart
 from nearkin.objectives.precision import full_precision
+
+ALL: Final = slice(None)
+"""Every row of a batch."""
 
 
 @full_precision
@@ -52,17 +56,27 @@ def info_nce(
 
 @full_precision
 def in_batch(
-    query: Float[Tensor, "batch dim"], key: Float[Tensor, "batch dim"], temperature: float
+    query: Float[Tensor, "batch dim"],
+    key: Float[Tensor, "batch dim"],
+    temperature: float,
+    rows: slice = ALL,
 ) -> Float[Tensor, ""]:
     """Find the query's own key among the keys of the batch (He et al. 2020, figure 2a).
 
     The cross-view InfoNCE: `N` terms, one direction, no negatives from the query's own view.
 
+    Args:
+        query: Unit vectors.
+        key: The positive of each query, and a negative of all others.
+        temperature: Divides the similarities; above 0.
+        rows: The queries that the loss is the mean of.
+
     >>> in_batch(torch.eye(2), torch.eye(2), temperature=1.0)  # log(1 + exp(-1))
     tensor(0.3133)
     """
-    if strips.pays(query, key):
-        return strips.tell_apart(query, key, key, temperature, own=True)
+    if rows != ALL or strips.pays(query, key):
+        first = rows.start or 0
+        return strips.tell_apart(query[rows], key[rows], key, temperature, own=[first])
     logits = look_up(query, key, temperature)
     own = torch.eye(len(query), dtype=torch.bool, device=query.device)
     return tell_apart(logits.diagonal(), log_total(logits, own))
@@ -70,15 +84,31 @@ def in_batch(
 
 @full_precision
 def nt_xent(
-    a: Float[Tensor, "batch dim"], b: Float[Tensor, "batch dim"], temperature: float
+    a: Float[Tensor, "batch dim"],
+    b: Float[Tensor, "batch dim"],
+    temperature: float,
+    rows: slice = ALL,
 ) -> Float[Tensor, ""]:
     """Find each view's other view among all 2N - 1 others (Chen et al. 2020, eq. 1).
 
-    The mean over the 2N views; `log(2N - 1)` where all embeddings are alike.
+    Args:
+        a: One view of each image, unit vectors.
+        b: The other view.
+        temperature: Divides the similarities; above 0.
+        rows: The images whose views the loss is the mean of.
+
+    Returns:
+        The mean over the 2N views; `log(2N - 1)` where all embeddings are alike.
 
     >>> nt_xent(torch.eye(2), torch.eye(2), temperature=1.0)  # log(1 + 2 exp(-1))
     tensor(0.5514)
     """
+    if rows != ALL:
+        views, first = torch.cat([a, b]), rows.start or 0
+        both = [first, first + len(a)]
+        pairs = ((a[rows], b[rows]), (b[rows], a[rows]))
+        forth, back = (strips.tell_apart(x, y, views, temperature, own=both) for x, y in pairs)
+        return torch.add(forth, back) / 2
     positive = (a * b).sum(dim=1).repeat(2) / temperature
     if triangle.pays(a, b, temperature):
         return tell_apart(positive, triangle.log_total(a, b, temperature, partners=False))
@@ -93,11 +123,19 @@ def sup_con(
     b: Float[Tensor, "batch dim"],
     label: Int[Tensor, " batch"],
     temperature: float,
+    rows: slice = ALL,
 ) -> Float[Tensor, ""]:
     """Find all views of the same class among all 2N - 1 others (Khosla et al. 2020, eq. 2).
 
     Supervised contrastive learning. arXiv:2004.11362. Every image has a label. Where no two have
     the same one, it is `nt_xent`.
+
+    Args:
+        a: One view of each image, unit vectors.
+        b: The other view.
+        label: The class of each image.
+        temperature: Divides the similarities; above 0.
+        rows: The images whose views the loss is the mean of.
 
     Returns:
         The mean over the 2N views, or zero where the batch is empty.
@@ -105,6 +143,10 @@ def sup_con(
     >>> sup_con(torch.eye(2), torch.eye(2), torch.tensor([7, 7]), temperature=1.0)
     tensor(1.2181)
     """
+    if rows != ALL:
+        partner = (a[rows] * b[rows]).sum(dim=1)
+        of_class = _mean_of_class(a, b, label).view(2, -1)[:, rows]
+        return nt_xent(a, b, temperature, rows) + (partner - of_class).mean() / temperature
     if triangle.pays(a, b, temperature):
         total = triangle.log_total(a, b, temperature, partners=True)
         return (total - _mean_of_class(a, b, label) / temperature).mean()

@@ -1,5 +1,6 @@
 """Finding a key among negatives strip by strip: the gradient is ready when the loss is."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -33,7 +34,7 @@ def tell_apart(
     temperature: float,
     ignored: Bool[Tensor, "batch keys"] | None = None,
     *,
-    own: bool = False,
+    own: Sequence[int] = (),
 ) -> Float[Tensor, ""]:
     """Cross-entropy of finding the key among the negatives; the mean.
 
@@ -47,7 +48,8 @@ def tell_apart(
         negatives: A dictionary shared by all queries.
         temperature: Divides the similarities.
         ignored: Which negatives do not count for a query.
-        own: The negatives are the keys, and a query's own does not count.
+        own: The negatives that do not count for the first query. For the second one, those
+            after them do not, and so on.
     """
     loss: Tensor = _TellApart.apply(query, key, negatives, temperature, ignored, own)
     return loss
@@ -64,7 +66,7 @@ class _TellApart(torch.autograd.Function):
         negatives: Tensor,
         temperature: float,
         ignored: Tensor | None,
-        own: bool,
+        own: Sequence[int],
     ) -> Tensor:
         inputs = (query, key, negatives)
         slopes = [
@@ -77,8 +79,8 @@ class _TellApart(torch.autograd.Function):
             strip = slice(start, start + rows)
             logits = (query[strip] / temperature) @ negatives.T
             low = torch.finfo(logits.dtype).min / 2
-            if own:
-                logits.diagonal(offset=start).fill_(low)
+            for column in own:
+                logits.diagonal(offset=start + column).fill_(low)
             if ignored is not None:
                 logits.masked_fill_(ignored[strip], low)
             positive = (query[strip] * key[strip]).sum(dim=1, keepdim=True) / temperature

@@ -18,6 +18,7 @@ from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.knn import knn
 from nearkin.runs.evaluation.data import copies
+from nearkin.runs.record.reporter import Reporter, Silent
 from nearkin.runs.settings.build import build_method, named_backbone, resolve, views_for
 from nearkin.runs.settings.describe import describe
 from nearkin.runs.training.fit import seconds_per_epoch
@@ -103,7 +104,11 @@ def _duration(hours: float) -> str:
 
 
 def check(
-    data: Any, *, labels: str = "auto", scan: Literal["headers", "full"] = "headers"
+    data: Any,
+    *,
+    labels: str = "auto",
+    scan: Literal["headers", "full"] = "headers",
+    reporter: Reporter | None = None,
 ) -> Findings:
     """Look at pictures: counts, sizes, bad files, duplicates, proposed settings.
 
@@ -111,9 +116,11 @@ def check(
         data: What `open_images` takes.
         labels: Where labels come from, as for `TrainConfig`.
         scan: `headers` opens every file, `full` decodes every picture.
+        reporter: Who is told how it goes.
     """
-    images = open_images(data, labels=labels, full=scan == "full")
-    found = duplicates(images)
+    tell = (reporter or Silent()).progress
+    images = open_images(data, labels=labels, full=scan == "full", tell=tell)
+    found = duplicates(images, tell)
     warnings = copies(found.num_exact, "exact", images) + copies(found.num_near, "near", images)
     hours, megabytes = None, None
     try:

@@ -6,11 +6,10 @@ A file is its content, followed by the seal:
 """
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Final
 
-from nearkin.tables import PARTIAL
+from nearkin.tables import PARTIAL, write_whole
 
 MAGIC: Final = b"nearkin\n"
 SEAL_SIZE: Final = len(MAGIC) + 8 + hashlib.sha256().digest_size
@@ -24,30 +23,6 @@ def seal(content: bytes) -> bytes:
 def write(path: Path, content: bytes) -> None:
     """Make a sealed file appear at once and for good; see `write_whole`."""
     write_whole(path, content, seal(content))
-
-
-def write_whole(path: Path, *parts: bytes) -> None:
-    """Make a file appear at once and for good: its bytes reach the disk before its name.
-
-    Raises:
-        OSError: If that fails. What had the name before still has it, and nothing else is left.
-    """
-    partial = path.with_name(f"{path.name}{PARTIAL}{os.getpid()}")
-    try:
-        with partial.open("xb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    if hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def read(path: Path) -> bytes | None:

@@ -19,6 +19,7 @@ from nearkin.runs.evaluation.copies import copy_to as copy
 from nearkin.runs.evaluation.embed import spare
 from nearkin.runs.evaluation.encoder import load
 from nearkin.runs.record.folder import RunFolder, data_name
+from nearkin.runs.record.reporter import Reporter, Silent
 from nearkin.tables import write_csv
 from nearkin.types import UNKNOWN
 
@@ -54,6 +55,7 @@ def assign(
     copy_to: str | Path | None = None,
     device: str = "auto",
     workers: int | Literal["auto"] = "auto",
+    reporter: Reporter | None = None,
 ) -> Assigned:
     """Sort new pictures into the classes that a discovery found.
 
@@ -64,6 +66,7 @@ def assign(
         copy_to: A new folder to sort the pictures into, by class.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per processor.
+        reporter: Who is told how it goes.
 
     Raises:
         NearkinError: One line on what cannot be done.
@@ -79,7 +82,8 @@ def assign(
         check_destination(Path(copy_to), [data_name(data)])
     if output is not None:
         spare(Path(output), data)
-    images = open_images(data, labels="none")
+    tell = (reporter or Silent()).progress
+    images = open_images(data, labels="none", tell=tell)
     said = classifier.details
     looks, bad = look(
         encoder,
@@ -89,6 +93,7 @@ def assign(
         said["seed"],
         choose_device(device),
         available_cpus() if workers == "auto" else workers,
+        tell,
     )
     rows = np.setdiff1d(np.arange(len(images)), list(bad))
     if not len(rows):

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from math import ceil
-from pathlib import Path
 from statistics import fmean
 
 from nearkin.explorer.report import Chart
@@ -11,8 +10,6 @@ from nearkin.runs.discovery.outcome import Outcome
 from nearkin.runs.discovery.trials import METHODS
 from nearkin.tables import read_numbers
 
-STYLES = ("o-", "s--", "^:", "v-.")
-"""Of lines, which differ by more than color."""
 LABELS = {
     "silhouette": "silhouette of the clusters",
     "dtc": "accuracy on held-out known classes (DTC)",
@@ -60,27 +57,3 @@ def _by_epoch(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]
     for epoch, value in points:
         epochs[ceil(epoch)].append(value)
     return [(float(epoch), fmean(values)) for epoch, values in sorted(epochs.items())]
-
-
-def draw(chart: Chart, path: Path) -> None:
-    """A chart as a picture file."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(6, 3.6))
-    for (name, points), style in zip(chart.series.items(), STYLES, strict=False):
-        axis.plot(*zip(*points, strict=True), style, label=name, linewidth=1.2, markersize=4)
-    if chart.interval:
-        axis.axvspan(*chart.interval, alpha=0.12, color="gray", label="interval", linewidth=0)
-    if chart.chosen is not None:
-        axis.axvline(chart.chosen, color="black", linewidth=0.8, label=f"chosen: {chart.chosen}")
-    axis.set_title(chart.title, fontsize=10)
-    axis.set_xlabel(chart.x_label)
-    axis.grid(alpha=0.3)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)

@@ -21,8 +21,7 @@ from nearkin.method import Method
 from nearkin.networks.heads import CosineHead, Heads, top
 from nearkin.runs.discovery.trunk import Looks
 from nearkin.runs.evaluation.encoder import read_tensors
-from nearkin.tables import usable
-from nearkin.training import sealed
+from nearkin.tables import usable, write_whole
 
 FORMAT = "1"
 
@@ -119,7 +118,7 @@ def write_classifier(path: Path, classifier: Classifier) -> None:
         "calibration": None if calibration is None else asdict(calibration),
         "details": classifier.details,
     }
-    sealed.write_whole(path, save(state, metadata={"nearkin": json.dumps(described)}))
+    write_whole(path, save(state, metadata={"nearkin": json.dumps(described)}))
 
 
 def read_classifier(path: Path) -> Classifier:

@@ -16,7 +16,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.discovery.calibration import Calibration, fit
 from nearkin.discovery.findings import findings
 from nearkin.discovery.predictions import Predictions
-from nearkin.distributed import choose_device, device_name, is_first
+from nearkin.distributed import choose_device, company, device_name, is_first
 from nearkin.errors import DataError, UsageError
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.runs.discovery.arms import Arm, clustered_arm, trained_arm
@@ -27,9 +27,10 @@ from nearkin.runs.discovery.classifier import (
     still,
     write_classifier,
 )
-from nearkin.runs.discovery.ground import USUAL_BATCH, Ground, Preparation
+from nearkin.runs.discovery.ground import Ground, Preparation
 from nearkin.runs.discovery.learn import Learned, Learning
-from nearkin.runs.discovery.material import Material, open_material
+from nearkin.runs.discovery.material import USUAL_BATCH, Material, batch_size, open_material
+from nearkin.runs.discovery.others import follow
 from nearkin.runs.discovery.outcome import Outcome
 from nearkin.runs.discovery.report import write_outcome
 from nearkin.runs.discovery.task import Task
@@ -79,7 +80,8 @@ def discover(
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
     if not is_first():
-        raise UsageError("a discovery runs in one process; start nearkin discover by itself")
+        follow(data)
+        return Run(RunFolder(Path(out) if out else default_folder(data, config.mode, resume=True)))
     config = _asked(config)
     path = Path(out) if out else default_folder(data, config.mode, resume=resume)
     if config.copy_to and not (resume and RunFolder(path).summary.exists()):
@@ -95,7 +97,7 @@ def discover(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
             f"writing {path.resolve()}"
         )
-        material = open_material(data, config, folder.bad_files)
+        material = open_material(data, config, folder.bad_files, told.progress)
         for line in material.lines():
             told.line(line)
         _fitting(material, config)
@@ -104,12 +106,14 @@ def discover(
             clear(folder)
         same_data(folder, material.parts)
         if folder.summary.exists():
-            told.line("already complete")
+            with company(1, follow):  # or processes that somebody else has started would wait
+                told.line("already complete")
             return Run(folder)
         folder.write_settings(config, data_name(data))
         with foreseen(USUAL_BATCH):
-            ground = Preparation(data, config, folder, device, told).run(material)
-            learned = Learning(config, folder, ground, told).run()
+            with company(config.devices, follow, data):
+                ground = Preparation(data, config, folder, device, told).run(material)
+                learned = Learning(config, folder, ground, told).run()
             told.line("reading off the classes")
             write_outcome(_find(ground, learned, config, folder, data_name(data)), told)
         told.line(f"done   {path.resolve()}")
@@ -146,11 +150,7 @@ def _fitting(material: Material, config: DiscoverConfig) -> None:
             f"{config.classes} novel classes among {unlabeled} unlabeled pictures; give fewer "
             "with --classes, or more pictures"
         )
-    if config.batch_size != "auto" and config.batch_size > len(rows):
-        raise UsageError(
-            f"--batch-size {config.batch_size} is more than the {len(rows)} pictures; give at "
-            "most that"
-        )
+    batch_size(material, config)
 
 
 def _find(

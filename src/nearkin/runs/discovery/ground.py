@@ -1,7 +1,7 @@
 """What comes before anything is learned from labels: features, the number of classes, a knob."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +12,10 @@ from nearkin.discovery.findings import Finding
 from nearkin.discovery.number import NumberOfClasses
 from nearkin.runs.discovery.counting import count_classes
 from nearkin.runs.discovery.kept import read_looks, rows_of, write_looks
-from nearkin.runs.discovery.material import Material, division, without
+from nearkin.runs.discovery.material import Material, batch_size, division, without
 from nearkin.runs.discovery.task import Task
 from nearkin.runs.discovery.trials import (
+    FOLDS,
     METHODS,
     STRENGTHS,
     USUAL,
@@ -23,16 +24,21 @@ from nearkin.runs.discovery.trials import (
     best,
     mean_accuracy,
 )
-from nearkin.runs.discovery.trunk import FrozenTrunk, LiveTrunk, Looks, Trunk, check_trained, look
+from nearkin.runs.discovery.trunk import (
+    FrozenTrunk,
+    Looks,
+    Trunk,
+    check_trained,
+    live_trunk,
+    look,
+)
 from nearkin.runs.evaluation.data import write_bad_files
 from nearkin.runs.evaluation.encoder import Encoder, load
-from nearkin.runs.record.folder import RunFolder
+from nearkin.runs.record.folder import RunFolder, data_name
 from nearkin.runs.record.reporter import Logged
 from nearkin.runs.settings.build import resolve
 from nearkin.runs.training.train import train
 from nearkin.types import UNKNOWN
-
-USUAL_BATCH: Final = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +60,8 @@ class Ground:
     """What was clear before anything was learned from labels."""
     trials: list[Trial]
     strength: float
+    bad: set[int]
+    """Rows, among all pictures that were opened, of those that turned out unreadable."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,17 +79,19 @@ class Preparation:
         encoder = self._encoder()
         check_trained(encoder, self.config.trained)
         base = self._base(encoder, material)
-        kept, material = self._kept(encoder, material, base)
+        kept, bad = self._kept(encoder, material, base)
+        material = without(material, bad)
         frozen = FrozenTrunk(kept, self.device)
-        live = self.config.trained != "top"
-        trunk = self._live(encoder, material, base) if live else frozen
+        trunk: Trunk = frozen
+        if self.config.trained != "top":
+            trunk = live_trunk(encoder, material.images, self.config, base, self.device)
         counted = self._count(kept, material)
         task = self._task(material, counted)
         found = self._doubts(frozen, task, material)
         trials = self._trials(frozen, task, base)
         strength = self._strength(trials)
         return Ground(
-            material, encoder, base, frozen, trunk, counted, task, found, trials, strength
+            material, encoder, base, frozen, trunk, counted, task, found, trials, strength, bad
         )
 
     def _encoder(self) -> Encoder:
@@ -99,7 +109,9 @@ class Preparation:
                 val=share,
                 seed=seed,
                 device=config.device,
+                devices=config.devices,
                 workers=config.workers,
+                cache=config.cache,
                 scan=config.scan,
                 max_bad=config.max_bad,
             )
@@ -109,25 +121,33 @@ class Preparation:
 
     def _base(self, encoder: Encoder, material: Material) -> TrainConfig:
         """What all later stages have in common."""
-        config, count = self.config, len(material.parts.train_rows)
-        batch = min(USUAL_BATCH, count) if config.batch_size == "auto" else config.batch_size
+        config = self.config
         asked = TrainConfig(
             method=METHODS["ncd"],
             backbone=str(encoder.details["backbone"]),
             image_size=encoder.image_size,
             augment=config.augment,
-            batch_size=batch,
             seed=config.seed,
+            devices=config.devices,
             workers=config.workers,
+            cache=config.cache,
             precision="fp32" if config.trained == "top" else "auto",
         )
         resolved = resolve(asked, material.parts.train, self.device)
-        return replace(resolved, epochs=config.epochs, drops=config.drops, options={})
+        # The next start may find more room or less, and cached photographs are other pixels.
+        self.folder.write_settings(replace(config, cache=resolved.cache), data_name(self.data))
+        return replace(
+            resolved,
+            batch_size=batch_size(material, config),
+            epochs=config.epochs,
+            drops=config.drops,
+            options={},
+        )
 
     def _kept(
         self, encoder: Encoder, material: Material, base: TrainConfig
-    ) -> tuple[Looks, Material]:
-        """What the encoder sees, computed once, of the pictures that can be read."""
+    ) -> tuple[Looks, set[int]]:
+        """What the encoder sees, computed once, of pictures that can be read; and the others."""
         path = self.folder.kept
         if not path.exists():
             count = f"{len(material.images)} pictures and {self.config.num_views} views of each"
@@ -140,15 +160,18 @@ class Preparation:
                 base.seed,
                 self.device,
                 int(base.workers),
+                self.told.progress,
             )
             write_looks(path, *seen)
         kept, bad = read_looks(path, len(material.images))
         found = {material.images.names[row]: reason for row, reason in bad.items()}
         write_bad_files(self.folder.bad_files, material.images, found)
         readable = np.setdiff1d(np.arange(len(material.images)), list(bad))
-        return rows_of(kept, readable), without(material, set(bad))
+        return rows_of(kept, readable), set(bad)
 
     def _count(self, kept: Looks, material: Material) -> NumberOfClasses | None:
+        if self.config.classes == "auto":
+            self.told.line("           counting the classes that have no name")
         counted = count_classes(self.folder.number, kept, material, self.config)
         if counted:
             each = ", ".join(f"{name} {number}" for name, number in counted.estimates.items())
@@ -184,7 +207,10 @@ class Preparation:
         folder = self.folder.stage("trials").path
         options, start = self.config.options, self.config.start
         trials = Trials(frozen, task, base, mode, folder, options, start)
-        found = list(trials.run(strengths))
+        total, found = FOLDS * len(strengths), list[Trial]()
+        for trial in trials.run(strengths):
+            found.append(trial)
+            self.told.progress(len(found), total, "hiding known classes")
         for strength in strengths if found else ():
             accuracy = mean_accuracy(found, strength)
             self.told.line(
@@ -200,15 +226,3 @@ class Preparation:
         usual = USUAL[self.config.mode]
         self.told.line(f"           too few known classes to hide some: strength {usual:g}")
         return usual
-
-    def _live(self, encoder: Encoder, material: Material, base: TrainConfig) -> LiveTrunk:
-        return LiveTrunk(
-            encoder,
-            material.images,
-            base.augment,
-            self.config.num_views,
-            self.config.trained,
-            base.seed,
-            self.device,
-            int(base.workers),
-        )

@@ -8,8 +8,7 @@ import torch
 
 from nearkin.runs.discovery.trunk import Looks
 from nearkin.runs.evaluation.encoder import read_tensors
-from nearkin.tables import usable
-from nearkin.training import sealed
+from nearkin.tables import usable, write_whole
 
 
 def write_looks(path: Path, looks: Looks, bad: dict[int, str]) -> None:
@@ -18,7 +17,7 @@ def write_looks(path: Path, looks: Looks, bad: dict[int, str]) -> None:
 
     state = {"center": looks.center.contiguous(), "views": looks.views.contiguous()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    sealed.write_whole(path, save(state, metadata={"bad": json.dumps(bad)}))
+    write_whole(path, save(state, metadata={"bad": json.dumps(bad)}))
 
 
 def read_looks(path: Path, count: int) -> tuple[Looks, dict[int, str]]:

@@ -8,7 +8,8 @@ from nearkin.config import DiscoverConfig, Value
 from nearkin.method import Method
 from nearkin.runs.discovery.arms import BASELINES
 from nearkin.runs.discovery.ground import Ground
-from nearkin.runs.discovery.stages import class_stage, known_stage
+from nearkin.runs.discovery.others import beside
+from nearkin.runs.discovery.stages import Stage, class_stage, known_stage
 from nearkin.runs.discovery.starts import Begun, begun
 from nearkin.runs.discovery.trials import METHODS, USUAL, strength_options
 from nearkin.runs.record.folder import RunFolder
@@ -41,7 +42,7 @@ class Learning:
         self.told.line(f"stage 2/3  {self.ground.task.num_known} known classes")
         base = replace(self.ground.base, epochs=self.config.known_epochs)
         known = known_stage(self.ground.trunk, self.ground.task, base)
-        known.run(self.folder.stage("known"), self.told)
+        self._train(known, "known")
         config, ground = self.config, self.ground
         start = begun(ground.trunk, known.method, ground.task, config.seed, config.start)
         mode, count, strength = self.config.mode, self._num_seeds(), self.ground.strength
@@ -79,5 +80,9 @@ class Learning:
         base = replace(ground.base, seed=ground.base.seed + seed)
         known, clusters = start
         stage = class_stage(ground.trunk, ground.task, base, known, method, options, clusters)
-        stage.run(self.folder.stage(name), self.told)
+        self._train(stage, name)
         return stage.method
+
+    def _train(self, stage: Stage, name: str) -> None:
+        others = beside(stage, self.config, self.ground.bad)
+        stage.run(self.folder.stage(name), self.told, others)

@@ -3,18 +3,23 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
 from nearkin.config import DiscoverConfig
 from nearkin.data.images import Images, open_images
+from nearkin.distributed import num_processes
+from nearkin.errors import UsageError
+from nearkin.pace import Tell, nobody
 from nearkin.runs.discovery.accept import accept
 from nearkin.runs.discovery.labeled import check_disjoint, label_pictures, truth_labels
 from nearkin.runs.evaluation.data import Parts, divide, refuse_bad
 from nearkin.runs.record.folder import RunFolder, data_name
 from nearkin.types import UNKNOWN
+
+USUAL_BATCH: Final = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +73,9 @@ class Material:
         yield from self.notes
 
 
-def open_material(data: Any, config: DiscoverConfig, listed: Path | None = None) -> Material:
+def open_material(
+    data: Any, config: DiscoverConfig, listed: Path | None = None, tell: Tell = nobody
+) -> Material:
     """Open the data and find out what is known of each picture.
 
     The pictures that an earlier run held out are held out again, if it had the same data.
@@ -77,12 +84,13 @@ def open_material(data: Any, config: DiscoverConfig, listed: Path | None = None)
         data: What `open_images` takes.
         config: Settings.
         listed: The file to list unreadable pictures in.
+        tell: Hears how far the looks at all files are.
 
     Raises:
         DataError: If the pictures or the labels cannot be used.
         UsageError: If the settings contradict each other.
     """
-    opened = open_images(data, full=config.scan == "full")
+    opened = open_images(data, full=config.scan == "full", tell=tell)
     refuse_bad(opened, config.max_bad, listed)
     labeled = label_pictures(opened, config.labeled, config.known)
     if config.accept:
@@ -91,7 +99,7 @@ def open_material(data: Any, config: DiscoverConfig, listed: Path | None = None)
     if config.truth:
         truth, names = truth_labels(labeled.images, config.truth, opened, labeled.classes)
         check_disjoint(truth, labeled.label, names, config.mode)
-    parts = divide(labeled.images, *division(data, config))
+    parts = divide(labeled.images, *division(data, config), tell)
     return Material(parts, labeled.own, truth, names, (*opened.notes, *labeled.notes))
 
 
@@ -103,6 +111,26 @@ def division(data: Any, config: DiscoverConfig) -> tuple[float, int]:
         if its_data == data_name(data):
             return earlier.val, earlier.seed
     return config.val, config.seed
+
+
+def batch_size(material: Material, config: DiscoverConfig) -> int:
+    """Pictures per step in the stages that learn from labels, as far as there are enough.
+
+    Raises:
+        UsageError: If there are fewer, or processes that share a network cannot divide them.
+    """
+    count, processes = len(material.parts.train_rows), num_processes(config.devices)
+    batch = min(USUAL_BATCH, count) if config.batch_size == "auto" else config.batch_size
+    if batch > count:
+        raise UsageError(
+            f"--batch-size {batch} is more than the {count} pictures; give at most that"
+        )
+    if config.trained != "top" and batch % processes:
+        raise UsageError(
+            f"--batch-size {batch} cannot be divided evenly among {processes} processes; give a "
+            f"multiple of {processes}"
+        )
+    return batch
 
 
 def without(material: Material, bad: set[int]) -> Material:

@@ -20,13 +20,13 @@ from nearkin.discovery.number import NumberOfClasses
 from nearkin.discovery.predictions import Predictions
 from nearkin.discovery.scores import Score
 from nearkin.runs.discovery.arms import Arm
-from nearkin.runs.discovery.gallery import class_sheet
 from nearkin.runs.discovery.ground import Ground
 from nearkin.runs.discovery.material import Material
 from nearkin.runs.discovery.scoring import Scoring
 from nearkin.runs.discovery.task import Task
 from nearkin.runs.discovery.trials import mean_accuracy
 from nearkin.runs.evaluation.copies import copy_to, file_names
+from nearkin.runs.looking.sheets import class_sheet
 from nearkin.runs.record.folder import RunFolder
 from nearkin.runs.record.reporter import Logged
 from nearkin.tables import write_csv

@@ -1,7 +1,7 @@
 """From the outcome of a discovery to the values of its page."""
 
 import sys
-from typing import Any
+from dataclasses import replace
 
 import torch
 
@@ -9,18 +9,15 @@ from nearkin.config import DiscoverConfig, option
 from nearkin.discovery.assignments import Assignments
 from nearkin.discovery.clusters import Cluster
 from nearkin.discovery.scores import Score
-from nearkin.explorer.page import discovery_page
 from nearkin.explorer.report import ClassView, Confusion, Picture, Report, Table
-from nearkin.runs.discovery.charts import counting, draw, training
-from nearkin.runs.discovery.gallery import thumbnails
+from nearkin.runs.discovery.charts import counting, training
 from nearkin.runs.discovery.outcome import OURS, Outcome, summary, write_tables
+from nearkin.runs.evaluation.embed import Embeddings
+from nearkin.runs.looking.page import keep, write_page
 from nearkin.runs.record.reporter import Logged
 from nearkin.runs.record.summary import lines
-from nearkin.tables import replace_text
 from nearkin.version import __version__
 
-MEDOID_SIDE, SIDE = 192, 96
-SHOWN = ("medoid", "core", "border")
 MOST_SHOWN = 60
 """Classes with pictures; of more, the largest have some."""
 
@@ -71,9 +68,9 @@ def write_outcome(outcome: Outcome, told: Logged) -> None:
     write_tables(outcome, assignments, clusters, told)
     folder = outcome.folder
     report = report_of(outcome, assignments, clusters)
-    for chart in report.counting:
-        draw(chart, folder.plots / "class_count.png")
-    replace_text(folder.report, discovery_page(report))
+    keep(folder, report)
+    _embeddings(outcome).write(folder.embeddings)
+    write_page(folder, outcome.material.images)
     numbers = summary(outcome, clusters)
     folder.write_summary(numbers)
     told.note("\n".join(lines(numbers)))
@@ -96,34 +93,39 @@ def command(data: str, config: DiscoverConfig) -> str:
     return shlex.join(words)
 
 
-def _views(outcome: Outcome, assignments: Assignments, clusters: list[Cluster]) -> list[ClassView]:
-    images, workers = outcome.material.images, _workers(outcome)
-    groups = {c.name: outcome.groups(assignments, c.number) for c in clusters}
-    largest = sorted(clusters, key=lambda cluster: -cluster.size)[:MOST_SHOWN]
-    wanted = {row for c in largest for name in SHOWN for row in groups[c.name][name].tolist()}
+def _embeddings(outcome: Outcome) -> Embeddings:
+    """What the classifier stands on, of all pictures, with their true classes where known."""
     import numpy as np
 
-    uris = thumbnails(images, np.array(sorted(wanted), np.int64), SIDE, workers)
-    medoids = np.array(
-        [row for c in largest for row in groups[c.name]["medoid"].tolist()], np.int64
-    )
-    large = thumbnails(images, medoids, MEDOID_SIDE, workers)
-    place = {row: position for position, row in enumerate(outcome.rows.tolist())}
+    material = outcome.material
+    images = material.images
+    if material.truth is not None:
+        images = replace(images, labels=material.truth, classes=material.names)
+    splits = np.full(len(images), "train")
+    splits[material.parts.test_rows] = "test"
+    return Embeddings(images, outcome.predictions.features, splits.tolist(), {})
 
-    def pictures(rows: Any, uris: dict[int, str]) -> tuple[Picture, ...]:
-        return tuple(
-            Picture(images.names[row], uris[row], float(assignments.score[place[row]]))
-            for row in rows.tolist()
-            if row in uris
-        )
+
+def _views(outcome: Outcome, assignments: Assignments, clusters: list[Cluster]) -> list[ClassView]:
+    """What is shown of each class, without pixels."""
+    largest = sorted(clusters, key=lambda cluster: -cluster.size)[:MOST_SHOWN]
+    shown = {cluster.name for cluster in largest}
+    place = {row: position for position, row in enumerate(outcome.rows.tolist())}
+    names = outcome.material.images.names
+
+    def pictures(cluster: Cluster, group: str) -> tuple[Picture, ...]:
+        if cluster.name not in shown:
+            return ()
+        rows = outcome.groups(assignments, cluster.number)[group].tolist()
+        return tuple(Picture(names[row], "", float(assignments.score[place[row]])) for row in rows)
 
     return [
         ClassView(
             name=cluster.name,
             size=cluster.size,
-            medoid=next(iter(pictures(groups[cluster.name]["medoid"], large)), None),
-            core=pictures(groups[cluster.name]["core"], uris),
-            border=pictures(groups[cluster.name]["border"], uris),
+            medoid=next(iter(pictures(cluster, "medoid")), None),
+            core=pictures(cluster, "core"),
+            border=pictures(cluster, "border"),
             score=cluster.score,
             stability=cluster.stability,
             silhouette=cluster.silhouette,
@@ -133,13 +135,6 @@ def _views(outcome: Outcome, assignments: Assignments, clusters: list[Cluster]) 
         )
         for cluster in clusters
     ]
-
-
-def _workers(outcome: Outcome) -> int:
-    from nearkin.distributed import available_cpus
-
-    asked = outcome.config.workers
-    return available_cpus() if asked == "auto" else asked
 
 
 def _truth(outcome: Outcome, cluster: Cluster) -> str:

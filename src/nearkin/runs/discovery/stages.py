@@ -1,6 +1,7 @@
 """The stages of a discovery that learn from labels: known classes first, then all classes."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Final
@@ -69,12 +70,21 @@ class Stage:
     config: TrainConfig
     method: Method[Any]
     feed: Feed
+    task: Task
+    order: Streams
 
-    def run(self, folder: RunFolder, told: Logged) -> None:
-        """Train to the last step from where the folder's newest checkpoint stands."""
-        terms = RECIPES[self.config.method].terms
+    def run(self, folder: RunFolder, told: Logged, others: AbstractContextManager[None]) -> None:
+        """Train to the last step from where the folder's newest checkpoint stands.
+
+        Args:
+            folder: Where checkpoints and metrics go.
+            told: Who is told how it goes.
+            others: Within it, other processes take the same steps.
+        """
+        terms, health = RECIPES[self.config.method].terms, Health(self.feed)
         folder.path.mkdir(parents=True, exist_ok=True)
-        fit(folder, self.config, self.method, self.feed, Health(self.feed), told, terms)
+        with others:
+            fit(folder, self.config, self.method, self.feed, health, told, terms)
 
     def try_out(self, share: float = 1.0) -> None:
         """Train without leaving anything on the disk, for a share of the steps."""
@@ -107,7 +117,7 @@ def known_stage(trunk: Trunk, task: Task, base: TrainConfig) -> Stage:
         raise DataError(f"{len(rows)} labeled pictures to learn from; give more of them")
     order = Streams(NOTHING, rows, min(int(base.batch_size), len(rows)), base.seed)
     config = _config(replace(base, drops=""), "supervised", order, {})
-    return _stage(trunk, task, order, config)
+    return stage_of(trunk, task, order, config)
 
 
 def class_stage(
@@ -141,7 +151,7 @@ def class_stage(
     asked = dict(RECIPES[method].options) | dict(options) | {"num_novel_classes": task.num_novel}
     images, batch = max(2, len(rows)), max(1, batch // 2)  # one picture has a queue of one
     config = _config(base, method, order, method_options(method, asked, images, batch))
-    stage = _stage(trunk, task, order, config)
+    stage = stage_of(trunk, task, order, config)
     stage.method.backbone.load_state_dict(before.backbone.state_dict())
     if start is not None:
         start.aim(stage.method)
@@ -169,10 +179,12 @@ def _config(
     )
 
 
-def _stage(trunk: Trunk, task: Task, order: Ordered, config: TrainConfig) -> Stage:
+def stage_of(trunk: Trunk, task: Task, order: Streams, config: TrainConfig) -> Stage:
+    """The training that a configuration describes, as it is before anything is learned."""
     kind = METHODS[config.method]
     backbone = trunk.backbone(config.seed)
     with seeded(config.seed, torch.device("cpu")):
         method: Method[Any] = kind(backbone, num_known_classes=task.num_known, **config.options)
     feed = trunk.feed(order, kind, task.label)
-    return Stage(config, method.to(trunk.device), feed)
+    method = method.to(trunk.device).to(memory_format=torch.channels_last)
+    return Stage(config, method, feed, task, order)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, Feed
 from nearkin.data.centered import Pixels, to_network
@@ -22,6 +23,7 @@ from nearkin.evaluation.encode import encode
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.heads import top
+from nearkin.pace import Tell, nobody, tracked
 from nearkin.runs.evaluation.encoder import Encoder
 from nearkin.runs.settings.build import views_for
 from nearkin.training.loop import seeded
@@ -93,6 +95,7 @@ class LiveTrunk:
         seed: Of the views that predictions are compared over.
         device: Where to compute.
         workers: Processes that decode photographs.
+        cache: Where those that are learned from are kept once they are decoded; see `Batches`.
     """
 
     encoder: Encoder
@@ -103,6 +106,7 @@ class LiveTrunk:
     seed: int
     device: torch.device
     workers: int
+    cache: str = "off"
 
     def __post_init__(self) -> None:
         check_trained(self.encoder, self.trained)
@@ -124,6 +128,7 @@ class LiveTrunk:
             order=order,
             device=self.device,
             workers=self.workers,
+            cache=self.cache,
             labels=label,
         )
 
@@ -134,6 +139,27 @@ class LiveTrunk:
             now, self.images, self.augment, self.num_views, self.seed, self.device, self.workers
         )
         return found, nn.Identity()
+
+
+def live_trunk(
+    encoder: Encoder,
+    images: Images,
+    config: DiscoverConfig,
+    base: TrainConfig,
+    device: torch.device,
+) -> LiveTrunk:
+    """What settings, of the discovery and of all its stages, say of a network that learns."""
+    return LiveTrunk(
+        encoder,
+        images,
+        base.augment,
+        config.num_views,
+        config.trained,
+        base.seed,
+        device,
+        int(base.workers),
+        base.cache,
+    )
 
 
 def check_trained(encoder: Encoder, trained: str) -> None:
@@ -170,8 +196,11 @@ def look(
     seed: int,
     device: torch.device,
     workers: int,
+    tell: Tell = nobody,
 ) -> tuple[Looks, dict[int, str]]:
     """Features of pictures as they are, and of several views of each, drawn as in training.
+
+    `tell` hears how far this is.
 
     Returns:
         The features, and the rows of pictures that cannot be read, with the reason. The features
@@ -179,7 +208,9 @@ def look(
     """
     network = encoder.backbone.to(device).to(memory_format=torch.channels_last)
     shown = Pixels(images, encoder.image_size, workers=workers)
-    center = encode(network, (to_network(batch.to(device)) for batch in shown))
+    count = len(images)
+    read = tracked(shown, count, "features", tell)
+    center = encode(network, (to_network(batch.to(device)) for batch in read))
     drawn = Batches(
         images,
         views_of(augment, 1),
@@ -188,7 +219,10 @@ def look(
         device=device,
         workers=workers,
     )
-    views = [encode(network, _views(drawn, epoch)) for epoch in range(num_views)]
+    views = []
+    for epoch in range(num_views):
+        what = f"features of view {epoch + 1}/{num_views}"
+        views.append(encode(network, tracked(_views(drawn, epoch), count, what, tell)))
     return Looks(center, torch.stack(views)), {**shown.bad, **drawn.bad}
 
 

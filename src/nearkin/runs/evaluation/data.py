@@ -15,6 +15,7 @@ from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
 from nearkin.data.split import names_a_test_part, split
 from nearkin.errors import CheckpointError, DataError
+from nearkin.pace import Tell, nobody
 from nearkin.runs.record.folder import RunFolder
 from nearkin.tables import read_csv, replace_text, usable, write_csv
 
@@ -72,20 +73,23 @@ def copies(count: int, kind: str, images: Images) -> list[str]:
     return [f"{count} {kind} duplicates: each is a negative that should not be one; remove them"]
 
 
-def open_parts(data: Any, config: TrainConfig, listed: Path | None = None) -> Parts:
+def open_parts(
+    data: Any, config: TrainConfig, listed: Path | None = None, tell: Tell = nobody
+) -> Parts:
     """Open the data and hold a part of them out.
 
     Args:
         data: What `open_images` takes.
         config: How they are read and divided.
         listed: The file to list unreadable pictures in.
+        tell: Hears how far the looks at all files are.
 
     Raises:
         DataError: If there are no pictures, or more than `max_bad` of them are unreadable.
     """
-    images = open_images(data, labels=config.labels, full=config.scan == "full")
+    images = open_images(data, labels=config.labels, full=config.scan == "full", tell=tell)
     refuse_bad(images, config.max_bad, listed)
-    return divide(images, config.val, config.seed)
+    return divide(images, config.val, config.seed, tell)
 
 
 def refuse_bad(images: Images, most: float, listed: Path | None = None) -> None:
@@ -106,7 +110,7 @@ def refuse_bad(images: Images, most: float, listed: Path | None = None) -> None:
         )
 
 
-def divide(images: Images, share: float, seed: int) -> Parts:
+def divide(images: Images, share: float, seed: int, tell: Tell = nobody) -> Parts:
     """Hold a share of the pictures out, or what the data themselves name.
 
     Where the data name no test part, groups of near-duplicates stay on one side: a burst that
@@ -121,7 +125,7 @@ def divide(images: Images, share: float, seed: int) -> Parts:
         note = f"more than {COMPARED:,} pictures: copies are not looked for, and may be held out"
         images = replace(images, notes=(*images.notes, note))
         return Parts(images, *split(images, share, seed))
-    found = duplicates(images)
+    found = duplicates(images, tell)
     grouped = replace(images, groups=found.groups)
     return Parts(grouped, *split(grouped, share, seed), found.num_exact)
 

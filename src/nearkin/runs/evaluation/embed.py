@@ -17,7 +17,10 @@ from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import DataError, OutputError, UsageError
 from nearkin.evaluation.encode import encode
 from nearkin.objectives import unit
+from nearkin.pace import Tell, nobody, tracked
 from nearkin.runs.evaluation.encoder import Encoder, load
+from nearkin.runs.record.failures import foreseen
+from nearkin.runs.record.reporter import Reporter, Silent
 from nearkin.tables import write_csv
 
 if TYPE_CHECKING:
@@ -92,7 +95,7 @@ class Embeddings:
 
     def _columns(self) -> dict[str, list[str]]:
         columns = {"path": self.paths, "split": self.splits, "label": self.labels}
-        return {name: list(map(_as_text, column)) for name, column in columns.items()}
+        return {name: list(map(as_text, column)) for name, column in columns.items()}
 
     def _write_parquet(self, path: Path) -> None:
         from pyarrow import parquet
@@ -118,23 +121,19 @@ def embed(
     backbone: nn.Module | None = None,
     device: str = "auto",
     workers: int | Literal["auto"] = "auto",
+    reporter: Reporter | None = None,
 ) -> Embeddings:
-    """Features of pictures by a trained encoder. Pictures that cannot be read have none.
-
-    Args:
-        run: A run folder, or its encoder.safetensors.
-        data: What `open_images` takes.
-        output: Also write them to this file.
-        backbone: The run's network, if it was given one from Python; untrained.
-        device: Where to compute.
-        workers: Processes that decode photographs; `auto`: one per processor.
-    """
+    """Features of pictures, all in memory; see `nearkin.embed`, which has these arguments, too."""
     if output is not None:
         check_format(Path(output))
         spare(Path(output), data)
-    encoder, images = load(run, backbone=backbone), open_images(data)
+    tell = (reporter or Silent()).progress
+    encoder, images = load(run, backbone=backbone), open_images(data, tell=tell)
     processes = available_cpus() if workers == "auto" else workers
-    found = encode_images(encoder, images, device=choose_device(device), workers=processes)
+    with foreseen():
+        found = encode_images(
+            encoder, images, device=choose_device(device), workers=processes, tell=tell
+        )
     embeddings = table(found.images, found.features, found.images.splits.tolist(), found.bad)
     if output is not None:
         embeddings.write(Path(output))
@@ -161,26 +160,36 @@ class Encoded:
 
 
 def encode_images(
-    encoder: Encoder, images: Images, *, device: torch.device, workers: int
+    encoder: Encoder,
+    images: Images,
+    *,
+    device: torch.device,
+    workers: int,
+    tell: Tell = nobody,
 ) -> Encoded:
     """Features of pictures, as the encoder gives them. It is moved to the device.
 
     Raises:
         DataError: If there are no pictures, or none that can be read.
     """
-    found = encode_readable(encoder, images, device=device, workers=workers)
+    found = encode_readable(encoder, images, device=device, workers=workers, tell=tell)
     if not len(found.rows):
         raise DataError(f"none of the {len(images)} pictures can be read; look at the files")
     return found
 
 
 def encode_readable(
-    encoder: Encoder, images: Images, *, device: torch.device, workers: int
+    encoder: Encoder,
+    images: Images,
+    *,
+    device: torch.device,
+    workers: int,
+    tell: Tell = nobody,
 ) -> Encoded:
     """The same of pictures of which maybe none can be read."""
     encoder.to(device).to(memory_format=torch.channels_last)
     shown = Pixels(images, encoder.image_size, workers=workers)
-    features = encode_pixels(encoder, shown, device)
+    features = encode_pixels(encoder, tracked(shown, len(images), "features", tell), device)
     rows = np.delete(np.arange(len(images)), sorted(shown.bad))
     bad = {images.names[row]: reason for row, reason in sorted(shown.bad.items())}
     return Encoded(images.subset(rows), rows, features[torch.from_numpy(rows)], bad)
@@ -200,6 +209,6 @@ def table(
     return Embeddings(images, unit(features).numpy(), splits, bad)
 
 
-def _as_text(name: str) -> str:
+def as_text(name: str) -> str:
     r"""A name that any file format takes: bytes of it that are not UTF-8 become `\xNN`."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

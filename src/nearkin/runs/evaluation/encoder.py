@@ -16,8 +16,7 @@ from nearkin.config.values import MAX_IMAGE_SIZE
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import Backbone, adopt, build_backbone
 from nearkin.runs.record.folder import RunFolder
-from nearkin.tables import usable
-from nearkin.training import sealed
+from nearkin.tables import usable, write_whole
 from nearkin.version import __version__
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def write_encoder(path: Path, backbone: Backbone, details: dict[str, Any]) -> No
         **details,
     }
     state = {name: tensor.contiguous() for name, tensor in backbone.body.state_dict().items()}
-    sealed.write_whole(path, save(state, metadata={"nearkin": json.dumps(described)}))
+    write_whole(path, save(state, metadata={"nearkin": json.dumps(described)}))
 
 
 def load(run: str | Path, *, backbone: nn.Module | None = None) -> Encoder:

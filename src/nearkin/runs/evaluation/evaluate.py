@@ -27,10 +27,13 @@ from nearkin.evaluation.geometry import looked_at
 from nearkin.evaluation.knn import num_neighbors
 from nearkin.evaluation.measure import Measure
 from nearkin.evaluation.report import Evaluation
+from nearkin.pace import Tell, nobody, tracked, under
 from nearkin.runs.evaluation.data import Parts, open_parts
 from nearkin.runs.evaluation.embed import Embeddings, Encoded, encode_images, table
 from nearkin.runs.evaluation.encoder import Encoder, load
+from nearkin.runs.record.failures import foreseen
 from nearkin.runs.record.folder import RunFolder, data_name
+from nearkin.runs.record.reporter import Reporter, Silent
 from nearkin.runs.settings.build import named_backbone
 from nearkin.training.loop import seeded
 from nearkin.types import UNKNOWN
@@ -46,6 +49,7 @@ def evaluate(
     backbone: nn.Module | None = None,
     device: str = "auto",
     workers: int | Literal["auto"] = "auto",
+    reporter: Reporter | None = None,
 ) -> Evaluation:
     """Measure a run's encoder.
 
@@ -55,6 +59,7 @@ def evaluate(
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per processor.
+        reporter: Who is told how it goes.
 
     Returns:
         kNN, linear probe, clusters and geometry of the encoder, of the untrained network and of
@@ -69,10 +74,12 @@ def evaluate(
         raise UsageError(f"{run} was trained on arrays, which it does not keep; pass them as data")
     config = replace(config, workers=available_cpus() if workers == "auto" else workers)
     encoder = load(folder.path, backbone=backbone)
-    parts = open_parts(stored if data is None else data, config)
-    found, _ = evaluate_parts(
-        encoder, parts, config, network=backbone, device=choose_device(device)
-    )
+    tell = (reporter or Silent()).progress
+    parts = open_parts(stored if data is None else data, config, tell=tell)
+    with foreseen():
+        found, _ = evaluate_parts(
+            encoder, parts, config, network=backbone, device=choose_device(device), tell=tell
+        )
     return found
 
 
@@ -83,6 +90,7 @@ def evaluate_parts(
     *,
     network: nn.Module | None,
     device: torch.device,
+    tell: Tell = nobody,
 ) -> tuple[Evaluation, Embeddings]:
     """Measure an encoder on pictures that are already open and divided.
 
@@ -94,17 +102,16 @@ def evaluate_parts(
     with seeded(config.seed, torch.device("cpu")):  # the network that training started from
         untrained = Encoder(named_backbone(config, network), encoder.image_size, {})
     images = {"train": parts.train} | ({"test": parts.test} if len(parts.test) else {})
-    encoded = _encode_parts(encoder, images, config, device)
+    encoded = _encode_parts(encoder, images, config, device, under("encoder", tell))
     readable = {name: part.images for name, part in encoded.items()}
+    floor = _encode_parts(untrained, readable, config, device, under("untrained network", tell))
     tables = {
         "encoder": _tables(encoder, encoded, config, device),
-        "untrained": _tables(
-            untrained, _encode_parts(untrained, readable, config, device), config, device
-        ),
-        "pixels": _pixel_tables(readable, int(config.workers)),
+        "untrained": _tables(untrained, floor, config, device),
+        "pixels": _pixel_tables(readable, int(config.workers), tell),
     }
     k = num_neighbors(int(known(readable["train"].labels).sum()))
-    return measure(tables, seed=config.seed, k=k), _joined(parts, encoded)
+    return measure(tables, seed=config.seed, k=k, tell=tell), _joined(parts, encoded)
 
 
 def unlabeled(images: Images) -> Images:
@@ -113,12 +120,16 @@ def unlabeled(images: Images) -> Images:
 
 
 def _encode_parts(
-    encoder: Encoder, images: Mapping[str, Images], config: TrainConfig, device: torch.device
+    encoder: Encoder,
+    images: Mapping[str, Images],
+    config: TrainConfig,
+    device: torch.device,
+    tell: Tell,
 ) -> dict[str, Encoded]:
     """Features of the `train` part, and of the `test` part if there is one."""
     workers = int(config.workers)
     return {
-        name: encode_images(encoder, part, device=device, workers=workers)
+        name: encode_images(encoder, part, device=device, workers=workers, tell=tell)
         for name, part in images.items()
     }
 
@@ -158,21 +169,23 @@ def _second_view(
     return features[torch.from_numpy(own)], chosen[own]
 
 
-def _pixel_tables(readable: Mapping[str, Images], workers: int) -> tuple[Features, Features]:
+def _pixel_tables(
+    readable: Mapping[str, Images], workers: int, tell: Tell = nobody
+) -> tuple[Features, Features]:
     train = readable["train"].spread(PIXEL_BANK)
     test = readable.get("test", unlabeled(train))
-    bank, queries = pixel_features(train, test, workers)
+    bank, queries = pixel_features(train, test, workers, tell)
     return Features(bank, train.labels, train.groups), Features(queries, test.labels, test.groups)
 
 
 def pixel_features(
-    train: Images, test: Images, workers: int
+    train: Images, test: Images, workers: int, tell: Tell = nobody
 ) -> tuple[Float[Tensor, "train d"], Float[Tensor, "test d"]]:
     """Raw pixels as features, less the mean of the first."""
-    shown = [
-        torch.cat(list(Pixels(part, SIDE, workers=workers))).movedim(1, 3).numpy()
-        for part in ((train,) if test is train else (train, test))
-    ]
+    shown = []
+    for part in (train,) if test is train else (train, test):
+        read = tracked(Pixels(part, SIDE, workers=workers), len(part), "raw pixels", tell)
+        shown.append(torch.cat(list(read)).movedim(1, 3).numpy())
     mean = mean_pixels(shown[0])
     found = [pixels(part, mean) for part in shown]
     return found[0], found[-1]

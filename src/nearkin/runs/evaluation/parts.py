@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
+from nearkin import tables
 from nearkin.data.images import Images
 from nearkin.errors import OutputError, UsageError
 from nearkin.runs.evaluation.data import write_bad_files
@@ -157,30 +156,15 @@ def finish(folder: Path, images: Images, bad: Mapping[str, str]) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Another name to write a file under, which then gets its own name at once and for good.
+    """Another name to write an output file under; see `nearkin.tables.whole`.
 
     Raises:
         OutputError: If it cannot be written. What had the name before still has it.
     """
-    # Not the number of the process: two machines that share a disk may have the same.
-    partial = path.with_name(f".{path.name}{PARTIAL}{uuid4().int}")
     try:
-        yield partial
-        _sync(partial)
-        partial.replace(path)
-        _sync(path.parent)
+        with tables.whole(path) as partial:
+            yield partial
     except OSError as error:
         raise OutputError(
             f"cannot write {path}: {error.strerror or error}; make room, or choose another -o"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 from nearkin.data.images import Images, open_images
-from nearkin.distributed import available_cpus, choose_device
-from nearkin.distributed.launch import place
+from nearkin.distributed import choose_device, own_cpus
+from nearkin.distributed.place import place
 from nearkin.errors import DataError, UsageError
+from nearkin.pace import Tell, under
 from nearkin.runs.evaluation.embed import Embeddings, encode_readable, table
+from nearkin.runs.evaluation.embed import embed as embed_whole
 from nearkin.runs.evaluation.encoder import Encoder, load
 from nearkin.runs.evaluation.parts import (
     BAD_FILES,
@@ -26,6 +28,7 @@ from nearkin.runs.evaluation.parts import (
     read_footer,
     write_part,
 )
+from nearkin.runs.record.failures import foreseen
 from nearkin.runs.record.folder import RunFolder
 from nearkin.runs.record.reporter import Reporter, Silent
 
@@ -58,6 +61,46 @@ class Made:
         return found
 
 
+def embed(
+    run: str | Path,
+    data: Any,
+    *,
+    output: str | Path | None = None,
+    shard: int = SHARD,
+    part: str = "",
+    backbone: nn.Module | None = None,
+    device: str = "auto",
+    workers: int | Literal["auto"] = "auto",
+    reporter: Reporter | None = None,
+) -> Embeddings | Made:
+    """Features of pictures by a trained encoder. Pictures that cannot be read have none.
+
+    Args:
+        run: A run folder, or its encoder.safetensors.
+        data: What `open_images` takes.
+        output: Also write them to this file or, if it ends in / or is a folder, into parts there,
+            with only one part in memory; see `embed_parts`.
+        shard: Pictures of a part.
+        part: `I/N` makes the I-th of N shares of the parts, with I from 1; all if empty.
+        backbone: The run's network, if it was given one from Python; untrained.
+        device: Where to compute.
+        workers: Processes that decode photographs; `auto`: one per processor.
+        reporter: Who is told how it goes.
+
+    Returns:
+        The features or, of a folder, how far it has come.
+    """
+    shared: dict[str, Any] = dict(
+        backbone=backbone, device=device, workers=workers, reporter=reporter
+    )
+    if output is not None and is_folder(str(output)):
+        return embed_parts(run, data, output, shard=shard, part=part, **shared)
+    if part or shard != SHARD:
+        name = output or "vectors"
+        raise UsageError(f"{name} is one file, without parts; give a folder, {name}/")
+    return embed_whole(run, data, output=output, **shared)
+
+
 def embed_parts(
     run: str | Path,
     data: Any,
@@ -85,7 +128,7 @@ def embed_parts(
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per processor.
-        reporter: Told of every part.
+        reporter: Who is told how it goes.
 
     Raises:
         UsageError: If `shard` or `part` makes no sense.
@@ -95,26 +138,31 @@ def embed_parts(
     if shard < 1:
         raise UsageError(f"--shard {shard} is less than one picture; give at least 1")
     first, step = _turn(part)
-    encoder, images = load(run, backbone=backbone), open_images(data)
+    told = reporter or Silent()
+    encoder, images = load(run, backbone=backbone), open_images(data, tell=told.progress)
     path = RunFolder(Path(run)).encoder if Path(run).is_dir() else Path(run)
     folder, note = Path(output), note_on(path, images, shard)
     if note.num_parts > MOST:
         raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
     claim(folder, note)
-    processes = available_cpus() if workers == "auto" else workers
+    processes = own_cpus() if workers == "auto" else workers
     own = [number for number in note.missing(folder) if number % step == first]
     for number in own:
         rows = np.arange(number * shard, min(len(images), (number + 1) * shard))
-        found = _features(encoder, images.subset(rows), choose_device(device), processes)
+        name = f"part {number + 1} of {note.num_parts}"
+        tell = under(name, told.progress)
+        with foreseen():
+            found = _features(encoder, images.subset(rows), choose_device(device), processes, tell)
         write_part(folder / note.part(number), found)
-        count = f"{len(found.vectors)} pictures"
-        (reporter or Silent()).line(f"part {number + 1} of {note.num_parts}: {count}")
+        told.line(f"{name}: {len(found.vectors)} pictures")
         del found  # or there would be two while the next is computed
     return _made(folder, note, images, len(own))
 
 
-def _features(encoder: Encoder, images: Images, device: torch.device, workers: int) -> Embeddings:
-    found = encode_readable(encoder, images, device=device, workers=workers)
+def _features(
+    encoder: Encoder, images: Images, device: torch.device, workers: int, tell: Tell
+) -> Embeddings:
+    found = encode_readable(encoder, images, device=device, workers=workers, tell=tell)
     return table(found.images, found.features, found.images.splits.tolist(), found.bad)
 
 

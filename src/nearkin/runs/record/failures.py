@@ -11,8 +11,11 @@ from nearkin.errors import ResourceError, WorkerError
 
 
 @contextmanager
-def foreseen(batch_size: int) -> Iterator[None]:
+def foreseen(batch_size: int | None = None) -> Iterator[None]:
     """Turn what torch and the system raise within a `with` block into errors with advice.
+
+    Args:
+        batch_size: Of the training, which goes on with --resume; None if nothing is trained.
 
     Raises:
         ResourceError: Out of memory, or a full disk.
@@ -22,23 +25,31 @@ def foreseen(batch_size: int) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError, ConnectionError, EOFError) as error:
         if _out_of_memory(error):
-            raise ResourceError(
-                f"out of memory with --batch-size {batch_size}; give about "
-                f"{max(2, batch_size // 2)}, or a smaller --image-size or --backbone"
-            ) from error
+            raise ResourceError(f"out of memory{_smaller(batch_size)}") from error
         if not lost(error):
             raise
-        raise WorkerError(
-            f"loader workers failed twice ({told(error)}); the same command with "
-            "--resume goes on, with --workers 0 without them"
-        ) from error
+        again = (
+            "the same command with --resume goes on, with --workers 0 without them"
+            if batch_size
+            else "give the same command again or, from Python, workers=0"
+        )
+        raise WorkerError(f"loader workers failed twice ({told(error)}); {again}") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise ResourceError(
-            f"no room left to write {error.filename or 'to the run folder'}; make room, then "
-            "use --resume"
-        ) from error
+        where = error.filename or "to the disk"
+        then = "use --resume" if batch_size else "try again"
+        raise ResourceError(f"no room left to write {where}; make room, then {then}") from error
+
+
+def _smaller(batch_size: int | None) -> str:
+    """What to do if memory does not suffice."""
+    if batch_size is None:
+        return "; end other programs, or use a machine with more of it"
+    return (
+        f" with --batch-size {batch_size}; give about {max(2, batch_size // 2)}, or a smaller "
+        "--image-size or --backbone"
+    )
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -10,10 +10,19 @@ from typing import Any
 from nearkin.config import Config, DiscoverConfig, TrainConfig, read_toml, to_toml
 from nearkin.data.folder import MARKER
 from nearkin.errors import UsageError
-from nearkin.tables import replace_text
+from nearkin.tables import replace_text, usable
 
 STAGES = "stages"
-PLOTS = ("augmentations.png", "class_count.png", "curves.png", "neighbors.png")
+PLOTS = (
+    "augmentations.png",
+    "class_count.png",
+    "clusters.png",
+    "confusion.png",
+    "curves.png",
+    "knn.png",
+    "map.png",
+    "neighbors.png",
+)
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,21 @@ class RunFolder:
         return self.path / "clusters.csv"
 
     @property
+    def found_assignments(self) -> Path:
+        """`assignments` as it was before the user changed it."""
+        return self.path / "found-assignments.csv"
+
+    @property
+    def found_clusters(self) -> Path:
+        """`clusters` as it was before the user changed it."""
+        return self.path / "found-clusters.csv"
+
+    @property
+    def exports(self) -> Path:
+        """The folder of what the user has copied out of the page."""
+        return self.path / "exports"
+
+    @property
     def classes(self) -> Path:
         """The folder of sheets, one per class."""
         return self.path / "classes"
@@ -116,6 +140,16 @@ class RunFolder:
     def report(self) -> Path:
         """The page about the run."""
         return self.path / "report.html"
+
+    @property
+    def page(self) -> Path:
+        """What the page about a discovery tells, as values, without pictures."""
+        return self.path / STAGES / "page.json"
+
+    @property
+    def map(self) -> Path:
+        """Where the pictures lie on the page's map."""
+        return self.path / "map.npz"
 
     @property
     def kept(self) -> Path:
@@ -171,10 +205,17 @@ class RunFolder:
         replace_text(self.summary, json.dumps(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """The stored measures; empty before there are any."""
+        """The stored measures; empty before there are any.
+
+        Raises:
+            CheckpointError: If the file is damaged.
+        """
         if not self.summary.exists():
             return {}
-        stored: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
+        with usable(self.summary, "remove it; the run's command with --resume measures anew"):
+            stored: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
+            if not isinstance(stored, dict):
+                raise ValueError("it holds no measures")
         return stored
 
 
@@ -196,7 +237,8 @@ def clear(run: RunFolder) -> None:
         run.pictures,
         run.embeddings,
     ]
-    made += [run.assignments, run.clusters, run.classifier, run.report]
+    made += [run.assignments, run.clusters, run.classifier, run.report, run.map]
+    made += [run.found_assignments, run.found_clusters]
     made += [run.machine, *run.diverged.glob("ckpt-*")]
     made += [*run.checkpoints.glob("ckpt-*"), *run.classes.glob("*.png")]
     for file in [*made, *(run.plots / plot for plot in PLOTS)]:

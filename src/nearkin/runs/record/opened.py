@@ -1,6 +1,5 @@
 """Taking a run folder into use: which one it is, and that nobody else writes there."""
 
-import fcntl
 import os
 import platform
 import time
@@ -46,21 +45,9 @@ def opened(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
         raise UsageError("--resume and --overwrite contradict each other; give one")
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = run.lock.open("a+")
     except OSError as error:
-        raise OutputError(
-            f"cannot write to {path}: {error.strerror}; choose another --out"
-        ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.seek(0)
-            raise OutputError(
-                f"{path} is in use by {lock.readline().strip() or 'another run'}; "
-                "wait for it or choose another --out"
-            ) from error
-        _sign(lock)
+        raise _unwritable(path, error) from error
+    with locked(run):
         if _occupied(run) and not (resume or overwrite):
             raise OutputError(
                 f"{path} is not empty; continue it with --resume, or replace it with --overwrite"
@@ -74,6 +61,41 @@ def opened(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
         run.checkpoints.mkdir(exist_ok=True)
         run.plots.mkdir(exist_ok=True)
         yield run
+
+
+@contextmanager
+def locked(run: RunFolder) -> Iterator[None]:
+    """Keep all others who would do so from writing to a run folder that is there.
+
+    Raises:
+        OutputError: If it cannot be written, or is in use.
+        UsageError: If this system cannot tell.
+    """
+    try:
+        import fcntl
+    except ModuleNotFoundError as error:  # on Windows, which can train in its Linux
+        raise UsageError(
+            f"this system has no locks to keep other runs out of {run.path}; run it under WSL"
+        ) from error
+    try:
+        lock = run.lock.open("a+")
+    except OSError as error:
+        raise _unwritable(run.path, error) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.seek(0)
+            raise OutputError(
+                f"{run.path} is in use by {lock.readline().strip() or 'another run'}; "
+                "wait for it or choose another --out"
+            ) from error
+        _sign(lock)
+        yield
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"cannot write to {path}: {error.strerror}; choose another --out")
 
 
 def _occupied(run: RunFolder) -> bool:

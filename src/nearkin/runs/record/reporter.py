@@ -18,7 +18,7 @@ class Reporter(Protocol):
         """Something worth a line."""
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """`done` of `total` steps are done; `text` says how it stands."""
+        """So many of all steps or pictures of something are done; see `nearkin.pace.Tell`."""
 
 
 class Silent:

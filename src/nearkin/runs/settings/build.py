@@ -3,6 +3,7 @@
 import copy
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +17,13 @@ from nearkin.data.centered import Pixels
 from nearkin.data.images import Images
 from nearkin.data.room import cache_for, free_disk, free_memory
 from nearkin.data.views import View
-from nearkin.distributed import available_cpus, native_precision, num_processes
+from nearkin.distributed import native_precision, num_processes, own_cpus
 from nearkin.errors import DataError, UsageError
 from nearkin.method import Method
 from nearkin.networks.backbone import SMALL_IMAGE, Backbone
 from nearkin.runs.settings.known import known_classes
 from nearkin.runs.settings.options import method_class, method_options
-from nearkin.runs.settings.recipes import recipe
+from nearkin.runs.settings.recipes import Recipe, recipe
 
 SIZES = (32, 64, 96, 128, 160, 192, 224)
 """Sides of views that `auto` chooses from for photographs, in pixels."""
@@ -48,10 +49,10 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     if len(images) < 2:
         raise DataError(f"{len(images)} picture to train on; contrast needs 2 or more")
     chosen = recipe(config.method)
-    size = config.image_size if config.image_size != "auto" else image_size(images, device)
+    size = _or(config.image_size, lambda: image_size(images, device))
     processes = num_processes(config.devices)
-    batch = min(USUAL_BATCH, len(images)) // processes * processes
-    batch = config.batch_size if config.batch_size != "auto" else batch
+    most = min(USUAL_BATCH, len(images))
+    batch = _or(config.batch_size, lambda: most // processes * processes)
     if batch > len(images):
         raise UsageError(
             f"--batch-size {batch} is more than the {len(images)} pictures; give at most that"
@@ -61,29 +62,25 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
             f"--batch-size {batch} cannot be divided evenly among {processes} processes; give a "
             f"multiple of {processes}"
         )
-    optimizer = config.optimizer if config.optimizer != "auto" else chosen.optimizer
+    optimizer = _or(config.optimizer, lambda: chosen.optimizer)
     growth = batch / 256 if optimizer != "adamw" else math.sqrt(batch / 256)
-    small = size < SMALL_IMAGE
-    preset = chosen.augment_small if small else chosen.augment
-    if small and config.augment == "auto" and is_gray(images):
-        preset = "characters"
     resolved = replace(
         config,
         image_size=size,
         batch_size=batch,
         optimizer=optimizer,
-        lr=_or(config.lr, chosen.lr * growth),
-        weight_decay=_or(config.weight_decay, chosen.weight_decay),
-        augment=_or(config.augment, preset),
-        backbone=_or(config.backbone, backbone_for(size, device)),
-        epochs=_or(config.epochs, epochs_for(len(images), size, device)),
-        workers=_or(config.workers, 0 if images.is_small else available_cpus() // config.devices),
-        cache=_or(config.cache, _cache(images, size, processes)),
+        lr=_or(config.lr, lambda: chosen.lr * growth),
+        weight_decay=_or(config.weight_decay, lambda: chosen.weight_decay),
+        augment=_or(config.augment, lambda: augment_for(chosen, images, size)),
+        backbone=_or(config.backbone, lambda: backbone_for(size, device)),
+        epochs=_or(config.epochs, lambda: epochs_for(len(images), size, device)),
+        workers=_or(config.workers, lambda: 0 if images.is_small else own_cpus(config.devices)),
+        cache=_or(config.cache, lambda: _cache(images, size, processes)),
         options=method_options(config.method, config.options, len(images), batch),
-        precision=_or(config.precision, precision_of(device)),
+        precision=_or(config.precision, lambda: precision_of(device)),
     )
-    look = max(1, int(resolved.epochs) // 20)
-    return replace(resolved, evaluate_every=_or(config.evaluate_every, look))
+    look = _or(config.evaluate_every, lambda: max(1, int(resolved.epochs) // 20))
+    return replace(resolved, evaluate_every=look)
 
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -100,8 +97,15 @@ def _cache(images: Images, size: int, processes: int) -> str:
     return cache_for(images, size, memory=free_memory() // processes, disk=free_disk())
 
 
-def _or(value: Any, automatic: Any) -> Any:
-    return automatic if value == "auto" else value
+def _or(value: Any, automatic: Callable[[], Any]) -> Any:
+    return automatic() if value == "auto" else value
+
+
+def augment_for(chosen: Recipe, images: Images, size: int) -> str:
+    """The recipe's augmentation for pictures of that size, unless they look like writing."""
+    if size >= SMALL_IMAGE:
+        return chosen.augment
+    return "characters" if is_gray(images) else chosen.augment_small
 
 
 def image_size(images: Images, device: torch.device) -> int:

@@ -5,8 +5,7 @@ import io
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
@@ -16,6 +15,7 @@ from nearkin.config import TrainConfig, seconds
 from nearkin.data.batches import Feed
 from nearkin.distributed import agreed, from_first, world_size
 from nearkin.method import Method, Schedule
+from nearkin.pace import Pace
 from nearkin.runs.record.folder import RunFolder
 from nearkin.runs.record.machine import note_machine
 from nearkin.runs.record.reporter import Logged
@@ -37,22 +37,6 @@ COLUMNS = (
 
 TIMED = 8
 """Steps timed to estimate a run; the first two are left out."""
-
-
-@dataclass
-class Pace:
-    """How fast a run goes, for people to read; nothing depends on it."""
-
-    done: int
-    started: float = field(default_factory=time.perf_counter)
-
-    def lap(self, done: int, total: int, batch_size: int) -> str:
-        """Pictures per second since the last lap, and the time left at that rate."""
-        elapsed = max(time.perf_counter() - self.started, 1e-9)
-        rate = (done - self.done) / elapsed
-        self.done, self.started = done, time.perf_counter()
-        left = timedelta(seconds=round((total - done) / rate))
-        return f"{rate * batch_size:.0f} img/s  {left} left"
 
 
 def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optimizer:
@@ -122,7 +106,7 @@ def fit(
     Returns:
         Whether there was anything left to do.
     """
-    per_epoch = batches.order.steps_per_epoch
+    per_epoch, batch_size = batches.order.steps_per_epoch, batches.order.batch_size
     total = int(config.epochs) * per_epoch
     optimizer = optimizer_for(method, config)
     start = _same_start(optimizer, _restored(folder, method, optimizer, total, told))
@@ -132,19 +116,23 @@ def fit(
         saver = Saver(folder, method, optimizer, journal, told, config.save_every, start)
         stack.enter_context(saver.capturing())
         watch = Watch(monitor, config, method, told, asked)
-        epoch, pace = journal.rows()[start - start % per_epoch :], Pace(start)
-        fed = batches.between(start, total)
-        for done, step in steps_of(config, method, optimizer, fed, start=start, total=total):
+        epoch, pace = journal.rows()[start - start % per_epoch :], Pace(total, batch_size)
+        told.progress(start, total, "first step")
+        for done, step in steps_of(
+            config, method, optimizer, batches.between(start, total), start=start, total=total
+        ):
             found = {"loss": step.loss.item()} | {key: step.metrics[key].item() for key in terms}
-            told.progress(done, total, f"loss {found['loss']:.3f}")
-            looked = watch.after(done, per_epoch, total)
+            at = f"epoch {-(-done // per_epoch)}/{config.epochs}"
+            told.progress(
+                done, total, "  ".join([at, f"loss {found['loss']:.3f}", *pace.reach(done)])
+            )
+            with pace.paused():
+                looked = watch.after(done, per_epoch, total)
             row = {"step": done, "epoch": done / per_epoch, **found, **looked}
             journal.append(row | {"lr": optimizer.param_groups[0]["lr"]})
             epoch.append(row)
             if done % per_epoch == 0:
-                said = [f"epoch {done // per_epoch}/{config.epochs}", *_means(epoch, found)]
-                lap = pace.lap(done, total, batches.order.batch_size)
-                told.line("  ".join([*said, *shown(looked), lap]))
+                told.line("  ".join([at, *_means(epoch, found), *shown(looked), *pace.speed]))
                 epoch.clear()
             stop = agreed(asked.stop)  # once: what comes after the save is for the next step
             saver.after(done, asked=asked.take_save(), last=done == total or bool(stop))
@@ -173,13 +161,19 @@ def _same_start(optimizer: torch.optim.Optimizer, step: int) -> int:
     """Give every process the first one's optimizer, and its step."""
     if world_size() == 1:
         return step
-    content = io.BytesIO()
-    torch.save({"step": step, "optimizer": optimizer.state_dict()}, content)
-    sent = from_first(content.getvalue())
-    state = torch.load(io.BytesIO(sent), map_location="cpu", weights_only=True)
+    state = same({"step": step, "optimizer": optimizer.state_dict()})
     optimizer.load_state_dict(state["optimizer"])
     first: int = state["step"]
     return first
+
+
+def same(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What the first process has, in all of them: names of numbers, text, tensors, and such."""
+    content = io.BytesIO()
+    torch.save(dict(state), content)
+    sent = from_first(content.getvalue())
+    found: dict[str, Any] = torch.load(io.BytesIO(sent), map_location="cpu", weights_only=True)
+    return found
 
 
 def _restored(

@@ -14,6 +14,7 @@ from nearkin.evaluation.encode import encode
 from nearkin.evaluation.features import known
 from nearkin.evaluation.knn import knn, num_neighbors
 from nearkin.method import Method
+from nearkin.pace import Tell, nobody, tracked
 from nearkin.runs.evaluation.data import Parts
 from nearkin.runs.evaluation.embed import encode_pixels
 from nearkin.training.health import health
@@ -32,18 +33,22 @@ class Monitor:
             queries. Those with labels are preferred, those that cannot be read are left out.
         config: The resolved settings.
         device: Where the encoder is.
+        tell: Hears how far a look is.
     """
 
-    def __init__(self, parts: Parts, config: TrainConfig, device: torch.device) -> None:
+    def __init__(
+        self, parts: Parts, config: TrainConfig, device: torch.device, tell: Tell = nobody
+    ) -> None:
         size, workers = int(config.image_size), int(config.workers)
         asked = preferred(parts.test if len(parts.test) else parts.train, QUERIES)
-        self.queries, self.query_labels = in_memory(asked, size, workers)
-        self.device = device
+        self.queries, self.query_labels = in_memory(asked, size, workers, tell)
+        self.device, self.tell = device, tell
         self.scored = bool(len(parts.test)) and bool(
             known(self.query_labels).any() and known(parts.train.labels).any()
         )
         if self.scored:
-            self.bank, self.bank_labels = in_memory(preferred(parts.train, BANK), size, workers)
+            bank = preferred(parts.train, BANK)
+            self.bank, self.bank_labels = in_memory(bank, size, workers, tell)
 
     def look(self, method: Method[Any]) -> dict[str, float]:
         """Measure a method as it stands, leaving it as it was."""
@@ -58,7 +63,8 @@ class Monitor:
         return seen
 
     def _encode(self, method: Method[Any], shown: UInt8[Tensor, "n 3 _ _"]) -> Tensor:
-        return encode_pixels(method.backbone, shown.split(PIECE), self.device)
+        pieces = tracked(shown.split(PIECE), len(shown), "a look at the encoder", self.tell)
+        return encode_pixels(method.backbone, pieces, self.device)
 
 
 def preferred(images: Images, count: int) -> Images:
@@ -68,10 +74,10 @@ def preferred(images: Images, count: int) -> Images:
 
 
 def in_memory(
-    images: Images, size: int, workers: int
+    images: Images, size: int, workers: int, tell: Tell
 ) -> tuple[UInt8[Tensor, "n 3 {size} {size}"], Int[np.ndarray, " n"]]:
     """The pixels and the labels of those pictures that can be read."""
     source = Pixels(images, size, workers=workers)
-    shown = torch.cat(list(source))
+    shown = torch.cat(list(tracked(source, len(images), "pictures to look at", tell)))
     rows = np.delete(np.arange(len(images)), sorted(source.bad))
     return (shown[torch.from_numpy(rows)] if source.bad else shown), images.labels[rows]

@@ -20,6 +20,8 @@ from nearkin.networks.branch import in_chunks
 from nearkin.runs.evaluation.data import Parts, copies, open_parts, same_data, write_bad_files
 from nearkin.runs.evaluation.encoder import CUSTOM, initialize, load, write_encoder
 from nearkin.runs.evaluation.evaluate import evaluate_parts, table_lines
+from nearkin.runs.looking.contact import neighbor_sheet
+from nearkin.runs.looking.page import write_page
 from nearkin.runs.record.failures import foreseen
 from nearkin.runs.record.folder import RunFolder, clear, data_name
 from nearkin.runs.record.opened import default_folder, opened
@@ -30,7 +32,7 @@ from nearkin.runs.settings.known import known_classes, known_labels
 from nearkin.runs.settings.options import checked_options
 from nearkin.runs.training.fit import accompany, fit, timed
 from nearkin.runs.training.monitor import Monitor
-from nearkin.runs.training.pictures import augmentation_sheet, curves, neighbor_sheet
+from nearkin.runs.training.pictures import augmentation_sheet
 from nearkin.training.checkpoint import latest
 from nearkin.training.compilation import compile_branches
 from nearkin.training.health import verdict
@@ -104,7 +106,7 @@ def train(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
             f"writing {path.resolve()}"
         )
-        parts = open_parts(data, config, folder.bad_files)
+        parts = open_parts(data, config, folder.bad_files, told.progress)
         warnings = copies(parts.num_exact, "exact", parts.images)
         for line in [parts.describe(), *parts.images.notes, *(f"warning: {w}" for w in warnings)]:
             told.line(line)
@@ -157,15 +159,18 @@ def _run(
             told.line(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         told.line(f"look at the augmentations before waiting: {sheet.resolve()}")
-        monitor = Monitor(parts, config, device)
+        monitor = Monitor(parts, config, device, told.progress)
         worked = fit(folder, config, method, batches, monitor, told)
     if worked or not folder.summary.exists():
         _finish(folder, config, method, batches, monitor, parts, network, told)
-    else:
+    elif folder.report.exists():
         told.line("already complete")
+        return
+    write_page(folder, parts.images)
+    told.line(f"look   {folder.report.resolve()}")
 
 
-def follow(data: Any, network: nn.Module | None) -> RunFolder:
+def follow(data: Any, network: nn.Module | None = None) -> RunFolder:
     """What all processes but the first do: the same steps, each with its part of every batch."""
     with together(1, follow):
         settings, path = json.loads(from_first(b""))
@@ -213,12 +218,11 @@ def _finish(
     """Everything that follows the last step: the encoder as a file, and what it is worth."""
     details = _details(config)
     write_encoder(folder.encoder, method.backbone, details)
-    curves(folder.metrics, folder.plots / "curves.png")
     seen = monitor.look(method)
     told.line(f"health {verdict(seen, type(method))}")
     encoder = load(folder.path, backbone=network)
     evaluation, embeddings = evaluate_parts(
-        encoder, parts, config, network=network, device=batches.device
+        encoder, parts, config, network=network, device=batches.device, tell=told.progress
     )
     embeddings.write(folder.embeddings)
     found = {parts.train.names[row]: reason for row, reason in batches.bad.items()}
@@ -228,9 +232,7 @@ def _finish(
         told.line(f"warning: {len(found)} pictures cannot be decoded, see bad_files.csv")
     if len(parts.test):
         plot = folder.plots / "neighbors.png"
-        neighbor_sheet(
-            embeddings.part("train"), embeddings.part("test"), int(config.image_size), plot
-        )
+        neighbor_sheet(embeddings.part("train"), embeddings.part("test"), plot)
     folder.write_summary({**details, "health": seen, **evaluation.to_dict()})
     told.note("\n".join(table_lines(evaluation)))
 

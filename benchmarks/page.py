@@ -1,0 +1,148 @@
+"""The page of many pictures: how large it is, when it can be used, and how long a frame takes.
+
+Times are those of the page's own script in headless Chromium, without a graphics card.
+
+    python benchmarks/page.py
+    python benchmarks/page.py --counts 20000 --width 1920 --height 1080
+"""
+
+import argparse
+import io
+import shutil
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import numpy as np
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from nearkin.explorer.map import Coloring, PictureMap, map_section, script
+from nearkin.explorer.page import document
+
+SIDE: Final = 48
+COLUMNS: Final = 16
+PER_SHEET: Final = COLUMNS**2
+CLASSES: Final = 100
+NEIGHBORS: Final = 12
+WATCHED: Final = """
+window.frames_ = [];
+const asked = window.requestAnimationFrame.bind(window);
+window.requestAnimationFrame = (draw) => asked((now) => {
+  const start = performance.now();
+  draw(now);
+  window.frames_.push([start, performance.now()]);
+});
+"""
+"""Notes when each frame begins and ends."""
+
+
+def sheet(rng: np.random.Generator) -> bytes:
+    """Tiles as rough as photographs: 440 bytes each."""
+    shape = (COLUMNS * SIDE // 4, COLUMNS * SIDE // 4, 3)
+    rough = rng.integers(24, 232, shape).astype(np.uint8)
+    file = io.BytesIO()
+    whole = Image.fromarray(rough).resize((COLUMNS * SIDE,) * 2, Image.Resampling.NEAREST)
+    whole.save(file, "webp", quality=80)
+    return file.getvalue()
+
+
+def pictures(count: int) -> PictureMap:
+    """A map of so many pictures of a hundred classes."""
+    rng = np.random.default_rng(0)
+    of = rng.integers(0, CLASSES, count)
+    middle = rng.normal(scale=8, size=(CLASSES, 2))
+    names = tuple(f"class-{each:03d}" for each in range(CLASSES))
+    sheets = [sheet(rng) for _ in range(4)]
+    return PictureMap(
+        number=np.arange(count),
+        names=tuple(f"{names[each]}/picture-{row:06d}.jpg" for row, each in enumerate(of)),
+        place=middle[of] + rng.normal(size=(count, 2)),
+        neighbors=rng.integers(0, count, (count, NEIGHBORS)),
+        similarity=rng.random((count, NEIGHBORS)).astype(np.float32),
+        colorings=(
+            Coloring("Label", of, names),
+            Coloring("Correct", of % 2, ("right", "wrong")),
+            Coloring("Score", rng.random(count).astype(np.float32)),
+        ),
+        sheets=tuple(sheets[at % 4] for at in range(-(-count // PER_SHEET))),
+        side=SIDE,
+        columns=COLUMNS,
+        per_sheet=PER_SHEET,
+        total=count,
+    )
+
+
+def panned(page: Page) -> None:
+    """Drag the map around."""
+    page.mouse.down()
+    for step in range(60):
+        page.mouse.move(500 + 4 * step, 500 + step)
+    page.mouse.up()
+
+
+def zoomed(page: Page) -> None:
+    """Go in until points are pictures."""
+    for _ in range(18):
+        page.mouse.wheel(0, -40)
+
+
+def frames(page: Page) -> list[float]:
+    """Milliseconds that each frame since the last call took."""
+    page.wait_for_timeout(500)
+    noted: list[tuple[float, float]] = page.evaluate("window.frames_.splice(0)")
+    return [end - start for start, end in noted] or [0.0]
+
+
+def measure(browser: Browser, file: Path, width: int, height: int) -> str:
+    """The line of the table for a page."""
+    page = browser.new_page(viewport={"width": width, "height": height})
+    page.add_init_script(WATCHED)
+    page.goto(file.as_uri())
+    page.wait_for_function("window.frames_.length > 0")
+    usable = page.evaluate("window.frames_[0][1]")
+    page.evaluate("document.getElementById('map-view').scrollIntoView()")
+    page.mouse.move(500, 500)
+    frames(page)
+    told = []
+    for act in (panned, zoomed, panned):
+        act(page)
+        taken = sorted(frames(page))
+        told.append(f"{median(taken):6.1f} {taken[-1 - len(taken) // 20]:6.1f}")
+    page.close()
+    return f"{usable / 1000:8.2f} s   " + "   ".join(told)
+
+
+def main() -> None:
+    """Print a line for every number of pictures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--counts", type=int, nargs="+", default=[2_000, 20_000, 100_000])
+    parser.add_argument("--width", type=int, default=1280)
+    parser.add_argument("--height", type=int, default=800)
+    parser.add_argument("--chromium", default=shutil.which("chromium"))
+    options = parser.parse_args()
+    print("milliseconds of a frame: median and 95 of 100")
+    print("pictures      file     usable   points moved     zoomed   pictures moved")
+    with sync_playwright() as driver, tempfile.TemporaryDirectory() as folder:
+        browser = driver.chromium.launch(
+            executable_path=options.chromium, args=["--no-sandbox", "--disable-gpu"]
+        )
+        for count in options.counts:
+            shown = pictures(count)
+            page = document(
+                title="Many pictures",
+                kicker="benchmark",
+                lead="",
+                sections=[("Map", map_section(shown))],
+                script=script(),
+            )
+            file = Path(folder) / "page.html"
+            file.write_text(page, encoding="utf-8")
+            line = measure(browser, file, options.width, options.height)
+            print(f"{count:8,} {file.stat().st_size / 1e6:6.1f} MB {line}", flush=True)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""A page in headless Chromium, a small map to show in it, and a server that keeps its promises."""
+
+import io
+import json
+import shutil
+import threading
+from contextlib import contextmanager
+from functools import cached_property, partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nearkin.explorer.map import Coloring, PictureMap, map_section, script
+from nearkin.explorer.page import document
+
+try:
+    from playwright.sync_api import sync_playwright
+except ImportError:
+    sync_playwright = None
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+PADDING = 36
+WIDE = 20
+"""Pictures in a row of the small map."""
+
+in_a_browser = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
+    pytest.mark.skipif(sync_playwright is None, reason="there is no playwright"),
+]
+
+
+@contextmanager
+def chromium():
+    """One browser, for as many pages as are wanted."""
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def tile_color(number):
+    return (12 * (number % WIDE), 16 * (number // WIDE) % 256, 120)
+
+
+def sheet(tiles, columns):
+    """Tiles side by side, as WebP."""
+    side = tiles.shape[1]
+    rows = -(-len(tiles) // columns)
+    whole = np.zeros((rows * columns, side, side, 3), np.uint8)
+    whole[: len(tiles)] = tiles
+    grid = whole.reshape(rows, columns, side, side, 3).swapaxes(1, 2)
+    file = io.BytesIO()
+    Image.fromarray(grid.reshape(rows * side, columns * side, 3)).save(file, "webp", quality=80)
+    return file.getvalue()
+
+
+def small_map(names=None, count=300, **changes):
+    """Pictures on a grid, each of one color of its own, and of neighbors drawn at random."""
+    rng = np.random.default_rng(0)
+    rows = np.arange(count)
+    place = np.stack([rows % WIDE, -(rows // WIDE)], axis=1).astype(np.float64)
+    others = np.stack([rng.permutation(np.delete(rows, row))[:6] for row in rows])
+    colors = np.array([tile_color(row) for row in rows], np.uint8)
+    tiles = np.broadcast_to(colors[:, None, None], (count, 16, 16, 3))
+    third = (3 * (rows % WIDE) // WIDE).astype(np.int64)
+    score = np.where(rows < 3, np.nan, rows / count).astype(np.float32)
+    parts = dict(
+        number=10 + 2 * rows,
+        names=tuple(names or (f"animals/{row:03d}.jpg" for row in rows)),
+        place=place,
+        neighbors=others,
+        similarity=np.tile(np.linspace(0.95, 0.2, 6, dtype=np.float32), (count, 1)),
+        colorings=(
+            Coloring("Class", third, ("new-1", "new-2", "dog"), "What was found."),
+            Coloring("Upper", (rows < count // 2).astype(np.int64) - 1, ("yes",)),
+            Coloring("Score", score, (), "How sure."),
+        ),
+        sheets=tuple(sheet(tiles[start : start + 64], 8) for start in range(0, count, 64)),
+        side=16,
+        columns=8,
+        per_sheet=64,
+        total=count,
+    )
+    return PictureMap(**parts | changes)
+
+
+def page_of(shown, *, served=False):
+    return document(
+        title="What was learned",
+        kicker="nearkin train",
+        lead="A test.",
+        sections=[("Map", map_section(shown))],
+        script=script(),
+        served=served,
+    )
+
+
+class Shown:
+    """A page that is open in the browser."""
+
+    def __init__(self, browser, address, *, width=1280, height=900, clock=False, **options):
+        size = {"width": width, "height": height}
+        self.context = browser.new_context(viewport=size, **options)
+        self.page = self.context.new_page()
+        self.requests, self.complaints = [], []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        if clock:
+            self.page.clock.install()
+        self.page.goto(address)
+        self.page.evaluate("document.getElementById('map-explorer').scrollIntoView()")
+        self.settle()
+
+    def settle(self):
+        """Until what was asked for has been drawn."""
+        self.page.evaluate(
+            "() => new Promise((f) => requestAnimationFrame(() => requestAnimationFrame(f)))"
+        )
+
+    def find(self, selector):
+        return self.page.locator(selector)
+
+    def text(self, selector):
+        return self.find(selector).inner_text()
+
+    def texts(self, selector):
+        return self.find(selector).all_inner_texts()
+
+    @property
+    def said(self):
+        return self.find("#map-said").text_content()
+
+    @cached_property
+    def box(self):
+        return self.find("#map-canvas").bounding_box()
+
+    def spot(self, shown, row):
+        """Where a picture lies in the window while the whole map is shown."""
+        low, high = shown.place.min(axis=0), shown.place.max(axis=0)
+        size = np.array([self.box["width"], self.box["height"]])
+        scale = ((size - 2 * PADDING) / (high - low)).min()
+        x, y = (shown.place[row] - (low + high) / 2) * scale
+        return self.box["x"] + size[0] / 2 + x, self.box["y"] + size[1] / 2 - y
+
+    def click(self, shown, row):
+        self.page.mouse.click(*self.spot(shown, row))
+        self.settle()
+
+    def pixels(self):
+        """The window."""
+        return np.asarray(Image.open(io.BytesIO(self.page.screenshot())).convert("RGB"))
+
+    def color(self, x, y):
+        self.page.mouse.move(2, 2)
+        self.settle()
+        return tuple(self.pixels()[round(y), round(x)].tolist())
+
+    def turns(self, at, color):
+        """Wait until a place has a color, nearly: thumbnails are stored with loss."""
+        for _ in range(100):
+            seen = self.color(*at)
+            if np.allclose(seen, color, atol=12):
+                return
+            self.page.wait_for_timeout(20)
+        raise AssertionError(f"{at} is {seen}, not {color}")
+
+
+class Stub(BaseHTTPRequestHandler):
+    """Says what the server of a page says, and keeps what it is told."""
+
+    def __init__(self, held, *args):
+        self.held = held
+        super().__init__(*args)
+
+    def do_GET(self):
+        if self.path == "/":
+            return self.answer(self.held["page"].encode(), "text/html; charset=utf-8")
+        if self.path == "/classes":
+            return self.tell(self.held["classes"])
+        return self.answer(self.held["picture"], "image/webp")
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/search":
+            self.held["searched"] = body
+            return self.tell(self.held["found"])
+        said = json.loads(body)
+        self.held["asked"].append((self.path, said))
+        if "refuse" in self.held:
+            return self.tell({"error": self.held["refuse"]}, 409)
+        return self.tell(getattr(self, self.path.strip("/"))(**said))
+
+    def name(self, cluster, name):
+        return self.merge([cluster], name)
+
+    def merge(self, clusters, name):
+        for one in self.held["classes"]["classes"]:
+            if one["cluster"] in clusters:
+                one["name"] = name
+        return self.held["classes"]
+
+    def split(self, numbers, name):
+        classes = self.held["classes"]
+        made = {"cluster": "new-9", "name": name, "kind": "novel", "size": len(numbers)}
+        classes["classes"].append(made)
+        classes["cluster_of"] |= {str(number): "new-9" for number in numbers}
+        return classes
+
+    def export(self, folder, numbers):
+        return {"folder": f"/runs/1/exports/{folder}", "pictures": len(numbers or range(300))}
+
+    def tell(self, said, status=200):
+        self.answer(json.dumps(said).encode(), "application/json", status)
+
+    def answer(self, content, kind, status=200):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def serving(shown):
+    """The page of a map with a server behind it: its address, and all that the server holds."""
+    found = [("new-1", "novel"), ("new-2", "novel"), ("dog", "known")]
+    classes = [dict(cluster=name, name="", kind=kind, size=100) for name, kind in found]
+    of = shown.colorings[0].of.tolist()
+    held = {
+        "page": page_of(shown, served=True),
+        "picture": sheet(np.full((1, 300, 300, 3), 90, np.uint8), 1),
+        "classes": {
+            "editable": True,
+            "classes": classes,
+            "cluster_of": {
+                str(number): found[each][0] for number, each in zip(shown.number.tolist(), of)
+            },
+        },
+        "asked": [],
+    }
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Stub, held)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/", held
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,548 @@
+"""The map in a real browser: what somebody sees, and what happens when they point or type."""
+
+import csv
+import io
+import re
+
+import numpy as np
+import pytest
+from browser import Shown, chromium, in_a_browser, page_of, serving, sheet, small_map, tile_color
+from test_explorer import HOSTILE
+
+from nearkin.explorer.map import Coloring
+
+pytestmark = in_a_browser
+
+SMALL = small_map()
+SMALL_CLASSES = (Coloring("Class", np.arange(len(HOSTILE)), tuple(map(str, range(len(HOSTILE))))),)
+BLUE, ORANGE, GREEN = (0, 103, 173), (224, 123, 0), (11, 143, 104)
+PAPER = (255, 255, 255)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Opens a map from a file, as a double-click does."""
+    pages = []
+
+    def opens(shown=SMALL, after="", **options):
+        file = tmp_path / "page.html"
+        file.write_text(page_of(shown), encoding="utf-8")
+        pages.append(Shown(browser, file.as_uri() + after, **options))
+        return pages[-1]
+
+    yield opens
+    for page in pages:
+        page.context.close()
+        assert page.complaints == []
+        assert all(url.startswith(("file:", "blob:")) for url in page.requests)
+        assert len([url for url in page.requests if url.startswith("file:")]) == 1
+
+
+# ---------------------------------------------------------------- the map
+
+
+def test_every_class_has_its_color_where_its_pictures_lie(opened):
+    page = opened()
+    colors = [page.color(*page.spot(SMALL, row)) for row in (21, 28, 38)]
+    assert colors == [BLUE, ORANGE, GREEN]
+    x, y = page.spot(SMALL, 21)
+    assert page.color(x, y - 18) == PAPER  # between two pictures
+    assert page.text("#map-count") == "300 pictures"
+    assert page.texts("#map-legend bdi") == ["new-1", "new-2", "dog"]
+    assert page.texts("#map-legend li span") == ["105", "105", "90"]
+
+
+def test_another_coloring_changes_colors_and_legend(opened):
+    page = opened()
+    page.find("#map-coloring").select_option(label="Upper")
+    assert page.texts("#map-legend bdi") == ["yes", "unknown"]
+    assert page.color(*page.spot(SMALL, 28)) == BLUE
+    quiet = page.color(*page.spot(SMALL, 288))
+    assert quiet not in (BLUE, ORANGE, GREEN, PAPER)
+    page.find("#map-coloring").select_option(label="Score")
+    assert page.text("#map-note") == "How sure."
+    assert page.texts("#map-legend .ends span") == ["0.01", "1.00"]
+    light = [sum(page.color(*page.spot(SMALL, row))) for row in (25, 105, 185, 285)]
+    assert light == sorted(light, reverse=True)
+    assert page.color(*page.spot(SMALL, 1)) == quiet
+
+
+def test_it_is_dark_by_night(opened):
+    page = opened(color_scheme="dark")
+    x, y = page.spot(SMALL, 21)
+    assert sum(page.color(x, y - 18)) < 150
+    by_night = page.color(x, y)
+    assert by_night != BLUE
+    page.page.emulate_media(color_scheme="light")
+    assert page.color(x, y) == BLUE
+
+
+def test_zoomed_in_points_become_pictures(opened):
+    page = opened()
+    at = page.spot(SMALL, 149)
+    assert page.color(*at) == ORANGE
+    page.page.mouse.move(*at)
+    for _ in range(6):
+        page.page.mouse.wheel(0, -120)
+        page.settle()
+    page.turns(at, tile_color(149))
+    page.find("#map-fit").click()
+    page.turns(at, ORANGE)
+
+
+def test_dragging_moves_the_map(opened):
+    page = opened()
+    x, y = page.spot(SMALL, 149)
+    page.page.mouse.move(x, y)
+    page.page.mouse.down()
+    page.page.mouse.move(x + 90, y + 50, steps=3)
+    page.page.mouse.up()
+    assert page.color(x + 90, y + 50) == ORANGE
+    assert page.find("#map-panel h3").count() == 0
+
+
+# ---------------------------------------------------------------- a picture
+
+
+def expected(row):
+    return [SMALL.names[other] for other in SMALL.neighbors[row].tolist()]
+
+
+def near(page):
+    tiles = page.find("#map-panel .map-tiles").first.locator("button")
+    labels = [tile.get_attribute("aria-label") for tile in tiles.all()]
+    return [label.rsplit(", ", 1) for label in labels]
+
+
+def test_a_click_shows_the_picture_and_its_neighbors_in_order(opened):
+    page = opened()
+    page.click(SMALL, 47)
+    assert page.text("#map-panel h3") == "animals/047.jpg"
+    assert page.texts("#map-panel dd") == ["new-2", "yes", "0.157", "104"]
+    names, similarity = zip(*near(page))
+    assert list(names) == expected(47)
+    assert similarity == ("0.95", "0.80", "0.65", "0.50", "0.35", "0.20")
+    assert page.page.url.endswith("#picture=104")
+    page.find("#map-panel .map-tiles").first.locator("button").nth(2).click()
+    assert page.text("#map-panel h3") == expected(47)[2]
+    assert [name for name, _ in near(page)] == expected(int(SMALL.neighbors[47, 2]))
+
+
+def test_its_class_is_shown_the_surest_first(opened):
+    page = opened()
+    page.click(SMALL, 47)
+    assert page.texts("#map-panel h4") == ["Most like it", "More of new-2"]
+    tiles = page.find("#map-panel .map-tiles").nth(1).locator("button")
+    members = [row for row in range(300) if SMALL.colorings[0].of[row] == 1 and row != 47]
+    assert tiles.count() == 60
+    assert tiles.first.get_attribute("title") == SMALL.names[members[-1]]
+
+
+def test_the_address_keeps_the_open_picture(opened):
+    page = opened(after="#picture=104")
+    assert page.text("#map-panel h3") == "animals/047.jpg"
+    page.page.evaluate("location.hash = '#picture=106'")
+    page.settle()
+    assert page.text("#map-panel h3") == "animals/048.jpg"
+    page.page.evaluate("location.hash = '#picture=9'")
+    page.settle()
+    assert page.text("#map-panel h3") == "animals/048.jpg"
+
+
+def test_tiles_in_the_panel_are_those_of_the_pictures(opened):
+    page = opened(after="#picture=104")
+    boxes = [tile.bounding_box() for tile in page.find("#map-panel .tile").all()[:7]]
+    for row, box in zip((47, *SMALL.neighbors[47].tolist()), boxes, strict=True):
+        page.turns((box["x"] + box["width"] / 2, box["y"] + 10), tile_color(row))
+
+
+# ---------------------------------------------------------------- filter, legend, table
+
+
+def test_the_filter_hides_all_others(opened):
+    page = opened()
+    page.find("#map-filter").fill("/04")
+    page.settle()
+    assert page.text("#map-count") == "10 of 300 pictures"
+    assert page.color(*page.spot(SMALL, 47)) == ORANGE
+    assert page.color(*page.spot(SMALL, 67)) == PAPER
+    page.click(SMALL, 67)
+    assert page.find("#map-panel h3").count() == 0
+    page.find("#map-filter").fill("DOG")
+    assert page.text("#map-count") == "90 of 300 pictures"
+
+
+def test_the_legend_hides_and_shows_classes(opened):
+    page = opened()
+    first = page.find("#map-legend li button").first
+    first.click()
+    assert first.get_attribute("aria-pressed") == "false"
+    assert page.text("#map-count") == "195 of 300 pictures"
+    assert page.color(*page.spot(SMALL, 21)) == PAPER
+    first.click()
+    assert page.color(*page.spot(SMALL, 21)) == BLUE
+    page.find("#map-legend").get_by_text("Hide all").click()
+    assert page.text("#map-count") == "0 of 300 pictures"
+    page.find("#map-legend").get_by_text("Show all").click()
+    assert page.text("#map-count") == "300 pictures"
+
+
+def test_a_class_stands_out_while_the_pointer_is_on_its_name(opened):
+    page = opened()
+    spot = page.spot(SMALL, 21)
+    page.find("#map-legend li button").nth(1).hover()
+    page.settle()
+    assert tuple(page.pixels()[round(spot[1]), round(spot[0])]) != BLUE
+    assert page.color(*spot) == BLUE
+
+
+def test_the_table_is_sorted_and_turned_over(opened):
+    page = opened()
+    page.find("#map-table summary").click()
+    names = "#map-table tbody th"
+    assert page.texts(names)[:2] == ["animals/000.jpg", "animals/001.jpg"]
+    assert page.find(names).count() == 50
+    page.find("#map-table").get_by_text("Score").click()
+    page.find("#map-table").get_by_text("Score").click()
+    assert page.find("#map-table th[aria-sort=descending]").inner_text().startswith("Score")
+    assert page.texts(names)[0] == "animals/299.jpg"
+    for _ in range(5):
+        page.find("#map-table").get_by_text("Next").click()
+    assert page.texts(names)[-3:] == [f"animals/{row:03d}.jpg" for row in (0, 1, 2)]  # unknown
+    page.find(names).last.locator("button").click()
+    assert page.text("#map-panel h3") == "animals/002.jpg"
+
+
+# ---------------------------------------------------------------- selection
+
+
+def draw_lasso(page, shown, corners):
+    """Half a picture beyond the corners, so that they are inside."""
+    points = np.array([page.spot(shown, row) for row in corners])
+    middle = points.mean(axis=0)
+    points += np.sign(points - middle) * 12
+    page.page.mouse.move(*points[-1])
+    page.page.mouse.down()
+    for point in points:
+        page.page.mouse.move(*point, steps=4)
+    page.page.mouse.up()
+    page.settle()
+
+
+def saved(page, tmp_path):
+    with page.page.expect_download() as download:
+        page.find("#map-selection").get_by_text("Save as CSV").click()
+    download.value.save_as(tmp_path / "saved.csv")
+    text = (tmp_path / "saved.csv").read_bytes().decode()
+    return list(csv.reader(io.StringIO(text, newline="")))
+
+
+def test_a_lasso_selects_what_is_inside_and_nothing_else(opened, tmp_path):
+    page = opened()
+    page.find("#map-lasso").click()
+    draw_lasso(page, SMALL, (45, 48, 108, 105))
+    inside = [row for row in range(300) if 2 <= row // 20 <= 5 and 5 <= row % 20 <= 8]
+    assert page.text("#map-selection h3") == "16 pictures selected"
+    assert page.said == "16 pictures selected."
+    head, *rows = saved(page, tmp_path)
+    assert head == ["number", "path", "class", "upper", "score"]
+    assert sorted(int(row[0]) for row in rows) == [10 + 2 * row for row in inside]
+    by_number = {row[0]: row[1:] for row in rows}
+    assert by_number["104"] == ["animals/047.jpg", "new-2", "yes", "0.1566667"]
+    page.find("#map-selection").get_by_text("Clear").click()
+    assert not page.find("#map-selection").is_visible()
+
+
+def test_shift_draws_too_and_hidden_pictures_are_left_out(opened):
+    page = opened()
+    page.find("#map-legend li button").nth(1).click()
+    page.page.keyboard.down("Shift")
+    draw_lasso(page, SMALL, (45, 48, 108, 105))
+    page.page.keyboard.up("Shift")
+    assert page.text("#map-selection h3") == "8 pictures selected"
+    assert page.find("#map-selection .map-tiles li").count() == 8
+
+
+# ---------------------------------------------------------------- by keyboard alone
+
+
+def test_all_can_be_done_by_keyboard_and_is_said_aloud(opened):
+    page = opened()
+    press = page.page.keyboard.press
+    for _ in range(40):
+        press("Tab")
+        if page.page.evaluate("document.activeElement.id") == "map-canvas":
+            break
+    press("ArrowRight")
+    first = re.fullmatch(r"animals/(\d+)\.jpg, Class: new-2", page.said)
+    press("ArrowRight")
+    press("ArrowDown")
+    row = int(first[1]) + 21
+    assert page.said.startswith(f"animals/{row:03d}.jpg, ")
+    assert page.find("#map-tip").is_visible()
+    press("Enter")
+    assert page.text("#map-panel h3") == SMALL.names[row]
+    assert page.said.startswith(f"Opened {SMALL.names[row]}")
+    press("Tab")  # Close
+    press("Tab")
+    press("Enter")
+    assert page.text("#map-panel h3") == expected(row)[0]
+    press("Escape")
+    assert page.find("#map-panel h3").count() == 0
+    assert "#" not in page.page.url
+    assert page.page.evaluate("document.activeElement.id") == "map-canvas"
+    press("Space")
+    assert page.said == "1 picture selected."
+    assert page.find("#map-selection .map-tiles button").get_attribute("title") == expected(row)[0]
+
+
+def test_keys_zoom(opened):
+    page = opened()
+    page.find("#map-canvas").focus()
+    at = page.spot(SMALL, 21)
+    page.page.keyboard.press("+")
+    assert page.color(*at) != BLUE
+    page.page.keyboard.press("-")
+    assert page.color(*at) == BLUE
+    for _ in range(4):
+        page.page.keyboard.press("+")
+    page.page.keyboard.press("0")
+    page.turns(at, BLUE)
+
+
+@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+def test_the_map_glides_unless_the_reader_wants_no_motion(opened, motion):
+    page = opened(reduced_motion=motion, clock=True)
+    page.page.clock.pause_at(2_000_000_000_000)
+    shot = lambda: page.find("#map-canvas").screenshot()
+    for _ in range(5):
+        page.find("#map-in").click()
+    page.page.clock.run_for(40)
+    page.page.evaluate("location.hash = '#picture=10'")
+    page.page.clock.run_for(60)
+    soon = shot()
+    page.page.clock.run_for(500)
+    assert (soon == shot()) == (motion == "reduce")
+
+
+# ---------------------------------------------------------------- names from strangers
+
+
+def strange(**changes):
+    """A map with hostile names of pictures and classes."""
+    count = len(HOSTILE)
+    place = np.stack(np.divmod(np.arange(count), 4), axis=1).astype(np.float64)
+    classes = Coloring("=Class", np.arange(count), tuple(HOSTILE), "".join(HOSTILE))
+    parts = dict(names=HOSTILE, colorings=(classes,)) | changes
+    return small_map(parts.pop("names"), count, place=place, **parts)
+
+
+def elements(page):
+    """The kinds of elements that it consists of when all has been opened."""
+    page.find("#map-table summary").click()
+    page.page.keyboard.down("Shift")
+    draw_lasso(page, strange(), (0, 3, 11, 8))
+    page.page.keyboard.up("Shift")
+    assert page.text("#map-selection h3") == "12 pictures selected"
+    every = "[...document.querySelectorAll('*')].map((one) => one.tagName)"
+    return set(page.page.evaluate(every))
+
+
+def test_hostile_names_and_classes_stay_text(opened):
+    page = opened(strange())
+    for row, name in enumerate(HOSTILE):
+        page.page.evaluate(f"location.hash = '#picture={10 + 2 * row}'")
+        page.settle()
+        seen = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+        assert page.find("#map-panel h3 bdi").text_content() == seen
+        assert page.find("#map-panel dd").first.text_content() == seen
+    plain = strange(names=[str(row) for row in range(len(HOSTILE))], colorings=SMALL_CLASSES)
+    assert elements(page) == elements(opened(plain, after="#picture=10"))
+    page.find("#map-filter").fill("<img")
+    assert page.text("#map-count") == "1 of 12 pictures"
+
+
+def test_no_cell_of_a_table_is_a_formula(opened, tmp_path):
+    page = opened(strange())
+    elements(page)
+    head, *rows = saved(page, tmp_path)
+    assert head == ["number", "path", "'=class"]
+    assert len(rows) == len(HOSTILE)
+    assert not any(cell.startswith(tuple("=+-@\t\r")) for row in rows for cell in row)
+    assert ["'" + HOSTILE[9]] * 2 in [row[1:] for row in rows]
+
+
+# ---------------------------------------------------------------- every screen, every size
+
+
+def test_a_telephone_needs_no_sideways_scrolling(opened):
+    names = [f"{'long' * 30}{row}.jpg" for row in range(300)]
+    page = opened(small_map(names), width=360, height=740)
+    page.page.evaluate("location.hash = '#picture=104'")
+    page.find("#map-table summary").click()
+    page.settle()
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_from_a_file_nothing_is_offered_that_needs_a_server(opened):
+    page = opened(after="#picture=104")
+    assert page.find("#map-served").inner_html() == ""
+    assert page.find("input[type=file], form, #map-classes").count() == 0
+
+
+def test_twenty_thousand_pictures_fit_and_can_be_used(opened, tmp_path):
+    count = 20_000
+    rng = np.random.default_rng(0)
+    rough = rng.integers(24, 232, (256, 12, 12, 3)).astype(np.uint8).repeat(4, 1).repeat(4, 2)
+    one = sheet(rough, 16)
+    sheets = (one,) * -(-count // 256)
+    assert sum(map(len, sheets)) > 8_500_000  # as much as photographs take
+    of = rng.integers(0, 100, count)
+    large = small_map(
+        [f"class-{each:03d}/picture-{row:05d}.jpg" for row, each in enumerate(of)],
+        count=300,
+        number=np.arange(count),
+        place=rng.normal(size=(count, 2)),
+        neighbors=rng.integers(0, count, (count, 12)),
+        similarity=rng.random((count, 12)).astype(np.float32),
+        colorings=(
+            Coloring("Label", of, tuple(f"class-{each:03d}" for each in range(100))),
+            Coloring("Score", rng.random(count).astype(np.float32)),
+        ),
+        sheets=sheets,
+        side=48,
+        columns=16,
+        per_sheet=256,
+        total=50_000,
+    )
+    page = opened(large, after="#picture=19999")
+    assert (tmp_path / "page.html").stat().st_size < 15_000_000
+    assert page.text("#map-count") == "20,000 pictures"
+    assert page.text("#map-panel h3").endswith("picture-19999.jpg")
+    assert "Here are 20,000 of the 50,000 pictures" in page.text("#map")
+
+
+# ---------------------------------------------------------------- with a server
+
+
+@pytest.fixture
+def served(browser):
+    """Opens the small map from a server: the page, and what the server holds."""
+    with serving(SMALL) as (address, held):
+        page = Shown(browser, address)
+        page.find("#map-classes").wait_for()
+        page.find("#map-classes summary").click()
+        yield page, held
+        page.context.close()
+    assert page.complaints == []
+    assert all(url.startswith((address, "blob:")) for url in page.requests)
+
+
+def status(page):
+    return page.find("#map-status").inner_text()
+
+
+def test_pictures_are_shown_large(served):
+    page, _ = served
+    page.click(SMALL, 47)
+    shown = page.find("#map-panel img")
+    assert shown.get_attribute("src") == "/picture/104"
+    page.page.wait_for_function("document.querySelector('#map-panel img').naturalWidth === 300")
+
+
+def name(page, cluster, text):
+    row = page.find("#map-classes li").filter(has=page.page.get_by_text(cluster, exact=True))
+    row.locator("input[type=text]").fill(text)
+    row.get_by_text("Save").click()
+
+
+def test_a_name_is_kept_over_a_reload(served):
+    page, held = served
+    assert page.texts("#map-classes bdi") == ["new-1", "new-2"]
+    name(page, "new-1", "violins")
+    page.find("#map-legend").get_by_text("violins").wait_for()
+    assert held["asked"] == [("/name", {"cluster": "new-1", "name": "violins"})]
+    page.page.reload()
+    page.find("#map-legend").get_by_text("violins").wait_for()
+    assert page.texts("#map-legend bdi") == ["violins", "new-2", "dog"]
+    assert page.color(*page.spot(SMALL, 21)) == BLUE
+    page.find("#map-classes summary").click()
+    name(page, "new-1", "")
+    page.find("#map-legend").get_by_text("new-1").wait_for()
+
+
+def test_classes_of_one_name_are_one(served):
+    page, held = served
+    page.find("#map-classes").get_by_text("Merge the ticked ones").click()
+    assert held["asked"] == []  # no name yet
+    page.find("#map-classes input[placeholder='Name of the one class']").fill("violins")
+    page.find("#map-classes").get_by_text("Merge the ticked ones").click()
+    page.find("#map-status").get_by_text("Tick two classes").wait_for()
+    for tick in page.find("#map-classes input[type=checkbox]").all():
+        tick.check()
+    page.find("#map-classes").get_by_text("Merge the ticked ones").click()
+    page.find("#map-legend").get_by_text("violins").wait_for()
+    assert held["asked"] == [("/merge", {"clusters": ["new-1", "new-2"], "name": "violins"})]
+    assert page.texts("#map-legend bdi") == ["violins", "dog"]
+    assert page.texts("#map-legend li span") == ["210", "90"]
+
+
+def test_selected_pictures_become_a_class_or_files(served):
+    page, held = served
+    page.find("#map-lasso").click()
+    draw_lasso(page, SMALL, (45, 48, 108, 105))
+    page.find("#map-selection input[placeholder='Name of a new folder']").fill("some")
+    page.find("#map-selection").get_by_text("Copy the pictures").click()
+    page.find("#map-status").get_by_text("16 pictures copied to /runs/1/exports/some").wait_for()
+    page.find("#map-selection input[placeholder='Name of the new class']").fill("violas")
+    page.find("#map-selection").get_by_text("Make them a class").click()
+    page.find("#map-legend").get_by_text("violas").wait_for()
+    (_, copied), (path, split) = held["asked"]
+    assert path == "/split"
+    assert len(split["numbers"]) == 16
+    assert copied["numbers"] == split["numbers"]
+    assert page.texts("#map-legend li span") == ["97", "97", "90", "16"]
+    page.find("#map-classes").get_by_text("Copy all pictures, by class").click()
+    page.find("#map-classes input[placeholder='Name of a new folder']").fill("all")
+    page.find("#map-classes").get_by_text("Copy all pictures, by class").click()
+    page.find("#map-status").get_by_text("300 pictures copied").wait_for()
+    assert held["asked"][-1] == ("/export", {"folder": "all", "numbers": None})
+
+
+def test_what_the_server_refuses_is_told_as_text(served):
+    page, held = served
+    held["refuse"] = "another process writes <b>there</b>"
+    name(page, "new-1", "violins")
+    page.find("#map-status").get_by_text("another process writes <b>there</b>").wait_for()
+    assert page.texts("#map-legend bdi") == ["new-1", "new-2", "dog"]
+    assert page.complaints.pop().startswith("Failed to load resource")  # the browser's own words
+
+
+def test_a_picture_from_outside_is_searched_for(served):
+    page, held = served
+    held["found"] = {
+        "place": [5.0, -5.0],
+        "neighbors": [
+            {"number": 104, "name": "animals/047.jpg", "label": "cat", "similarity": 0.93},
+            {"number": 7, "name": HOSTILE[0], "label": "", "similarity": 0.5},
+        ],
+    }
+    file = {"name": "mine.webp", "mimeType": "image/webp", "buffer": held["picture"]}
+    page.find(".map-bar input[type=file]").set_input_files(file)
+    page.find("#map-status").get_by_text("2 similar pictures found.").wait_for()
+    assert held["searched"] == held["picture"]
+    assert page.text("#map-panel h3") == "Your picture"
+    tiles = page.find("#map-panel .map-tiles li > *")
+    assert [tile.get_attribute("title") for tile in tiles.all()] == [
+        "animals/047.jpg, cat, 0.93",
+        f"{HOSTILE[0]}, 0.50",
+    ]
+    assert page.find("#map-panel li img").get_attribute("src") == "/thumbnail/7"
+    tiles.first.click()
+    assert page.text("#map-panel h3") == "animals/047.jpg"

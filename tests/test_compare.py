@@ -1,0 +1,286 @@
+"""Runs side by side, and what is taken out of them."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+from nearkin.cli import main
+from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.data.images import open_images
+from nearkin.errors import CheckpointError, OutputError, UsageError
+from nearkin.networks.backbone import build_backbone
+from nearkin.runs.evaluation.embed import embed
+from nearkin.runs.evaluation.encoder import write_encoder
+from nearkin.runs.evaluation.search import neighbors
+from nearkin.runs.export import export, sheet
+from nearkin.runs.looking.compare import compare
+from nearkin.runs.record.folder import RunFolder
+from nearkin.tables import write_csv
+
+
+def measure(name, value, low=None, high=None, how="kNN, k 20"):
+    return {"name": name, "value": value, "low": low, "high": high, "protocol": how}
+
+
+def training(path, knn=0.9, half=0.02, *, how="kNN, k 20", fingerprint="aa-bb", **settings):
+    folder = RunFolder(path)
+    folder.path.mkdir()
+    folder.write_settings(TrainConfig(**settings), "/data/flowers")
+    top = measure("kNN top-1", knn, knn - half, knn + half, how)
+    floor = measure("kNN top-1", 0.3, 0.25, 0.35)
+    folder.write_summary(
+        {
+            "torch": "2.12", "threads": 1, "sizes": {}, "left_out": {},
+            "measures": {
+                "encoder": {"kNN top-1": top, "mean cosine": measure("mean cosine", knn)},
+                "untrained": {"kNN top-1": floor},
+            },
+        }
+    )  # fmt: skip
+    folder.data.write_text(json.dumps({"train": 9, "test": 1, "fingerprint": fingerprint}))
+    folder.metrics.write_text(f"step,epoch,loss,knn\n1,1,3.0,0.5\n2,2,2.0,{knn}\n")
+    return path
+
+
+def discovery(path, value, novel=3):
+    folder = RunFolder(path)
+    folder.path.mkdir()
+    folder.classifier.touch()
+    folder.write_settings(DiscoverConfig(known="a,b"), "/data/flowers")
+    ours = measure("accuracy", value, value - 0.01, value + 0.01, "matched")
+    folder.write_summary({"novel": novel, "scores": {"nearkin": [ours], "k-means": [ours]}})
+    folder.data.write_text(json.dumps({"fingerprint": "aa-bb"}))
+    return path
+
+
+def of(found, name):
+    return next(each for each in found.to_dict()["measures"] if each["name"] == name)
+
+
+def test_only_settings_that_differ_are_shown_and_seeds_always(tmp_path):
+    found = compare(
+        [training(tmp_path / "a", lr=0.1), training(tmp_path / "b", lr=0.2, method="byol")]
+    )
+    assert found.to_dict()["settings"] == {
+        "method": ["simclr", "byol"], "lr": ["0.1", "0.2"], "seed": ["0", "0"],
+    }  # fmt: skip
+    assert found.notes == ()
+    assert found.names == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [((0.9, 0.8, 0.85), 0), ((0.85, 0.9), 1), ((0.9, 0.89), None), ((0.9, 0.9), None)],
+)
+def test_the_best_is_marked_where_the_next_lies_outside_its_interval(tmp_path, values, best):
+    runs = [training(tmp_path / str(n), value) for n, value in enumerate(values)]
+    found = compare(runs)
+    assert of(found, "kNN top-1")["best"] == best
+    assert of(found, "mean cosine")["best"] is None  # it has no interval
+    marked = [line for line in found.lines() if "*" in line]
+    assert len(marked) == (best is not None)
+
+
+def test_numbers_that_were_found_in_other_ways_have_no_best_and_a_note(tmp_path):
+    runs = [training(tmp_path / "a", 0.9), training(tmp_path / "b", 0.5, how="kNN, k 5")]
+    found = compare(runs)
+    assert of(found, "kNN top-1")["best"] is None
+    assert found.notes == (
+        "Not measured in the same way everywhere, so no best is marked: kNN top-1.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "said"), [("cc-bb", "on different pictures"), ("aa-cc", "hold out different")]
+)
+def test_runs_on_other_pictures_or_other_parts_are_compared_with_a_note(
+    tmp_path, fingerprint, said
+):
+    runs = [training(tmp_path / "a"), training(tmp_path / "b", 0.1, fingerprint=fingerprint)]
+    found = compare(runs, output=tmp_path / "compare.html")
+    assert of(found, "kNN top-1")["best"] == (0 if fingerprint == "aa-cc" else None)
+    assert said in " ".join(found.notes)
+    assert said in " ".join(found.lines())
+    assert said in (tmp_path / "compare.html").read_text()
+
+
+def test_discoveries_are_compared_with_their_baselines(tmp_path):
+    found = compare([discovery(tmp_path / "a", 0.7, 3), discovery(tmp_path / "b", 0.9, 4)])
+    assert of(found, "accuracy")["best"] == 1
+    assert of(found, "k-means: accuracy")["best"] == 1
+    assert found.settings["novel"] == ("3", "4")
+
+
+def test_what_does_not_compare_is_refused_in_one_line(tmp_path):
+    a, b = training(tmp_path / "a"), discovery(tmp_path / "b", 0.5)
+    unfinished = training(tmp_path / "c")
+    RunFolder(unfinished).summary.unlink()
+    damaged = training(tmp_path / "d")
+    RunFolder(damaged).summary.write_text("{}{")
+    strange = training(tmp_path / "e")
+    RunFolder(strange).data.write_text("[]")
+    for runs, error, said in (
+        ([a], UsageError, "give two runs or more"),
+        ([], UsageError, "give two runs or more"),
+        ([a, a / ".." / "a"], UsageError, "each of them once"),
+        ([a, b], UsageError, "a training and .*b a discovery"),
+        ([a, unfinished], UsageError, "c is not finished"),
+        ([a, tmp_path / "absent"], UsageError, "is no run folder"),
+        ([a, damaged], CheckpointError, r"summary\.json cannot be used"),
+        ([a, strange], CheckpointError, r"data\.json cannot be used"),
+    ):
+        with pytest.raises(error, match=said) as raised:
+            compare(runs)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(OutputError, match="cannot write"):
+        compare([a, training(tmp_path / "f")], output=tmp_path / "absent" / "c.html")
+
+
+LOG = """2026-01-01 10:00:00 nearkin 0.1.0 | cpu | seed 0 | writing /runs/a
+2026-01-01 10:00:01 data   10 pictures
+2026-01-01 11:02:03 done   /runs/a
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "time"),
+    [
+        (LOG, "1:02:03"),
+        (LOG.replace("data  ", "resuming after step 3 of 9"), ""),
+        (LOG + LOG.replace("data ", "already complete"), "1:02:03"),
+        ("no log of ours\n", ""),
+    ],
+)
+def test_the_time_is_that_of_a_run_made_in_one_go(tmp_path, log, time):
+    runs = [training(tmp_path / "a"), training(tmp_path / "b")]
+    RunFolder(runs[0]).log.write_text(log)
+    found = compare(runs)
+    assert [run.time for run in found.runs] == [time, ""]
+    assert any(line.startswith("time") for line in found.lines()) == bool(time)
+
+
+def test_the_page_has_the_tables_and_the_curves_and_names_only_as_text(tmp_path):
+    first = tmp_path / "<script>alert(1)<"
+    runs = [training(first, 0.9, 0.01), *(training(tmp_path / f"r{n}", 0.5) for n in range(4))]
+    compare(runs, output=tmp_path / "c.html")
+    page = (tmp_path / "c.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;" in page
+    assert "<strong>0.900 [0.890, 0.910]</strong> (best)" in page
+    # Five runs are more than the kinds of line: two charts of each curve.
+    titles = re.findall(r"<h3>([^<]*)</h3>", page)
+    assert (titles.count("Loss"), titles.count("kNN accuracy")) == (2, 2)
+    other = training(tmp_path / "other", method="byol")
+    compare([runs[0], other], output=tmp_path / "c.html")
+    assert "<h3>Loss</h3>" not in (tmp_path / "c.html").read_text()
+
+
+def test_from_the_command_line(tmp_path, capsys):
+    runs = [str(training(tmp_path / "a", 0.9)), str(training(tmp_path / "b", 0.5))]
+    assert main(["compare", *runs]) == 0
+    assert "*0.900" in capsys.readouterr().out
+    assert main(["compare", *runs, "--json", "-o", str(tmp_path / "c.html")]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["name"] == "a"
+    assert (tmp_path / "c.html").exists()
+    assert main(["compare", runs[0]]) == 2
+
+
+# What is taken out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run as it is when all is done, on twenty pictures of which the last is gone by now."""
+    data, path = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("runs") / "run"
+    rng, path = np.random.default_rng(0), path
+    for number in range(20):
+        folder = data / ("cat", "=dog")[number % 2]
+        folder.mkdir(exist_ok=True)
+        pixels = rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((90, 70)).save(folder / f"{number:02}.png")
+    path.mkdir()
+    folder = RunFolder(path)
+    folder.write_settings(TrainConfig(), str(data))
+    folder.write_summary({"made": True})
+    torch.manual_seed(0)
+    details = {"backbone": "tiny", "image_size": 16}
+    write_encoder(folder.encoder, build_backbone("tiny", 16), details)
+    embed(path, data, output=folder.embeddings, workers=0)
+    (data / "=dog" / "19.png").unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(run):
+    return open_images(run.settings()[1])
+
+
+def test_the_table_for_embedding_atlas_has_its_columns(run, images, tmp_path):
+    assert export(run.path, tmp_path / "atlas.parquet", format="atlas") == 19
+    table = parquet.read_table(tmp_path / "atlas.parquet")
+    kinds = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types)}
+    assert kinds == {
+        "image": "struct<bytes: binary, path: string>", "x": "float", "y": "float",
+        "label": "string", "split": "string",
+        "neighbors": "struct<ids: list<element: int64>, distances: list<element: float>>",
+    }  # fmt: skip
+    rows = table.to_pylist()
+    assert [row["image"]["path"] for row in rows] == list(images.names)
+    assert {row["label"] for row in rows} == {"cat", "=dog"}
+    stored = parquet.read_table(run.embeddings).to_pydict()
+    kept = [stored["path"].index(name) for name in images.names]
+    stored = np.array(stored["vector"])[kept]
+    cosine = stored @ stored.T - 2 * np.eye(19)
+    for number, row in enumerate(rows):
+        with Image.open(io.BytesIO(row["image"]["bytes"])) as picture:
+            assert (picture.format, picture.size) == ("PNG", (48, 48))
+        ids, distances = row["neighbors"]["ids"], row["neighbors"]["distances"]
+        assert number not in ids
+        assert ids[0] == cosine[number].argmax()
+        np.testing.assert_allclose(distances, 1 - cosine[number, ids], atol=1e-5)
+        assert distances == sorted(distances)
+
+
+def test_of_a_discovery_the_table_has_classes_as_they_are_called(run, images, tmp_path):
+    write_csv(run.clusters, ("cluster", "name"), [("new-1", "foxes"), ("new-2", "")])
+    rows = [(images.names[3], "new-1", "0.5"), (images.names[4], "new-2", "")]
+    write_csv(run.assignments, ("path", "cluster", "score"), rows)
+    try:
+        export(run.path, tmp_path / "atlas.parquet", format="atlas")
+    finally:
+        run.clusters.unlink()
+        run.assignments.unlink()
+    table = parquet.read_table(tmp_path / "atlas.parquet").to_pydict()
+    assert table["cluster"][2:6] == ["", "foxes", "new-2", ""]
+    assert table["score"][2:4] == [None, 0.5]
+
+
+def test_exports_that_cannot_be_written_are_refused(run, tmp_path):
+    with pytest.raises(UsageError, match=r"does not end in \.parquet"):
+        export(run.path, tmp_path / "atlas.csv", format="atlas")
+    with pytest.raises(OutputError, match="cannot write"):
+        export(run.path, tmp_path / "absent" / "atlas.parquet", format="atlas")
+    with pytest.raises(UsageError, match="no finished run"):
+        export(tmp_path, tmp_path / "atlas.parquet", format="atlas")
+
+
+def test_a_contact_sheet_from_the_command_line(run, images, tmp_path, capsys):
+    asked = str(run.settings()[1]) + "/cat/00.png"
+    path = tmp_path / "sheet.png"
+    assert main(["neighbors", str(run.path), asked, "--top", "3", "--sheet", str(path)]) == 0
+    assert capsys.readouterr().out.startswith(asked)
+    with Image.open(path) as picture:
+        width, height = picture.size
+    assert width == 4 * (70 + 4)
+    assert height == 70 + 4 + 2 * 15 + 6
+    found = neighbors(run.path, [asked], top=3)
+    assert sheet(found, run.path, path, data=run.settings()[1]) == path
+    encoder = ["neighbors", str(run.encoder), asked, "--in", str(run.embeddings)]
+    assert main([*encoder, "--sheet", str(path), "--data", run.settings()[1]]) == 0
+    assert main([*encoder, "--sheet", str(path)]) == 2

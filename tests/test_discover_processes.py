@@ -1,0 +1,163 @@
+"""A discovery by two real processes: the result of one, whatever becomes of the other."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.datasets import load_digits
+from test_processes import SECONDS, children, ended, environment, free_port
+
+from nearkin.cli import main
+from nearkin.runs.record.folder import RunFolder
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="this torch knows no processes"
+)
+SETTINGS = [
+    "--known", "0,1,2", "--val", "0", "--trained", "all", "--batch-size", "16", "--num-views", "2",
+    "--known-epochs", "1", "--epochs", "1", "--classes", "2", "--strength", "1", "--no-baselines",
+    "--device", "cpu",
+]  # fmt: skip
+SHORT = """
+import sys
+import torch
+import nearkin.runs.settings.build as build
+build.native_precision = lambda device: torch.float32
+build.epochs_for = lambda *facts: 2
+from nearkin.cli import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+"""In float32 whatever the processor, and not long enough for rounding to grow into chaos."""
+STAGES = ("features", "known", "simgcd-0")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Five digits, 16 of each."""
+    path = tmp_path_factory.mktemp("data") / "digits.npz"
+    found = load_digits()
+    rows = np.concatenate([np.flatnonzero(found.target == n)[:16] for n in range(5)])
+    rows = np.random.default_rng(0).permutation(rows)
+    np.savez(
+        path, x=np.rint(found.images[rows] * (255 / 16)).astype(np.uint8), y=found.target[rows]
+    )
+    path.with_name("short.py").write_text(SHORT)
+    return path
+
+
+def start(data, out, *more, launcher=(), **env):
+    program = [*launcher, str(data.with_name("short.py")), "discover", str(data)]
+    return subprocess.Popen(
+        [sys.executable, *program, *SETTINGS, "--out", str(out), *more],
+        env=environment(**env),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def torchrun():
+    return "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port", free_port()
+
+
+def srun():
+    """The environments of two processes."""
+    job = str(int(free_port()) % 10_000)
+    env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": job}
+    return [env | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in ("0", "1")]
+
+
+def discovered(data, out, *more, **options):
+    code, said, err = ended(start(data, out, *more, **options))
+    assert code == 0, err
+    return RunFolder(out), said, err
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory):
+    return discovered(data, tmp_path_factory.mktemp("runs") / "alone")[0]
+
+
+@pytest.fixture(scope="module")
+def both(data, tmp_path_factory):
+    return discovered(data, tmp_path_factory.mktemp("runs") / "both", "--devices", "2")[0]
+
+
+def test_two_processes_discover_what_one_discovers(alone, both):
+    for name in STAGES:
+        theirs, ours = rows(alone.stage(name).metrics), rows(both.stage(name).metrics)
+        for column in ("loss", "feature_std"):
+            expected = [float(row[column] or 0) for row in theirs]
+            assert [float(row[column] or 0) for row in ours] == pytest.approx(expected, rel=1e-3)
+        assert '"processes": 2' in both.stage(name).machine.read_text()
+    ours, theirs = load_file(both.encoder), load_file(alone.encoder)
+    x, y = (torch.cat([side[name].flatten().double() for name in ours]) for side in (ours, theirs))
+    assert float((x - y).norm() / y.norm()) < 1e-3
+    found, expected = (rows(run.path / "assignments.csv") for run in (both, alone))
+    assert [row["cluster"] for row in found] == [row["cluster"] for row in expected]
+    for column in ("score", "margin", "entropy"):
+        scores = [float(row[column]) for row in expected]
+        assert [float(row[column]) for row in found] == pytest.approx(scores, abs=1e-2)
+    assert len(found) == 32
+
+
+def test_a_killed_process_ends_a_discovery_and_torchrun_completes_it(data, both, tmp_path):
+    out = tmp_path / "run"
+    process = start(data, out, "--devices", "2")
+    limit, metrics = time.monotonic() + SECONDS, RunFolder(out).stage("known").metrics
+    while not metrics.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    (helper,) = children(process)
+    os.kill(helper, signal.SIGKILL)
+    code, _, err = ended(process)
+    assert code == 9
+    assert "error: process 1 of this training was ended by SIGKILL; " in err.splitlines()[-1]
+    run, said, err = discovered(data, out, "--resume", launcher=torchrun())
+    assert said.count("novel classes of") == err.count("writing") == 1  # only the first speaks
+    for name in STAGES:
+        ours, theirs = run.stage(name), both.stage(name)
+        assert ours.metrics.read_bytes() == theirs.metrics.read_bytes()
+    for name in ("assignments.csv", "encoder.safetensors", "classifier.safetensors"):
+        assert (out / name).read_bytes() == (both.path / name).read_bytes()
+    others = [start(data, out, "--resume", **slurm) for slurm in srun()]
+    done = [ended(process) for process in others]
+    assert [code for code, _, _ in done] == [0, 0], done
+    assert [err.count("already complete") for _, _, err in done] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "command", ["evaluate RUN", "embed RUN DATA -o vectors.npz", "assign RUN DATA"]
+)
+def test_what_takes_one_process_is_left_to_the_first(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(command.split()) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("this command takes one process")) == ("", 1)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_batch_that_cannot_be_shared_is_refused_before_anything_is_trained(
+    data, tmp_path, capsys
+):
+    out = tmp_path / "run"
+    assert main(["discover", str(data), *SETTINGS, "-o", str(out), "--devices", "3"]) == 2
+    error = "--batch-size 16 cannot be divided evenly among 3 processes"
+    assert error in capsys.readouterr().err.splitlines()[-1]
+    assert not (out / "stages").exists()

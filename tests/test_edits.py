@@ -1,0 +1,260 @@
+"""Naming, merging and splitting the classes of a discovery, on real files."""
+
+import csv
+import fcntl
+import os
+import stat
+import threading
+
+import pytest
+
+from nearkin.discovery import assignments as assigned
+from nearkin.discovery import clusters as clustered
+from nearkin.errors import CheckpointError, OutputError, UsageError
+from nearkin.runs.discovery.accept import accepted
+from nearkin.runs.looking.edits import called, classes, name_classes, split_off
+from nearkin.runs.record.folder import RunFolder, clear
+from nearkin.tables import read_csv, write_csv
+
+FLAGS = {
+    "a": "core",
+    "b": "core",
+    "c": "border",
+    "d": "core",
+    "e": "",
+    "=f": "core",
+    "g\udcff": "core",
+}
+IN = {
+    "a": "new-1",
+    "b": "new-1",
+    "c": "new-1",
+    "d": "new-2",
+    "e": "new-2",
+    "=f": "new-3",
+    "g\udcff": "cats",
+}
+NAMES = ["0 came with a class", *FLAGS]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What a discovery leaves, as far as its classes go."""
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    rows = [[path, IN[path], 0.5, *[""] * 6, FLAGS[path]] for path in FLAGS]
+    write_csv(folder.assignments, assigned.COLUMNS, rows)
+    sizes = {"cats": 1, "new-1": 3, "new-2": 2, "new-3": 1, "new-5": 0}
+    kinds = {name: "known" if name == "cats" else "novel" for name in sizes}
+    rows = [[name, "", kinds[name], sizes[name], *[""] * 6] for name in sizes]
+    write_csv(folder.clusters, clustered.COLUMNS, rows)
+    return folder
+
+
+def column(path, name):
+    return [row[name] for row in read_csv(path)]
+
+
+def state(folder):
+    return {path.name: path.read_bytes() for path in folder.path.glob("*.csv")}
+
+
+def test_a_named_class_is_what_a_second_round_accepts(folder):
+    name_classes(folder, ["new-1"], "  violins ")
+    assert accepted(folder.path) == {"a": "violins", "b": "violins"}
+    name_classes(folder, ["new-1"], "")
+    with pytest.raises(UsageError, match="names no class"):
+        accepted(folder.path)
+
+
+def test_merged_classes_are_one_to_a_second_round(folder):
+    name_classes(folder, ["new-1", "new-3", "cats"], "=violins")
+    assert accepted(folder.path) == dict.fromkeys(["a", "b", "=f", "g\udcff"], "=violins")
+    assert column(folder.clusters, "name") == ["=violins", "=violins", "", "=violins", ""]
+    assert called(folder) == {
+        **dict.fromkeys(["a", "b", "c", "=f", "g\udcff"], "=violins"),
+        "d": "new-2",
+        "e": "new-2",
+    }
+
+
+def test_split_pictures_are_a_class_and_sure_to_be_of_it(folder):
+    assert split_off(folder, {"c", "e", "g\udcff"}, "violas") == "new-4"
+    assert accepted(folder.path) == dict.fromkeys(["c", "e", "g\udcff"], "violas")
+    assert column(folder.clusters, "cluster") == [
+        "cats",
+        "new-1",
+        "new-2",
+        "new-3",
+        "new-5",
+        "new-4",
+    ]
+    assert column(folder.clusters, "size") == ["0", "2", "1", "1", "0", "3"]
+    assert column(folder.clusters, "kind")[-1] == "novel"
+    assert column(folder.assignments, "score") == ["0.5"] * 7
+    assert split_off(folder, {"e"}, "") == "new-6"
+    assert called(folder)["e"] == "new-6"
+
+
+def test_the_page_is_told_what_there_is(folder):
+    before = classes(folder, NAMES)
+    assert before["editable"] is True
+    assert before["cluster_of"] == {str(NAMES.index(name)): IN[name] for name in FLAGS}
+    assert before["classes"][:2] == [
+        {"cluster": "cats", "name": "", "kind": "known", "size": 1},
+        {"cluster": "new-1", "name": "", "kind": "novel", "size": 3},
+    ]
+    split_off(folder, {"c", "=f"}, "violas")
+    name_classes(folder, ["new-2"], "<b>")
+    after = classes(folder, NAMES)
+    assert after["cluster_of"] == {**before["cluster_of"], "3": "new-4", "6": "new-4"}
+    assert after["classes"][-1] == {
+        "cluster": "new-4",
+        "name": "violas",
+        "kind": "novel",
+        "size": 2,
+    }
+    assert after["classes"][2]["name"] == "<b>"
+
+
+def test_what_was_found_is_kept_to_the_byte_and_only_once(folder):
+    found = state(folder)
+    name_classes(folder, ["new-1"], "violins")
+    assert state(folder)["found-clusters.csv"] == found["clusters.csv"]
+    assert state(folder)["assignments.csv"] == found["assignments.csv"]
+    split_off(folder, {"c"}, "violas")
+    name_classes(folder, ["new-2"], "cellos")
+    now = state(folder)
+    assert now["found-clusters.csv"] == found["clusters.csv"]
+    assert now["found-assignments.csv"] == found["assignments.csv"]
+    assert set(now) == {
+        "clusters.csv",
+        "assignments.csv",
+        "found-clusters.csv",
+        "found-assignments.csv",
+    }
+    clear(folder)
+    assert state(folder) == {}
+
+
+def test_columns_of_the_user_stay(folder):
+    """Whoever has named classes in a spreadsheet may have noted more there, and changed its ends."""
+    rows = [{**row, "note": "a, b"} for row in read_csv(folder.clusters)]
+    with folder.clusters.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\r\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    split_off(folder, {"c"}, "violas")
+    assert column(folder.clusters, "note") == ["a, b"] * 5 + [""]
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 101, "two\nlines", "\x1b[31m", "\u202egnp", "\ud800", "a\0"]
+)
+def test_a_name_is_one_plain_line(folder, name):
+    before = state(folder)
+    with pytest.raises(UsageError, match="one line of at most 100"):
+        name_classes(folder, ["new-1"], name)
+    with pytest.raises(UsageError, match="one line of at most 100"):
+        split_off(folder, {"c"}, name)
+    assert state(folder) == before
+
+
+@pytest.mark.parametrize("name", ["x" * 100, "'=1+1", "@me", 'Geige, "rot"; 小提琴', "</script>"])
+def test_any_other_name_comes_back_as_it_was(folder, name):
+    name_classes(folder, ["new-1"], name)
+    assert set(accepted(folder.path).values()) == {name}
+
+
+def test_what_is_not_there_is_refused(folder, tmp_path):
+    before = state(folder)
+    with pytest.raises(UsageError, match="no class 'new-9'"):
+        name_classes(folder, ["new-1", "new-9"], "violins")
+    with pytest.raises(UsageError, match="'0 came with a class' came with its class"):
+        split_off(folder, {"a", NAMES[0]}, "violas")
+    with pytest.raises(UsageError, match="none were chosen"):
+        split_off(folder, set(), "violas")
+    assert state(folder) == before
+    other = RunFolder(tmp_path)
+    for edit in (name_classes, split_off):
+        with pytest.raises(UsageError, match="no finished discovery"):
+            edit(other, ["a"], "violins")
+    assert classes(other, NAMES) == {"editable": False, "classes": [], "cluster_of": {}}
+    assert list(tmp_path.iterdir()) == [folder.path]
+
+
+@pytest.mark.parametrize(
+    "damage", ["path,cluster\n", "cluster\nnew-1,,,,\n", "path,cluster,flag\n,,,,"]
+)
+def test_damaged_tables_are_refused_and_left(folder, damage):
+    folder.assignments.write_text(f"{damage}x\n")
+    before = state(folder)
+    with pytest.raises(CheckpointError, match=r"assignments.csv cannot be used .*discover again"):
+        split_off(folder, {"x"}, "violas")
+    assert state(folder) == before
+
+
+def test_nothing_is_changed_while_somebody_else_writes(folder):
+    before = state(folder)
+    with folder.lock.open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(OutputError, match="in use by"):
+            name_classes(folder, ["new-1"], "violins")
+        with pytest.raises(OutputError, match="in use by"):
+            split_off(folder, {"c"}, "violas")
+    assert state(folder) == before
+    name_classes(folder, ["new-1"], "violins")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_folder_that_cannot_be_written_is_named(folder):
+    folder.path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    with pytest.raises(OutputError, match="cannot write to"):
+        name_classes(folder, ["new-1"], "violins")
+    folder.path.chmod(stat.S_IRWXU)
+
+
+def test_a_full_disk_leaves_what_there_was(folder, monkeypatch):
+    before = state(folder)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="No space left"):
+        split_off(folder, {"c"}, "violas")
+    assert {name: held for name, held in state(folder).items() if "partial" not in name} == before
+
+
+def full(_):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("synced", range(6))
+def test_no_picture_is_without_a_class_whenever_it_ends(folder, monkeypatch, synced):
+    """Each file is synced before it gets its name, and that may be the last thing that is done."""
+    sync, left = os.fsync, [None] * synced
+    monkeypatch.setattr(
+        os, "fsync", lambda file: sync(file) if left and not left.pop() else full(file)
+    )
+    with pytest.raises(OutputError, match="No space left"):
+        split_off(folder, {"c", "d"}, "violas")
+    monkeypatch.undo()
+    known = set(column(folder.clusters, "cluster"))
+    assert set(column(folder.assignments, "cluster")) <= known
+    assert split_off(folder, {"c", "d"}, "violas") == ("new-6" if "new-4" in known else "new-4")
+    assert accepted(folder.path) == {"c": "violas", "d": "violas"}
+    assert column(folder.found_assignments, "cluster") == list(IN.values())
+
+
+def test_readers_see_a_table_whole(folder):
+    """While it is written over again and again."""
+    stop, seen = threading.Event(), []
+
+    def read():
+        while not stop.is_set():
+            seen.append(len(column(folder.clusters, "cluster")))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(20):
+        name_classes(folder, ["new-1"], f"name {number}")
+    stop.set()
+    reader.join()
+    assert set(seen) == {5}

@@ -1,0 +1,330 @@
+"""`nearkin explore` as people use it: a real run, a real process, and what is left in the folder."""
+
+import fcntl
+import http.client
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import Shown, chromium, in_a_browser
+from PIL import Image
+
+import nearkin
+from nearkin.cli import main
+from nearkin.discovery import assignments as assigned
+from nearkin.discovery import clusters as clustered
+from nearkin.runs.discovery.accept import accepted
+from nearkin.runs.record.folder import RunFolder
+from nearkin.tables import write_csv
+
+HOSTILE = "<img src=x onerror=alert(1)>.png"
+LIMIT = 240
+"""Seconds that a process may take: far more than it does, for machines that do other things."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Photographs of which number 0 lies on its side and number 12 has a hostile name."""
+    folder = tmp_path_factory.mktemp("data") / "photographs"
+    (folder / "sub").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        noise = rng.integers(0, 256, (3, 4, 3), dtype=np.uint8)
+        shown = Image.fromarray(noise).resize((96, 72), Image.Resampling.NEAREST)
+        shown.save(folder / f"{number:02d}.png")
+    turned = Image.new("RGB", (2400, 1200), "blue")
+    turned.paste("red", (0, 0, 1200, 1200))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(folder / "00.jpg", exif=exif)
+    shutil.copy(folder / "03.png", folder / HOSTILE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data):
+    """A run; its data are a folder, a row per picture."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    settings = {"epochs": 1, "batch-size": 8, "backbone": "tiny", "image-size": 32, "workers": 0}
+    options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        assert main(["train", str(data), "-o", str(out), "-q", *options]) == 0
+    return out
+
+
+def with_classes(folder):
+    """Put down classes as a discovery leaves them, and nothing that was done to them since."""
+    names = [f"{number:02d}.png" for number in range(12)]
+    rows = [[name, f"new-{1 + (n > 5)}", 0.9, *[""] * 6, "core"] for n, name in enumerate(names)]
+    write_csv(folder.assignments, assigned.COLUMNS, rows)
+    rows = [[f"new-{number}", "", "novel", 6, *[""] * 6] for number in (1, 2)]
+    write_csv(folder.clusters, clustered.COLUMNS, rows)
+    folder.found_assignments.unlink(missing_ok=True)
+    folder.found_clusters.unlink(missing_ok=True)
+    shutil.rmtree(folder.exports, ignore_errors=True)
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of the run that a test may spoil."""
+    shutil.copytree(trained, tmp_path / "run")
+    with_classes(RunFolder(tmp_path / "run"))
+    return tmp_path / "run"
+
+
+class Page:
+    """What a browser does that has opened the address, cookies and all."""
+
+    def __init__(self, process, url):
+        self.process = process
+        found = re.fullmatch(r"open (http://127\.0\.0\.1:(\d+))(/\?token=[0-9a-f]{32})", url)
+        self.origin, self.port, self.start = found[1], int(found[2]), found[3]
+        self.cookie = ""
+        answer, _ = self._ask("GET", self.start)
+        assert answer.status == 303
+        self.cookie = answer.headers["Set-Cookie"].split(";")[0]
+
+    def _ask(self, method, target, body=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT)
+        headers = {"Cookie": self.cookie, "Origin": self.origin}
+        connection.request(method, target, body, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        return answer, content
+
+    def get(self, target, status=200):
+        answer, content = self._ask("GET", target)
+        assert answer.status == status
+        return content
+
+    def picture(self, target):
+        return Image.open(io.BytesIO(self.get(target)), formats=["WEBP"])
+
+    def post(self, target, said, status=200):
+        body = said if isinstance(said, bytes) else json.dumps(said).encode()
+        answer, content = self._ask("POST", target, body)
+        assert answer.status == status, content
+        return json.loads(content)
+
+    def refused(self, target, said, status):
+        return self.post(target, said, status)["error"]
+
+
+@contextmanager
+def exploring(run, *options, cache):
+    """The page of a process of its own, which has to end well."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "NO_COLOR": "1"}
+    environment["PYTHONPATH"] = str(Path(nearkin.__file__).parents[1])
+    command = [sys.executable, "-m", "nearkin", "explore", str(run), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            url = process.stderr.readline().strip()
+            assert url.startswith("open "), url + process.stderr.read()
+            assert process.stderr.readline() == "Ctrl-C ends it\n"
+            yield Page(process, url)
+        finally:
+            process.kill()
+
+
+def ended(page, signal_):
+    """The exit code, and what has been printed since the address."""
+    page.process.send_signal(signal_)
+    _, told = page.process.communicate(timeout=LIMIT)
+    return page.process.returncode, told
+
+
+@pytest.fixture(scope="module")
+def explored(trained, tmp_path_factory):
+    """A run that is looked at by all tests that leave it as they found it, and its page."""
+    folder = tmp_path_factory.mktemp("explored") / "run"
+    shutil.copytree(trained, folder)
+    with_classes(RunFolder(folder))
+    with exploring(folder, cache=tmp_path_factory.mktemp("cache")) as page:
+        yield folder, page
+
+
+@pytest.fixture
+def page(explored):
+    folder, page = explored
+    with_classes(RunFolder(folder))
+    return page
+
+
+def test_the_page_is_shown_as_one_with_a_server(page):
+    shown = page.get("/").decode()
+    assert 'data-served="true"' in shown
+    assert HOSTILE not in shown
+
+
+def test_pictures_are_shown_upright_and_no_larger_than_a_screen(page):
+    upright = page.picture("/picture/0")
+    assert upright.size == (800, 1600)
+    assert upright.getpixel((400, 100))[0] > 200 > 50 > upright.getpixel((400, 100))[2]
+    assert upright.getpixel((400, 1500))[2] > 200
+    assert "exif" not in upright.info
+    assert page.picture("/picture/4").size == (96, 72)
+    assert page.picture("/thumbnail/0").size == (96, 96)
+    page.get("/picture/14", status=404)
+
+
+def test_a_picture_is_most_similar_to_itself_and_its_copy(page, data):
+    found = page.post("/search", (data / "03.png").read_bytes())
+    names = [near["name"] for near in found["neighbors"]]
+    assert set(names[:2]) == {"03.png", HOSTILE}
+    assert len(names) == 14
+    assert np.isfinite(found["place"]).all()
+    itself = found["neighbors"][names.index("03.png")]
+    assert itself == {
+        "number": 4,
+        "name": "03.png",
+        "label": "new-1",
+        "similarity": itself["similarity"],
+    }
+    assert itself["similarity"] == pytest.approx(1, abs=1e-5)
+    assert found["neighbors"][names.index(HOSTILE)]["label"] == ""
+
+
+@pytest.mark.parametrize(
+    "hostile", [b"", b"GIF89a", b"<svg onload=alert(1)>", b"%!PS\n", b"\0" * 10**6]
+)
+def test_what_is_no_picture_is_not_searched_for(page, hostile):
+    assert "cannot be read" in page.refused("/search", hostile, 400)
+
+
+def test_classes_are_named_merged_and_split_in_the_run(page, explored):
+    run, _ = explored
+    page.post("/name", {"cluster": "new-1", "name": "squares"})
+    assert set(accepted(run).values()) == {"squares"}
+    page.post("/split", {"numbers": [3, 4], "name": HOSTILE})
+    now = page.post("/merge", {"clusters": ["new-1", "new-2"], "name": "rest"})
+    assert json.loads(page.get("/classes")) == now
+    shown = [(row["name"], row["size"]) for row in now["classes"]]
+    assert shown == [("rest", 4), ("rest", 6), (HOSTILE, 2)]
+    assert list(now["cluster_of"].items())[:5] == [
+        ("1", "new-1"), ("2", "new-1"), ("3", "new-3"), ("4", "new-3"), ("5", "new-1"),
+    ]  # fmt: skip
+    assert accepted(run)["02.png"] == HOSTILE
+    assert "came with its class" in page.refused("/split", {"numbers": [0], "name": ""}, 400)
+    for number in (14, -1, 2**62):
+        assert "from 0 to 13" in page.refused("/split", {"numbers": [number], "name": ""}, 400)
+
+
+def test_nothing_is_changed_while_another_command_writes(page, explored):
+    before = page.get("/classes")
+    with RunFolder(explored[0]).lock.open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "in use by" in page.refused("/name", {"cluster": "new-1", "name": "x"}, 409)
+    assert page.get("/classes") == before
+
+
+def test_pictures_are_copied_by_class_into_the_run_and_nowhere_else(page, explored, data):
+    exports = explored[0] / "exports"
+    copied = page.post("/export", {"folder": "all", "numbers": None})
+    assert copied == {"folder": str(exports / "all"), "pictures": 14}
+    assert {path.name for path in (exports / "all").iterdir()} == {"new-1", "new-2", "unlabeled"}
+    assert len(list((exports / "all" / "new-2").iterdir())) == 6
+    assert (exports / "all/unlabeled/00.jpg").read_bytes() == (data / "00.jpg").read_bytes()
+    page.post("/export", {"folder": "two", "numbers": [4, 3, 4]})
+    assert len(list((exports / "two" / "new-1").iterdir())) == 2
+    assert "there already" in page.refused("/export", {"folder": "all", "numbers": [1]}, 409)
+    for name in ("", ".", "..", "../x", "a/b", "/tmp/x", "a\0b", "-x", ".hidden", "a b", "\u732b"):
+        assert "no folder name" in page.refused("/export", {"folder": name, "numbers": [1]}, 400)
+    assert {path.name for path in exports.iterdir()} == {"all", "two"}
+
+
+def test_a_run_may_be_a_strangers_and_be_deleted_while_it_is_shown(run, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (run / "exports").symlink_to(tmp_path / "elsewhere")
+    with exploring(run, cache=tmp_path / "cache") as page:
+        assert "there already" in page.refused("/export", {"folder": "all", "numbers": None}, 409)
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+        shown = page.get("/")
+        shutil.rmtree(run)
+        assert page.get("/") == shown
+        assert page.picture("/picture/4").size == (96, 72)
+        for name in ("/name", "/search"):
+            assert page.refused(name, {"cluster": "new-1", "name": "x"}, 400)
+        assert json.loads(page.get("/classes"))["editable"] is False
+        assert ended(page, signal.SIGINT) == (0, "")
+    assert not run.exists()
+
+
+def test_two_explore_one_run(page, explored, tmp_path):
+    run, _ = explored
+    before = RunFolder(run).clusters.read_bytes()
+    with exploring(run, cache=tmp_path) as other:
+        assert page.cookie.split("=")[0] != other.cookie.split("=")[0]
+        page.post("/name", {"cluster": "new-1", "name": "ours"})
+        other.post("/name", {"cluster": "new-2", "name": "theirs"})
+        assert ended(other, signal.SIGTERM) == (0, "")
+    assert set(accepted(run).values()) == {"ours", "theirs"}
+    assert RunFolder(run).found_clusters.read_bytes() == before
+
+
+@pytest.fixture(params=[pytest.param(None, marks=in_a_browser)])
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+def test_a_browser_may_do_on_the_page_all_that_the_page_needs(browser, page, data):
+    """Policy, cookie and origins are as real browsers want them."""
+    shown = Shown(browser, page.origin + page.start)
+    shown.find("#map-classes summary").click()
+    row = shown.find("#map-classes li").filter(has_text="new-1")
+    row.locator("input[type=text]").fill("violins")
+    row.get_by_text("Save").click()
+    shown.find("#map-status").get_by_text("new-1 is now violins").wait_for()
+    shown.page.reload()
+    shown.find("#map-legend").get_by_text("violins").wait_for()
+    shown.find("input[type=file]").set_input_files(data / "03.png")
+    shown.find("#map-panel").get_by_text("Most like it").wait_for()
+    loaded = "[...document.querySelectorAll('#map-panel img')].every((one) => one.naturalWidth)"
+    shown.page.wait_for_function(loaded)
+    assert [told for told in shown.complaints if "404" not in told] == []  # there is no favicon
+    assert all(url.startswith((page.origin, "blob:")) for url in shown.requests)
+
+
+def refused(capsys, *arguments):
+    capsys.readouterr()
+    code = main(["explore", *map(str, arguments)])
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert said.out == ""
+    return code, line
+
+
+def test_a_port_in_use_ends_with_code_10_and_is_named(trained, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, line = refused(capsys, trained, "--port", port)
+    assert code == 10
+    assert line.startswith(f"error: cannot listen on port {port} of 127.0.0.1 (")
+    assert line.endswith("; choose another --port, or leave it out to get one that is free")
+
+
+def test_other_hosts_have_to_be_asked_for(trained, capsys):
+    for host in ("192.168.1.7", "example.org", "::1", "127.0.0.2"):
+        code, line = refused(capsys, trained, "--host", host)
+        assert code == 2
+        assert "--i-know" in line
+    for host in ("0.0.0.0", ""):
+        assert refused(capsys, trained, "--host", host, "--i-know")[0] == 2
+    assert refused(capsys, trained, "--host", "192.0.2.1", "--i-know")[0] == 10
+
+
+def test_what_is_no_run_is_refused(tmp_path, trained, capsys):
+    assert refused(capsys, tmp_path)[0] == 2
+    assert refused(capsys, trained, tmp_path / "nowhere")[0] == 3

@@ -1,0 +1,151 @@
+"""The map of pictures: the same every time, alike ones together, and new ones among their like."""
+
+import numpy as np
+import pytest
+
+from nearkin.explorer.layout import lay_out, place
+
+
+def blobs(per=30, groups=4, dim=16, spread=0.15, seed=0):
+    """Groups of directions, and which group each belongs to."""
+    rng = np.random.default_rng(seed)
+    means = np.linalg.qr(rng.normal(size=(dim, groups)))[0].T
+    group = np.repeat(np.arange(groups), per)
+    found = means[group] + spread * rng.normal(size=(len(group), dim))
+    return found.astype(np.float32), group
+
+
+def distances(places, others=None):
+    others = places if others is None else others
+    return np.linalg.norm(places[:, None] - others[None], axis=2)
+
+
+def nearest(places, k):
+    between = distances(places)
+    np.fill_diagonal(between, np.inf)
+    return np.argsort(between, axis=1)[:, :k]
+
+
+@pytest.fixture(scope="module")
+def mapped():
+    features, group = blobs()
+    return features, group, lay_out(features)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_features_lie_at_the_same_places_to_the_bit(mapped, threads):
+    features, _, places = mapped
+    before = features.copy()
+    np.testing.assert_array_equal(lay_out(features, threads=threads), places)
+    np.testing.assert_array_equal(features, before)
+
+
+def test_random_numbers_of_the_caller_are_neither_used_nor_spent(mapped):
+    features, _, places = mapped
+    np.random.seed(1)
+    np.testing.assert_array_equal(lay_out(features), places)
+    assert np.random.random() == np.random.RandomState(1).random()
+
+
+def test_groups_that_are_far_apart_stay_apart(mapped):
+    _, group, places = mapped
+    between = distances(places)
+    same = group[:, None] == group[None]
+    assert between[same].max() < between[~same].min()
+    assert places.mean(axis=0) == pytest.approx([0, 0], abs=1e-6)
+
+
+def test_only_directions_count(mapped):
+    features, group, places = mapped
+    lengths = np.random.default_rng(0).choice([0.25, 1, 8], (len(group), 1)).astype(np.float32)
+    np.testing.assert_array_equal(lay_out(features * lengths), places)
+
+
+def test_turning_the_features_changes_nothing_but_rounding(mapped):
+    features, _, places = mapped
+    turn = np.linalg.qr(np.random.default_rng(3).normal(size=(16, 16)))[0].astype(np.float32)
+    turned = lay_out(features @ turn)
+    apart = np.corrcoef(distances(places).ravel(), distances(turned).ravel())[0, 1]
+    assert apart > 0.99
+    shared = [len(np.intersect1d(a, b)) for a, b in zip(nearest(places, 10), nearest(turned, 10))]
+    assert np.mean(shared) > 9
+
+
+def test_neighbors_on_the_map_are_neighbors_by_cosine(mapped):
+    features, *_, places = mapped
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    shared = [len(np.intersect1d(a, b)) for a, b in zip(nearest(unit, 10), nearest(places, 10))]
+    assert np.mean(shared) > 4  # of 10; by chance .8
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("dim", [1, 7])
+def test_a_few_pictures_have_places_of_their_own(count, dim):
+    features = np.random.default_rng(count).normal(size=(count, dim)).astype(np.float32)
+    places = lay_out(features)
+    assert places.shape == (count, 2)
+    assert np.isfinite(places).all()
+    directions = np.unique(
+        (features / np.linalg.norm(features, axis=1, keepdims=True)).round(5), axis=0
+    )
+    if count < 4:
+        assert len(np.unique(places.round(9), axis=0)) == len(directions)
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        np.zeros((20, 4), np.float32),
+        np.full((20, 4), 3.7, np.float32),
+        np.full((3, 4), 1e9, np.float32),
+        np.full((20, 4), 1e-9, np.float32),
+    ],
+)
+def test_pictures_that_are_all_alike_lie_on_one_place(features):
+    np.testing.assert_array_equal(lay_out(features), np.zeros((len(features), 2)))
+
+
+def test_copies_and_two_kinds_of_pictures_are_no_trouble():
+    features = np.repeat(np.eye(2, 8, dtype=np.float32), 40, axis=0)
+    places = lay_out(features)
+    assert np.isfinite(places).all()
+    assert distances(places[:40], places[40:]).min() > 0
+
+
+def test_a_picture_without_a_direction_is_no_trouble(mapped):
+    features, *_ = mapped
+    features = features.copy()
+    features[5] = 0
+    assert np.isfinite(lay_out(features)).all()
+
+
+def test_a_picture_of_the_map_is_placed_on_itself(mapped):
+    features, _, places = mapped
+    found = place(features[::7] * 2, features, places)
+    np.testing.assert_allclose(found, places[::7], atol=1e-3 * np.abs(places).max())
+
+
+def test_new_pictures_lie_among_their_like_and_the_map_does_not_move(mapped):
+    features, group, places = mapped
+    new, own = blobs(seed=0)
+    new += 0.1 * np.random.default_rng(8).normal(size=new.shape).astype(np.float32)
+    before = places.copy()
+    found = place(new, features, places)
+    np.testing.assert_array_equal(places, before)
+    assert (group[distances(found, places).argmin(axis=1)] == own).mean() > 0.98
+    np.testing.assert_allclose(place(new[3:4], features, places), found[3:4], atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_new_pictures_have_places_on_maps_of_a_few(count):
+    features, _ = blobs()
+    places = lay_out(features[:count])
+    found = place(features, features[:count], places)
+    assert found.shape == (120, 2)
+    assert found.min(axis=0) == pytest.approx(places.min(axis=0), abs=1e-3) or count > 1
+    assert (found.max(axis=0) <= places.max(axis=0) + 1e-9).all()
+
+
+def test_nothing_is_printed(mapped, capfd):
+    lay_out(mapped[0][:50])
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,353 @@
+"""Plots and sheets: every name can be drawn, every picture is where it belongs."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFont
+
+from nearkin.data.images import open_images
+from nearkin.errors import DataError, OutputError
+from nearkin.explorer.map import Coloring, PictureMap
+from nearkin.explorer.report import Chart, ClassView, Confusion, Picture, Report
+from nearkin.runs.evaluation.embed import Embeddings
+from nearkin.runs.evaluation.search import Neighbor, Neighbors
+from nearkin.runs.looking.contact import contact_sheet, neighbor_sheet
+from nearkin.runs.looking.curves import MOST_POINTS, training_curves
+from nearkin.runs.looking.figures import write_figures
+from nearkin.runs.looking.plots import COLORS, confusion_plot, curves, draw, map_plot
+from nearkin.runs.looking.sheets import save_sheet, shortened
+from nearkin.runs.record.folder import PLOTS, RunFolder
+
+HOSTILE = (
+    "$\\frac{$", "_hidden", "<b>bold</b>", "日本語", "a\nb\x1b[31m", "\u202egnp.exe", "x" * 300,
+    "caf\udce9", "",
+)  # fmt: skip
+
+
+def pixels_of(path):
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        return np.asarray(picture.convert("RGB")).astype(int)
+
+
+def amount(pixels, color):
+    """How many pixels have this color."""
+    wanted = [int(color[place : place + 2], 16) for place in (1, 3, 5)]
+    return int((pixels == wanted).all(axis=2).sum())
+
+
+def has_color(pixels, color):
+    """Whether there is more of it than what the edges of letters may have."""
+    return amount(pixels, color) > 25
+
+
+def picture_map(place, *colorings):
+    count = len(place)
+    return PictureMap(
+        number=np.arange(count),
+        names=tuple(map(str, range(count))),
+        place=place,
+        neighbors=np.zeros((count, 0), np.int32),
+        similarity=np.zeros((count, 0), np.float32),
+        colorings=colorings,
+        sheets=(),
+        side=16,
+        columns=16,
+        per_sheet=256,
+        total=count,
+    )
+
+
+# Charts
+
+
+def test_each_line_has_a_color_and_a_dash_of_its_own(tmp_path):
+    series = {name: [(0, level), (5, level + 0.1)] for level, name in enumerate("abc")}
+    path = draw(Chart("Title", "epoch", "share", series), tmp_path / "chart.png")
+    pixels = pixels_of(path)
+    colored = [has_color(pixels, color) for color in COLORS]
+    assert colored[:3] == [True] * 3
+    assert colored[3:6] == [False] * 3
+
+
+def test_what_was_chosen_and_its_interval_are_marked(tmp_path):
+    plain = Chart("Title", "classes", "", {"a": [(1, 0.0), (9, 1.0)]})
+    marked = Chart("Title", "classes", "", {"a": [(1, 0.0), (9, 1.0)]}, "", 5, (4, 6))
+    different = [pixels_of(draw(chart, tmp_path / "c.png")) for chart in (plain, marked)]
+    assert (different[0] != different[1]).any(axis=2).mean() > 0.05
+
+
+@pytest.mark.parametrize("points", [[], [(1, 1)], [(0, float("nan")), (1, 2)], [(0, 1)] * 50])
+def test_any_points_can_be_drawn(tmp_path, points):
+    chart = Chart("Title", "epoch", "", dict.fromkeys(HOSTILE, points))
+    assert pixels_of(curves([chart, chart], tmp_path / "c.png")).std() > 0
+
+
+def test_the_settings_of_matplotlib_and_its_warnings_stay_as_they_were(tmp_path):
+    import matplotlib
+
+    before, filters = dict(matplotlib.rcParams), list(warnings.filters)
+    draw(
+        Chart("Title", "x", "y", {name: [(0, 1), (1, 2)] for name in HOSTILE}), tmp_path / "c.png"
+    )
+    assert dict(matplotlib.rcParams) == before
+    assert warnings.filters == filters
+
+
+# Curves of a training
+
+
+def run_of(tmp_path, rows, summary=None):
+    folder = RunFolder(tmp_path)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [",".join(str(row.get(name, "")) for name in columns) for row in rows]
+    folder.metrics.write_text("\n".join([",".join(columns), *lines]) + "\n")
+    if summary is not None:
+        folder.write_summary(summary)
+    return folder
+
+
+FLOORS = {
+    "measures": {
+        "encoder": {"kNN top-1": {"value": 0.9}},
+        "untrained": {"kNN top-1": {"value": 0.4}},
+        "pixels": {"effective rank": {"value": 3.0}},
+    }
+}
+
+
+def test_curves_are_the_columns_that_have_values(tmp_path):
+    rows = [
+        {"step": 1, "epoch": 0.5, "loss": 3.0},
+        {"step": 2, "epoch": 1, "loss": 2.0, "knn": 0.7},
+    ]
+    found = training_curves(run_of(tmp_path, rows))
+    assert {name: dict(chart.series) for name, chart in found.items()} == {
+        "loss": {"Loss": [(0.5, 3.0), (1.0, 2.0)]},
+        "knn": {"kNN accuracy": [(1.0, 0.7)]},
+    }
+
+
+def test_the_accuracy_stands_beside_the_floors_that_were_measured(tmp_path):
+    rows = [{"epoch": epoch, "knn": epoch / 10} for epoch in (2, 4, 6)]
+    found = training_curves(run_of(tmp_path, rows, FLOORS))["knn"].series
+    assert list(found) == ["kNN accuracy", "untrained encoder"]
+    assert found["untrained encoder"] == [(2.0, 0.4), (6.0, 0.4)]
+
+
+def test_a_long_curve_keeps_its_ends(tmp_path):
+    rows = [{"epoch": step / 100, "loss": step} for step in range(1, 5001)]
+    points = training_curves(run_of(tmp_path, rows))["loss"].series["Loss"]
+    assert len(points) == MOST_POINTS
+    assert (points[0], points[-1]) == ((0.01, 1.0), (50.0, 5000.0))
+
+
+# The map
+
+
+@pytest.mark.parametrize("count", [2, 500])
+@pytest.mark.parametrize("classes", [1, 3, 12, 13, 200])
+def test_classes_of_any_number_and_name_can_be_drawn(tmp_path, count, classes):
+    rng = np.random.default_rng(0)
+    names = (*HOSTILE, *(f"class {number}" for number in range(classes)))[:classes]
+    of = rng.integers(-1, classes, count)
+    shown = picture_map(rng.normal(size=(count, 2)), Coloring("Label", of, names))
+    pixels = pixels_of(map_plot(shown, tmp_path / "map.png"))
+    assert pixels.std() > 0
+    if classes <= 12 and count > 2:
+        assert has_color(pixels, COLORS[0])
+
+
+def test_the_smallest_of_many_classes_are_gray_and_so_is_what_is_unknown(tmp_path):
+    of = np.repeat(np.arange(14), [50] * 11 + [3] * 3)
+    place = np.random.default_rng(0).normal(size=(len(of), 2))
+    names = tuple(f"class {number}" for number in range(14))
+    few = np.where(of < 11, of, 0)
+
+    def gray(of, names):
+        coloring = Coloring("Label", of, names)
+        path = map_plot(picture_map(place, coloring), tmp_path / "map.png")
+        return amount(pixels_of(path), "#BBBBBB")
+
+    letters = gray(few, names[:11])
+    assert gray(of, names) > letters + 50
+    assert gray(np.where(few == 1, -1, few), names[:11]) > letters + 500
+
+
+def test_numbers_are_drawn_with_a_scale_and_no_coloring_in_one_color(tmp_path):
+    place = np.random.default_rng(0).normal(size=(60, 2))
+    score = np.linspace(0, 1, 60, dtype=np.float32)
+    score[:5] = np.nan
+    pixels = pixels_of(map_plot(picture_map(place, Coloring("Score", score)), tmp_path / "s.png"))
+    assert has_color(pixels, "#BBBBBB")
+    assert not has_color(pixels, COLORS[0])
+    assert has_color(pixels_of(map_plot(picture_map(place), tmp_path / "n.png")), COLORS[0])
+
+
+# The confusion
+
+
+@pytest.mark.parametrize(("truth", "found"), [(1, 1), (2, 5), (9, 9), (30, 4), (99, 160)])
+def test_confusions_of_any_size_can_be_drawn(tmp_path, truth, found):
+    counts = np.random.default_rng(0).integers(0, 30, (truth, found))
+    counts[0] = 0
+    names = (*HOSTILE, *(f"class {number}" for number in range(200)))
+    table = Confusion(names[:truth], names[:found], tuple(map(tuple, counts.tolist())))
+    assert pixels_of(confusion_plot(table, tmp_path / "confusion.png")).std() > 0
+
+
+def test_cells_are_shaded_by_their_share_of_the_true_class(tmp_path):
+    sure = Confusion(("a", "b"), ("a", "b"), ((90, 0), (0, 2)))
+    unsure = Confusion(("a", "b"), ("a", "b"), ((45, 45), (1, 1)))
+    means = [
+        pixels_of(confusion_plot(table, tmp_path / "c.png"))[200:500, 150:450].mean()
+        for table in (sure, unsure)
+    ]
+    dark = [
+        has_color(pixels_of(confusion_plot(table, tmp_path / "c.png"))[:, :450], "#08306B")
+        for table in (sure, unsure)
+    ]
+    assert dark == [True, False]
+    assert means[0] != means[1]
+
+
+# Sheets
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_shortened_name_is_short_and_can_be_seen(name):
+    found = shortened(name, 20)
+    assert len(found) <= 20
+    assert found.isprintable()
+    assert shortened(found, 20) == found
+
+
+def test_captions_stand_below_their_pictures_and_never_run_into_the_next(tmp_path):
+    columns = [torch.zeros(2, 3, 96, 96)] * 3
+    plain = pixels_of(save_sheet(columns, tmp_path / "s.png"))
+    captions = [[(name, "0.5") for name in HOSTILE[:3]], [(name,) for name in HOSTILE[6:9]]]
+    written = pixels_of(save_sheet(columns, tmp_path / "s.png", captions=captions))
+    assert written.shape[1] == plain.shape[1]
+    cells = written.reshape(2, -1, 3, 100, 3).swapaxes(1, 2)
+    np.testing.assert_array_equal(
+        cells[:, :, :100], plain.reshape(2, 100, 3, 100, 3).swapaxes(1, 2)
+    )
+    strips = cells[:, :, 100:]
+    assert (strips.min(axis=(2, 3, 4)) < 128).tolist() == [[True] * 3, [True, True, False]]
+    assert (strips[:, :, :, [0, -1]] == 255).all()
+
+
+def test_names_in_other_alphabets_are_written_in_letters():
+    from nearkin.runs.looking.sheets import _font
+
+    font = _font(14)
+    assert isinstance(font, ImageFont.FreeTypeFont)
+    shapes = {bytes(font.getmask(letter)) for letter in "жλéא\uffff"}
+    assert len(shapes) == 5
+
+
+# Neighbors
+
+
+def digits(rows):
+    return open_images("digits").subset(np.array(rows))
+
+
+def tiles_of(path, columns, lines):
+    """The tiles of a sheet of digits: rows, columns, 16, 16, 3."""
+    sheet = pixels_of(path)
+    cell = sheet.shape[1] // columns
+    assert cell == 80
+    rows = sheet.reshape(-1, cell + 15 * lines + 6, columns, cell, 3).swapaxes(1, 2)
+    return rows[:, :, 8:72, 8:72][:, :, ::4, ::4]
+
+
+def test_held_out_pictures_stand_beside_their_nearest_training_pictures(tmp_path):
+    images = digits(range(20))
+    vectors = np.eye(20, dtype=np.float32)
+    train = Embeddings(images, vectors, ["train"] * 20, {})
+    asked = digits([100, 101])
+    similar = (vectors[[4, 9]] + 0.5 * vectors[[7, 3]]) / np.float32(1.25**0.5)
+    test = Embeddings(asked, similar.astype(np.float32), ["test"] * 2, {})
+    tiles = tiles_of(neighbor_sheet(train, test, tmp_path / "n.png"), 9, 2)
+    assert tiles.shape[:2] == (2, 9)
+    for line, (own, first, second) in zip(tiles, [(0, 4, 7), (1, 9, 3)], strict=True):
+        for tile, picture in zip(line, (asked.read(own), images.read(first), images.read(second))):
+            assert np.abs(tile - picture).max() <= 1
+
+
+def found_of(picture, *paths):
+    near = [Neighbor(0.9 - number / 10, path, "") for number, path in enumerate(paths)]
+    return Neighbors(str(picture), near)
+
+
+def test_a_contact_sheet_shows_each_query_and_its_neighbors(tmp_path):
+    images = digits(range(20))
+    Image.fromarray(images.read(3)).save(tmp_path / "a\nb.png")
+    found = [
+        found_of(tmp_path / "a\nb.png", images.names[5], images.names[6]),
+        found_of(tmp_path / "a\nb.png", "gone.png", images.names[3]),
+    ]
+    path = contact_sheet(found, images, tmp_path / "sheet.png")
+    tiles = tiles_of(path, 3, 2)
+    for line, rows in zip(tiles, [(3, 5, 6), (3, None, 3)], strict=True):
+        for tile, row in zip(line, rows, strict=True):
+            shown = 128 if row is None else images.read(row)
+            assert np.abs(tile - shown).max() <= 1
+
+
+def test_a_contact_sheet_of_other_pictures_or_another_kind_of_file_is_refused(tmp_path):
+    images = digits(range(20))
+    Image.fromarray(images.read(3)).save(tmp_path / "a.png")
+    with pytest.raises(DataError, match="none of the neighbors is among"):
+        contact_sheet([found_of(tmp_path / "a.png", "gone.png")], images, tmp_path / "s.png")
+    near = [found_of(tmp_path / "a.png", images.names[0])]
+    for name in ("sheet.unknown", "absent/sheet.png", "sheet"):
+        with pytest.raises(OutputError, match=r"cannot write .*give --sheet a name\.png"):
+            contact_sheet(near, images, tmp_path / name)
+
+
+# All of a discovery
+
+
+def discovery(images):
+    view = ClassView("new-1", 3, core=tuple(Picture(images.names[row], "", 1.0) for row in (3, 1)))
+    lost = ClassView("\x1b[31m$", 9, core=(Picture("gone", "", 1.0),))
+    chart = Chart("How many", "classes", "", {"a": [(2, 0.1), (3, 0.2)]}, "", 2, (2, 3))
+    return Report(
+        data="digits", mode="gcd", known=("a",), num_labeled=1, num_unlabeled=2,
+        novel=(view, lost), chosen="given", confidence="", counting=(chart,),
+        training=(Chart("Loss", "epoch", "loss", {"loss": [(1, 2), (2, 1)]}),),
+        confusion=Confusion(("a",), ("b",), ((3,),)),
+    )  # fmt: skip
+
+
+def test_a_discovery_leaves_its_plots_by_names_that_the_folder_knows(tmp_path):
+    images, folder = digits(range(20)), RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    shown = picture_map(np.random.default_rng(0).normal(size=(20, 2)))
+    write_figures(folder, discovery(images), shown, images)
+    made = {path.name for path in folder.plots.iterdir()}
+    assert made == {"class_count.png", "clusters.png", "confusion.png", "curves.png", "map.png"}
+    assert made < set(PLOTS)
+    sheet = pixels_of(folder.plots / "clusters.png")
+    margin = sheet.shape[1] - 12 * 80
+    tiles = sheet[:, margin:].reshape(2, 80, 12, 80, 3).swapaxes(1, 2)[:, :, 8:72:4, 8:72:4]
+    assert (tiles[0] == 255).all()  # the larger one, whose pictures are gone
+    for tile, row in zip(tiles[1], (3, 1)):
+        assert np.abs(tile - images.read(row)).max() <= 1
+    assert (tiles[1][2:] == 255).all()
+
+
+def test_a_discovery_without_new_classes_and_without_a_map_leaves_what_there_is(tmp_path):
+    images, folder = digits(range(20)), RunFolder(tmp_path)
+    found = Report(
+        data="digits", mode="gcd", known=(), num_labeled=1, num_unlabeled=2, novel=(),
+        chosen="given", confidence="",
+    )  # fmt: skip
+    write_figures(folder, found, None, images)
+    assert list(folder.plots.iterdir()) == []
+    assert json.dumps(PLOTS) == json.dumps(sorted(PLOTS))

@@ -1,0 +1,206 @@
+"""The page of a run, from its files: a training and a discovery, on real digits."""
+
+import base64
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
+from nearkin.runs.discovery.discover import discover
+from nearkin.runs.looking.embedded import embedded, voted
+from nearkin.runs.looking.mapping import balanced, picture_map
+from nearkin.runs.looking.tiles import COLUMNS, PER_SHEET, tiles
+from nearkin.runs.record.folder import RunFolder
+from nearkin.runs.report import pictures_of, report
+from nearkin.runs.training.train import train
+
+EACH = 16
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The first digits of each class, in a file."""
+    found = load_digits()
+    rows = np.concatenate([np.flatnonzero(found.target == number)[:EACH] for number in range(10)])
+    rows = np.random.default_rng(0).permutation(rows)
+    pixels = np.rint(found.images[rows] * (255 / 16)).astype(np.uint8)
+    path = tmp_path_factory.mktemp("data") / "digits.npz"
+    np.savez(path, x=pixels, y=found.target[rows])
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data):
+    settings = TrainConfig(epochs=2, batch_size=32, val=0.25)
+    return train(data, settings, out=tmp_path_factory.mktemp("runs") / "run").folder
+
+
+@pytest.fixture(scope="module")
+def discovered(tmp_path_factory, data, trained):
+    settings = DiscoverConfig(
+        known="0,1,2,3,4", truth="data", classes=5, mode="ncd", epochs=2, num_views=2, strength=1.0,
+        from_run=str(trained.path),
+    )  # fmt: skip
+    return discover(data, settings, out=tmp_path_factory.mktemp("runs") / "found").folder
+
+
+def packed(page):
+    """What the page's map is made from."""
+    (found,) = re.findall(r'<script type="application/json" id="pictures">(.*?)</script>', page)
+    return json.loads(found)
+
+
+def test_a_training_leaves_a_page_that_is_made_anew_to_the_byte(trained):
+    page = trained.report.read_bytes()
+    trained.report.unlink()
+    assert report(trained.path) == trained.report
+    assert trained.report.read_bytes() == page
+    trained.map.unlink()
+    report(trained.path)
+    assert trained.report.read_bytes() == page
+
+
+def test_the_page_says_what_was_measured_and_what_repeats_it(trained, data):
+    page = trained.report.read_text()
+    encoder = trained.read_summary()["measures"]["encoder"]
+    assert f"{encoder['kNN top-1']['value']:.3f} [" in page
+    for entry in encoder.values():
+        assert entry["protocol"] in page
+    (command,) = re.findall(r"<code>(nearkin train [^<]*)</code>", page)
+    assert str(data) in command
+    assert "--epochs 2" in command
+    assert "--val 0.25" in command
+
+
+def test_the_map_holds_every_picture_with_its_nearest_ones(trained):
+    images = pictures_of(trained)
+    found = embedded(trained, images)
+    shown = picture_map(trained, found, images)
+    assert shown.total == len(shown.names) == 10 * EACH
+    assert shown.names == tuple(images.names)
+    cosine = found.vectors.astype(np.float64) @ found.vectors.T.astype(np.float64)
+    np.fill_diagonal(cosine, -np.inf)
+    best = -np.sort(-cosine, axis=1)[:, : shown.neighbors.shape[1]]
+    np.testing.assert_allclose(np.take_along_axis(cosine, shown.neighbors, 1), best, atol=1e-6)
+    np.testing.assert_allclose(shown.similarity, best, atol=1e-5)
+    assert [one.name for one in shown.colorings] == ["Label", "Correct", "Split"]
+    label, correct, split = shown.colorings
+    assert [label.classes[number] for number in label.of] == [
+        images.classes[number] for number in images.labels
+    ]
+    held_out = split.of == split.classes.index("test")
+    assert ((correct.of >= 0) == held_out).all()
+
+
+def test_votes_are_the_answers_behind_the_knn_accuracy(trained):
+    found = embedded(trained, pictures_of(trained))
+    answers = voted(found)
+    asked = answers != ""
+    right = float((answers[asked] == found.labels[asked]).mean())
+    measured = trained.read_summary()["measures"]["encoder"]["kNN top-1"]["value"]
+    assert right == pytest.approx(measured, abs=1e-12)
+
+
+def test_tiles_are_the_pictures_in_their_order(trained):
+    images = pictures_of(trained)
+    made = tiles(images)
+    assert made.side == 8
+    assert len(made.sheets) == 1
+    sheet = np.asarray(Image.open(io.BytesIO(made.sheets[0])))
+    assert PER_SHEET == COLUMNS**2
+    for row in (0, 17, 10 * EACH - 1):
+        top, left = 8 * (row // COLUMNS), 8 * (row % COLUMNS)
+        tile = sheet[top : top + 8, left : left + 8]
+        np.testing.assert_array_equal(tile, images.read(row))
+
+
+def test_a_sample_has_as_many_of_every_class_as_it_can():
+    labels = np.repeat(["a", "b", "c", ""], [1000, 30, 5, 400])
+    rows = balanced(labels, 100)
+    assert len(rows) == len(set(rows.tolist())) == 100
+    sizes = dict(zip(*np.unique(labels[rows], return_counts=True), strict=True))
+    assert sizes == {"a": 33, "b": 30, "c": 5, "": 32}
+    assert balanced(labels, 5000).tolist() == list(range(len(labels)))
+    assert len(balanced(np.full(100, ""), 7)) == 7
+
+
+def test_a_discovery_leaves_a_page_that_is_made_anew_to_the_byte(discovered):
+    page = discovered.report.read_bytes()
+    report(discovered.path)
+    assert discovered.report.read_bytes() == page
+    names = [one["name"] for one in packed(page.decode())["colorings"]]
+    assert names == ["Class", "Known or novel", "Score", "Truth", "Correct"]
+
+
+def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
+    with discovered.clusters.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    before = discovered.clusters.read_bytes()
+    try:
+        rows[0]["name"] = "<b>sevens"
+        with discovered.clusters.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        page = report(discovered.path, output=tmp_path / "page.html").read_text()
+    finally:
+        discovered.clusters.write_bytes(before)
+    assert "&lt;b&gt;sevens (new-1)" in page
+    assert "<b>sevens" not in page
+    assert "<b>sevens" in packed(page)["colorings"][0]["classes"]
+
+
+def test_no_page_without_what_it_needs(trained, discovered, data, tmp_path):
+    with pytest.raises(UsageError, match="no finished run"):
+        report(tmp_path)
+    with pytest.raises(OutputError, match="choose another"):
+        report(trained.path, output=tmp_path / "no" / "page.html")
+    with pytest.raises(DataError, match="no such"):
+        report(trained.path, tmp_path / "gone")
+    kept = discovered.page.read_bytes()
+    discovered.page.write_bytes(kept[:100])
+    try:
+        with pytest.raises(CheckpointError, match=r"page.json cannot be used"):
+            report(discovered.path)
+    finally:
+        discovered.page.write_bytes(kept)
+
+
+def test_other_pictures_than_those_of_the_run_are_refused(trained, data, tmp_path):
+    with np.load(data) as file:
+        np.savez(tmp_path / "few.npz", x=file["x"][:40], y=file["y"][:40])
+    with pytest.raises(DataError, match="give the pictures of the run"):
+        report(trained.path, tmp_path / "few.npz")
+
+
+def test_pictures_that_are_gone_are_left_out_of_the_map(trained):
+    images = pictures_of(trained)
+    few = images.subset(np.arange(0, len(images), 2))
+    shown = picture_map(trained, embedded(trained, few), few)
+    assert shown.names == tuple(few.names)
+    assert shown.number.tolist() == list(range(len(few)))
+
+
+def test_the_command_prints_where_the_page_is(trained):
+    command = [sys.executable, "-m", "nearkin", "report", str(trained.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(trained.report.resolve())
+
+
+def test_pixels_stand_in_the_page_itself(trained):
+    (sheet,) = packed(trained.report.read_text())["sheets"]
+    assert base64.b64decode(sheet)[8:12] == b"WEBP"
+
+
+def test_a_folder_is_asked_for_that_is_a_run(tmp_path):
+    with pytest.raises(UsageError):
+        pictures_of(RunFolder(tmp_path / "nothing"))

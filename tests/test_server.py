@@ -1,0 +1,597 @@
+"""The server of a page, asked by hostile clients through real sockets."""
+
+import json
+import re
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from nearkin.errors import DataError, OutputError, PortError, UsageError
+from nearkin.explorer.server import MOST_CONNECTIONS, Server
+
+PAGE = "<!doctype html><title>\u732b</title>"
+POLICY = "default-src 'none'; script-src 'sha256-AAAA'"
+PICTURES = 20
+NAMES = [
+    "<img src=x onerror=alert(1)>.png", '"><svg onload=alert(1)>', "</script>", "two\nlines", "a\tb",
+    "\x1b[31mred", "\u202egnp.exe", "x" * 255, "not utf-8 \udcff", "=cmd|'/C calc'!A0", "{{7*7}}",
+    "%2e%2e",
+]  # fmt: skip
+
+
+class Shop:
+    """A site that remembers what was asked of it."""
+
+    def __init__(self):
+        self.asked = []
+        self.error = None
+        self.told = []
+
+    def page(self):
+        return PAGE
+
+    def policy(self):
+        return POLICY
+
+    def picture(self, number):
+        self.asked.append(("picture", number))
+        return b"RIFF" if number < PICTURES else None
+
+    thumbnail = picture
+
+    def search(self, encoded):
+        return self.change("search", len(encoded))
+
+    def classes(self):
+        return {"classes": [{"cluster": "new-1", "name": name} for name in NAMES]}
+
+    def name(self, cluster, name):
+        return self.change("name", cluster, name)
+
+    def merge(self, clusters, name):
+        return self.change("merge", clusters, name)
+
+    def split(self, numbers, name):
+        return self.change("split", numbers, name)
+
+    def export(self, folder, numbers):
+        return self.change("export", folder, numbers)
+
+    def change(self, *what):
+        self.asked.append(what)
+        if self.error:
+            raise self.error
+        return {"done": what[0]}
+
+
+@contextmanager
+def served(site, **options):
+    with Server(told=site.told.append, **options) as server:
+        thread = threading.Thread(target=server.serve, args=(site,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server that no request may break: all tests but a few ask this one."""
+    with served(Shop()) as server:
+        yield server
+
+
+@pytest.fixture
+def site(server):
+    site = server.site
+    site.asked.clear()
+    site.told.clear()
+    site.error = None
+    return site
+
+
+def connected(server):
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
+
+
+def heard(connection):
+    """All that comes until the server closes the connection."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while more := connection.recv(2**16):
+            found += more
+    return found
+
+
+def sent(server, request):
+    """The answer to some bytes; None if there was none."""
+    with connected(server) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(request)
+        return parsed(heard(connection))
+
+
+def parsed(answer):
+    if not answer:
+        return None
+    head, _, content = answer.partition(b"\r\n\r\n")
+    status, *lines = head.decode("ascii").split("\r\n")
+    pairs = [line.split(": ", 1) for line in lines]
+    headers = dict(pairs)
+    assert len(headers) == len(pairs)
+    assert not [name for name in headers if name.lower().startswith("access-control")]
+    assert re.fullmatch(r"HTTP/1\.0 \d{3} .+", status)
+    return int(status.split()[1]), headers, content
+
+
+def head(server, target="/", method="GET", **headers):
+    """The lines of a request as the page itself would make it, but for some headers."""
+    host = f"127.0.0.1:{server.port}"
+    usual = {"Host": host, "Cookie": f"{server.cookie}={server.token}"}
+    if method == "POST":
+        usual |= {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"{method} {target} HTTP/1.1"]
+    for name, value in {**usual, **given}.items():
+        values = value if isinstance(value, list) else [value] * (value is not None)
+        lines += [f"{name}: {one}" for one in values]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def ask(server, target="/", method="GET", body=b"", **headers):
+    if method == "POST":
+        headers = {"Content_Length": str(len(body)), **headers}
+    return sent(server, head(server, target, method, **headers) + body)
+
+
+def post(server, target, said, **headers):
+    return ask(server, target, "POST", json.dumps(said).encode(), **headers)
+
+
+def error_of(answer, status):
+    assert answer is not None
+    found, headers, content = answer
+    assert (found, headers["Content-Type"]) == (status, "application/json")
+    (told,) = json.loads(content).values()
+    assert told == " ".join(told.split())
+    return told
+
+
+# ---------------------------------------------------------------- what the page itself gets
+
+
+def test_the_page_gets_what_it_asks_for(server, site):
+    assert ask(server)[2].decode() == PAGE
+    assert ask(server, "/picture/7")[2] == ask(server, "/thumbnail/7")[2] == b"RIFF"
+    assert json.loads(ask(server, "/classes")[2])["classes"]
+    said = {
+        "/name": {"cluster": "new-1", "name": "violins"},
+        "/merge": {"clusters": ["new-1", "new-3"], "name": "violins"},
+        "/split": {"numbers": [3, 8], "name": ""},
+        "/export": {"folder": "all", "numbers": None},
+    }
+    for target, body in said.items():
+        assert json.loads(post(server, target, body)[2]) == {"done": target[1:]}
+    assert ask(server, "/search", "POST", b"picture")[0] == 200
+    assert site.asked[-5:] == [
+        ("name", "new-1", "violins"), ("merge", ["new-1", "new-3"], "violins"),
+        ("split", [3, 8], ""), ("export", "all", None), ("search", 7),
+    ]  # fmt: skip
+
+
+def test_names_arrive_as_they_are_in_plain_ascii(server, site):
+    """S12: what browsers make of them is up to the page."""
+    _, headers, content = ask(server, "/classes")
+    assert content.isascii()
+    assert headers["Content-Type"] == "application/json"
+    assert [row["name"] for row in json.loads(content)["classes"]] == NAMES
+
+
+def test_headers_are_these_and_no_others(server, site):
+    """S18."""
+    fixed = {
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-store",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Connection": "close",
+    }
+    nothing = "default-src 'none'; base-uri 'none'; form-action 'none'"
+    start = server.url.partition(str(server.port))[2]
+    cookie = f"nearkin-{server.port}={server.token}; HttpOnly; SameSite=Strict; Path=/"
+    expected = {
+        "/": ("text/html; charset=utf-8", f"{POLICY}; frame-ancestors 'none'", {}),
+        "/picture/0": ("image/webp", nothing, {}),
+        "/classes": ("application/json", nothing, {}),
+        "/nothing": ("application/json", nothing, {}),
+        start: ("text/plain", nothing, {"Location": "/", "Set-Cookie": cookie}),
+    }
+    for target, (kind, policy, more) in expected.items():
+        _, headers, content = ask(server, target)
+        own = {"Content-Type": kind, "Content-Security-Policy": policy}
+        assert headers == fixed | own | more | {"Content-Length": str(len(content))}
+        assert sent(server, head(server, target, "HEAD")) == (ask(server, target)[0], headers, b"")
+
+
+# ---------------------------------------------------------------- hosts, origins, tokens
+
+
+HOSTS = [
+    "evil.example", "evil.example:{port}", "", None, "localhost.evil:{port}", "localhost.:{port}",
+    "127.0.0.1.nip.io:{port}", "127.0.0.1:1", "127.0.0.1", "localhost", "[::1]:{port}",
+    "0.0.0.0:{port}", "127.1:{port}", "2130706433:{port}", "me@127.0.0.1:{port}",
+    "127.0.0.1:{port}, evil", "127.0.0.1:{port} ", "127.0.0.1:0{port}", "127.0.0.1:{port}/",
+    "127.0.0.1:{port}\r\n evil", ["127.0.0.1:{port}", "127.0.0.1:{port}"],
+    ["127.0.0.1:{port}", "evil"], ["evil", "127.0.0.1:{port}"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=repr)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_another_host_is_refused(server, site, host, method):
+    """S13: it is how a page of a stranger's name would come by what is served here."""
+    given = [host] if isinstance(host, str) else host
+    hosts = None if given is None else [one.format(port=server.port) for one in given]
+    found, _, content = ask(server, "/picture/1", method, Host=hosts)
+    assert (found, site.asked) == (421, [])
+    assert b"RIFF" not in content
+
+
+def test_both_names_of_this_computer_are_answered(server, site):
+    for name in ("127.0.0.1", "localhost"):
+        host = f"{name}:{server.port}"
+        assert ask(server, Host=host)[0] == 200
+        assert ask(server, "/search", "POST", Host=host, Origin=f"http://{host}")[0] == 200
+
+
+ORIGINS = [
+    "null", "http://evil.example", None, "https://127.0.0.1:{port}", "http://127.0.0.1",
+    "http://127.0.0.1:1", "http://localhost:{port}", "http://127.0.0.1:{port}/", "",
+    "http://127.0.0.1:{port}.evil", ["http://127.0.0.1:{port}", "http://evil.example"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("origin", ORIGINS, ids=repr)
+@pytest.mark.parametrize("target", ["/name", "/search"])
+def test_only_the_page_may_change_anything(server, site, origin, target):
+    """S14."""
+    given = [origin] if isinstance(origin, str) else origin
+    origins = None if given is None else [one.format(port=server.port) for one in given]
+    body = {"cluster": "new-1", "name": "stolen"}
+    error_of(post(server, target, body, Origin=origins), 403)
+    assert site.asked == []
+
+
+@pytest.mark.parametrize("where", ["cross-site", "same-site", "none", ""])
+def test_what_the_browser_says_of_the_origin_counts_too(server, site, where):
+    error_of(ask(server, "/search", "POST", Sec_Fetch_Site=where), 403)
+    assert site.asked == []
+
+
+def test_a_form_of_another_page_changes_nothing(server, site):
+    """Browsers send such a form without asking first, as text that happens to be JSON."""
+    body = b'{"cluster": "new-1", "name": "="}'
+    headers = {"Content_Type": "text/plain", "Origin": "http://evil.example"}
+    error_of(ask(server, "/name", "POST", body, Sec_Fetch_Site="cross-site", **headers), 403)
+    error_of(ask(server, "/name", "GET", body, Content_Length=str(len(body))), 404)
+    assert site.asked == []
+
+
+@pytest.mark.parametrize(
+    "method", ["OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "CONNECT", "get"]
+)
+def test_other_methods_are_refused(server, site, method):
+    asked = {"Access_Control_Request_Method": "POST", "Origin": "http://evil.example"}
+    error_of(ask(server, "/name", method, **asked), 501)
+    assert site.asked == []
+
+
+def test_without_the_token_nothing_is_told(server, site):
+    """S15."""
+    token, cookie = server.token, server.cookie
+    assert re.fullmatch("[0-9a-f]{32}", token)
+    attempts = [
+        {},
+        {"Cookie": f"{cookie}="},
+        {"Cookie": f"{cookie}={'0' * 32}"},
+        {"Cookie": f"{cookie}={token[:-1]}"},
+        {"Cookie": f"{cookie}={token}0"},
+        {"Cookie": f"{cookie}={token.upper()}"},
+        {"Cookie": f"{cookie}=\xff\xfe"},
+        {"Cookie": f"{cookie} ={token}"},
+        {"Cookie": f"nearkin-1={token}"},
+        {"Cookie": f'{{"a": "{token}"}}; {token}'},
+        {"Referer": server.url},
+        {"Authorization": f"token {token}"},
+        {"X-Token": token},
+    ]
+    for given in attempts:
+        headers = {"Cookie": None, **given}
+        for target in ("/", "/picture/1", "/classes", f"/picture/1?token={token}", "/nothing"):
+            error_of(ask(server, target, **headers), 403)
+        error_of(ask(server, "/search", "POST", b"picture", **headers), 403)
+        error_of(ask(server, f"/?token={token}", "POST", **headers), 403)
+    wrong = ["", "0" * 32, token[:-1], f"{token}0", f"{token}&x", f"%{ord(token[0]):x}{token[1:]}"]
+    for said in wrong:
+        error_of(ask(server, f"/?token={said}", Cookie=None), 403)
+        error_of(ask(server, f"/?token={said}"), 403)
+    assert site.asked == []
+
+
+def test_the_start_address_gives_the_cookie_that_opens_the_page(server, site):
+    target = server.url.removeprefix(f"http://127.0.0.1:{server.port}")
+    status, headers, content = ask(server, target, Cookie=None)
+    assert (status, headers["Location"], content) == (303, "/", b"")
+    cookie = headers["Set-Cookie"].split(";")[0]
+    assert ask(server, Cookie=f'theme="dark; {{; {cookie};other=1')[0] == 200
+    assert ask(server, Cookie=["odd", cookie])[0] == 200
+
+
+def test_two_servers_do_not_meet():
+    """One browser sends the cookies of both to both."""
+    with served(Shop()) as one, served(Shop()) as other:
+        assert one.token != other.token
+        both = f"{one.cookie}={one.token}; {other.cookie}={other.token}"
+        assert ask(one, Cookie=both)[0] == ask(other, Cookie=both)[0] == 200
+        error_of(ask(one, Cookie=f"{other.cookie}={other.token}"), 403)
+        error_of(ask(one, Cookie=f"{one.cookie}={other.token}"), 403)
+
+
+# ---------------------------------------------------------------- numbers, paths, requests
+
+
+PATHS = [
+    "../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc/passwd", "..%5c..%5cwin.ini", "%252e%252e%252f", "..",
+    "%00", "1\0", "1%00.png", "/etc/passwd", "//etc/passwd", "\\\\host\\share", "-1", "+1", "%31",
+    "1000000000000", str(10**100), "1e3", "1.0", "0x1", "01", "1_0", " 1", "1 ", "1/", "1?", "1#", "",
+    "\u0661".encode().decode("latin-1"), "\uff11".encode().decode("latin-1"), "\xb2", "1;a=b", "nan",
+    "999999999", str(PICTURES), "C:\\x.png", "a.svg", "1\t", "1\x0b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS, ids=repr)
+def test_pictures_are_had_by_number_only(server, site, path):
+    """S16."""
+    for kind in ("picture", "thumbnail"):
+        found = ask(server, f"/{kind}/{path}")
+        assert found[0] == (400 if {" ", "\t", "\x0b"} & set(path) else 404)
+        assert b"RIFF" not in found[2]
+    asked = {number for _, number in site.asked}
+    assert asked <= {PICTURES, 999_999_999}
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/../", "/picture", "/Picture/1", "//picture/1", "/index.html", "/classes/", "/classes?",
+        "/?", "/?x=1", "/.%2e/", "http://127.0.0.1/picture/1", "http://evil.example/", "*", "picture/1",
+        "/%70icture/1", "/favicon.ico", "/search", "/name", "/static/../../x", "\0",
+    ],
+)  # fmt: skip
+def test_there_is_nothing_else(server, site, target):
+    expected = 400 if target.startswith("//") else 404
+    assert ask(server, target)[0] == expected
+    assert ask(server, target, "POST", b"{}")[0] == expected or target in ("/search", "/name")
+    assert site.asked in ([], [("search", 2)])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Transfer-Encoding: chunked", "Transfer-Encoding: identity", "transfer-encoding:\tchunked",
+        "Content-Length: 0", "Content-Length: 5", "Content-Length : 0", "Content-Length", ": x",
+        "Host : evil", "\x0bHost: evil", "Transfer-Encoding : chunked",
+    ],
+)  # fmt: skip
+def test_a_request_whose_end_can_be_disputed_is_refused(server, site, line):
+    """Beside the usual length; what follows it is never taken for a second request."""
+    second = head(server, "/picture/1")
+    request = head(server, "/search", "POST", Content_Length="0").replace(
+        b"\r\n\r\n", f"\r\n{line}\r\n\r\n".encode()
+    )
+    error_of(sent(server, request + b"0\r\n\r\n" + second), 400)
+    assert site.asked == []
+
+
+@pytest.mark.parametrize(
+    "length", ["+5", "-1", "0x5", "5, 5", "5 5", "", "1e1", "\xb2", "9" * 5000]
+)
+def test_a_length_is_a_plain_number(server, site, length):
+    error_of(ask(server, "/search", "POST", b"hello", Content_Length=length), 400)
+    assert site.asked == []
+
+
+def test_a_body_needs_a_length_that_is_not_too_large(server, site):
+    error_of(ask(server, "/search", "POST", Content_Length=None), 411)
+    error_of(ask(server, "/search", "POST", Content_Length=str(32 * 2**20 + 1)), 413)
+    error_of(ask(server, "/search", "POST", Content_Length=str(2**30)), 413)
+    assert site.asked == []
+    assert ask(server, "/search", "POST", bytes(32 * 2**20))[0] == 200
+    assert site.asked == [("search", 32 * 2**20)]
+
+
+def test_one_request_is_answered_per_connection(server, site):
+    request = head(server, "/picture/1", Connection="keep-alive")
+    assert sent(server, request * 3)[2] == b"RIFF"
+    assert site.asked == [("picture", 1)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /\r\n\r\n", 400), (b"GET / HTTP/0.9\r\n\r\n", 421), (b"GET / HTTP/2.0\r\n\r\n", 505),
+        (b"GET / HTTP/1.1\r\n\r\n", 421), (b"GET /  HTTP/1.1\r\n\r\n", 400), (b"GET\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505), (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400),
+        (b"GET / HTTP/1.1.1\r\n\r\n", 400), (b"GET / http/1.1\r\n\r\n", 400),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 2**20 + b"\r\n\r\n", 431),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_what_is_no_request_is_refused(server, site, request_, status):
+    error_of(sent(server, request_), status)
+    assert ask(server)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b"7", b"\xff", b'"a"', b"[" * 100_000, b'{"a":' * 100_000,
+        b'{"numbers": [1], "name": null}', b'{"numbers": [true], "name": ""}', b'{"numbers": [1]}',
+        b'{"numbers": [1.5], "name": ""}', b'{"numbers": ["1"], "name": ""}', b'{"name": ""}',
+        b'{"numbers": [NaN], "name": ""}', b'{"numbers": 3, "name": ""}', b'{"numbers": {}, "name": ""}',
+        b'{"numbers": [1], "name": "\xff"}', b'{"numbers": [1], "name": "\\ud800"}',
+    ],
+    ids=lambda body: repr(body)[:40],
+)  # fmt: skip
+def test_what_is_said_has_to_be_of_the_right_kind(server, site, body):
+    error_of(ask(server, "/split", "POST", body), 400)
+    assert site.asked == []
+    assert site.told == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (UsageError("no such\nclass"), 400, "no such class"),
+        (DataError("no picture"), 400, "no picture"),
+        (OutputError("in use by process 7"), 409, "in use by process 7"),
+        (RuntimeError("/home/me/secret"), 500, "a bug in nearkin; see the terminal"),
+        (OSError("disk"), 500, "a bug in nearkin; see the terminal"),
+    ],
+)
+def test_what_goes_wrong_is_told_in_one_line(server, site, error, status, told):
+    site.error = error
+    assert error_of(ask(server, "/search", "POST"), status) == told
+    assert site.told == (
+        [f"error: a bug in nearkin: {type(error).__name__}: {error}"] * (status == 500)
+    )
+
+
+# ---------------------------------------------------------------- the slow and the large
+
+
+def test_the_slow_and_the_large_keep_nobody_from_being_answered():
+    """S17: 200 that never finish to ask, a claim of 1 GB, and a header without an end."""
+    with served(Shop(), patience=1.5) as server:
+        slow = [connected(server) for _ in range(200)]
+        for place, connection in enumerate(slow):
+            connection.sendall([b"G", b"GET / HTTP/1.1\r\nHost:", b""][place % 3])
+        assert ask(server)[0] == 200  # while they wait
+        assert threading.active_count() < MOST_CONNECTIONS + 20
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:  # a byte at a time buys no time
+            for connection in slow:
+                with suppress(OSError):
+                    connection.sendall(b"x")
+            time.sleep(0.2)
+        for connection in slow:
+            assert heard(connection) == b""
+            connection.close()
+
+        with connected(server) as large:
+            large.sendall(head(server, "/search", "POST", Content_Length=str(2**30)) + b"x" * 1000)
+            error_of(parsed(heard(large)), 413)
+        with connected(server) as endless:
+            endless.sendall(b"GET / HTTP/1.1\r\nX: ")
+            with suppress(ConnectionError):
+                for _ in range(64):
+                    endless.sendall(b"a" * 2**14)
+            error_of(parsed(heard(endless)), 431)
+        assert ask(server)[0] == 200
+        assert server.site.told == []
+
+
+def test_a_body_that_ends_early_changes_nothing(server, site):
+    request = head(server, "/search", "POST", Content_Length="10") + b"half"
+    with connected(server) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        error_of(parsed(heard(connection)), 400)
+    assert site.asked == []
+
+
+class Thinking(Shop):
+    """Does not answer before it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.go_on = threading.Semaphore(0), threading.Event()
+
+    def search(self, encoded):
+        self.begun.release()
+        assert self.go_on.wait(60)
+        return super().search(encoded)
+
+
+def test_where_all_are_being_answered_the_next_is_turned_away():
+    site = Thinking()
+    with served(site) as server:
+        request = head(server, "/search", "POST", Content_Length="0")
+        asking = [connected(server) for _ in range(MOST_CONNECTIONS)]
+        for connection in asking:
+            connection.sendall(request)
+            assert site.begun.acquire(timeout=60)
+        assert sent(server, head(server)) is None
+        site.go_on.set()
+        for connection in asking:
+            assert parsed(heard(connection))[0] == 200
+            connection.close()
+        assert ask(server)[0] == 200
+
+
+def test_what_is_under_way_is_finished_before_the_end():
+    site = Thinking()
+    with served(site) as server:
+        asking, waiting = connected(server), connected(server)
+        asking.sendall(head(server, "/search", "POST", Content_Length="0"))
+        assert site.begun.acquire(timeout=60)
+        threading.Timer(0.2, site.go_on.set).start()
+    assert site.asked == [("search", 0)]
+    assert heard(waiting) == b""
+    asking.close()
+    waiting.close()
+
+
+def test_a_port_in_use_is_named():
+    with served(Shop()) as server:
+        with pytest.raises(PortError, match=f"port {server.port} of 127.0.0.1 .*choose another"):
+            Server(port=server.port, told=print)
+        assert ask(server)[0] == 200
+    with served(Shop(), port=server.port) as again:
+        assert again.port == server.port
+
+
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [("127.0.0.1", 70_000), ("127.0.0.1", -1), ("192.0.2.1", 0), ("\u2026" * 99, 0)],
+)
+def test_where_nothing_can_listen_is_said(host, port):
+    with pytest.raises(PortError, match="cannot listen"):
+        Server(host=host, port=port, told=print)
+
+
+def test_another_host_has_to_be_called_by_its_name():
+    """127.0.0.2 is this computer, too, and stands for an address that others can reach."""
+    with served(Shop(), host="127.0.0.2") as server:
+        with socket.create_connection(("127.0.0.2", server.port), timeout=60) as connection:
+            connection.sendall(head(server, Host=f"127.0.0.2:{server.port}"))
+            assert parsed(heard(connection))[0] == 200
+        for name in ("localhost", "127.0.0.1"):
+            with socket.create_connection(("127.0.0.2", server.port), timeout=60) as connection:
+                connection.sendall(head(server, Host=f"{name}:{server.port}"))
+                assert parsed(heard(connection))[0] == 421
+
+
+def test_nothing_is_printed_whatever_is_asked(server, site, capfd):
+    for target in (server.url.partition(str(server.port))[2], "/\x1b[31m", "/?token=x", "\0"):
+        ask(server, target)
+    assert capfd.readouterr() == ("", "")
+    assert site.told == []

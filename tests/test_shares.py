@@ -1,0 +1,189 @@
+"""Terms that are divided among processes, and then are those of the whole batch.
+
+Real processes over gloo, in double precision. Gradients are those that an optimizer would see: summed
+over processes by `gather`, and averaged by DDP.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from small import as_double, batch_for, shard, small
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nearkin.distributed import averaged, gather, mean_over_rows, process_group, share, wrap
+from nearkin.objectives import in_batch, info_nce, nt_xent, sup_con, unit, vicreg
+
+ROWS, DIM, KEYS, T = 12, 6, 30, 0.2
+CLOSE = 1e-12
+DIVIDED = [
+    "dino",
+    "instdisc",
+    "instdisc_parametric",
+    "moco",
+    "moco_end_to_end",
+    "moco_memory_bank",
+    "moco_v3",
+    "nnclr",
+    "simclr",
+]
+"""Methods of which one process computes no product of the whole batch with anything."""
+
+
+def against_keys(count, a, b, keys):
+    a, b, same = a[:count], b[:count], torch.arange(count)[:, None] == torch.arange(KEYS) % 20
+    return mean_over_rows(lambda rows: info_nce(a[rows], b[rows], keys, T, same[rows]), count)
+
+
+def each_other(objective, a, b, keys):
+    return mean_over_rows(partial(objective, a, b, T), ROWS)
+
+
+def of_a_class(count, a, b, keys):
+    some = a[:count], b[:count], torch.arange(count) % 3
+    return mean_over_rows(partial(sup_con, *some, T), count)
+
+
+def whole(a, b, keys):
+    return vicreg(a, b, invariance=1.0, variance=1.0, covariance=1.0)
+
+
+def together(a, b, keys):
+    """What is divided and what is not, in one loss that is not linear in them."""
+    among_keys, among_views = against_keys(ROWS, a, b, keys), each_other(nt_xent, a, b, keys)
+    return among_views.square() + whole(a, b, keys) * among_keys
+
+
+TERMS = {
+    "against keys that learn": partial(against_keys, ROWS),
+    "against others of the batch": partial(each_other, in_batch),
+    "against all other views": partial(each_other, nt_xent),
+    "all of a class": partial(of_a_class, ROWS),
+    "uneven shares": partial(of_a_class, 7),
+    "fewer rows than processes": partial(against_keys, 1),
+    "no row": partial(of_a_class, 0),
+    "not divided": whole,
+    "together": together,
+}
+
+
+class Learner(nn.Module):
+    """Weights before and after the gathering, and keys that learn."""
+
+    def __init__(self, term):
+        super().__init__()
+        torch.manual_seed(1)
+        self.before, self.after = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        self.keys = nn.Parameter(unit(torch.randn(KEYS, DIM)))
+        self.term = term
+
+    def forward(self, first, second):
+        a, b = (gather(self.before(view)) for view in (first, second))
+        unused = 0 * self.keys.sum() + 0 * self.after.bias.sum()
+        return self.term(unit(self.after(a)), unit(b), self.keys) + unused
+
+
+def outcome(term):
+    """The loss, the gradients of all weights, and those of this process's rows."""
+    generator = torch.Generator().manual_seed(2)
+    views = torch.randn(2, ROWS, DIM, generator=generator, dtype=torch.float64)
+    own = views[:, share(ROWS)].clone().requires_grad_()
+    learner = Learner(term).double()
+    wrapped = wrap(learner)  # which averages gradients for as long as it is there
+    loss = wrapped(*own)
+    loss.backward()
+    return loss.detach(), [weight.grad for weight in learner.parameters()], own.grad
+
+
+class Products(TorchDispatchMode):
+    """How many multiplications matrix products take."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "mm" in func.__name__:
+            *_, left, right = args
+            self.count += left.numel() * right.shape[-1]
+        return func(*args, **(kwargs or {}))
+
+
+def products(name, rank=0, world=1):
+    method, batch = small(name).double(), as_double(shard(batch_for(name, 0), rank, world))
+    with Products() as seen:
+        method(batch, 0.5).loss.backward()
+    return seen.count
+
+
+def on_rank(rank, world, out):
+    torch.set_num_threads(1)
+    rendezvous = f"file://{out}/rendezvous-{world}"
+    with process_group("gloo", init_method=rendezvous, rank=rank, world_size=world):
+        found = {name: outcome(term) for name, term in TERMS.items()}
+        rows = []
+        mean_over_rows(lambda part: rows.extend(range(7)[part]) or torch.zeros(()), 7)
+        mean = averaged(torch.tensor([rank, 1.0]))
+        counts = {name: products(name, rank, world) for name in DIVIDED if world == 2}
+        torch.save((found, rows, mean, counts), f"{out}/{world}-{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shares")
+    for world in (2, 3):
+        mp.spawn(on_rank, args=(world, str(folder)), nprocs=world)
+    return folder
+
+
+of_all = pytest.mark.parametrize("world", [2, 3])
+
+
+def close(found, expected):
+    assert expected.isfinite().all()
+    torch.testing.assert_close(found, expected, rtol=CLOSE, atol=CLOSE)
+
+
+@of_all
+@pytest.mark.parametrize("name", TERMS)
+def test_losses_and_gradients_are_those_of_the_whole_batch(name, world, out):
+    loss, weights, rows = outcome(TERMS[name])
+    assert name == "no row" or loss > 0
+    of_rows = []
+    for rank in range(world):
+        found, _, _, _ = torch.load(out / f"{world}-{rank}.pt")
+        close(found[name][0], loss)
+        for gradient, expected in zip(found[name][1], weights, strict=True):
+            close(gradient, expected)
+        of_rows.append(found[name][2] / world)  # DDP would divide them so
+    close(torch.cat(of_rows, dim=1), rows)
+
+
+@of_all
+def test_each_row_is_computed_once(world, out):
+    rows = [torch.load(out / f"{world}-{rank}.pt")[1] for rank in range(world)]
+    assert [row for part in rows for row in part] == list(range(7))
+    assert {len(part) for part in rows} == {7 // world, 7 // world + 1}
+
+
+@of_all
+def test_a_mean_over_processes_is_known_to_all_of_them(world, out):
+    for rank in range(world):
+        mean = torch.load(out / f"{world}-{rank}.pt")[2]
+        torch.testing.assert_close(mean, torch.tensor([(world - 1) / 2, 1.0]))
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_two_processes_have_half_of_the_products_each(name, out):
+    alone = products(name)
+    for rank in range(2):
+        assert torch.load(out / f"2-{rank}.pt")[3][name] == pytest.approx(alone / 2, rel=0.01)
+
+
+def test_one_process_computes_what_it_is_asked_for():
+    x = torch.ones(3, requires_grad=True)
+    asked = []
+    found = mean_over_rows(lambda rows: asked.append(rows) or x.mean(), 3)
+    assert asked == [slice(None)]
+    assert averaged(x) is x
+    assert found.grad_fn.name() == "MeanBackward0"
