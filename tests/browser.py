@@ -121,6 +121,14 @@ class Shown:
             "() => new Promise((f) => requestAnimationFrame(() => requestAnimationFrame(f)))"
         )
 
+    def until(self, truth):
+        """Wait for it; the page's policy keeps a browser from asking again by itself."""
+        for _ in range(500):
+            if self.page.evaluate(truth):
+                return
+            self.page.wait_for_timeout(20)
+        raise AssertionError(truth)
+
     def find(self, selector):
         return self.page.locator(selector)
 

@@ -231,7 +231,10 @@ def files(out: Path) -> dict[str, bytes]:
     """The content of everything in a run folder that must not depend on kills."""
     paths = [path for path in out.rglob("*") if path.is_file() and path.name not in OWN]
     kept = [path for path in paths if not re.fullmatch(r"ckpt-\d+\.pt", path.name)]
-    return {str(path.relative_to(out)): path.read_bytes() for path in kept}
+    found = {str(path.relative_to(out)): path.read_bytes() for path in kept}
+    if "report.html" in found:  # it says where the run is
+        found["report.html"] = found["report.html"].replace(str(out).encode(), b"RUN")
+    return found
 
 
 def temporary(out: Path) -> set[Path]:

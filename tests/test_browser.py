@@ -453,7 +453,7 @@ def test_pictures_are_shown_large(served):
     page.click(SMALL, 47)
     shown = page.find("#map-panel img")
     assert shown.get_attribute("src") == "/picture/104"
-    page.page.wait_for_function("document.querySelector('#map-panel img').naturalWidth === 300")
+    page.until("document.querySelector('#map-panel img').naturalWidth === 300")
 
 
 def name(page, cluster, text):

@@ -21,8 +21,8 @@ from PIL import Image
 import nearkin
 from nearkin.data.images import open_images
 from nearkin.explorer.charts import line_chart, round_ticks
-from nearkin.explorer.markup import Html, element, text
 from nearkin.explorer.discovered import discovery_page
+from nearkin.explorer.markup import Html, element, text
 from nearkin.explorer.report import Chart, ClassView, Confusion, Picture, Report, Table
 from nearkin.runs.looking.thumbnails import thumbnails
 

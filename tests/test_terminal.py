@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def on_terminal(command, *, columns, interrupt="", **env):
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         env=environment(**{"TERM": "xterm"} | env),
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=_with_a_keyboard,
     )  # fmt: skip
     os.close(theirs)
     written = b""
@@ -59,6 +60,12 @@ def on_terminal(command, *, columns, interrupt="", **env):
             interrupt = ""
     os.close(ours)
     return process.wait(), written.decode()
+
+
+def _with_a_keyboard():
+    """Ctrl-C reaches a program that was started where it is ignored, too, as by `make test &`."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _read(terminal):

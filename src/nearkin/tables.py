@@ -116,7 +116,8 @@ def whole(path: Path) -> Iterator[Path]:
 def write_whole(path: Path, *parts: bytes) -> None:
     """Make a file of these parts appear at once and for good; see `whole`."""
     with whole(path) as partial, partial.open("xb") as file:
-        file.writelines(parts)
+        for part in parts:
+            file.write(part)
 
 
 def replace_text(path: Path, text: str) -> None:

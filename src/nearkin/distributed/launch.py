@@ -4,6 +4,7 @@ One program runs in all of them, but only the first writes files and speaks; the
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
@@ -36,7 +37,7 @@ GRACE: Final = 5
 """Seconds in which a process that was lost has ended."""
 
 READY: Final = timedelta(days=1)
-"""How long the others wait for the first, which has other things to do than to train."""
+"""How long the others wait for the first, which looks at all pictures before it meets them."""
 
 
 @contextmanager
@@ -169,19 +170,19 @@ class Company:
 
     def called(self) -> str:
         """The name of what is to be done next, as soon as the first has said so."""
-        self.store.wait([self._next], READY)
+        while not self.store.check([self._next]):
+            time.sleep(0.1)  # no signal would interrupt the store's own waiting
         return self.store.get(self._next).decode()
 
     @contextmanager
     def meeting(self, follow: Callable[..., object]) -> Iterator[None]:
         """Train with the others, who are called to `follow`."""
         key, threads = self._next, torch.get_num_threads()
-        if self.rank:
-            self.called()
-        else:
-            if self.helpers is not None:
-                self.helpers.join(timeout=0)  # raises if one is lost, or they would be waited for
+        if self.helpers is not None:
+            self.helpers.join(timeout=0)  # raises if one is lost, or it would be waited for
+        if self.rank == 0:
             self.store.set(key, _name(follow))
+        self.called()
         self.meetings += 1
         group = {"store": PrefixStore(key, self.store), "rank": self.rank}
         torch.set_num_threads(self.threads or threads)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from nearkin.config import DiscoverConfig, option
+from nearkin.config import DiscoverConfig
 from nearkin.discovery.assignments import Assignments
 from nearkin.discovery.clusters import Cluster
 from nearkin.discovery.scores import Score
@@ -16,8 +16,11 @@ from nearkin.runs.evaluation.embed import Embeddings
 from nearkin.runs.looking.page import keep, write_page
 from nearkin.runs.record.reporter import Logged
 from nearkin.runs.record.summary import lines
+from nearkin.runs.settings.describe import command
 from nearkin.version import __version__
 
+USUAL = {**vars(DiscoverConfig(known="a,b")), "known": ""}
+"""What settings are if nothing is said."""
 MOST_SHOWN = 60
 """Classes with pictures; of more, the largest have some."""
 
@@ -55,7 +58,7 @@ def report_of(outcome: Outcome, assignments: Assignments, clusters: list[Cluster
             "torch": str(torch.__version__),
             "python": sys.version.split()[0],
         },
-        command=command(outcome.data, outcome.config),
+        command=command("discover", outcome.data, outcome.config, USUAL),
         steps=tuple(_steps(outcome)),
         tiny=images.is_small,
     )
@@ -75,22 +78,6 @@ def write_outcome(outcome: Outcome, told: Logged) -> None:
     folder.write_summary(numbers)
     told.note("\n".join(lines(numbers)))
     told.line(f"look   {folder.report.resolve()}")
-
-
-def command(data: str, config: DiscoverConfig) -> str:
-    """What repeats a discovery: every setting that is not the default."""
-    import shlex
-
-    words = ["nearkin", "discover", data]
-    usual = {"labeled": "", "known": "", "options": {}}
-    for name, default in {**vars(DiscoverConfig(known="a,b")), **usual}.items():
-        value = getattr(config, name)
-        if name != "options" and value != default:
-            words += [f"--no-{name}"] if value is False else [option(name), str(value)]
-    words += [
-        word for name, value in config.options.items() for word in (option(name), str(value))
-    ]
-    return shlex.join(words)
 
 
 def _embeddings(outcome: Outcome) -> Embeddings:

@@ -43,8 +43,11 @@ def embedded(folder: RunFolder, images: Images) -> Embedded:
     from pyarrow import parquet
 
     blocks = list(open_vectors(folder.embeddings).blocks())
-    with usable(folder.embeddings, "make it again with nearkin embed"):
-        splits = parquet.read_table(folder.embeddings, columns=["split"])["split"].to_pylist()
+    with (
+        usable(folder.embeddings, "make it again with nearkin embed"),
+        folder.embeddings.open("rb") as file,  # pyarrow takes no path that is not UTF-8
+    ):
+        splits = parquet.read_table(file, columns=["split"])["split"].to_pylist()
     names = [name for block in blocks for name in block.paths.to_pylist()]
     labels = [name or "" for block in blocks for name in block.labels.to_pylist()]
     place = {as_text(name): row for row, name in enumerate(images.names)}

@@ -1,6 +1,5 @@
 """From the files of a training to the values of its page."""
 
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from nearkin.config import TrainConfig, option
+from nearkin.config import TrainConfig
 from nearkin.data.images import Images
 from nearkin.evaluation.measure import Measure
 from nearkin.evaluation.report import TITLES
@@ -18,6 +17,7 @@ from nearkin.methods import METHODS
 from nearkin.runs.looking.curves import training_curves
 from nearkin.runs.looking.embedded import Embedded, voted
 from nearkin.runs.record.folder import RunFolder
+from nearkin.runs.settings.describe import command
 from nearkin.training.health import signs, verdict
 from nearkin.version import __version__
 
@@ -67,23 +67,10 @@ def report_of(folder: RunFolder, images: Images, found: Embedded) -> TrainingRep
             "torch": str(torch.__version__),
             "python": sys.version.split()[0],
         },
-        command=command(config, data),
+        command=command("train", data, config, vars(TrainConfig())),
         steps=tuple(_steps(folder, data)),
         tiny=images.is_small,
     )
-
-
-def command(config: TrainConfig, data: str) -> str:
-    """What repeats a training: every setting that is not the default."""
-    words = ["nearkin", "train", data]
-    for name, usual in vars(TrainConfig()).items():
-        value = getattr(config, name)
-        if name != "options" and value != usual:
-            words += [f"--no-{name}"] if value is False else [option(name), str(value)]
-    words += [
-        word for name, value in config.options.items() for word in (option(name), str(value))
-    ]
-    return shlex.join(words)
 
 
 def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> str:

@@ -1,6 +1,10 @@
 """What a run is about to do, in lines for people."""
 
-from nearkin.config import TrainConfig, option
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from nearkin.config import Config, TrainConfig, option
 from nearkin.runs.settings.build import USUAL_BATCH
 from nearkin.runs.settings.options import USUAL_GROUP, default_options, method_class, shrink
 
@@ -33,3 +37,22 @@ def _why(key: str) -> str:
     if key == "bn_groups":
         return f"equal parts of the batch, of {USUAL_GROUP} pictures or more"
     return "at most half of the pictures"
+
+
+def command(verb: str, data: str, config: Config, usual: Mapping[str, Any]) -> str:
+    """What repeats a run: every setting that is not the usual one.
+
+    Args:
+        verb: train or discover.
+        data: What the data are called.
+        config: The settings.
+        usual: What they are if nothing is said, by their names.
+    """
+    words = ["nearkin", verb, data]
+    for name, default in usual.items():
+        value = getattr(config, name)
+        if name != "options" and value != default:
+            words += [f"--no-{name}"] if value is False else [option(name), str(value)]
+    for name, value in config.options.items():
+        words += [option(name), str(value)]
+    return shlex.join(words)
