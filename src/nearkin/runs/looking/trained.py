@@ -103,8 +103,8 @@ def _findings(summary: Mapping[str, Any], collapsed: bool) -> list[str]:
     }
     if own is not None:
         found += [
-            f"By nearest neighbors it is not better than the {name} ({value:.3f}), by more than "
-            "chance: it may have learned too little."
+            f"By nearest neighbors it is not clearly better than the {name} ({value:.3f}): it may "
+            "have learned too little."
             for name, value in floors.items()
             if own["low"] is not None and own["low"] <= value
         ]
