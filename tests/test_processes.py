@@ -1,6 +1,7 @@
 """A training by several real processes, however they were started, and what becomes of it."""
 
 import csv
+import json
 import os
 import signal
 import socket
@@ -292,3 +293,36 @@ def test_what_started_a_process_is_read_off_its_environment(monkeypatch):
 def test_processes_meet_on_the_first_machine(nodes, first):
     env = dict(SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_JOB_ID="7")
     assert from_slurm(env | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
+
+
+def test_one_process_is_refused(data, tmp_path):
+    code, _, err = ended(start(data, tmp_path / "run", "--fsdp"))
+    assert code == 2
+    assert "error: --fsdp divides networks among processes; give --devices 2 or more" in err
+
+
+SHARDED = ("--devices", "2", "--fsdp")
+LOOKS = [
+    "2" if before == "--evaluate-every" else x for before, x in zip(["", *SETTINGS], SETTINGS)
+]
+
+
+def test_a_divided_training_is_looked_at_stopped_and_resumed(data, both, tmp_path):
+    out = tmp_path / "run"
+    process = start(data, out, *SHARDED, settings=LOOKS)
+    after_steps(process, out, 3)
+    process.terminate()
+    assert ended(process)[0] == 143
+    run = trained(data, out, "--resume", *SHARDED, settings=LOOKS)
+    assert losses(run) == pytest.approx(losses(both), rel=1e-3)
+    assert difference(run, both) < 1e-3
+    seen, expected = (json.loads(each.summary.read_text())["health"] for each in (run, both))
+    assert seen == pytest.approx(expected, rel=1e-2)
+
+
+def test_a_divided_training_that_diverges_is_one_error_and_kept_for_a_replay(data, tmp_path):
+    process = start(data, tmp_path / "run", *SHARDED, "--lr", "1e9", "--warmup", "0")
+    code, _, err = ended(process)
+    assert code == 6, err
+    assert err.count("error:") == 1
+    assert checkpoint.latest(RunFolder(tmp_path / "run").diverged)

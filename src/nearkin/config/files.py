@@ -50,7 +50,7 @@ def to_toml(config: Config, data: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-FREE = ("save_every", "workers", "max_bad", "on_collapse", "devices")
+FREE = ("save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp")
 """Settings that may change when a run is resumed: they do not touch its result."""
 
 

@@ -91,6 +91,8 @@ class TrainConfig:
     """Where to compute: auto, cpu, cuda, cuda:1, mps."""
     devices: int = 1
     """Processes on this machine that share every batch, one per GPU; torchrun starts its own."""
+    fsdp: bool = False
+    """Whether weights, gradients and optimizer states are divided among the processes (FSDP2)."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of the networks; auto is bf16 where the processor has it."""
     compile: bool = False
@@ -116,5 +118,7 @@ class TrainConfig:
         refuse_drops(self.drops)
         if self.drops and self.cosine_end:
             raise UsageError("--drops and --cosine-end both say how the rate falls; give one")
+        if self.fsdp and self.chunk_size:
+            raise UsageError("--fsdp divides no networks that run in chunks; leave one out")
         if self.max_time:
             seconds(self.max_time)

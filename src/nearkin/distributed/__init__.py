@@ -16,9 +16,14 @@ from nearkin.distributed.ranks import agreed as agreed
 from nearkin.distributed.ranks import averaged as averaged
 from nearkin.distributed.ranks import from_first as from_first
 from nearkin.distributed.ranks import gather as gather
+from nearkin.distributed.ranks import is_sharded as is_sharded
 from nearkin.distributed.ranks import mean_over_rows as mean_over_rows
 from nearkin.distributed.ranks import part as part
 from nearkin.distributed.ranks import share as share
 from nearkin.distributed.ranks import shuffled as shuffled
 from nearkin.distributed.ranks import world_size as world_size
 from nearkin.distributed.ranks import wrap as wrap
+from nearkin.distributed.sharding import collect as collect
+from nearkin.distributed.sharding import shard as shard
+from nearkin.distributed.sharding import undivided as undivided
+from nearkin.distributed.sharding import whole as whole

@@ -136,16 +136,26 @@ def from_first(content: bytes) -> bytes:
     return bytes(sent)
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether it is divided among the ranks, and averages gradients by itself."""
+    return hasattr(module, "unshard")  # to import its class takes half a second
+
+
 def wrap(module: nn.Module) -> nn.Module:
     """Start every rank from the state of the first, and average gradients from then on.
 
     Buffers are not synchronized again: ranks write the same rows, so they stay equal.
     """
-    if world_size() == 1:
+    if world_size() == 1 or is_sharded(module):
         return module
+    same_state(module)
+    return DistributedDataParallel(module, **_NO_BUFFER_SYNC)
+
+
+def same_state(module: nn.Module) -> None:
+    """Give every rank the state of the first."""
     for tensor in module.state_dict().values():
         dist.broadcast(tensor, src=0)
-    return DistributedDataParallel(module, **_NO_BUFFER_SYNC)
 
 
 # torch 2.15 renames the option that keeps DDP from copying the first rank's buffers each step.

@@ -19,6 +19,7 @@ from nearkin.runs.record.folder import RunFolder
 from nearkin.runs.training.fit import optimizer_for, steps_of
 from nearkin.runs.training.train import built
 from nearkin.training import checkpoint
+from nearkin.training.finite import not_finite
 from nearkin.types import Batch
 
 NAMED: Final = 5
@@ -53,7 +54,7 @@ def replay(
     method, batches = built(config, parts, choose_device(device), network)
     optimizer = optimizer_for(method, config)
     step = checkpoint.load(folder.diverged, method, optimizer).step
-    before = ", ".join(islice(checkpoint.not_finite(method.state_dict()), NAMED)) or "nothing"
+    before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"
     batch = next(batches.between(step, step + 1))
     total = int(config.epochs) * batches.order.steps_per_epoch
     with _watched(method) as places:

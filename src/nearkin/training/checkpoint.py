@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
+from nearkin.distributed import undivided
+from nearkin.errors import CheckpointError, ResourceError, UsageError
 from nearkin.method import Method
 from nearkin.training import sealed
+from nearkin.training.finite import not_finite, refuse
+from nearkin.training.optimizer import restore_optimizer
 
 FORMAT: Final = 1
 """How the content of a file is arranged."""
@@ -70,7 +73,8 @@ def save(
     """
     if keep < 1:
         raise UsageError(f"keep is {keep}; at least 1 checkpoint must stay")
-    path, content = folder / _name(step), _packed(_state(step, method, optimizer), finite)
+    state = undivided(_state(step, method, optimizer))
+    path, content = folder / _name(step), _packed(state, finite)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sealed.remove_partial(folder)
@@ -84,6 +88,16 @@ def save(
             f"({error.strerror}); make room or allow writing there, then resume"
         ) from error
     return path
+
+
+def take_part(step: int, method: Method[Any], optimizer: Optimizer, finite: bool = True) -> None:
+    """What the other processes do while the first saves a method that is divided among them.
+
+    Raises:
+        DivergedError: If a number of the state has to be finite and is not, as in `save`.
+    """
+    places = list(not_finite(_state(step, method, optimizer)))  # looks at all, as the first does
+    refuse(places if finite else (), step)
 
 
 def _verify(path: Path) -> None:
@@ -159,11 +173,7 @@ def _state(step: int, method: Method[Any], optimizer: Optimizer) -> State:
 def _packed(state: State, finite: bool) -> bytes:
     for place in _foreign(state):
         raise CheckpointError(f"the state holds {place}; make it a tensor or a plain number")
-    for place in not_finite(state) if finite else ():
-        raise DivergedError(
-            f"{place} is no longer finite after step {state['step']}; nothing was written since "
-            "the checkpoint before. Try a smaller --lr"
-        )
+    refuse(not_finite(state) if finite else (), state["step"])
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
@@ -181,15 +191,6 @@ def _foreign(value: object, place: str = "") -> Iterator[str]:
         yield f"a {type(value).__name__} at {place.removeprefix('.')}"
 
 
-def not_finite(value: object, place: str = "") -> Iterator[str]:
-    """Tensors of numbers that training cannot go on from."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from not_finite(part, f"{place}.{key}")
-    elif isinstance(value, Tensor) and not value.isfinite().all():
-        yield place.removeprefix(".")
-
-
 def _restore(path: Path, content: bytes, method: Method[Any], optimizer: Optimizer) -> int:
     state = _unpacked(path, content)
     for misfit in _misfits(state, _state(0, method, optimizer)):
@@ -197,7 +198,7 @@ def _restore(path: Path, content: bytes, method: Method[Any], optimizer: Optimiz
             f"{path} is of another configuration: {misfit}; resume with the one it was made with"
         )
     method.load_state_dict(state["method"])
-    optimizer.load_state_dict(state["optimizer"])
+    restore_optimizer(optimizer, state["optimizer"])
     step: int = state["step"]
     return step
 

@@ -65,6 +65,18 @@ def build_optimizer(
             return torch.optim.AdamW(groups, lr, betas=(momentum, 0.999), fused=True)
 
 
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a state, which may have been saved from weights that lay in memory in another order.
+
+    Fused kernels go through memory as it lies.
+    """
+    optimizer.load_state_dict(state)
+    for weight, found in optimizer.state.items():
+        for name, value in found.items():
+            if isinstance(value, torch.Tensor) and value.shape == weight.shape:
+                found[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+
+
 def set_learning_rates(
     optimizer: torch.optim.Optimizer, method: Method[Any], schedule: Schedule, progress: float
 ) -> None:

@@ -21,7 +21,8 @@ from nearkin.runs.discovery.task import Task
 from nearkin.runs.discovery.trunk import live_trunk
 from nearkin.runs.evaluation.encoder import Encoder
 from nearkin.runs.settings.build import named_backbone
-from nearkin.runs.training.fit import accompany, same
+from nearkin.runs.training.accompany import accompany
+from nearkin.runs.training.fit import same
 from nearkin.runs.training.train import follow as follow_training
 
 

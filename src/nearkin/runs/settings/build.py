@@ -53,6 +53,8 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     processes = num_processes(config.devices)
     most = min(USUAL_BATCH, len(images))
     batch = _or(config.batch_size, lambda: most // processes * processes)
+    if config.fsdp and processes == 1:
+        raise UsageError("--fsdp divides networks among processes; give --devices 2 or more")
     if batch > len(images):
         raise UsageError(
             f"--batch-size {batch} is more than the {len(images)} pictures; give at most that"

@@ -13,8 +13,9 @@ import torch
 
 from nearkin.config import TrainConfig, seconds
 from nearkin.data.batches import Feed
-from nearkin.distributed import agreed, from_first, world_size
+from nearkin.distributed import agreed, collect, from_first, shard, world_size
 from nearkin.method import Method, Schedule
+from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.pace import Pace
 from nearkin.runs.record.folder import RunFolder
 from nearkin.runs.record.machine import note_machine
@@ -26,7 +27,7 @@ from nearkin.runs.training.watch import Looker, Watch, shown
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer
+from nearkin.training.optimizer import build_optimizer, restore_optimizer
 from nearkin.training.schedules import warmup_cosine, warmup_drops
 from nearkin.types import Batch, Step
 
@@ -109,17 +110,19 @@ def fit(
     per_epoch, batch_size = batches.order.steps_per_epoch, batches.order.batch_size
     total = int(config.epochs) * per_epoch
     optimizer = optimizer_for(method, config)
-    start = _same_start(optimizer, _restored(folder, method, optimizer, total, told))
+    start = same_start(optimizer, _restored(folder, method, optimizer, total, told))
+    trained = trained_by(config, method, optimizer) if start < total else method
     with ExitStack() as stack:
         journal = stack.enter_context(Journal(folder.metrics, (*COLUMNS, *terms), upto=start))
         asked = stack.enter_context(Requests())
-        saver = Saver(folder, method, optimizer, journal, told, config.save_every, start)
-        stack.enter_context(saver.capturing())
-        watch = Watch(monitor, config, method, told, asked)
+        saver = stack.enter_context(
+            Saver(folder, trained, optimizer, journal, told, config.save_every, start).capturing()
+        )
+        watch = Watch(monitor, config, method, trained, told, asked)
         epoch, pace = journal.rows()[start - start % per_epoch :], Pace(total, batch_size)
         told.progress(start, total, "first step")
         for done, step in steps_of(
-            config, method, optimizer, batches.between(start, total), start=start, total=total
+            config, trained, optimizer, batches.between(start, total), start=start, total=total
         ):
             found = {"loss": step.loss.item()} | {key: step.metrics[key].item() for key in terms}
             at = f"epoch {-(-done // per_epoch)}/{config.epochs}"
@@ -138,31 +141,33 @@ def fit(
             saver.after(done, asked=asked.take_save(), last=done == total or bool(stop))
             if stop:
                 asked.end(done, stop)
-        if stop := agreed(asked.stop):  # after the last step
-            asked.end(total, stop)
+        end_if_asked(asked, total)
+        collect(method, trained)
     return start < total
 
 
-def accompany(config: TrainConfig, method: Method[Any], batches: Feed) -> None:
-    """Take the steps that the first process takes in `fit`, and write nothing."""
-    total = int(config.epochs) * batches.order.steps_per_epoch
-    optimizer = optimizer_for(method, config)
-    start = _same_start(optimizer, 0)
-    fed = batches.between(start, total)
-    with Requests() as asked:
-        for done, _ in steps_of(config, method, optimizer, fed, start=start, total=total):
-            if stop := agreed(asked.stop):
-                asked.end(done, stop)
-        if stop := agreed(asked.stop):
-            asked.end(total, stop)
+def end_if_asked(asked: Requests, done: int) -> None:
+    """End all processes after the same step, if any of them was asked to end."""
+    if stop := agreed(asked.stop):
+        asked.end(done, stop)
 
 
-def _same_start(optimizer: torch.optim.Optimizer, step: int) -> int:
+def trained_by(
+    config: TrainConfig, method: Method[Any], optimizer: torch.optim.Optimizer
+) -> Method[Any]:
+    """What takes the steps: the method, or a copy that is divided among the processes."""
+    if not config.fsdp:
+        return method
+    normalize_in_groups(method, groups=1)  # not once it is divided
+    return shard(method, optimizer)
+
+
+def same_start(optimizer: torch.optim.Optimizer, step: int) -> int:
     """Give every process the first one's optimizer, and its step."""
     if world_size() == 1:
         return step
     state = same({"step": step, "optimizer": optimizer.state_dict()})
-    optimizer.load_state_dict(state["optimizer"])
+    restore_optimizer(optimizer, state["optimizer"])
     first: int = state["step"]
     return first
 
@@ -206,10 +211,11 @@ def _means(rows: Sequence[Mapping[str, int | float]], names: Iterable[str]) -> l
 def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> float:
     """How long an epoch takes here, by timing a few steps of a copy of the method."""
     trial = copy.deepcopy(method)
+    optimizer = optimizer_for(trial, config)
     laps, before = [], time.perf_counter()
     for _ in steps(
-        trial,
-        optimizer_for(trial, config),
+        trained_by(config, trial, optimizer),
+        optimizer,
         batches.between(0, TIMED),
         start=0,
         total=TIMED,

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from torch.optim.optimizer import Optimizer
 
+from nearkin.distributed import agreed, is_sharded
 from nearkin.errors import DivergedError, ResourceError
 from nearkin.method import Method
 from nearkin.runs.record.folder import RunFolder
@@ -71,7 +72,10 @@ class Saver:
             DivergedError: If what stands is no longer finite.
         """
         self.done = done
-        if asked or last or self._due():
+        due = asked or last or self._due()
+        if is_sharded(self.method):
+            due = bool(agreed(int(due)))  # the others take part
+        if due:
             self._save(last)
 
     def _due(self) -> bool:
@@ -95,10 +99,10 @@ class Saver:
         self._pause = max(INTERVAL, (self._last - started) / SHARE)
 
     @contextmanager
-    def capturing(self) -> Iterator[None]:
+    def capturing(self) -> Iterator["Saver"]:
         """Keep the state at which a training diverges within a `with` block, for a replay."""
         try:
-            yield
+            yield self
         except DivergedError as error:
             state = self.method, self.optimizer
             with suppress(ResourceError):  # what has diverged is more worth telling

@@ -30,7 +30,8 @@ from nearkin.runs.settings.build import build_method, named_backbone, resolve, v
 from nearkin.runs.settings.describe import describe, shrunk
 from nearkin.runs.settings.known import known_classes, known_labels
 from nearkin.runs.settings.options import checked_options
-from nearkin.runs.training.fit import accompany, fit, timed
+from nearkin.runs.training.accompany import accompany
+from nearkin.runs.training.fit import fit, timed
 from nearkin.runs.training.monitor import Monitor
 from nearkin.runs.training.pictures import augmentation_sheet
 from nearkin.training.checkpoint import latest
@@ -88,7 +89,8 @@ def train(
         return Run(follow(data, network))
     config = _asked(config or TrainConfig(), network)
     path = Path(out) if out else default_folder(data, config.method, resume=resume)
-    if overwrite and config.init_from and path.resolve() in _parents(config.init_from):
+    source = Path(config.init_from).resolve()
+    if overwrite and config.init_from and source.is_relative_to(path.resolve()):
         raise UsageError("--overwrite would remove the run that --init-from names; choose --out")
     with (
         opened(path, resume=resume, overwrite=overwrite) as folder,
@@ -133,11 +135,6 @@ def _asked(config: TrainConfig, network: nn.Module | None) -> TrainConfig:
     return replace(config, options=options, backbone=backbone)
 
 
-def _parents(init_from: str) -> list[Path]:
-    path = Path(init_from).resolve()
-    return [path, *path.parents]
-
-
 def _run(
     folder: RunFolder,
     config: TrainConfig,
@@ -163,11 +160,11 @@ def _run(
         worked = fit(folder, config, method, batches, monitor, told)
     if worked or not folder.summary.exists():
         _finish(folder, config, method, batches, monitor, parts, network, told)
-    elif folder.report.exists():
+    if worked or not folder.report.exists():
+        write_page(folder, parts.images)
+        told.line(f"look   {folder.report.resolve()}")
+    else:
         told.line("already complete")
-        return
-    write_page(folder, parts.images)
-    told.line(f"look   {folder.report.resolve()}")
 
 
 def follow(data: Any, network: nn.Module | None = None) -> RunFolder:

@@ -3,6 +3,7 @@
 from typing import Any, Protocol, runtime_checkable
 
 from nearkin.config import TrainConfig
+from nearkin.distributed import whole
 from nearkin.method import Method
 from nearkin.runs.record.reporter import Logged
 from nearkin.runs.training.signals import Requests
@@ -17,6 +18,19 @@ class Looker(Protocol):
         """Measure a method as it stands, leaving it as it was."""
 
 
+def look_due(every: int, done: int, per_epoch: int, total: int) -> bool:
+    """Whether to look after `done` of `total` steps.
+
+    Args:
+        every: Epochs between looks; 0 means only at the end.
+        done: Steps that are done.
+        per_epoch: Steps in an epoch.
+        total: Steps of the training.
+    """
+    epoch, part = divmod(done, per_epoch)
+    return done == total or bool(every and not part and epoch % every == 0)
+
+
 class Watch:
     """Has somebody look when it is time, and tells of embeddings that stay collapsed.
 
@@ -24,6 +38,7 @@ class Watch:
         monitor: Who looks.
         config: When, and whether a collapse is to end the run.
         method: What is looked at. It goes on in training mode.
+        trained: What takes the steps: the method, or what `shard` made of it.
         told: Who hears of a collapse.
         asked: Where the end of the run is asked for.
     """
@@ -33,6 +48,7 @@ class Watch:
         monitor: Looker,
         config: TrainConfig,
         method: Method[Any],
+        trained: Method[Any],
         told: Logged,
         asked: Requests,
     ) -> None:
@@ -40,17 +56,17 @@ class Watch:
         self.every = int(config.evaluate_every)
         self.ends = config.on_collapse == "stop"
         self.method = method
+        self.trained = trained
         self.told = told
         self.asked = asked
         self._alarm = Alarm(type(method))
 
     def after(self, done: int, per_epoch: int, total: int) -> dict[str, float]:
         """What is seen after `done` of `total` steps: nothing, if no look is due."""
-        epoch, part = divmod(done, per_epoch)
-        due = not part and self.every and epoch % self.every == 0
-        if not due and done < total:
+        if not look_due(self.every, done, per_epoch, total):
             return {}
-        seen = self.monitor.look(self.method)
+        with whole(self.method, self.trained):
+            seen = self.monitor.look(self.method)
         verdict = self._alarm.hear(seen, done / total)
         if verdict and self.ends and done < total:
             self.asked.collapse(verdict)
