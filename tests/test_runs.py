@@ -56,6 +56,12 @@ def write_run(folder, images, data="pictures", backbone=None, **settings):
     return config
 
 
+def test_fewer_pictures_than_processes_are_refused():
+    images = open_images(np.zeros((3, 8, 8, 3), np.uint8))
+    with pytest.raises(UsageError, match="more than the 3 pictures"):
+        resolve(TrainConfig(devices=4), images, CPU)
+
+
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """Twenty photographs of two classes, of which 003 and 012 cannot be decoded."""

@@ -52,7 +52,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     size = _or(config.image_size, lambda: image_size(images, device))
     processes = num_processes(config.devices)
     most = min(USUAL_BATCH, len(images))
-    batch = _or(config.batch_size, lambda: most // processes * processes)
+    batch = _or(config.batch_size, lambda: max(most // processes, 1) * processes)
     if config.fsdp and processes == 1:
         raise UsageError("--fsdp divides networks among processes; give --devices 2 or more")
     if batch > len(images):
