@@ -87,7 +87,7 @@ def _take_over(optimizer: torch.optim.Optimizer, parts: Mapping[Tensor, Any]) ->
 
 
 def _part_of(value: Tensor, part: Any) -> Tensor:
-    """A tensor divided as another is, without a view of the whole that would keep its memory."""
+    """A tensor divided as another is, and in memory in its order: fused kernels rely on that."""
     from torch.distributed.tensor import distribute_tensor
 
     mesh, placements = part.device_mesh, part.placements
