@@ -1,13 +1,18 @@
 """Weighted nearest neighbors: the classifier without training."""
 
+from typing import Final
+
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from nearkin.errors import DataError
 from nearkin.evaluation.features import known, unseen
 from nearkin.evaluation.measure import Measure, accuracy
 from nearkin.measures.neighbors import vote
+
+TEMPERATURE: Final = 0.1
+"""Of the votes, in the papers."""
 
 
 def num_neighbors(bank: int) -> int:
@@ -22,7 +27,7 @@ def knn(
     query_labels: Int[np.ndarray, " queries"],
     *,
     k: int = 200,
-    temperature: float = 0.1,
+    temperature: float = TEMPERATURE,
 ) -> Measure:
     """Share of queries whose class wins the vote of their `k` nearest images in the bank.
 
@@ -36,13 +41,24 @@ def knn(
     if not in_bank.any() or not asked.any():
         raise DataError("kNN needs labeled training images and labeled test images")
     bank, queries, truth = bank[in_bank], queries[asked], query_labels[asked]
-    classes, bank_classes = np.unique(bank_labels[in_bank], return_inverse=True)
-    scores = vote(
-        bank, bank_classes, queries, k=k, temperature=temperature, num_classes=len(classes)
-    )
-    answers = classes[scores.argmax(dim=1).cpu().numpy()]
+    classes = np.unique(bank_labels[in_bank])
+    found = answers(bank, bank_labels[in_bank], queries, k=k, temperature=temperature)
     protocol = (
         f"weighted kNN by cosine, k {min(k, len(bank))}, temperature {temperature:g}, "
         f"bank of {len(bank)} training images, {len(queries)} test images"
     )
-    return accuracy("kNN top-1", answers == truth, protocol + unseen(classes, truth))
+    return accuracy("kNN top-1", found == truth, protocol + unseen(classes, truth))
+
+
+def answers(
+    bank: Float[Tensor, "bank dim"],
+    labels: Shaped[np.ndarray, " bank"],
+    queries: Float[Tensor, "queries dim"],
+    *,
+    k: int,
+    temperature: float = TEMPERATURE,
+) -> Shaped[np.ndarray, " queries"]:
+    """The label that wins each query's vote; of equals, the one that sorts first."""
+    classes, numbers = np.unique(labels, return_inverse=True)
+    scores = vote(bank, numbers, queries, k=k, temperature=temperature, num_classes=len(classes))
+    return np.asarray(classes[scores.argmax(dim=1).cpu().numpy()])

@@ -8,15 +8,11 @@ from jaxtyping import Float32, Int
 
 from nearkin.data.images import Images
 from nearkin.errors import DataError
-from nearkin.evaluation.knn import num_neighbors
-from nearkin.measures.neighbors import vote
+from nearkin.evaluation.knn import answers, num_neighbors
 from nearkin.runs.evaluation.embed import as_text
 from nearkin.runs.evaluation.vectors import open_vectors
 from nearkin.runs.record.folder import RunFolder
 from nearkin.tables import usable
-
-TEMPERATURE = 0.1
-"""Of the vote: that of the kNN accuracy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +72,9 @@ def voted(found: Embedded) -> np.ndarray:
     """
     labeled = found.labels != ""
     bank, asked = (np.flatnonzero(labeled & (found.splits == part)) for part in ("train", "test"))
-    answers = np.full(len(found.labels), "", found.labels.dtype)
-    if not len(bank) or not len(asked):
-        return answers
-    classes, labels = np.unique(found.labels[bank], return_inverse=True)
-    vectors, queries = (torch.from_numpy(found.vectors[rows]) for rows in (bank, asked))
-    k, many = num_neighbors(len(bank)), len(classes)
-    scores = vote(vectors, labels, queries, k=k, temperature=TEMPERATURE, num_classes=many)
-    answers[asked] = classes[scores.argmax(dim=1).numpy()]
-    return answers
+    said = np.full(len(found.labels), "", found.labels.dtype)
+    if len(bank) and len(asked):
+        vectors, queries = (torch.from_numpy(found.vectors[rows]) for rows in (bank, asked))
+        k = num_neighbors(len(bank))
+        said[asked] = answers(vectors, found.labels[bank], queries, k=k)
+    return said

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from nearkin.data.decode import center
@@ -63,9 +64,7 @@ class Search:
                 "train again"
             )
         similarity, rows = nearest(torch.from_numpy(found.vectors), features, TOP)
-        shown = balanced(found.labels, MOST)
-        vectors = found.vectors[shown]
-        there = place(features.numpy(), vectors, places(self._folder, vectors, shown))
+        there = place(features.numpy(), *self._map)
         return Similar(
             numbers=found.number[rows[0].numpy()].tolist(),
             similarity=similarity[0].tolist(),
@@ -92,3 +91,10 @@ class Search:
     @cached_property
     def _embedded(self) -> Embedded:
         return embedded(self._folder, self._images)
+
+    @cached_property
+    def _map(self) -> tuple[Float32[np.ndarray, "shown dim"], Float[np.ndarray, "shown 2"]]:
+        """What is on the map, and where: read once, since its table has to be hashed for it."""
+        rows = balanced(self._embedded.labels, MOST)
+        vectors = self._embedded.vectors[rows]
+        return vectors, places(self._folder, vectors, rows)
