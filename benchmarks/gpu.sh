@@ -3,7 +3,7 @@
 #
 #     benchmarks/gpu.sh check                      the tests of the CUDA paths
 #     benchmarks/gpu.sh speed                      steps and objectives beside their limits and lightly
-#     benchmarks/gpu.sh ablation                   compiled or not, and in float32
+#     benchmarks/gpu.sh ablation                   compiled or not, CUDA graphs, and in float32
 #     benchmarks/gpu.sh recipe METHOD CIFAR10      the 200-epoch recipe; call it again to go on
 #     benchmarks/gpu.sh results                    what the recipes came to, beside what was published
 #
@@ -25,15 +25,14 @@ note() { # what was measured, and on what
 
 check() {
     note check
-    python -m pytest -q -p no:cacheprovider tests/test_cuda.py tests/test_objectives*.py \
-        tests/test_fused*.py 2>&1 | tee -a "$out/check.log"
+    python -m pytest -q -p no:cacheprovider tests/test_cuda.py tests/test_compilation.py \
+        tests/test_objectives*.py tests/test_fused*.py 2>&1 | tee -a "$out/check.log"
 }
 
 speed() {
     note speed
-    for compiled in "" --compile; do
-        # shellcheck disable=SC2086  (nothing, or an option)
-        python benchmarks/steps.py --device cuda --rounds 5 $compiled 2>&1 |
+    for compiled in off on; do
+        python benchmarks/steps.py --device cuda --rounds 5 --compile "$compiled" 2>&1 |
             tee -a "$out/speed.log"
     done
     python benchmarks/objectives.py --device cuda 2>&1 | tee -a "$out/speed.log"
@@ -42,7 +41,7 @@ speed() {
 ablation() {
     note ablation
     for method in simclr moco; do
-        for way in "" --compile "--precision fp32"; do
+        for way in "" "--compile on" "--compile graphs" "--precision fp32"; do
             echo "== $method ${way:-as it is}" | tee -a "$out/ablation.log"
             # shellcheck disable=SC2086  (an option and its value)
             python benchmarks/steps.py "$method" --device cuda --rounds 5 $way 2>&1 |

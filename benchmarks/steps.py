@@ -78,7 +78,7 @@ class Setting:
     batch: int
     precision: torch.dtype
     device: torch.device
-    compiled: bool
+    compiled: str
 
 
 def build(
@@ -91,8 +91,8 @@ def build(
     options = {key: fact for key, fact in facts.items() if key in wanted} | SIZES.get(name, {})
     method = METHODS[name](build_backbone("resnet18", SIZE), **options)
     method = method.to(setting.device).to(memory_format=torch.channels_last).train()
-    if setting.compiled:
-        compile_branches(method)
+    if setting.compiled != "off":
+        compile_branches(method, graphs=setting.compiled == "graphs")
     return method, build_optimizer(method, name="sgd", lr=LR, weight_decay=DECAY)
 
 
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--precision", choices=PRECISIONS, default="auto")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", action="store_true", help="nearkin and bare, both")
+    parser.add_argument("--compile", choices=("off", "on", "graphs"), default="off")
     parser.add_argument("--images", type=Path, help="an .npz; random pictures otherwise")
     options = parser.parse_args()
     device = choose_device(options.device)

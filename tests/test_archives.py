@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import tarfile
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -182,3 +183,51 @@ def test_a_shard_that_was_replaced_is_not_read_from_the_old_file(shards):
     again = open_images(shards)
     assert again.names[0] == "shard-000000.tar/cat/00.jpg"
     assert again.read(0) == encoded(77)
+
+
+# Classes beside the pictures, as in WebDataset
+
+
+def labeled(folder, classes):
+    """Two shards, in each of which pictures and their classes have one name."""
+    for shard in range(2):
+        members = {}
+        for number, label in enumerate(classes):
+            members[f"{number:04d}.jpg"] = encoded(10 * shard + number)
+            if label is not None:
+                members[f"{number:04d}.cls"] = label
+        pack(folder / "train" / f"{shard:02d}.tar", members)
+    return folder
+
+
+def test_files_beside_the_pictures_name_their_classes(tmp_path):
+    images = open_images(labeled(tmp_path / "data", [b"10\n", b"2", None, "Käfer".encode()]))
+    assert images.classes == ("10", "2", "Käfer")
+    assert images.labels.tolist() == [0, 1, -1, 2] * 2
+    assert images.splits.tolist() == ["train"] * 8
+    assert not images.bad
+
+
+def test_classes_that_are_numbers_are_ordered_as_numbers(tmp_path):
+    images = open_images(labeled(tmp_path / "data", [b"10", b"2"]))
+    assert images.classes == ("2", "10")
+
+
+def test_classes_beside_pictures_may_be_left_out_or_replaced(tmp_path):
+    data = labeled(tmp_path / "data", [b"0", b"1"])
+    assert open_images(data, labels="none").classes == ()
+    table = tmp_path / "labels.csv"
+    table.write_text("path,label\ntrain/00.tar/0001.jpg,mine\n")
+    assert open_images(data, labels=str(table)).classes == ("mine",)
+
+
+def test_a_damaged_class_is_an_error_that_names_the_data(tmp_path):
+    with zipfile.ZipFile(tmp_path / "data.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("1.jpg", encoded(1))
+        packed.writestr("1.cls", b"seven " * 30)
+        place = packed.getinfo("1.cls").header_offset + 30 + len("1.cls")
+    content = bytearray((tmp_path / "data.zip").read_bytes())
+    content[place : place + 4] = b"\xff" * 4
+    (tmp_path / "data.zip").write_bytes(content)
+    with pytest.raises(DataError, match=r"data\.zip: not a readable archive"):
+        open_images(tmp_path / "data.zip")

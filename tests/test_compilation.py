@@ -6,22 +6,26 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from small import BATCH, small
 
 from nearkin.errors import UsageError
 from nearkin.networks.branch import in_chunks
-from nearkin.training.compilation import compile_branches
+from nearkin.training.compilation import compile_branches, pays
 
 TRAINED = """
+import itertools
 import torch
-from small import run, small
+from small import batch_for, run, small
 from nearkin.training.compilation import compile_branches
 torch.set_num_threads(1)
-for name in ("byol", "moco"):
-    plain, compiled = small(name), small(name)
-    compile_branches(compiled)
-    expected, _ = run(plain, name)
-    found, _ = run(compiled, name)
+ways = [("cpu", False)] + torch.cuda.is_available() * [("cuda", False), ("cuda", True)]
+for name, (device, graphs) in itertools.product(("byol", "moco"), ways):
+    plain, compiled = small(name).to(device), small(name).to(device)
+    compile_branches(compiled, graphs=graphs)
+    batches = lambda name, step: batch_for(name, step).to(device)
+    expected, _ = run(plain, name, batches=batches)
+    found, _ = run(compiled, name, batches=batches)
     assert compiled.online.backbone._compiled_call_impl is not None
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert list(compiled.state_dict()) == list(plain.state_dict())
@@ -38,6 +42,11 @@ def test_compiled_methods_train_as_others_do():
         [sys.executable, "-c", TRAINED], cwd=Path(__file__).parent, capture_output=True, text=True
     )
     assert found.returncode == 0, found.stderr
+
+
+def test_neither_processors_nor_short_trainings_compile_by_themselves():
+    assert not pays(torch.device("cpu"), 10**9)
+    assert not pays(torch.device("cuda"), 100)
 
 
 def test_chunks_are_not_compiled():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from small import as_double, assert_same_state, batch_for, run, small
+from test_waiting import PARTED
 
 from nearkin.cli import main
 from nearkin.data.augmentations import views_of
@@ -14,6 +15,9 @@ from nearkin.measures.neighbors import nearest
 from nearkin.methods import METHODS
 from nearkin.runs.record.folder import RunFolder
 from nearkin.training import checkpoint
+from nearkin.training.loop import steps
+from nearkin.training.optimizer import build_optimizer
+from nearkin.training.schedules import constant
 from nearkin.types import Batch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -66,6 +70,20 @@ def test_resuming_on_a_gpu_goes_on_from_the_same_step(name, tmp_path):
     assert early + late == pytest.approx(losses, rel=1e-9)
     assert_same_state(second.state_dict(), whole.state_dict(), rtol=1e-7, atol=1e-9)
     train(name, CPU, folder=tmp_path)  # what a GPU has saved, a processor goes on with
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in PARTED])
+def test_a_step_waits_for_nothing(name):
+    batches = [at(batch_for(name, step), GPU) for step in range(6)]
+    method = small(name).to(GPU)
+    optimizer = build_optimizer(method, name="sgd", lr=0.05, weight_decay=0.0)
+    taken = steps(method, optimizer, batches, start=0, total=6, schedule=constant(), seed=0)
+    next(taken)  # what is set up once may wait
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert sum(1 for _ in taken) == 5
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("preset", ["simclr", "simclr_cifar", "byol", "moco_v2", "characters"])

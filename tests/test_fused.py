@@ -95,9 +95,9 @@ def test_a_sum_over_a_dictionary_is_that_of_its_logits(device, dtype, tolerance,
 @pytest.mark.parametrize("t", [0.01, 0.2, 1.0])
 def test_contrast_with_a_queue_is_that_of_its_logits(device, dtype, tolerance, share, t):
     query, key, queue = units(130, 130, 8205, device=device, dtype=dtype)
-    assert dtype == torch.float64 or attention.pays(query, queue)
     chance = torch.rand(130, 8205, generator=torch.Generator().manual_seed(0))
     same = (chance < share).to(device)
+    assert dtype == torch.float64 or attention.pays(query, queue, same) == (device == "cpu")
     same[2] = True
     found = outcomes(lambda q, k: info_nce(q, k, queue, t, same), query, key)
     alike(
@@ -213,12 +213,11 @@ def test_one_negative_is_enough():
 @pytest.mark.parametrize("images", [256, 513, 700])
 @pytest.mark.parametrize("t", [0.01, 0.05, 1.0])
 def test_views_of_a_large_batch_are_told_apart_as_by_their_logits(
-    device, dtype, tolerance, images, t, monkeypatch
+    device, dtype, tolerance, images, t
 ):
-    monkeypatch.setattr(triangle_form, "MANY_ROWS", 512)
     a, b = units(images, images, dim=37, device=device, dtype=dtype)
     single = dtype == torch.float32
-    assert triangle_form.pays(a, b, t) == (t >= 0.05 or not single)
+    assert triangle_form.pays(a, b, t) == (device == "cpu" and (t >= 0.05 or not single))
     found = outcomes(lambda a, b: nt_xent(a, b, t), a, b)
     alike(found, outcomes(lambda a, b: plain_nt_xent(a, b, t), a, b), tolerance)
     label = torch.arange(images, device=device) % (images - 9)

@@ -95,8 +95,9 @@ class TrainConfig:
     """Whether weights, gradients and optimizer states are divided among the processes (FSDP2)."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of the networks; auto is bf16 where the processor has it."""
-    compile: bool = False
-    """Let torch compile the networks; takes a minute or two at the start."""
+    compile: Literal["auto", "off", "on", "graphs"] = "auto"
+    """Whether torch compiles the networks, in a minute or two, and records CUDA graphs of them;
+    auto is on in long trainings by one GPU."""
     workers: int | Auto = "auto"
     """Processes that decode photographs."""
     cache: Literal["auto", "ram", "disk", "off"] = "auto"

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.labels import in_bytes
+from nearkin.data.labels import in_bytes, stem
 from nearkin.data.sources import BadFile, Files, Found, Listing, is_hidden, is_picture, no_pictures
 from nearkin.errors import DataError
 
@@ -29,6 +29,10 @@ MAX_UNPACKED: Final = 2**30
 """A .tar.gz has no index, so it is unpacked into memory, up to this many bytes."""
 MAX_OPEN: Final = 128
 """Archives that a process keeps open; the data may be thousands of shards."""
+CLASS: Final = ".cls"
+"""Ending of a member that says, in text, what class the picture beside it is of."""
+LONGEST: Final = 200
+"""Bytes of it that are read."""
 DAMAGED: Final = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error),
     *(EOFError, OSError, OverflowError),
@@ -82,7 +86,17 @@ class Archive:
             OSError: the archive is gone or damaged there.
         """
         row = bisect_left(self.names, in_bytes(name), key=in_bytes)
-        archive, *place = self.places[row].tolist()
+        return self._at(self.places[row], limit)
+
+    def texts(
+        self, names: Sequence[str], places: Int64[np.ndarray, "members 5"]
+    ) -> Iterator[tuple[str, str]]:
+        """Names of further members, and what is written in them."""
+        for name, place in zip(names, places, strict=True):
+            yield name, self._at(place, LONGEST).decode("utf-8", "replace").strip()
+
+    def _at(self, where: Int64[np.ndarray, "5"], limit: int | None) -> bytes:
+        archive, *place = where.tolist()
         try:
             return self._read(self.archives[archive], Place(*place), limit)
         except (struct.error, zlib.error, ValueError, OverflowError, MemoryError) as error:
@@ -133,14 +147,16 @@ def list_shards(root: Path, shards: Iterable[str]) -> Listing:
 def _list(where: Path, archives: dict[str, Path]) -> Listing:
     """Find the pictures in archives; their names begin with what the archive is called here."""
     opened: list[Path | bytes] = []
-    files, bad, others = Found(2 + 5), list[BadFile](), list[str]()
+    files, classes, bad, others = Found(2 + 5), Found(5), list[BadFile](), list[str]()
     modified = [path.stat().st_mtime_ns for path in archives.values()]
     for (start, path), written in zip(archives.items(), modified, strict=True):
         met = set[str]()
         with _readable(path):
             data, members = _open(path.resolve())
             for name, place, refusal in members:
-                if not is_picture(name):
+                if name.endswith(CLASS) and not refusal:
+                    classes.add(start + name, len(opened), *place)
+                elif not is_picture(name):
                     others.append(name)
                 elif refusal or name in met:
                     bad.append(BadFile(start + name, refusal or "duplicate name", place.bytes))
@@ -152,7 +168,9 @@ def _list(where: Path, archives: dict[str, Path]) -> Listing:
         raise no_pictures(str(where), others)
     names, numbers = files.in_order()
     source = Archive(opened, max(modified), names, numbers[:, 2:])
-    return Listing(str(where.resolve()), source, Files(names, numbers[:, :2]), bad)
+    with _readable(where):
+        labels = {stem(name): label for name, label in source.texts(*classes.in_order())}
+    return Listing(str(where.resolve()), source, Files(names, numbers[:, :2]), bad, labels)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from nearkin.data.loading import loaded_ahead
 from nearkin.data.order import Ordered
 from nearkin.data.photographs import Crops, Photographs
 from nearkin.data.views import View, augment, crop, normalize
-from nearkin.distributed import share
+from nearkin.distributed import sent, share
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN, Batch
 
@@ -117,7 +117,7 @@ class Batches:
     ) -> tuple[Views, np.ndarray]:
         """The views, and the rows that they show."""
         rows = np.array([self._readable(epoch, row) for row in rows.tolist()])
-        shown = pixels[torch.from_numpy(rows).to(self.device)]
+        shown = pixels[sent(torch.from_numpy(rows), self.device)]
         drawn = zip(self.drawing.views(epoch, rows), self.sizes, strict=True)
         return [augment(crop(shown, draws.box, size), draws) for draws, size in drawn], rows
 
@@ -131,13 +131,12 @@ class Batches:
         finished = []
         drawn = self.drawing.views(loaded.epoch, loaded.rows)
         for pixels, draws in zip(loaded.views, drawn, strict=True):
-            shown = channels_first(pixels.to(self.device, non_blocking=True))
+            shown = channels_first(sent(pixels, self.device))
             finished.append(augment(shown / 255, draws))
         return finished, loaded.rows
 
     def _batch(self, views: Views, rows: np.ndarray) -> Batch:
-        index = torch.from_numpy(rows).to(self.device)
-        label = torch.from_numpy(self.labels[rows]).to(self.device)
+        index, label = (sent(torch.from_numpy(x), self.device) for x in (rows, self.labels[rows]))
         return Batch(tuple(map(normalize, views)), index, label)
 
 

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nearkin.distributed import sent
+
 Images = Float[Tensor, "batch channel height width"]
 PerImage = Float[Tensor, " batch"]
 
@@ -59,8 +61,8 @@ def hue(images: Images, turns: PerImage) -> Images:
         ),
     ).div_(chroma.clamp(min=torch.finfo(chroma.dtype).tiny))
     sixths = sixths.add_(6 * turns[:, None, None]).remainder_(6)[:, None]
-    pure = images.new_tensor([[3, 1, -1], [2, -1, 2], [4, -1, 2]])[:, :, None, None]
-    center, slope, offset = pure.unbind(dim=1)
+    pure = torch.tensor([[3, 1, -1], [2, -1, 2], [4, -1, 2]], dtype=images.dtype)
+    center, slope, offset = sent(pure, images.device)[:, :, None, None].unbind(dim=1)
     share = (sixths - center).abs_().mul_(slope).add_(offset).clamp_(0, 1)
     return share.mul_(chroma[:, None]).add_(low[:, None])
 

@@ -13,7 +13,7 @@ from jaxtyping import Int32, Int64, Shaped
 
 from nearkin.data.arrays import Part, from_memory, from_npz, join
 from nearkin.data.header import FORMATS, BadImage
-from nearkin.data.labels import Said, in_bytes, said_by_folders
+from nearkin.data.labels import Said, in_bytes, said_beside, said_by_folders
 from nearkin.data.listing import list_files
 from nearkin.data.named import from_name, is_name
 from nearkin.data.scan import scan
@@ -171,7 +171,10 @@ def open_images(
             f"{path}: none of {len(images.bad)} pictures can be used, such as "
             f"{images.bad[0].name!r} ({images.bad[0].reason}); look at the files"
         )
-    return _labeled(images, None if rows is None else said_by_rows(rows, images.names), labels)
+    own = said_by_rows(rows, images.names) if rows is not None else None
+    if listing.labels:
+        own = said_beside(images.names, listing.labels)
+    return _labeled(images, own, labels)
 
 
 def open_files(

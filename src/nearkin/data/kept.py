@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nearkin.data.draws import uniform
 from nearkin.data.order import Ordered
-from nearkin.distributed import share
+from nearkin.distributed import sent, share
 from nearkin.types import Batch
 
 CHOICE = 254
@@ -50,6 +50,6 @@ class KeptViews:
     def _batch(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> Batch:
         chance = uniform(self.order.seed, epoch, rows, CHOICE, len(self.views))
         chosen = torch.from_numpy(chance.argsort(axis=1)[:, : self.num_views])
-        index = torch.from_numpy(rows).to(self.views.device)
-        shown = self.views[chosen.T.to(index.device), index][..., None, None]
-        return Batch(tuple(shown), index, self.labels[index])
+        shown, index = (sent(x, self.views.device) for x in (chosen.T, torch.from_numpy(rows)))
+        views = self.views[shown, index][..., None, None]
+        return Batch(tuple(views), index, self.labels[index])

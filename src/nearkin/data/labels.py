@@ -1,6 +1,6 @@
 """What the data say about their pictures: class, group and side of the split."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -95,6 +95,28 @@ def said_by_folders(names: Sequence[str], labels: str) -> Said:
         return list(np.array(said, object)[folder])
 
     return Said(of_each(["/".join(path) for path in classes]), [""] * len(names), of_each(splits))
+
+
+def said_beside(names: Sequence[str], labels: Mapping[str, str]) -> Said:
+    """Read classes off what lies beside the pictures, as in WebDataset, and splits off folders.
+
+    Args:
+        names: the pictures' names.
+        labels: each picture's class, by its `stem`.
+    """
+    nothing = [""] * len(names)
+    own = Said([labels.get(stem(name), "") for name in names], nothing, nothing)
+    return own.or_else(said_by_folders(names, "none"))
+
+
+def stem(name: str) -> str:
+    """What files that belong together have in common: all up to the first dot after the folder.
+
+    >>> stem("shard.tar/0001.left.jpg")
+    'shard.tar/0001'
+    """
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.partition(".")[0]
 
 
 def is_folder(part: str) -> bool:

@@ -66,6 +66,8 @@ class Listing:
     files: Files | Mapping[str, Stat]
     """A few may be given by name."""
     bad: list[BadFile] = field(default_factory=list[BadFile])
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What files beside the pictures say of them, by the `stem` of both."""
 
     @cached_property
     def columns(self) -> Files:

@@ -18,6 +18,7 @@ from torch import Tensor
 from nearkin.data import color, resample
 from nearkin.data.boxes import ATTEMPTS, between, random_boxes
 from nearkin.data.draws import uniform
+from nearkin.distributed import sent
 from nearkin.errors import UsageError
 
 MEAN: Final = (0.485, 0.456, 0.406)
@@ -180,7 +181,7 @@ def crop(
     pixels = images.contiguous().float()
     if images.dtype == torch.uint8:
         pixels.div_(255)
-    left, top, width, height = torch.tensor(box, device=images.device).unbind(dim=1)
+    left, top, width, height = sent(torch.from_numpy(box), images.device).unbind(dim=1)
     rows = resample.triangle(top, height, images.shape[2], size)
     columns = resample.triangle(left, width, images.shape[3], size)
     return resample.separable(pixels, rows, columns).clamp_(0, 1)
@@ -218,8 +219,8 @@ def _change(
     """Apply an operation to the chosen images only, in place."""
     rows = np.flatnonzero(chosen)
     if len(rows):
-        index = torch.tensor(rows, device=views.device)
-        given = (torch.tensor(each[rows], device=views.device) for each in parameters)
+        index = sent(torch.from_numpy(rows), views.device)
+        given = (sent(torch.from_numpy(each[rows]), views.device) for each in parameters)
         views[index] = operation(views[index], *given)
 
 
@@ -227,6 +228,5 @@ def normalize(
     images: Float[Tensor, "batch channel height width"],
 ) -> Float[Tensor, "batch 3 height width"]:
     """Subtract ImageNet's mean and divide by its deviation; one channel becomes three."""
-    mean = images.new_tensor(MEAN)[:, None, None]
-    std = images.new_tensor(STD)[:, None, None]
-    return (images - mean) / std
+    mean, std = sent(torch.tensor([MEAN, STD], dtype=images.dtype), images.device)[..., None, None]
+    return images.sub(mean).div(std)

@@ -6,6 +6,8 @@ from nearkin.distributed.devices import control_groups as control_groups
 from nearkin.distributed.devices import device_name as device_name
 from nearkin.distributed.devices import native_precision as native_precision
 from nearkin.distributed.devices import own_cpus as own_cpus
+from nearkin.distributed.devices import reading as reading
+from nearkin.distributed.devices import sent as sent
 from nearkin.distributed.launch import called as called
 from nearkin.distributed.launch import company as company
 from nearkin.distributed.launch import process_group as process_group

@@ -2,13 +2,18 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import Final
 
 import torch
+from torch import Tensor
 
 from nearkin.distributed.place import num_local, place
 from nearkin.errors import UsageError
+
+STAGED: Final = 2**16
+"""Bytes that CUDA takes a copy of at once; more than that has to be where it can fetch it."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -36,6 +41,32 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} {torch.cuda.get_device_name(device)}"
     return f"{device.type}, {torch.get_num_threads()} threads"
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the processor on its way to a device; a GPU's work is not waited for."""
+    if device.type != "cuda":
+        return x.to(device)
+    large = x.nbytes > STAGED
+    return (x.pin_memory() if large else x).to(device, non_blocking=True)
+
+
+def reading(x: Tensor) -> Callable[[], Tensor]:
+    """Start to bring a tensor to the processor, and return what waits until it is there.
+
+    A GPU that is given more to do in between goes on with it: only what came before is waited for.
+    """
+    if x.device.type != "cuda":
+        return x.cpu
+    copy = torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+    there = torch.cuda.Event()
+    there.record(torch.cuda.current_stream(x.device))
+
+    def read() -> Tensor:
+        there.synchronize()
+        return copy
+
+    return read
 
 
 def available_cpus() -> int:

@@ -12,8 +12,11 @@ from nearkin.objectives import unit
 SIMILARITIES = 2**25
 """Similarities held at once; 128 MiB in float32. Products of fewer rows are slower."""
 
-WIDTH = 2**14
+WIDTH = {"cpu": 2**14}
 """Rows of a bank that queries are compared with at once."""
+
+LARGE_WIDTH = 2**20
+"""The same on other devices, which are not waited for as long as one block is enough."""
 
 RUN = 32
 """Neighboring similarities of which the largest is found first."""
@@ -52,7 +55,7 @@ def nearest(
     if k < 1:
         raise DataError("no image to compare with; nearest neighbors need at least one other")
     bank, queries = unit(bank), unit(queries)
-    width = min(len(bank), max(WIDTH, k))
+    width = min(len(bank), max(WIDTH.get(bank.device.type, LARGE_WIDTH), k))
     rows = max(1, min(SIMILARITIES // width, len(queries)))
     held = queries.new_empty(rows, width)  # once: fresh memory costs more than topk
     found = []
@@ -94,15 +97,26 @@ def _largest(
         values, index = _largest(similarity.gather(1, columns), k)
         return values, columns.gather(1, index)
     values, index = similarity.topk(min(k + 1, similarity.shape[1]))
-    # topk may pick any of several equals at the cut; there a stable sort decides instead.
-    cut_through = (values[:, k - 1 : k] == values[:, k:]).any(dim=1)
-    index = index[:, :k]
-    if cut_through.any():
-        order = similarity[cut_through].argsort(dim=1, descending=True, stable=True)
-        index[cut_through] = order[:, :k]
+    least, index = values[:, k - 1 : k], index[:, :k]
+    cut_through = (least == values[:, k:]).any(dim=1)  # topk may pick any of several equals there
+    if similarity.device.type != "cpu":  # to ask would be to wait for it
+        index = _first_of_equals(similarity, least, k)
+    elif cut_through.any():
+        index[cut_through] = _first_of_equals(similarity[cut_through], least[cut_through], k)
     index = index.sort(dim=1).values
     values, order = similarity.gather(1, index).sort(dim=1, descending=True, stable=True)
     return values, index.gather(1, order)
+
+
+def _first_of_equals(
+    similarity: Float[Tensor, "rows bank"], least: Float[Tensor, "rows 1"], k: int
+) -> Int[Tensor, "rows k"]:
+    """Columns of the `k` largest of each row, the least of which is known: of equals the first."""
+    above, equal = similarity > least, similarity == least
+    missing = k - above.sum(dim=1, keepdim=True)
+    chosen = above | (equal & (equal.cumsum(dim=1) <= missing))
+    columns = torch.arange(similarity.shape[1], device=similarity.device)
+    return columns.where(chosen, len(columns)).topk(k, dim=1, largest=False).values
 
 
 def _improved(

@@ -244,7 +244,7 @@ class NCL(Method[Seen]):
             easy = unlike.topk(count, dim=1, largest=False).indices
             chance = torch.rand(len(query), self.num_mixes, len(known), device=query.device)
             drawn = chance.topk(count, dim=2).indices
-            shares = torch.tensor([1 / 3, 2 / 3], dtype=query.dtype, device=query.device)
+            shares = torch.arange(1, 3, dtype=query.dtype, device=query.device) / 3
             if self.mix == "uniform":
                 shares = torch.rand(*drawn.shape, 1, dtype=query.dtype, device=query.device)
         return mixed_negatives(query, novel, known, easy, drawn, shares, self.num_hard)

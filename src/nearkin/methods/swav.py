@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
@@ -108,10 +109,11 @@ class SwAV(Method[Visits]):
         self, large: Float[Tensor, "batch views"], index: Int[Tensor, " batch"], progress: float
     ) -> list[Float[Tensor, "batch prototypes"]]:
         """Codes of both large views, balanced with the help of earlier images."""
-        rows = large
+        rows, ignored = large, None
         if progress >= self.queue_from:
             shown = own_entries(index, self.queue.index).any(dim=0)
-            rows = torch.cat([large, self.queue.keys[self.queue.filled & ~shown]])
+            rows = torch.cat([large, self.queue.keys])
+            ignored = F.pad(shown | ~self.queue.filled, (len(large), 0))
         scores = [view @ self.prototypes.T for view in rows.chunk(2, dim=1)]
-        codes = [sinkhorn(score, self.epsilon, self.num_iterations) for score in scores]
+        codes = [sinkhorn(score, self.epsilon, self.num_iterations, ignored) for score in scores]
         return [code[: len(large)] for code in codes]

@@ -86,5 +86,6 @@ def _hinge(z: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
 
 def _covariance(z: Float[Tensor, "batch dim"]) -> Float[Tensor, ""]:
     """Squared covariances of different dimensions, per dimension."""
-    covariance = z.T.cov().view(z.shape[1], -1)  # of one feature it is no matrix
+    centered = z - z.mean(dim=0)
+    covariance = centered.T @ centered / (len(z) - 1)  # `cov` would ask a GPU how many there are
     return (covariance.square().sum() - covariance.diagonal().square().sum()) / z.shape[1]

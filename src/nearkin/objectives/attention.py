@@ -22,11 +22,18 @@ ALIGNED: Final = 16
 """The length of a part is a multiple of it, as kernels want it."""
 
 
-def pays(query: Float[Tensor, "batch dim"], keys: Float[Tensor, "keys dim"]) -> bool:
+def pays(
+    query: Float[Tensor, "batch dim"],
+    keys: Float[Tensor, "keys dim"],
+    ignored: Bool[Tensor, "batch keys"] | None = None,
+) -> bool:
     """Whether `log_total` takes such tensors, and is faster than the plain form.
 
-    It is not where the keys learn: their gradient would need the logits again.
+    It is not where the keys learn: their gradient would need the logits again. Nor where another
+    device than the processor would have to be waited for, to know which keys are ignored.
     """
+    if ignored is not None and ignored.device.type != "cpu":
+        return False
     if len(query) * len(keys) < SMALLEST or len(keys) < 2 * PARTS * ALIGNED or keys.requires_grad:
         return False
     return query.dtype == keys.dtype and _agrees(query.device.type, query.dtype)

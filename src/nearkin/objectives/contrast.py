@@ -47,7 +47,7 @@ def info_nce(
     tensor(0.1269)
     """
     positive = (query * key).sum(dim=1) / temperature
-    if attention.pays(query, negatives):
+    if attention.pays(query, negatives, same):
         return tell_apart(positive, attention.log_total(query, negatives, temperature, same))
     if strips.pays(query, negatives):
         return strips.tell_apart(query, key, negatives, temperature, same)
@@ -103,15 +103,15 @@ def nt_xent(
     >>> nt_xent(torch.eye(2), torch.eye(2), temperature=1.0)  # log(1 + 2 exp(-1))
     tensor(0.5514)
     """
-    if rows != ALL:
+    positive = (a * b).sum(dim=1).repeat(2) / temperature
+    if rows == ALL and triangle.pays(a, b, temperature):
+        return tell_apart(positive, triangle.log_total(a, b, temperature, partners=False))
+    if rows != ALL or strips.pays(a, b):
         views, first = torch.cat([a, b]), rows.start or 0
         both = [first, first + len(a)]
         pairs = ((a[rows], b[rows]), (b[rows], a[rows]))
         forth, back = (strips.tell_apart(x, y, views, temperature, own=both) for x, y in pairs)
         return torch.add(forth, back) / 2
-    positive = (a * b).sum(dim=1).repeat(2) / temperature
-    if triangle.pays(a, b, temperature):
-        return tell_apart(positive, triangle.log_total(a, b, temperature, partners=False))
     z = torch.cat([a, b])
     own = torch.eye(len(a), dtype=torch.bool, device=z.device).repeat(2, 2)  # itself and partner
     return tell_apart(positive, log_total(look_up(z, z, temperature), own))
@@ -143,13 +143,13 @@ def sup_con(
     >>> sup_con(torch.eye(2), torch.eye(2), torch.tensor([7, 7]), temperature=1.0)
     tensor(1.2181)
     """
-    if rows != ALL:
+    if rows == ALL and triangle.pays(a, b, temperature):
+        total = triangle.log_total(a, b, temperature, partners=True)
+        return (total - _mean_of_class(a, b, label) / temperature).mean()
+    if rows != ALL or strips.pays(a, b):
         partner = (a[rows] * b[rows]).sum(dim=1)
         of_class = _mean_of_class(a, b, label).view(2, -1)[:, rows]
         return nt_xent(a, b, temperature, rows) + (partner - of_class).mean() / temperature
-    if triangle.pays(a, b, temperature):
-        total = triangle.log_total(a, b, temperature, partners=True)
-        return (total - _mean_of_class(a, b, label) / temperature).mean()
     z, label = torch.cat([a, b]), label.repeat(2)
     own = torch.eye(len(z), dtype=torch.bool, device=z.device)
     logits = look_up(z, z, temperature).masked_fill(own, torch.finfo(z.dtype).min / 2)

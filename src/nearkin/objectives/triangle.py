@@ -11,11 +11,8 @@ from torch import Tensor
 
 from nearkin.objectives.precision import first_derivative
 
-ROWS: Final = {"cpu": 512}
+ROWS: Final = 512
 """Rows of a block that a processor's cache takes. From half of them on blocks are faster."""
-
-MANY_ROWS: Final = 4096
-"""The same on other devices, where many small blocks would wait for each other."""
 
 REACH: Final = 0.4
 """Share of a number format's exponents that logits may use: sums and gradients stay normal."""
@@ -24,9 +21,10 @@ REACH: Final = 0.4
 def pays(a: Float[Tensor, "batch dim"], b: Float[Tensor, "batch dim"], temperature: float) -> bool:
     """Whether `log_total` is faster than the plain form, and its exponentials are all normal.
 
-    In single precision temperatures below 0.028 are too low for unit vectors.
+    In single precision temperatures below 0.028 are too low for unit vectors. Other devices than
+    the processor would have to be waited for, to know.
     """
-    if 2 * len(a) < _rows(a) or a.dtype != b.dtype:
+    if a.device.type != "cpu" or 2 * len(a) < ROWS or a.dtype != b.dtype:
         return False
     longest = max(x.detach().square().sum(dim=1).amax().item() for x in (a, b))
     return longest / temperature < REACH * math.log(torch.finfo(a.dtype).max)
@@ -86,8 +84,8 @@ class _LogTotal(torch.autograd.Function):
 def _blocks(z: Tensor, partners: bool) -> Iterator[tuple[slice, slice, bool]]:
     """Rows and columns of the blocks, and whether the pairs on the diagonal do not count."""
     half = len(z) // 2
-    starts = range(0, half, _rows(z))
-    views = [[slice(s, min(s + _rows(z), half)) for s in starts]]
+    starts = range(0, half, ROWS)
+    views = [[slice(s, min(s + ROWS, half)) for s in starts]]
     views.append([slice(s.start + half, s.stop + half) for s in views[0]])
     parts = enumerate(itertools.chain(*views))
     for (i, x), (j, y) in itertools.combinations_with_replacement(parts, 2):
@@ -98,8 +96,3 @@ def _exponentials(x: Tensor, y: Tensor, temperature: float, own: bool) -> Tensor
     """Of the logits of a block, zero where they do not count."""
     found = ((x / temperature) @ y.T).exp_()
     return found.fill_diagonal_(0) if own else found
-
-
-def _rows(z: Tensor) -> int:
-    """How many rows a block has."""
-    return ROWS.get(z.device.type, MANY_ROWS)

@@ -1,14 +1,34 @@
 """Networks compiled by torch, where that pays."""
 
-from typing import Any
+import shutil
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
 
 from nearkin.distributed import world_size
 from nearkin.errors import UsageError
 from nearkin.method import Method
 from nearkin.networks.branch import Branch
 
+LONG: Final = 5000
+"""Steps that repay a minute or two of compiling."""
 
-def compile_branches(method: Method[Any]) -> None:
+
+def pays(device: torch.device, steps: int) -> bool:
+    """Whether compiled networks are expected to save time, and can be compiled here.
+
+    On processors they were measured not to (docs/benchmarks.md).
+
+    Args:
+        device: Where so many steps are to be taken.
+        steps: Of one process, without chunks.
+    """
+    able = find_spec("triton") and any(map(shutil.which, ("cc", "gcc", "clang")))
+    return device.type == "cuda" and steps >= LONG and bool(able)
+
+
+def compile_branches(method: Method[Any], *, graphs: bool = False) -> None:
     """Let torch compile every backbone and projector, when they are first run.
 
     Names and state stay as they are, and copies of the method are not compiled. Results are
@@ -16,6 +36,7 @@ def compile_branches(method: Method[Any]) -> None:
 
     Args:
         method: Changed in place. Objectives, predictors and memories are left alone.
+        graphs: Whether a GPU records what they do, and repeats it at one command.
 
     Raises:
         UsageError: If there are several processes or chunks, whose batch statistics cross what is
@@ -25,4 +46,4 @@ def compile_branches(method: Method[Any]) -> None:
     if world_size() > 1 or any(branch.chunk_size for branch in branches):
         raise UsageError("several processes, or chunks, cannot be compiled; leave out --compile")
     for network in dict.fromkeys(part for branch in branches for part in branch.children()):
-        network.compile()
+        network.compile(mode="reduce-overhead" if graphs else "default")

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from nearkin.distributed import wrap
+from nearkin.distributed import is_sharded, reading, wrap
 from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
@@ -42,18 +44,29 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def refuse_not_finite(method: Method[Any], loss: Tensor, step: int) -> None:
+def gradients(method: Method[Any]) -> dict[str, Tensor]:
+    """Of all parameters that have one, by name."""
+    return {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
+
+
+def total_norm(method: Method[Any], gradients: Iterable[Tensor]) -> Tensor:
+    """The norm of these of a method's gradients together, in all processes the same."""
+    norm: Any = get_total_norm(gradients)
+    whole: Tensor = norm.full_tensor() if is_sharded(method) else norm
+    return whole
+
+
+def refuse_not_finite(method: Method[Any], loss: Tensor, norm: Tensor, step: int) -> None:
     """Stop before a loss or a gradient that is not finite reaches anything that lasts.
 
     Raises:
         DivergedError: Naming the first parameter with such a gradient.
     """
+    if loss.isfinite() and norm.isfinite():
+        return
     what = f"the loss is {loss.item()}"
     if loss.isfinite():
-        graded = {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
-        if get_total_norm(graded.values()).isfinite():
-            return
-        norms = {name: get_total_norm([grad]) for name, grad in graded.items()}
+        norms = {name: total_norm(method, [grad]) for name, grad in gradients(method).items()}
         name = next((name for name, norm in norms.items() if not norm.isfinite()), "")
         what = f"the gradient of {name or 'all parameters together'} is not finite"
     raise DivergedError(
@@ -82,6 +95,9 @@ def steps(
 ) -> Iterator[tuple[int, Step[Any]]]:
     """Train from step `start` to step `total`, yielding the number of steps done and the last.
 
+    While a GPU computes gradients, the next batch is prepared; of the whole step, only its loss,
+    metrics and the norm of its gradients are waited for, and these are on the processor then.
+
     Args:
         method: What to train. It is left in training mode.
         optimizer: Over the method's parameters, from `build_optimizer`.
@@ -98,8 +114,12 @@ def steps(
     normalize_in_groups(method, groups=1)
     model = wrap(method.train())
     device = next(method.parameters()).device
+    upcoming = islice(batches, max(0, total - start))
+    batch = next(upcoming, None)
     with memory_kept():
-        for step, batch in zip(range(start, total), batches, strict=False):
+        for step in range(start, total):
+            if batch is None:
+                return
             progress = step / total
             set_learning_rates(optimizer, method, schedule, progress)
             with seeded(fold(seed, step), device):
@@ -107,8 +127,13 @@ def steps(
                     found: Step[Any] = model(batch, progress)
                 optimizer.zero_grad(set_to_none=True)
                 found.loss.backward()
-                refuse_not_finite(method, found.loss, step)
-                release_frozen(optimizer)
-                optimizer.step()
-                method.commit(found.memo, progress)
-            yield step + 1, found
+            norm = total_norm(method, gradients(method).values())
+            read = reading(torch.stack([found.loss, norm, *found.metrics.values()]).detach())
+            batch = next(upcoming, None)
+            loss, norm, *metrics = read()
+            refuse_not_finite(method, loss, norm, step)
+            release_frozen(optimizer)
+            optimizer.step()
+            method.commit(found.memo, progress)
+            told = dict(zip(found.metrics, metrics, strict=True))
+            yield step + 1, replace(found, loss=loss, metrics=told)

@@ -24,6 +24,7 @@ from nearkin.networks.backbone import SMALL_IMAGE, Backbone
 from nearkin.runs.settings.known import known_classes
 from nearkin.runs.settings.options import method_class, method_options
 from nearkin.runs.settings.recipes import Recipe, recipe
+from nearkin.training import compilation
 
 SIZES = (32, 64, 96, 128, 160, 192, 224)
 """Sides of views that `auto` chooses from for photographs, in pixels."""
@@ -82,7 +83,10 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         precision=_or(config.precision, lambda: precision_of(device)),
     )
     look = _or(config.evaluate_every, lambda: max(1, int(resolved.epochs) // 20))
-    return replace(resolved, evaluate_every=look)
+    alone = processes == 1 and not config.chunk_size
+    steps = int(resolved.epochs) * len(images) // batch if alone else 0
+    compiled = _or(config.compile, lambda: "on" if compilation.pays(device, steps) else "off")
+    return replace(resolved, evaluate_every=look, compile=compiled)
 
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}

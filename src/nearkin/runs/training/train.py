@@ -149,8 +149,8 @@ def _run(
         from_first(json.dumps([asdict(config), str(folder.path)]).encode())
         method, batches = built(config, parts, device, network)
         config = timed(config, method, batches)
-        if config.compile:
-            compile_branches(method)
+        if config.compile != "off":
+            compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))
         for line in [describe(config), *shrunk(config, len(parts.train))]:
             told.line(line)

@@ -1,0 +1,91 @@
+"""A step never asks a GPU for a number in the middle: it would have to be waited for.
+
+There is no GPU here, so operations are watched that would ask one, and tensors that would reach it.
+`tests/test_cuda.py` lets CUDA watch by itself.
+"""
+
+import numpy as np
+import pytest
+import torch
+from small import batch_for, run, small
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nearkin.data.augmentations import AUGMENTATIONS, views_of
+from nearkin.data.batches import Batches
+from nearkin.data.images import open_images
+from nearkin.data.order import Order
+from nearkin.methods import METHODS
+
+PARTED = ("ncl", "simgcd")
+"""Methods that divide a batch by its labels, and so have to know how many there are of each."""
+
+ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
+"""Operations whose result, or its shape, is needed before anything can go on."""
+
+
+class Asked(TorchDispatchMode):
+    """Which operations would wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        chosen = args[1] if name in ("index", "index_put_", "_index_put_impl_") else ()
+        by_mask = any(x is not None and x.dtype == torch.bool for x in chosen)
+        if name in ASKING or by_mask:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def asked_by(method, batch) -> list[str]:
+    """What forward, backward and commit ask for."""
+    method.train()
+    with Asked() as asked:
+        found = method(batch, 0.7)
+        found.loss.backward()
+        method.commit(found.memo, 0.7)
+    return asked.found
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in PARTED])
+def test_methods_ask_for_no_number(name):
+    method = small(name)
+    run(method, name, until=1)  # what is set once, such as InstDisc's normalizer
+    assert asked_by(method, batch_for(name, 1)) == []
+
+
+@pytest.mark.parametrize("name", PARTED)
+def test_what_is_asked_for_is_noticed(name):
+    assert asked_by(small(name), batch_for(name, 0))
+
+
+class Waited(TorchDispatchMode):
+    """Copies between processor and GPU that stop one until the other is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket is torch.ops.aten._to_copy:
+            crosses = args[0].device.type != out.device.type
+            if crosses and not (kwargs or {}).get("non_blocking"):
+                self.found.append(f"{args[0].device} to {out.device}")
+        return out
+
+
+@pytest.mark.parametrize("preset", AUGMENTATIONS)
+def test_views_are_given_to_a_gpu_without_waiting(preset):
+    pictures = np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), dtype=np.uint8)
+    gpu, images = torch.device("cuda:0"), open_images(pictures)
+    with FakeTensorMode():
+        order = Order(len(images), 8, seed=0)
+        batches = Batches(images, views_of(preset, 2), image_size=32, order=order, device=gpu)
+        with Waited() as waited:
+            batch = next(batches.between(0, 1))
+    assert {x.device for x in (*batch.views, batch.index, batch.label)} == {gpu}
+    assert waited.found == []
