@@ -47,7 +47,7 @@ def plain_vote(bank, labels, query, k, temperature, num_classes):
 
 @pytest.mark.parametrize("k", [1, 3, 40])
 def test_neighbors_are_those_of_a_plain_search(k, monkeypatch):
-    monkeypatch.setattr(neighbors, "SIMILARITIES", 100)  # several chunks
+    monkeypatch.setitem(neighbors.SIMILARITIES, "cpu", 100)  # several chunks
     bank, queries = normal(30, 5), normal(11, 5, seed=1)
     similarity, index = nearest(bank, queries, k)
     assert index.tolist() == [plain_nearest(bank, q, k) for q in queries.tolist()]
@@ -57,7 +57,7 @@ def test_neighbors_are_those_of_a_plain_search(k, monkeypatch):
 
 @pytest.mark.parametrize("similarities", [1, 17, 100, 10**6])
 def test_no_row_is_its_own_neighbor_whatever_the_chunks(similarities, monkeypatch):
-    monkeypatch.setattr(neighbors, "SIMILARITIES", similarities)
+    monkeypatch.setitem(neighbors.SIMILARITIES, "cpu", similarities)
     bank = normal(17, 4)
     _, index = nearest(bank, bank, 5, exclude_self=True)
     assert index.tolist() == [plain_nearest(bank, q, 5, i) for i, q in enumerate(bank.tolist())]
@@ -212,7 +212,7 @@ def test_the_mean_cosine_is_that_of_all_pairs():
 
 @pytest.mark.parametrize("similarities", [1, 40, 10**6])
 def test_uniformity_is_that_of_all_pairs_whatever_the_chunks(similarities, monkeypatch):
-    monkeypatch.setattr("nearkin.measures.hypersphere.SIMILARITIES", similarities)
+    monkeypatch.setitem(neighbors.SIMILARITIES, "cpu", similarities)
     x = normal(15, 4) + 0.3
     pairs = [
         math.exp(-2 * (2 - 2 * cosine(a, b))) for a, b in itertools.combinations(x.tolist(), 2)

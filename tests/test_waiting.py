@@ -15,10 +15,14 @@ from nearkin.data.augmentations import AUGMENTATIONS, views_of
 from nearkin.data.batches import Batches
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
+from nearkin.measures.neighbors import nearest
 from nearkin.methods import METHODS
 
 PARTED = ("ncl", "simgcd")
 """Methods that divide a batch by its labels, and so have to know how many there are of each."""
+
+ASKS_PROCESSORS = ("nnclr",)
+"""Whose search for neighbors looks for equals, on a processor only."""
 
 ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
 """Operations whose result, or its shape, is needed before anything can go on."""
@@ -50,7 +54,7 @@ def asked_by(method, batch) -> list[str]:
     return asked.found
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in PARTED])
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in PARTED + ASKS_PROCESSORS])
 def test_methods_ask_for_no_number(name):
     method = small(name)
     run(method, name, until=1)  # what is set once, such as InstDisc's normalizer
@@ -60,6 +64,15 @@ def test_methods_ask_for_no_number(name):
 @pytest.mark.parametrize("name", PARTED)
 def test_what_is_asked_for_is_noticed(name):
     assert asked_by(small(name), batch_for(name, 0))
+
+
+@pytest.mark.parametrize("k", [1, 7])
+def test_a_search_for_neighbors_asks_a_gpu_for_nothing(k):
+    """Of tensors that only pretend to be there, any number that is asked for is an error."""
+    with FakeTensorMode(), torch.device("cuda"):
+        own = torch.arange(256)[:, None] == torch.arange(65_536)
+        found = nearest(torch.randn(65_536, 128), torch.randn(256, 128), k, ignored=own)
+    assert [(x.shape, x.device.type) for x in found] == [((256, k), "cuda")] * 2
 
 
 class Waited(TorchDispatchMode):

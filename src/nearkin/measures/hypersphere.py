@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nearkin.measures.neighbors import SIMILARITIES
+from nearkin.measures.neighbors import held_at_once
 from nearkin.objectives import unit
 
 
@@ -33,7 +33,8 @@ def uniformity(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
         return z.new_zeros(())
     length = z.square().sum(dim=1)  # 1, or 0 for a row of zeros
     total = []
-    for chunk, own in zip(*(x.split(max(1, SIMILARITIES // n)) for x in (z, length)), strict=True):
+    rows = max(1, held_at_once(z.device) // n)
+    for chunk, own in zip(*(x.split(rows) for x in (z, length)), strict=True):
         distance = (own[:, None] + length - 2 * chunk @ z.T).clamp(min=0)
         distance.diagonal(offset=start).fill_(torch.inf)
         total.append(torch.logsumexp(-2 * distance.flatten(), dim=0))

@@ -8,11 +8,15 @@ from torch import Tensor
 
 from nearkin.errors import DataError
 from nearkin.objectives import unit
+from nearkin.objectives.products import blocks, product
 
-SIMILARITIES = 2**25
-"""Similarities held at once; 128 MiB in float32. Products of fewer rows are slower."""
+SIMILARITIES = {"cpu": 2**22}
+"""Similarities held at once, 16 MiB in float32: what the processor keeps for the next ones."""
 
-WIDTH = {"cpu": 2**14}
+MANY_SIMILARITIES = 2**25
+"""The same on other devices, 128 MiB in float32."""
+
+WIDTH = {"cpu": 2**12}
 """Rows of a bank that queries are compared with at once."""
 
 LARGE_WIDTH = 2**20
@@ -20,6 +24,11 @@ LARGE_WIDTH = 2**20
 
 RUN = 32
 """Neighboring similarities of which the largest is found first."""
+
+
+def held_at_once(device: torch.device) -> int:
+    """How many similarities a device holds at once."""
+    return SIMILARITIES.get(device.type, MANY_SIMILARITIES)
 
 
 @torch.no_grad()
@@ -56,23 +65,20 @@ def nearest(
         raise DataError("no image to compare with; nearest neighbors need at least one other")
     bank, queries = unit(bank), unit(queries)
     width = min(len(bank), max(WIDTH.get(bank.device.type, LARGE_WIDTH), k))
-    rows = max(1, min(SIMILARITIES // width, len(queries)))
-    held = queries.new_empty(rows, width)  # once: fresh memory costs more than topk
+    rows = max(1, min(held_at_once(bank.device) // width, len(queries)))
     found = []
-    for top in range(0, len(queries), rows):
+    for x in blocks(len(queries), rows):
         values, index = queries.new_empty(0), torch.empty(0)
-        for left in range(0, len(bank), width):
-            chunk, block = queries[top : top + rows], bank[left : left + width]
-            similarity = held[: len(chunk), : len(block)]
-            torch.mm(chunk, block.T, out=similarity)
+        for y in blocks(len(bank), width):
+            similarity = product(queries[x], bank[y].T)
             if ignored is not None:
-                similarity.masked_fill_(ignored[top : top + rows, left : left + width], -torch.inf)
+                similarity.masked_fill_(ignored[x, y], -torch.inf)
             if exclude_self:
-                similarity.diagonal(offset=top - left).fill_(-torch.inf)
-            if left == 0:
+                similarity.diagonal(offset=x.start - y.start).fill_(-torch.inf)
+            if y.start == 0:
                 values, index = _largest(similarity, k)
             else:
-                values, index = _improved(values, index, similarity, left)
+                values, index = _improved(values, index, similarity, y.start)
         found.append((values, index))
     values, index = map(torch.cat, zip(*found, strict=True))
     return values, index

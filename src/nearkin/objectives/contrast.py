@@ -47,7 +47,7 @@ def info_nce(
     tensor(0.1269)
     """
     positive = (query * key).sum(dim=1) / temperature
-    if attention.pays(query, negatives, same):
+    if attention.pays(query, negatives, temperature):
         return tell_apart(positive, attention.log_total(query, negatives, temperature, same))
     if strips.pays(query, negatives):
         return strips.tell_apart(query, key, negatives, temperature, same)

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nearkin.objectives.precision import first_derivative
+from nearkin.objectives.products import product
 
 SMALLEST: Final = 2**16
 """Logits from which on strips are faster than the plain form."""
@@ -77,17 +78,21 @@ class _TellApart(torch.autograd.Function):
         losses = []
         for start in range(0, len(query), rows):
             strip = slice(start, start + rows)
-            logits = (query[strip] / temperature) @ negatives.T
+            logits = product(query[strip] / temperature, negatives.T)
             low = torch.finfo(logits.dtype).min / 2
             for column in own:
                 logits.diagonal(offset=start + column).fill_(low)
             if ignored is not None:
                 logits.masked_fill_(ignored[strip], low)
             positive = (query[strip] * key[strip]).sum(dim=1, keepdim=True) / temperature
-            behind = _shortfall_(logits, positive)
+            most = logits.amax(dim=1, keepdim=True)
+            weights = logits.sub_(most).exp_()
+            total = weights.sum(dim=1, keepdim=True)
+            behind = total.log() + most - positive
             pull = behind.sigmoid() / (temperature * len(query))
-            _add_slopes(slopes, inputs, strip, logits.mul_(pull), pull)
+            _add_slopes(slopes, inputs, strip, weights, total, pull)
             losses.append(torch.logaddexp(behind, torch.zeros_like(behind)))
+            del logits, weights  # before the next ones are there: they take their place
         ctx.save_for_backward(*slopes)
         return torch.cat(losses).mean()
 
@@ -98,27 +103,21 @@ class _TellApart(torch.autograd.Function):
         return *slopes, None, None, None
 
 
-def _shortfall_(logits: Tensor, positive: Tensor) -> Tensor:
-    """Make the logits their softmax, in place, and return how far the positive falls short."""
-    most = logits.amax(dim=1, keepdim=True)
-    total = logits.sub_(most).exp_().sum(dim=1, keepdim=True)
-    logits /= total
-    return total.log() + most - positive
-
-
 def _add_slopes(
     slopes: list[Tensor | None],
     inputs: tuple[Tensor, Tensor, Tensor],
     strip: slice,
     weights: Tensor,
+    total: Tensor,
     pull: Tensor,
 ) -> None:
     """A strip's share: queries move from the negatives to their keys, and these to them."""
     query, key, negatives = inputs
     to_query, to_key, to_negatives = slopes
+    share = pull / total  # for the small matrices, and not for all weights
     if to_query is not None:
-        torch.addmm(-pull * key[strip], weights, negatives, out=to_query[strip])
+        to_query[strip] = product(weights, negatives).mul_(share).sub_(pull * key[strip])
     if to_key is not None:
         to_key[strip] = -pull * query[strip]
     if to_negatives is not None:
-        to_negatives.addmm_(weights.T, query[strip])
+        to_negatives += product(weights.T, share * query[strip])

@@ -1,7 +1,6 @@
 """Sums over all pairs of views by blocks of a triangle, and never a matrix of all pairs."""
 
 import itertools
-import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -10,24 +9,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nearkin.objectives.precision import first_derivative
+from nearkin.objectives.products import blocks, in_reach, product
 
 ROWS: Final = 512
 """Rows of a block that a processor's cache takes. From half of them on blocks are faster."""
 
-REACH: Final = 0.4
-"""Share of a number format's exponents that logits may use: sums and gradients stay normal."""
-
 
 def pays(a: Float[Tensor, "batch dim"], b: Float[Tensor, "batch dim"], temperature: float) -> bool:
-    """Whether `log_total` is faster than the plain form, and its exponentials are all normal.
-
-    In single precision temperatures below 0.028 are too low for unit vectors. Other devices than
-    the processor would have to be waited for, to know.
-    """
-    if a.device.type != "cpu" or 2 * len(a) < ROWS or a.dtype != b.dtype:
+    """Whether `log_total` takes such tensors, and is faster than the plain form."""
+    if 2 * len(a) < ROWS or a.dtype != b.dtype:
         return False
-    longest = max(x.detach().square().sum(dim=1).amax().item() for x in (a, b))
-    return longest / temperature < REACH * math.log(torch.finfo(a.dtype).max)
+    return in_reach(a, a, temperature) and in_reach(b, b, temperature)
 
 
 def log_total(
@@ -57,12 +49,13 @@ class _LogTotal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, temperature: float, partners: bool) -> Tensor:
-        total = z.new_zeros(len(z))
+        total, scaled = z.new_zeros(len(z)), z / temperature
         for x, y, own in _blocks(z, partners):
-            block = _exponentials(z[x], z[y], temperature, own)
+            block = _exponentials(scaled[x], z[y], own)
             total[x] += block.sum(dim=1)
             if x != y:
                 total[y] += block.sum(dim=0)
+            del block  # before the next one is there: it takes its place
         ctx.temperature, ctx.partners = temperature, partners
         ctx.save_for_backward(z, total)
         return total.log()
@@ -72,27 +65,27 @@ class _LogTotal(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z, total = ctx.saved_tensors
         share, slope = grad / (ctx.temperature * total), torch.zeros_like(z)
+        scaled = z / ctx.temperature
         for x, y, own in _blocks(z, ctx.partners):
-            block = _exponentials(z[x], z[y], ctx.temperature, own)
+            block = _exponentials(scaled[x], z[y], own)
             block.mul_(share[x, None] + share[y])  # a pair is in the sums of both
-            slope[x].addmm_(block, z[y])
+            slope[x] += product(block, z[y])
             if x != y:
-                slope[y].addmm_(block.T, z[x])
+                slope[y] += product(block.T, z[x])
+            del block
         return slope, None, None
 
 
 def _blocks(z: Tensor, partners: bool) -> Iterator[tuple[slice, slice, bool]]:
     """Rows and columns of the blocks, and whether the pairs on the diagonal do not count."""
     half = len(z) // 2
-    starts = range(0, half, ROWS)
-    views = [[slice(s, min(s + ROWS, half)) for s in starts]]
-    views.append([slice(s.start + half, s.stop + half) for s in views[0]])
-    parts = enumerate(itertools.chain(*views))
-    for (i, x), (j, y) in itertools.combinations_with_replacement(parts, 2):
-        yield x, y, i == j or (j - i == len(starts) and not partners)
+    first = list(blocks(half, ROWS))
+    second = [slice(rows.start + half, rows.stop + half) for rows in first]
+    for (i, x), (j, y) in itertools.combinations_with_replacement(enumerate(first + second), 2):
+        yield x, y, i == j or (j - i == len(first) and not partners)
 
 
-def _exponentials(x: Tensor, y: Tensor, temperature: float, own: bool) -> Tensor:
+def _exponentials(x: Tensor, y: Tensor, own: bool) -> Tensor:
     """Of the logits of a block, zero where they do not count."""
-    found = ((x / temperature) @ y.T).exp_()
+    found = product(x, y.T).exp_()
     return found.fill_diagonal_(0) if own else found
