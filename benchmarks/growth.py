@@ -2,10 +2,11 @@
 
     python benchmarks/growth.py [--rounds 3] [--only batch,queue] -o docs/benchmarks
 
-Batch, side of the pictures, keys in MoCo's queue, number of views (DINO's multi-crop) and number
-of pictures in memory. Each curve is measured in turns, from its smallest point to its largest,
-and written as growth.csv and growth.png. Times are of this machine and its neighbors: read their
-slopes. What files cost is benchmarks/index.py, what processes cost benchmarks/processes.py.
+Batch, side of the pictures, keys in MoCo's queue, number of views (DINO's multi-crop), number of
+pictures in memory, and processes that share a batch and the processors of this machine. Each curve
+is measured in turns, from its smallest point to its largest, and written as growth.csv and
+growth.png. Times are of this machine and its neighbors: read their slopes. What files cost is
+benchmarks/index.py.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from processes import turn
 from wired import CPU, trained
 
 from nearkin.distributed import device_name, native_precision
@@ -24,6 +26,9 @@ from nearkin.objectives import info_nce, unit
 
 WARM, TIMED = 2, 3
 """Steps of a turn that are left out, and that are timed."""
+
+ACROSS = 3
+"""Panels beside each other."""
 
 
 def stepping(method: str, backbone: str, batch: int, **options: Any) -> Callable[[], float]:
@@ -57,6 +62,12 @@ def looking_up(num_keys: int) -> Callable[[], float]:
     return run
 
 
+def sharing(processes: int) -> Callable[[], float]:
+    """Median seconds of a step that so many processes share."""
+    asked = argparse.Namespace(method="simclr", backbone="resnet18", batch=128)
+    return lambda: turn(processes, asked)["step"]
+
+
 SMALL = ("simclr", "small")
 CURVES: dict[str, dict[int, Callable[[], float]]] = {
     "batch": {size: stepping(*SMALL, size) for size in (32, 64, 128, 256, 512, 1024)},
@@ -69,6 +80,7 @@ CURVES: dict[str, dict[int, Callable[[], float]]] = {
     "pictures in memory": {
         count: stepping(*SMALL, 64, images=count) for count in (10**3, 10**4, 10**5, 10**6)
     },
+    "processes, batch 128": {count: sharing(count) for count in (1, 2, 4)},
 }
 """What grows, its values, and how to measure each."""
 
@@ -84,23 +96,41 @@ def measured(names: list[str], rounds: int) -> Iterator[tuple[str, int, float]]:
             yield name, value, statistics.median(seconds)
 
 
+def short(value: int) -> str:
+    """A number as it fits below an axis.
+
+    >>> short(96), short(2048), short(10**6)
+    ('96', '2k', '1M')
+    """
+    thousands = next(power for power in (2, 1, 0) if value >= 1000**power)
+    return f"{value / 1000**thousands:.0f}{('', 'k', 'M')[thousands]}"
+
+
 def draw(rows: list[tuple[str, int, float]], path: Path) -> None:
     """A panel for each curve, both axes logarithmic, beside a line of slope one."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     names = list(dict.fromkeys(name for name, _, _ in rows))
+    down = -(-len(names) // ACROSS)
     figure, panels = plt.subplots(
-        1, len(names), figsize=(3.2 * len(names), 3), squeeze=False, layout="constrained"
+        down, ACROSS, figsize=(3.2 * ACROSS, 2.8 * down), squeeze=False, layout="constrained"
     )
-    for name, panel in zip(names, panels[0], strict=True):
+    for panel in panels.flat[len(names) :]:
+        panel.set_axis_off()
+    for name, panel in zip(names, panels.flat, strict=False):
         points = [(value, seconds) for each, value, seconds in rows if each == name]
         values, seconds = zip(*points, strict=True)
         panel.loglog(values, seconds, "o-", color="#0072b2", label="measured")
         straight = [seconds[-1] * value / values[-1] for value in values]
         panel.loglog(values, straight, ":", color="#666666", label="proportional")
+        panel.minorticks_off()
+        panel.set_xticks(values, [short(value) for value in values])
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         panel.set_xlabel(name)
         panel.set_ylabel("seconds")
         panel.spines[["top", "right"]].set_visible(False)
