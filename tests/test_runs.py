@@ -23,6 +23,7 @@ from nearkin.runs.evaluation.evaluate import evaluate, evaluate_parts
 from nearkin.runs.record.folder import RunFolder
 from nearkin.runs.settings.build import resolve
 from nearkin.runs.training.monitor import Monitor
+from nearkin.runs.training.train import built
 
 CPU = torch.device("cpu")
 
@@ -60,6 +61,16 @@ def test_fewer_pictures_than_processes_are_refused():
     images = open_images(np.zeros((3, 8, 8, 3), np.uint8))
     with pytest.raises(UsageError, match="more than the 3 pictures"):
         resolve(TrainConfig(devices=4), images, CPU)
+
+
+def test_what_is_left_to_itself_fits_what_is_asked_for():
+    images = open_images(np.zeros((64, 8, 8, 3), np.uint8))
+    asked = TrainConfig(method="moco", batch_size=32, chunk_size=16)
+    config = resolve(asked, images, CPU)
+    assert config.options["bn_groups"] == 2  # one for each chunk
+    assert config.compile == "off"  # on a processor
+    method, _ = built(config, Parts(images, np.arange(64), np.arange(0)), CPU)
+    assert {branch.chunk_size for branch in (method.online, method.target)} == {16}
 
 
 @pytest.fixture(scope="module")

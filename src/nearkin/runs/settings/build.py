@@ -79,7 +79,9 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         epochs=_or(config.epochs, lambda: epochs_for(len(images), size, device)),
         workers=_or(config.workers, lambda: 0 if images.is_small else own_cpus(config.devices)),
         cache=_or(config.cache, lambda: _cache(images, size, processes)),
-        options=method_options(config.method, config.options, len(images), batch),
+        options=method_options(
+            config.method, config.options, len(images), batch, config.chunk_size
+        ),
         precision=_or(config.precision, lambda: precision_of(device)),
     )
     look = _or(config.evaluate_every, lambda: max(1, int(resolved.epochs) // 20))

@@ -29,11 +29,13 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
     for key in shrink(method_class(config.method)):
         if config.options[key] < usual[key]:
             value = f"{option(key)} {config.options[key]}"
-            lines.append(f"note   {value} for {usual[key]}: {_why(key)}")
+            lines.append(f"note   {value} for {usual[key]}: {_why(key, config.chunk_size)}")
     return lines
 
 
-def _why(key: str) -> str:
+def _why(key: str, chunk_size: int) -> str:
+    if key == "bn_groups" and chunk_size:
+        return "one for each chunk of the batch"
     if key == "bn_groups":
         return f"equal parts of the batch, of {USUAL_GROUP} pictures or more"
     return "at most half of the pictures"

@@ -72,9 +72,11 @@ def checked_options(
 
 
 def method_options(
-    name: str, asked: Mapping[str, Value], num_images: int, batch_size: int
+    name: str, asked: Mapping[str, Value], num_images: int, batch_size: int, chunk_size: int = 0
 ) -> dict[str, Value]:
     """All options of a method: as asked, or the paper's, or as much as the data allow.
+
+    Chunks of a batch, where it is run in some, are the groups of its batch statistics.
 
     Raises:
         UsageError: For an unknown option, a value of the wrong kind, a memory larger than half of
@@ -97,7 +99,11 @@ def method_options(
                 "give at least that"
             )
     if "bn_groups" in options:
-        options["bn_groups"] = _bn_groups(options["bn_groups"], batch_size, "bn_groups" in asked)
+        if chunk_size and "bn_groups" not in asked:
+            options["bn_groups"] = max(1, batch_size // chunk_size)
+        else:
+            groups, given = options["bn_groups"], "bn_groups" in asked
+            options["bn_groups"] = _bn_groups(groups, batch_size, given)
     return options
 
 
