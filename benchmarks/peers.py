@@ -2,11 +2,14 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from nearkin.distributed import available_cpus
 
 Loss = Callable[[list[Tensor]], Tensor]
 Wired = tuple[list[nn.Module], Any, Loss]
@@ -180,17 +183,27 @@ def training(
     size: int,
     lr: float,
     weight_decay: float,
+    device: str = "cpu",
 ) -> Iterator[None]:
-    """Steps, epoch after epoch, with two loader workers."""
-    trained, transform, loss_of = wire(size)
+    """Steps, epoch after epoch, with as many loader workers as there are processors."""
+    with torch.device(device):
+        trained, transform, loss_of = wire(size)
     parameters = [p for module in trained for p in module.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=weight_decay)
     loader: Iterable[list[Tensor]] = torch.utils.data.DataLoader(
-        Pictures(pictures, transform), batch_size, shuffle=True, drop_last=True, num_workers=2
+        Pictures(pictures, transform),
+        batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=available_cpus(),
+        pin_memory=device != "cpu",
     )
+    there: Any = torch.device(device)  # for the first loss, which makes the banks
     while True:
         for views in loader:
-            loss = loss_of(views)
+            with there:
+                loss = loss_of([view.to(device, non_blocking=True) for view in views])
+            there = nullcontext()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

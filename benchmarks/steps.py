@@ -8,10 +8,11 @@ ResNet-18 on 32 px pictures. The ways to train take turns:
 - bare: the same passes through the same networks, momentum branches too, with the same precision
   and optimizer, on random numbers: no views, no loss, no memories, no commit. The limit.
 - lightly: transform, heads and loss wired as in lightly's own example of the method, in float32,
-  with two loader workers, in a process of its own that stands still while the others are measured.
-  Left out where it has no such example, or is not installed.
+  with a loader worker per processor, in a process of its own that stands still while others are
+  measured. Left out where it has no such example, or is not installed.
 
-Networks have the sizes of lightly's examples. An image counts once, however many views it has.
+Networks have the sizes of lightly's examples. An image counts once, however many views it has. A
+turn is a step or, on a GPU, which works on while the next one is prepared, as many as `AT_ONCE`.
 """
 
 import argparse
@@ -52,6 +53,7 @@ from nearkin.types import UNKNOWN, Batch
 
 SIZE, LR, DECAY = 32, 0.06, 5e-4
 CPU = torch.device("cpu")
+AT_ONCE = 20
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "auto": native_precision(CPU)}
 SIZES: dict[str, dict[str, Any]] = {
     "barlow_twins": {"dim": 1024},
@@ -178,19 +180,27 @@ def bare(name: str, num_images: int, setting: Setting) -> Iterator[object]:
         yield None
 
 
+def repeated(step: Callable[[], object], times: int) -> None:
+    """So many steps."""
+    for _ in range(times):
+        step()
+
+
 def compare(name: str, pictures: np.ndarray, rounds: int, setting: Setting) -> None:
     """Measure one method in turns, and print medians and ratios."""
     ways: dict[str, Callable[[], object]] = {
         "nearkin": partial(next, ours(name, pictures, setting)),
         "bare": partial(next, bare(name, len(pictures), setting)),
     }
+    at_once = 1 if setting.device == CPU else AT_ONCE
     with ExitStack() as stack:
-        if name in LIGHTLY and find_spec("lightly") and setting.device == CPU:
+        if name in LIGHTLY and find_spec("lightly"):
             wired = {"batch_size": setting.batch, "size": SIZE, "lr": LR, "weight_decay": DECAY}
-            lightly = apart(training, LIGHTLY[name], pictures, **wired)
+            where = {"device": str(setting.device)}
+            lightly = apart(training, LIGHTLY[name], pictures, **wired, **where)
             ways["lightly"] = stack.enter_context(lightly)
-        laps = turns(ways, rounds)
-    print(f"{name}: {setting.batch / median(laps['nearkin']):.1f} images/s")
+        laps = turns({way: partial(repeated, step, at_once) for way, step in ways.items()}, rounds)
+    print(f"{name}: {at_once * setting.batch / median(laps['nearkin']):.1f} images/s")
     show(laps, "nearkin")
 
 
