@@ -96,8 +96,7 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of the networks; auto is bf16 where the processor has it."""
     compile: Literal["auto", "off", "on", "graphs"] = "auto"
-    """Whether torch compiles the networks, in a minute or two, and records CUDA graphs of them;
-    auto is on in long trainings by one GPU."""
+    """Whether torch compiles the networks, and graphs them; auto does in long runs on one GPU."""
     workers: int | Auto = "auto"
     """Processes that decode photographs."""
     cache: Literal["auto", "ram", "disk", "off"] = "auto"

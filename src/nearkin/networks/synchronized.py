@@ -66,8 +66,8 @@ class Normalized(torch.autograd.Function):
 
 def _scaled(x: Tensor, by: Tensor, shift: Tensor) -> Tensor:
     """`x * by + shift`, channel by channel, in one pass."""
-    still, one = torch.zeros_like(by), torch.ones_like(by)
-    return F.batch_norm(x, still, one, by, shift, training=False, eps=0.0)
+    mean, half = torch.zeros_like(by), torch.full_like(by, 0.5)  # torch 2.11 wants an eps
+    return F.batch_norm(x, mean, half, by, shift, training=False, eps=0.5)
 
 
 def _layout(x: Tensor) -> torch.memory_format:
