@@ -19,8 +19,10 @@ import torch
 from small import batch_for, run, small
 from nearkin.training.compilation import compile_branches
 torch.set_num_threads(1)
-ways = [("cpu", False)] + torch.cuda.is_available() * [("cuda", False), ("cuda", True)]
-for name, (device, graphs) in itertools.product(("byol", "moco"), ways):
+names, ways = ["moco"], [("cpu", False)]
+if torch.cuda.is_available():
+    names, ways = ["moco", "byol", "swav"], [("cuda", False), ("cuda", True)]
+for name, (device, graphs) in itertools.product(names, ways):
     plain, compiled = small(name).to(device), small(name).to(device)
     compile_branches(compiled, graphs=graphs)
     batches = lambda name, step: batch_for(name, step).to(device)

@@ -47,7 +47,7 @@ def job(request, tmp_path):
     np.savez(tmp_path / "data.npz", x=pictures)
 
     def start(out):
-        settings = "--backbone tiny --batch-size 16 --epochs 60 --evaluate-every 0 --save-every 7"
+        settings = "--backbone tiny --batch-size 16 --epochs 30 --evaluate-every 0 --save-every 7"
         command = ["bash", SCRIPT, tmp_path / "data.npz", "-o", out, "-q", *settings.split()]
         path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "SLURM_JOB_ID": number, "OMP_NUM_THREADS": "1"}
