@@ -66,6 +66,25 @@ def test_what_is_asked_for_is_noticed(name):
     assert asked_by(small(name), batch_for(name, 0))
 
 
+def pretended(method):
+    """The same method on a GPU that is not there: its tensors have shapes and no numbers."""
+    for module in method.modules():
+        for held in (module._parameters, module._buffers):
+            held |= {name: x.to("cuda") for name, x in held.items() if x is not None}
+    return method
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in PARTED])
+def test_what_a_method_does_on_a_gpu_stays_there_and_needs_no_number(name):
+    """Tensors of two devices, or a number that is asked for, are an error here."""
+    method, batch = small(name).train(), batch_for(name, 0)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        found = pretended(method)(batch.to("cuda"), 0.7)
+        method.commit(found.memo, 0.7)
+    assert found.loss.device.type == "cuda"
+    assert {buffer.device.type for buffer in method.buffers()} <= {"cuda"}
+
+
 @pytest.mark.parametrize("k", [1, 7])
 def test_a_search_for_neighbors_asks_a_gpu_for_nothing(k):
     """Of tensors that only pretend to be there, any number that is asked for is an error."""
