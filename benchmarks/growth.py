@@ -80,7 +80,7 @@ CURVES: dict[str, dict[int, Callable[[], float]]] = {
     "pictures in memory": {
         count: stepping(*SMALL, 64, images=count) for count in (10**3, 10**4, 10**5, 10**6)
     },
-    "processes, batch 128": {count: sharing(count) for count in (1, 2, 4)},
+    "processes for a batch of 128": {count: sharing(count) for count in (1, 2, 4)},
 }
 """What grows, its values, and how to measure each."""
 
