@@ -8,8 +8,9 @@
 #     benchmarks/gpu.sh results                    what the recipes came to, beside what was published
 #
 # CIFAR10 is an .npz (benchmarks/pack_cifar10.py makes it) or torchvision:CIFAR10 on disk. Nothing
-# is fetched; lightly is measured where it is installed. Results go to $OUT, or gpu/ if it is not set. MINUTES=9 is how long a piece of a recipe
-# lasts before it saves and stops; exit code 143 then says that there is more to do.
+# is fetched; lightly is measured where it is installed. Results go to $OUT, or gpu/ if it is not
+# set. MINUTES=9 is how long a piece of a recipe lasts before it saves and stops; exit code 143 then
+# says that there is more to do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-gpu}

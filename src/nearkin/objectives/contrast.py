@@ -103,15 +103,16 @@ def nt_xent(
     >>> nt_xent(torch.eye(2), torch.eye(2), temperature=1.0)  # log(1 + 2 exp(-1))
     tensor(0.5514)
     """
-    positive = (a * b).sum(dim=1).repeat(2) / temperature
-    if rows == ALL and triangle.pays(a, b, temperature):
-        return tell_apart(positive, triangle.log_total(a, b, temperature, partners=False))
-    if rows != ALL or strips.pays(a, b):
+    by_triangle = rows == ALL and triangle.pays(a, b, temperature)
+    if rows != ALL or (strips.pays(a, b) and not by_triangle):
         views, first = torch.cat([a, b]), rows.start or 0
         both = [first, first + len(a)]
         pairs = ((a[rows], b[rows]), (b[rows], a[rows]))
         forth, back = (strips.tell_apart(x, y, views, temperature, own=both) for x, y in pairs)
         return torch.add(forth, back) / 2
+    positive = (a * b).sum(dim=1).repeat(2) / temperature
+    if by_triangle:
+        return tell_apart(positive, triangle.log_total(a, b, temperature, partners=False))
     z = torch.cat([a, b])
     own = torch.eye(len(a), dtype=torch.bool, device=z.device).repeat(2, 2)  # itself and partner
     return tell_apart(positive, log_total(look_up(z, z, temperature), own))

@@ -19,15 +19,15 @@ REACH: Final = 0.4
 def in_reach(
     a: Float[Tensor, "rows dim"], b: Float[Tensor, "columns dim"], temperature: float
 ) -> bool:
-    """Whether exponentials of similarities are all normal as they are, and need no shift.
+    """Whether exponentials of similarities, of all with all, are normal and need no shift.
 
     In single precision temperatures below 0.028 are too low for unit vectors. Other devices than
     the processor would have to be waited for, to know.
     """
     if a.device.type != "cpu":
         return False
-    longest = [float(torch.linalg.vector_norm(x.detach(), dim=1).amax()) for x in (a, b)]
-    return math.prod(longest) / temperature < REACH * math.log(torch.finfo(a.dtype).max)
+    longest = max(float(torch.linalg.vector_norm(x.detach(), dim=1).amax()) for x in (a, b))
+    return longest**2 / temperature < REACH * math.log(torch.finfo(a.dtype).max)
 
 
 def blocks(count: int, size: int) -> Iterator[slice]:

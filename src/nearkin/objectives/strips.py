@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nearkin.objectives.precision import first_derivative
-from nearkin.objectives.products import product
+from nearkin.objectives.products import blocks, product
 
 SMALLEST: Final = 2**16
 """Logits from which on strips are faster than the plain form."""
@@ -76,12 +76,11 @@ class _TellApart(torch.autograd.Function):
         ]
         rows = max(ROWS, STRIP.get(query.device.type, LARGE_STRIP) // len(negatives))
         losses = []
-        for start in range(0, len(query), rows):
-            strip = slice(start, start + rows)
+        for strip in blocks(len(query), rows):
             logits = product(query[strip] / temperature, negatives.T)
             low = torch.finfo(logits.dtype).min / 2
             for column in own:
-                logits.diagonal(offset=start + column).fill_(low)
+                logits.diagonal(offset=strip.start + column).fill_(low)
             if ignored is not None:
                 logits.masked_fill_(ignored[strip], low)
             positive = (query[strip] * key[strip]).sum(dim=1, keepdim=True) / temperature

@@ -49,9 +49,9 @@ def gradients(method: Method[Any]) -> dict[str, Tensor]:
     return {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
 
 
-def total_norm(method: Method[Any], gradients: Iterable[Tensor]) -> Tensor:
+def total_norm(method: Method[Any], of: Iterable[Tensor]) -> Tensor:
     """The norm of these of a method's gradients together, in all processes the same."""
-    norm: Any = get_total_norm(gradients)
+    norm: Any = get_total_norm(of)
     whole: Tensor = norm.full_tensor() if is_sharded(method) else norm
     return whole
 

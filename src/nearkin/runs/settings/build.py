@@ -86,8 +86,8 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     )
     look = _or(config.evaluate_every, lambda: max(1, int(resolved.epochs) // 20))
     alone = processes == 1 and not config.chunk_size
-    steps = int(resolved.epochs) * len(images) // batch if alone else 0
-    compiled = _or(config.compile, lambda: "on" if compilation.pays(device, steps) else "off")
+    pays = alone and compilation.pays(device, int(resolved.epochs) * len(images) // batch)
+    compiled = _or(config.compile, lambda: "on" if pays else "off")
     return replace(resolved, evaluate_every=look, compile=compiled)
 
 

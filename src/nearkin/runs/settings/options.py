@@ -99,11 +99,8 @@ def method_options(
                 "give at least that"
             )
     if "bn_groups" in options:
-        if chunk_size and "bn_groups" not in asked:
-            options["bn_groups"] = max(1, batch_size // chunk_size)
-        else:
-            groups, given = options["bn_groups"], "bn_groups" in asked
-            options["bn_groups"] = _bn_groups(groups, batch_size, given)
+        groups, given = options["bn_groups"], "bn_groups" in asked
+        options["bn_groups"] = _bn_groups(groups, batch_size, chunk_size, given)
     return options
 
 
@@ -120,12 +117,14 @@ USUAL_GROUP = 16
 """Pictures in a group that `auto` leaves at least."""
 
 
-def _bn_groups(groups: int, batch_size: int, asked: bool) -> int:
-    """Groups of a batch for batch statistics: as asked, or as many as leave enough pictures.
+def _bn_groups(groups: int, batch_size: int, chunk_size: int, asked: bool) -> int:
+    """Groups of a batch for batch statistics: as asked, or its chunks, or of enough pictures.
 
     Raises:
         UsageError: If the batch cannot be divided as asked.
     """
+    if chunk_size and not asked:
+        return max(1, batch_size // chunk_size)
     if not asked:
         fitting = [g for g in range(1, groups + 1) if batch_size % g == 0]
         return max(g for g in fitting if g == 1 or batch_size // g >= USUAL_GROUP)
