@@ -1,8 +1,14 @@
 """Every method, small enough to test: the same code as at full size, nothing mocked."""
 
+import gc
+import weakref
+from contextlib import contextmanager
+
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from nearkin.distributed import process_group
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import Backbone
@@ -81,6 +87,20 @@ def as_double(batch: Batch) -> Batch:
 def shard(batch: Batch, rank: int, world: int) -> Batch:
     rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     return Batch(tuple(v[rows] for v in batch.views), batch.index[rows], batch.label[rows])
+
+
+@contextmanager
+def in_group(rank, world, file):
+    """Be one of several processes, which meet at a new file, for the length of a `with` block.
+
+    Nothing may be left of the group then: its threads could abort a process that ends.
+    """
+    torch.set_num_threads(1)
+    with process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world):
+        group = weakref.ref(dist.group.WORLD)
+        yield
+    gc.collect()
+    assert group() is None
 
 
 def run(method, name, *, until=6, total=6, folder=None, start=(0, None), batches=batch_for):

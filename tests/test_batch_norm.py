@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
+from small import in_group
 from torch import nn
 
-from nearkin.distributed import process_group
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.batch_norm import GroupedBatchNorm, normalize_in_groups
@@ -192,12 +192,10 @@ CASES = [(2, 1), (2, 2), (2, 4), (4, 2), (4, 1)]
 
 def on_rank(rank: int, out: str) -> None:
     """The first processes of four, as many as a case needs, each with its rows of the batch."""
-    torch.set_num_threads(1)
     for world, groups in [*CASES, (3, 2)]:
         if rank >= world:
             continue
-        rendezvous = f"file://{out}/rendezvous-{world}-{groups}"
-        with process_group("gloo", init_method=rendezvous, rank=rank, world_size=world):
+        with in_group(rank, world, f"{out}/rendezvous-{world}-{groups}"):
             net = grouped(groups)
             x, weight = (part.chunk(world)[rank] for part in images())
             try:

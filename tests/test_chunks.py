@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
-from small import BATCH, as_double, assert_same_state, batch_for, run, shard, small
+from small import BATCH, as_double, assert_same_state, batch_for, in_group, run, shard, small
 from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from nearkin.distributed import process_group
 from nearkin.errors import UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import Backbone
@@ -212,10 +211,7 @@ def test_rows_that_are_no_whole_chunks_are_refused():
 
 
 def train_on_rank(rank: int, world: int, out: str) -> None:
-    torch.set_num_threads(1)
-    with process_group(
-        "gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=world
-    ):
+    with in_group(rank, world, f"{out}/rendezvous"):
         for name in METHODS:
             method = chunked(name).double()
             losses, _ = run(method, name, batches=doubled(rank, world))

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
-from small import SMALL, as_double, batch_for, run, shard
+from small import SMALL, as_double, batch_for, in_group, run, shard
 from torch import nn
 
 import nearkin.distributed.sharding as sharding
 import nearkin.training.lars as lars
 from nearkin.config import TrainConfig
-from nearkin.distributed import agreed, collect, process_group, whole
+from nearkin.distributed import agreed, collect, whole
 from nearkin.errors import DivergedError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import Backbone, build_backbone
@@ -112,9 +112,7 @@ def look(method, network, rank):
 
 
 def train_on_rank(rank: int, out: str) -> None:
-    torch.set_num_threads(1)
-    rendezvous = f"file://{out}/rendezvous"
-    with process_group("gloo", init_method=rendezvous, rank=rank, world_size=2):
+    with in_group(rank, 2, f"{out}/rendezvous"):
         for name in CASES:
             method, optimizer = made(name)
             if rank:  # ranks need not start alike
@@ -215,9 +213,8 @@ def test_a_weight_that_cannot_be_divided_is_refused(tmp_path):
     network = nn.Linear(2, 2)
     network.scale = nn.Parameter(torch.ones(()))
     optimizer = torch.optim.SGD(network.parameters())
-    rendezvous = f"file://{tmp_path}/rendezvous"
     with (
-        process_group("gloo", init_method=rendezvous, rank=0, world_size=1),
+        in_group(0, 1, tmp_path / "rendezvous"),
         pytest.raises(UsageError, match="--fsdp cannot divide this network"),
     ):
         sharding.shard(network, optimizer)

@@ -4,17 +4,16 @@ Real processes over gloo, in double precision. Gradients are those that an optim
 over processes by `gather`, and averaged by DDP.
 """
 
-import os
 from functools import partial
 
 import pytest
 import torch
 import torch.multiprocessing as mp
-from small import as_double, batch_for, shard, small
+from small import as_double, batch_for, in_group, shard, small
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nearkin.distributed import averaged, gather, mean_over_rows, process_group, share, wrap
+from nearkin.distributed import averaged, gather, mean_over_rows, share, wrap
 from nearkin.objectives import in_batch, info_nce, nt_xent, sup_con, unit, vicreg
 
 ROWS, DIM, KEYS, T = 12, 6, 30, 0.2
@@ -118,16 +117,13 @@ def products(name, rank=0, world=1):
 
 
 def on_rank(rank, world, out):
-    torch.set_num_threads(1)
-    rendezvous = f"file://{out}/rendezvous-{world}"
-    with process_group("gloo", init_method=rendezvous, rank=rank, world_size=world):
+    with in_group(rank, world, f"{out}/rendezvous-{world}"):
         found = {name: outcome(term) for name, term in TERMS.items()}
         rows = []
         mean_over_rows(lambda part: rows.extend(range(7)[part]) or torch.zeros(()), 7)
         mean = averaged(torch.tensor([rank, 1.0]))
         counts = {name: products(name, rank, world) for name in DIVIDED if world == 2}
         torch.save((found, rows, mean, counts), f"{out}/{world}-{rank}.pt")
-    os._exit(0)  # a thread of torch 2.15 now and then aborts the interpreter's own way out
 
 
 @pytest.fixture(scope="module")

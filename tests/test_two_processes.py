@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
-from small import as_double, batch_for, run, shard, small
+from small import as_double, batch_for, in_group, run, shard, small
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import nearkin.distributed
 import nearkin.training.loop
-from nearkin.distributed import process_group
 from nearkin.methods import METHODS
 from nearkin.training import checkpoint
 
@@ -65,9 +64,7 @@ def train(method, name, rank=0, world=1, **options):
 
 
 def train_on_rank(rank: int, world: int, out: str) -> None:
-    torch.set_num_threads(1)
-    rendezvous = f"file://{out}/rendezvous"
-    with process_group("gloo", init_method=rendezvous, rank=rank, world_size=world):
+    with in_group(rank, world, f"{out}/rendezvous"):
         for name in METHODS:
             method = small(name)
             if rank:  # ranks need not start alike

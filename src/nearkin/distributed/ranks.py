@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # first imported in a group, it would keep that group's threads alive
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

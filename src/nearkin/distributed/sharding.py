@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from nearkin.distributed.ranks import agreed, is_sharded, rank, same_state, world_size
+from nearkin.distributed.launch import PATIENCE
+from nearkin.distributed.ranks import agreed, is_sharded, rank, same_state
 from nearkin.errors import DivergedError, UsageError
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -33,7 +35,7 @@ def shard(network: Network, optimizer: torch.optim.Optimizer) -> Network:
     Raises:
         UsageError: If a weight is a single number, which cannot be divided.
     """
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
     same_state(network)
@@ -44,7 +46,9 @@ def shard(network: Network, optimizer: torch.optim.Optimizer) -> Network:
     for weight in own:
         weight.data = weight.data.contiguous()
     divided = copy.deepcopy(network, {id(x): x for x in (*own, *network.buffers())})
-    mesh = init_device_mesh(device.type, (world_size(),))
+    # A group of its own: torch's caches keep it for good, and its threads with it.
+    group: Any = dist.new_group(timeout=PATIENCE)
+    mesh = DeviceMesh.from_group(group, device.type)
     try:
         blocks: list[nn.Module] = [*_blocks(divided, int(_size(divided) * BLOCK)), divided]
         for block in blocks:
