@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from nearkin.distributed import agreed, available_cpus, together
 from nearkin.distributed.place import Place, from_slurm, num_processes, place
 from nearkin.errors import UsageError
 from nearkin.runs.record.folder import RunFolder
@@ -293,6 +294,39 @@ def test_what_started_a_process_is_read_off_its_environment(monkeypatch):
 def test_processes_meet_on_the_first_machine(nodes, first):
     env = dict(SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_JOB_ID="7")
     assert from_slurm(env | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
+
+
+def processors() -> list[tuple[int, ...]]:
+    """Which of them the threads of this process may use."""
+    threads = [int(thread.name) for thread in Path("/proc/self/task").iterdir()]
+    return sorted({tuple(sorted(os.sched_getaffinity(thread))) for thread in threads})
+
+
+def note(folder: str) -> None:
+    agreed(0)  # there are threads for messages now
+    found = [torch.get_num_threads(), processors()]
+    Path(folder, f"{torch.distributed.get_rank()}.json").write_text(json.dumps(found))
+
+
+def follow_and_note(folder: str) -> None:
+    with together(1, follow_and_note, folder):
+        note(folder)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or available_cpus() < 2 or torch.cuda.is_available(),
+    reason="processes keep to their share where processors compute, if there are some for each",
+)
+def test_processes_that_were_started_here_keep_to_their_share_of_the_processors(tmp_path):
+    before = torch.get_num_threads(), processors()
+    ((*cpus,),) = before[1]
+    with together(2, follow_and_note, str(tmp_path)):
+        note(str(tmp_path))
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    half = len(cpus) // 2
+    assert [shares for _, shares in found] == [[cpus[:half]], [cpus[half:]]]
+    assert {threads for threads, _ in found} == {max(1, before[0] // 2)}
+    assert (torch.get_num_threads(), processors()) == before
 
 
 def test_one_process_is_refused(data, tmp_path):

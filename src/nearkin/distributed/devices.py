@@ -2,7 +2,9 @@
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -74,8 +76,7 @@ def available_cpus() -> int:
 
     By affinity and by the quota of its control group, rounded up, as containers have one.
     """
-    own = hasattr(os, "sched_getaffinity")
-    cpus = len(os.sched_getaffinity(0)) if own else os.cpu_count() or 1
+    cpus = len(_own_cpus()) or os.cpu_count() or 1
     quota = cpu_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
     return max(1, math.ceil(min(cpus, quota)))
 
@@ -87,6 +88,37 @@ def own_cpus(devices: int = 1) -> int:
         devices: How many processes there are on this machine, unless somebody else started them.
     """
     return max(1, available_cpus() // num_local(devices))
+
+
+@contextmanager
+def working_on(threads: int, rank: int, ranks: int) -> Iterator[None]:
+    """Compute with so many threads, on this rank's share of the processors, in a `with` block.
+
+    Left to itself, the system moves processes that wait for each other to one processor now and
+    then. Where a GPU computes, or there are too few processors, all of them may be used.
+    """
+    before, cpus = torch.get_num_threads(), sorted(_own_cpus())
+    share = cpus[rank * len(cpus) // ranks : (rank + 1) * len(cpus) // ranks]
+    bound = len(cpus) >= ranks and not torch.cuda.is_available()
+    torch.set_num_threads(threads)
+    _keep_to(share if bound else cpus)
+    try:
+        yield
+    finally:
+        _keep_to(cpus)
+        torch.set_num_threads(before)
+
+
+def _own_cpus() -> set[int]:
+    """The processors this process is bound to, by number; nothing where there is no such call."""
+    return os.sched_getaffinity(0) if sys.platform == "linux" else set()
+
+
+def _keep_to(cpus: list[int]) -> None:
+    """Bind all threads of this process to processors; new ones inherit it."""
+    for thread in Path("/proc/self/task").iterdir() if cpus else ():
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread.name), cpus)
 
 
 def cpu_quota(groups: Path, mounted: Path) -> float:

@@ -24,6 +24,7 @@ from torch.multiprocessing.spawn import (
     start_processes,
 )
 
+from nearkin.distributed.devices import working_on
 from nearkin.distributed.place import Place, from_slurm, place
 from nearkin.distributed.ranks import agreed
 from nearkin.errors import CollapsedError, DivergedError, StoppedError, WorkerError
@@ -109,8 +110,8 @@ def company(devices: int, follow: Callable[..., object], *args: Any) -> Iterator
         store = TCPStore("127.0.0.1", 0, devices, is_master=True, wait_for_workers=False)
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
         threads = max(1, torch.get_num_threads() // devices)
-        env = {**meeting, "WORLD_SIZE": str(devices), "THREADS": str(threads)}
-        helpers = start_processes(_help, (env, follow, args), devices - 1, join=False)
+        told = meeting | {"WORLD_SIZE": str(devices)}, threads, follow, args
+        helpers = start_processes(_help, told, devices - 1, join=False)
         try:
             with _noticed(helpers), Company(store, 0, devices, helpers, threads):
                 yield
@@ -145,7 +146,7 @@ class Company:
     helpers: ProcessContext | None = None
     """The others, if they were started here."""
     threads: int | None = None
-    """Of each process in a training; None if that was settled by somebody else."""
+    """Of this process in a training; None if that is settled already."""
     meetings: int = 0
 
     def __enter__(self) -> "Company":
@@ -177,20 +178,19 @@ class Company:
     @contextmanager
     def meeting(self, follow: Callable[..., object]) -> Iterator[None]:
         """Train with the others, who are called to `follow`."""
-        key, threads = self._next, torch.get_num_threads()
+        key = self._next
         if self.helpers is not None:
             self.helpers.join(timeout=0)  # raises if one is lost, or it would be waited for
         if self.rank == 0:
             self.store.set(key, _name(follow))
         self.called()
         self.meetings += 1
-        group = {"store": PrefixStore(key, self.store), "rank": self.rank}
-        torch.set_num_threads(self.threads or threads)
-        try:
-            with process_group(_backend(), **group, world_size=self.world, timeout=PATIENCE):
-                yield
-        finally:
-            torch.set_num_threads(threads)
+        group = {"store": PrefixStore(key, self.store), "rank": self.rank, "timeout": PATIENCE}
+        with ExitStack() as stack:
+            if self.threads is not None:
+                stack.enter_context(working_on(self.threads, self.rank, self.world))
+            stack.enter_context(process_group(_backend(), **group, world_size=self.world))
+            yield
 
 
 _company: ContextVar[Company | None] = ContextVar("company", default=None)
@@ -201,13 +201,13 @@ def _name(follow: Callable[..., object]) -> str:
 
 
 def _help(
-    number: int, env: Mapping[str, str], follow: Callable[..., object], args: tuple[Any, ...]
+    number: int, env: Mapping[str, str], threads: int, follow: Callable[..., object], args: Any
 ) -> None:
     """What a process does that was started here."""
-    rank = str(number + 1)
-    torch.set_num_threads(int(env["THREADS"]))
-    os.environ.update(env, RANK=rank, LOCAL_RANK=rank)
-    follow(*args)
+    rank = number + 1
+    os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
+    with working_on(threads, rank, int(env["WORLD_SIZE"])):
+        follow(*args)
 
 
 def _backend() -> str:
