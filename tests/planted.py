@@ -10,6 +10,7 @@ Prints a line for each, and fails if one is not caught. Imports torch once and f
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,9 @@ from pathlib import Path
 
 import pytest
 import torch  # noqa: F401  (imported before forking)
+
+LIMIT = 600
+"""Seconds for each test; far more than any takes that does not hang."""
 
 ROOT = Path(__file__).parents[1]
 PATCHES = ROOT / "tests" / "planted"
@@ -64,6 +68,7 @@ def run_tests(root: Path, tests: list[str]) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    signal.alarm(LIMIT * len(tests))
     os.chdir(root)
     sys.path[:1] = [str(root), str(root / "src")]  # in place of this file's folder
     os.environ["PYTHONPATH"] = str(root / "src")  # of processes that tests start
