@@ -315,7 +315,7 @@ def follow_and_note(folder: str) -> None:
 
 @pytest.mark.skipif(
     sys.platform != "linux" or available_cpus() < 2 or torch.cuda.is_available(),
-    reason="processes keep to their share where processors compute, if there are some for each",
+    reason="processes keep to their own processors where there are two or more, and no GPU",
 )
 def test_processes_that_were_started_here_keep_to_their_share_of_the_processors(tmp_path):
     before = torch.get_num_threads(), processors()

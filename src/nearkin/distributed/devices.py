@@ -95,13 +95,12 @@ def working_on(threads: int, rank: int, ranks: int) -> Iterator[None]:
     """Compute with so many threads, on this rank's share of the processors, in a `with` block.
 
     Left to itself, the system moves processes that wait for each other to one processor now and
-    then. Where a GPU computes, or there are too few processors, all of them may be used.
+    then. Where there is a GPU, all processors may be used.
     """
     before, cpus = torch.get_num_threads(), sorted(_own_cpus())
-    share = cpus[rank * len(cpus) // ranks : (rank + 1) * len(cpus) // ranks]
-    bound = len(cpus) >= ranks and not torch.cuda.is_available()
+    first, end = rank * len(cpus) // ranks, (rank + 1) * len(cpus) // ranks
     torch.set_num_threads(threads)
-    _keep_to(share if bound else cpus)
+    _keep_to(cpus if torch.cuda.is_available() else cpus[first : max(first + 1, end)])
     try:
         yield
     finally:
@@ -117,7 +116,7 @@ def _own_cpus() -> set[int]:
 def _keep_to(cpus: list[int]) -> None:
     """Bind all threads of this process to processors; new ones inherit it."""
     for thread in Path("/proc/self/task").iterdir() if cpus else ():
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(OSError):  # it has just ended, or the system lets nobody bind it
             os.sched_setaffinity(int(thread.name), cpus)
 
 
