@@ -192,6 +192,23 @@ def test_a_killed_process_ends_the_run_in_one_line_and_nothing_is_lost(data, bot
     assert same_bits(trained(data, out, "--resume", "--devices", "2"), both)
 
 
+def test_a_process_that_cannot_start_is_told(data, tmp_path):
+    """As in a program that starts others when it is imported, which they do."""
+    program = tmp_path / "program.py"
+    asked = f"{str(data)!r}, devices=2, epochs=1, batch_size=16, out={str(tmp_path / 'run')!r}"
+    program.write_text(f"import nearkin\nnearkin.train({asked}, backbone='tiny', device='cpu')\n")
+    process = subprocess.run(
+        [sys.executable, program],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=SECONDS,
+    )
+    assert process.returncode == 1
+    last = process.stderr.splitlines()[-1]
+    assert "WorkerError: process 1 of this training was ended by exit code 1" in last
+
+
 def test_others_end_when_the_first_is_killed(data, tmp_path):
     out = tmp_path / "run"
     process = start(data, out, "--devices", "2")

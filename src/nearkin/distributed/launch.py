@@ -179,11 +179,11 @@ class Company:
     def meeting(self, follow: Callable[..., object]) -> Iterator[None]:
         """Train with the others, who are called to `follow`."""
         key = self._next
-        if self.helpers is not None:
-            self.helpers.join(timeout=0)  # raises if one is lost, or it would be waited for
-        if self.rank == 0:
-            self.store.set(key, _name(follow))
+        self.store.set(f"{key} {self.rank}" if self.rank else key, _name(follow))
         self.called()
+        others = [f"{key} {rank}" for rank in range(1, self.world)]
+        while self.helpers is not None and not self.store.check(others):
+            self.helpers.join(timeout=0.1)  # raises if one is lost, or it would be waited for
         self.meetings += 1
         group = {"store": PrefixStore(key, self.store), "rank": self.rank, "timeout": PATIENCE}
         with ExitStack() as stack:
