@@ -76,7 +76,7 @@ def available_cpus() -> int:
 
     By affinity and by the quota of its control group, rounded up, as containers have one.
     """
-    cpus = len(_own_cpus()) or os.cpu_count() or 1
+    cpus = len(_bound_to()) or os.cpu_count() or 1
     quota = cpu_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
     return max(1, math.ceil(min(cpus, quota)))
 
@@ -95,12 +95,13 @@ def working_on(threads: int, rank: int, ranks: int) -> Iterator[None]:
     """Compute with so many threads, on this rank's share of the processors, in a `with` block.
 
     Left to itself, the system moves processes that wait for each other to one processor now and
-    then. Where there is a GPU, all processors may be used.
+    then. Where there is a GPU, no thread is bound or set free.
     """
-    before, cpus = torch.get_num_threads(), sorted(_own_cpus())
+    before = torch.get_num_threads()
+    cpus = [] if torch.cuda.is_available() else sorted(_bound_to())
     first, end = rank * len(cpus) // ranks, (rank + 1) * len(cpus) // ranks
     torch.set_num_threads(threads)
-    _keep_to(cpus if torch.cuda.is_available() else cpus[first : max(first + 1, end)])
+    _keep_to(cpus[first : max(first + 1, end)])
     try:
         yield
     finally:
@@ -108,13 +109,13 @@ def working_on(threads: int, rank: int, ranks: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _own_cpus() -> set[int]:
+def _bound_to() -> set[int]:
     """The processors this process is bound to, by number; nothing where there is no such call."""
     return os.sched_getaffinity(0) if sys.platform == "linux" else set()
 
 
 def _keep_to(cpus: list[int]) -> None:
-    """Bind all threads of this process to processors; new ones inherit it."""
+    """Bind all threads of this process to processors, if any are given; new ones inherit it."""
     for thread in Path("/proc/self/task").iterdir() if cpus else ():
         with suppress(OSError):  # it has just ended, or the system lets nobody bind it
             os.sched_setaffinity(int(thread.name), cpus)
