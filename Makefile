@@ -34,7 +34,7 @@ format: $(VENV)/developed
 
 # The page of each method, from its code, recipes/ and docs/measured.toml.
 docs: $(VENV)/installed
-	$(RUN)python -c 'from nearkin.runs.pages import write_pages; write_pages()'
+	$(RUN)python -c 'from nearkin.commands.methods import write_pages; write_pages()'
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nearkin needs Python 3.11 or newer: make PYTHON=python3.12")'

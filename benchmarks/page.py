@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from nearkin.explorer.map import Coloring, PictureMap, map_section, script
-from nearkin.explorer.page import document
+from nearkin.report.page.map import Coloring, PictureMap, map_section, script
+from nearkin.report.page.page import document
 
 SIDE: Final = 48
 COLUMNS: Final = 16

@@ -44,7 +44,7 @@ from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Branch
 from nearkin.networks.heads import Heads
-from nearkin.runs.settings.recipes import recipe
+from nearkin.run.settings.recipes import recipe
 from nearkin.training.compilation import compile_branches
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin.explorer.map import Coloring, PictureMap, map_section, script
-from nearkin.explorer.page import document
+from nearkin.report.page.map import Coloring, PictureMap, map_section, script
+from nearkin.report.page.page import document
 
 try:
     from playwright.sync_api import sync_playwright

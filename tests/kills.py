@@ -30,14 +30,14 @@ import sklearn.metrics  # noqa: F401
 import torch
 import torch._dynamo
 
-import nearkin.runs.training.train  # noqa: F401
+import nearkin.commands.train  # noqa: F401
 from nearkin.cli import main
 from nearkin.config import option
 from nearkin.methods import METHODS
-from nearkin.runs.looking.curves import training_curves
-from nearkin.runs.looking.plots import curves
-from nearkin.runs.record.folder import RunFolder
-from nearkin.runs.settings.options import method_parameters
+from nearkin.report.curves import training_curves
+from nearkin.report.plots import curves
+from nearkin.run.folder import RunFolder
+from nearkin.run.settings.options import method_parameters
 from nearkin.training import sealed
 from nearkin.training.checkpoint import latest
 
@@ -75,10 +75,10 @@ def in_epoch(position: int) -> Callable[..., bool]:
 
 COMMIT = "METHOD.commit"
 SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.training.sealed.write"
-FLUSH, LOOK = "nearkin.tables.Journal.flush", "nearkin.runs.training.monitor.Monitor.look"
-HEALTH, TRAIN = "nearkin.runs.training.monitor.health", "nearkin.runs.training.train"
+FLUSH, LOOK = "nearkin.tables.Journal.flush", "nearkin.training.monitor.Monitor.look"
+HEALTH, TRAIN = "nearkin.training.monitor.health", "nearkin.commands.train"
 ENCODER, EVALUATE = f"{TRAIN}.write_encoder", f"{TRAIN}.evaluate_parts"
-FOLDER = "nearkin.runs.record.folder.RunFolder"
+FOLDER = "nearkin.run.folder.RunFolder"
 AIMS = {
     "half a checkpoint": Aim(SAVE, "pathlib.Path.open", "half"),
     "settings, before fsync": Aim(f"{FOLDER}.write_settings", "os.fsync", "before", often=False),
@@ -94,7 +94,7 @@ AIMS = {
     "metrics ahead of checkpoint": Aim(FLUSH, FLUSH, "after"),
     "after the last save": Aim(SAVE, SAVE, "after", lambda _, step, *_rest: step == TOTAL, False),
     "half an encoder": Aim(ENCODER, "pathlib.Path.open", "half", often=False),
-    "evaluation": Aim(EVALUATE, "nearkin.runs.evaluation.evaluate.measure", "before", often=False),
+    "evaluation": Aim(EVALUATE, "nearkin.commands.evaluate.measure", "before", often=False),
     "summary, before fsync": Aim(f"{FOLDER}.write_summary", "os.fsync", "before", often=False),
 }
 """Half of all kills; the others come at random."""

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from nearkin.commands.train import train
 from nearkin.config import TrainConfig
-from nearkin.runs.training.train import train
 
 LOOKS = 20
 """At memory, over the second half."""

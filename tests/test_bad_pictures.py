@@ -23,6 +23,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from nearkin.cli import main
+from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.data.decode import center
 from nearkin.data.folder import Folder
@@ -32,7 +33,6 @@ from nearkin.data.order import Order
 from nearkin.data.rgb import decode
 from nearkin.data.sources import is_picture
 from nearkin.errors import DataError
-from nearkin.runs.training.train import train
 from nearkin.tables import read_csv
 
 TESTS = Path(__file__).parent

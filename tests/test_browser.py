@@ -9,7 +9,7 @@ import pytest
 from browser import Shown, chromium, in_a_browser, page_of, serving, sheet, small_map, tile_color
 from test_explorer import HOSTILE
 
-from nearkin.explorer.map import Coloring
+from nearkin.report.page.map import Coloring
 
 pytestmark = in_a_browser
 

@@ -11,16 +11,16 @@ from PIL import Image
 from pyarrow import parquet
 
 from nearkin.cli import main
+from nearkin.commands.compare import compare
+from nearkin.commands.embed import embed
+from nearkin.commands.export import export, sheet
+from nearkin.commands.neighbors import neighbors
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.images import open_images
 from nearkin.errors import CheckpointError, OutputError, UsageError
+from nearkin.evaluation.encoder import write_encoder
 from nearkin.networks.backbone import build_backbone
-from nearkin.runs.evaluation.embed import embed
-from nearkin.runs.evaluation.encoder import write_encoder
-from nearkin.runs.evaluation.search import neighbors
-from nearkin.runs.export import export, sheet
-from nearkin.runs.looking.compare import compare
-from nearkin.runs.record.folder import RunFolder
+from nearkin.run.folder import RunFolder
 from nearkin.tables import write_csv
 
 

@@ -16,8 +16,8 @@ from PIL import Image
 
 from nearkin.data.arrays import Arrays
 from nearkin.data.images import open_images
+from nearkin.discovery.copies import check_destination, copy_to, file_names
 from nearkin.errors import OutputError, UsageError
-from nearkin.runs.evaluation.copies import check_destination, copy_to, file_names
 
 HOSTILE = [
     "../../x.png",

@@ -13,7 +13,7 @@ from nearkin.data.images import open_images
 from nearkin.data.order import Order
 from nearkin.measures.neighbors import nearest
 from nearkin.methods import METHODS
-from nearkin.runs.record.folder import RunFolder
+from nearkin.run.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from test_processes import SECONDS, children, ended, environment, free_port
 
 from nearkin.cli import main
-from nearkin.runs.record.folder import RunFolder
+from nearkin.run.folder import RunFolder
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this torch knows no processes"
@@ -28,7 +28,7 @@ SETTINGS = [
 SHORT = """
 import sys
 import torch
-import nearkin.runs.settings.build as build
+import nearkin.run.settings.build as build
 build.native_precision = lambda device: torch.float32
 build.epochs_for = lambda *facts: 2
 from nearkin.cli import main

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from nearkin.config import DiscoverConfig
-from nearkin.runs.discovery.ground import Preparation
-from nearkin.runs.discovery.material import open_material
-from nearkin.runs.record.folder import RunFolder
-from nearkin.runs.record.reporter import Logged, Silent
+from nearkin.discovery.ground import Preparation
+from nearkin.discovery.material import open_material
+from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Logged, Silent
 from nearkin.types import UNKNOWN
 
 

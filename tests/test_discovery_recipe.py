@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig, read_toml
+from nearkin.discovery.material import open_material
+from nearkin.discovery.stages import class_stage, known_stage
+from nearkin.discovery.task import Task
+from nearkin.discovery.trials import METHODS, folds, strength_options
+from nearkin.discovery.trunk import LiveTrunk
+from nearkin.evaluation.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
-from nearkin.runs.discovery.material import open_material
-from nearkin.runs.discovery.stages import class_stage, known_stage
-from nearkin.runs.discovery.task import Task
-from nearkin.runs.discovery.trials import METHODS, folds, strength_options
-from nearkin.runs.discovery.trunk import LiveTrunk
-from nearkin.runs.evaluation.encoder import Encoder
-from nearkin.runs.settings.options import checked_options, method_options
-from nearkin.runs.training.fit import optimizer_for, schedule_for
+from nearkin.run.settings.options import checked_options, method_options
+from nearkin.training.fit import optimizer_for, schedule_for
 from nearkin.training.loop import steps
 
 ROOT = Path(__file__).parents[1]

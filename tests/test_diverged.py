@@ -7,11 +7,11 @@ import pytest
 import torch
 from small import batch_for, small
 
+from nearkin.commands.replay import replay
+from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import DivergedError, UsageError
 from nearkin.methods import METHODS
-from nearkin.runs.replay import replay
-from nearkin.runs.training.train import train
 from nearkin.training.checkpoint import latest
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer

@@ -10,10 +10,10 @@ import pytest
 
 from nearkin.discovery import assignments as assigned
 from nearkin.discovery import clusters as clustered
+from nearkin.discovery.accept import accepted
 from nearkin.errors import CheckpointError, OutputError, UsageError
-from nearkin.runs.discovery.accept import accepted
-from nearkin.runs.looking.edits import called, classes, name_classes, split_off
-from nearkin.runs.record.folder import RunFolder, clear
+from nearkin.report.edits import called, classes, name_classes, split_off
+from nearkin.run.folder import RunFolder, clear
 from nearkin.tables import read_csv, write_csv
 
 FLAGS = {

@@ -23,8 +23,8 @@ import nearkin
 from nearkin.cli import main
 from nearkin.discovery import assignments as assigned
 from nearkin.discovery import clusters as clustered
-from nearkin.runs.discovery.accept import accepted
-from nearkin.runs.record.folder import RunFolder
+from nearkin.discovery.accept import accepted
+from nearkin.run.folder import RunFolder
 from nearkin.tables import write_csv
 
 HOSTILE = "<img src=x onerror=alert(1)>.png"

@@ -20,11 +20,11 @@ from PIL import Image
 
 import nearkin
 from nearkin.data.images import open_images
-from nearkin.explorer.charts import line_chart, round_ticks
-from nearkin.explorer.discovered import discovery_page
-from nearkin.explorer.markup import Html, element, text
-from nearkin.explorer.report import Chart, ClassView, Confusion, Picture, Report, Table
-from nearkin.runs.looking.thumbnails import thumbnails
+from nearkin.report.page.charts import line_chart, round_ticks
+from nearkin.report.page.discovered import discovery_page
+from nearkin.report.page.markup import Html, element, text
+from nearkin.report.page.report import Chart, ClassView, Confusion, Picture, Report, Table
+from nearkin.report.thumbnails import thumbnails
 
 DOT = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 HOSTILE = [
@@ -212,7 +212,9 @@ def test_the_policy_allows_this_style_and_pictures_in_the_page_and_nothing_else(
 
 
 def test_pages_are_made_without_torch_or_numpy():
-    code = "import sys, nearkin.explorer.page; print({'torch', 'numpy', 'PIL'} & set(sys.modules))"
+    code = (
+        "import sys, nearkin.report.page.page; print({'torch', 'numpy', 'PIL'} & set(sys.modules))"
+    )
     environment = {**os.environ, "PYTHONPATH": str(Path(nearkin.__file__).parents[1])}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)

@@ -15,11 +15,11 @@ import pytest
 import torch
 from small import small
 
+from nearkin.commands.train import train
 from nearkin.config import TrainConfig, continued
 from nearkin.config.files import FREE
 from nearkin.errors import CheckpointError, OutputError, ResourceError, UsageError
-from nearkin.runs.record.opened import opened
-from nearkin.runs.training.train import train
+from nearkin.run.opened import opened
 from nearkin.training import checkpoint, sealed
 from nearkin.training.optimizer import build_optimizer
 
@@ -163,7 +163,7 @@ RACE = """
 import os, sys, time
 from pathlib import Path
 from nearkin.errors import OutputError
-from nearkin.runs.record.opened import opened
+from nearkin.run.opened import opened
 ready, go = os.pipe(), os.pipe()
 children = []
 for _ in range(int(sys.argv[2])):
@@ -212,7 +212,7 @@ def test_whoever_holds_a_folder_is_named_and_a_copy_of_it_is_free(tmp_path):
 
 def test_too_little_memory_is_one_line_with_advice(pictures, tmp_path):
     program = (
-        "import resource, sys; import nearkin.runs.training.train; from nearkin.cli import main;"
+        "import resource, sys; import nearkin.commands.train; from nearkin.cli import main;"
         "size = int(open('/proc/self/statm').read().split()[0]) * 4096;"
         "resource.setrlimit(resource.RLIMIT_AS, (size + (3 << 29),) * 2);"
         "sys.exit(main(sys.argv[1:]))"
@@ -274,7 +274,7 @@ def test_the_documentation_names_the_free_settings():
 
 
 def test_two_exports_of_one_run_are_the_same_file(whole, tmp_path):
-    from nearkin.runs.evaluation.encoder import load, write_encoder
+    from nearkin.evaluation.encoder import load, write_encoder
 
     encoder = load(whole)
     for name in ("a", "b"):

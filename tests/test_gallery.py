@@ -11,8 +11,8 @@ from PIL import Image
 
 from nearkin.data.decode import center
 from nearkin.data.images import open_images
-from nearkin.runs.looking.sheets import class_sheet, save_sheet
-from nearkin.runs.looking.thumbnails import thumbnails
+from nearkin.report.sheets import class_sheet, save_sheet
+from nearkin.report.thumbnails import thumbnails
 
 
 def opened(uri):

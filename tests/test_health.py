@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import CollapsedError, DivergedError
 from nearkin.methods.byol import BYOL
-from nearkin.runs.record.folder import RunFolder
-from nearkin.runs.training.train import train
+from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
 from nearkin.training.health import LOOKS, SETTLED, Alarm, health, signs, verdict
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from nearkin.data.images import open_images
+from nearkin.discovery.labeled import check_disjoint, label_pictures, truth_labels
 from nearkin.errors import DataError, UsageError
-from nearkin.runs.discovery.labeled import check_disjoint, label_pictures, truth_labels
 from nearkin.types import UNKNOWN
 
 

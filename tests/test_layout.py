@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearkin.explorer.layout import lay_out, place
+from nearkin.report.page.layout import lay_out, place
 
 
 def blobs(per=30, groups=4, dim=16, spread=0.15, seed=0):

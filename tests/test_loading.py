@@ -17,7 +17,7 @@ from nearkin.data.order import Order
 from nearkin.distributed import available_cpus, own_cpus
 from nearkin.distributed.devices import cpu_quota
 from nearkin.errors import ResourceError, WorkerError
-from nearkin.runs.record.failures import foreseen
+from nearkin.run.failures import foreseen
 
 STEPS = 12
 

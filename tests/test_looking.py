@@ -8,18 +8,18 @@ import pytest
 import torch
 from PIL import Image, ImageFont
 
+from nearkin.commands.embed import Embeddings
+from nearkin.commands.neighbors import Neighbor, Neighbors
 from nearkin.data.images import open_images
 from nearkin.errors import DataError, OutputError
-from nearkin.explorer.map import Coloring, PictureMap
-from nearkin.explorer.report import Chart, ClassView, Confusion, Picture, Report
-from nearkin.runs.evaluation.embed import Embeddings
-from nearkin.runs.evaluation.search import Neighbor, Neighbors
-from nearkin.runs.looking.contact import contact_sheet, neighbor_sheet
-from nearkin.runs.looking.curves import MOST_POINTS, training_curves
-from nearkin.runs.looking.figures import write_figures
-from nearkin.runs.looking.plots import COLORS, confusion_plot, curves, draw, map_plot
-from nearkin.runs.looking.sheets import save_sheet, shortened
-from nearkin.runs.record.folder import PLOTS, RunFolder
+from nearkin.report.contact import contact_sheet, neighbor_sheet
+from nearkin.report.curves import MOST_POINTS, training_curves
+from nearkin.report.figures import write_figures
+from nearkin.report.page.map import Coloring, PictureMap
+from nearkin.report.page.report import Chart, ClassView, Confusion, Picture, Report
+from nearkin.report.plots import COLORS, confusion_plot, curves, draw, map_plot
+from nearkin.report.sheets import save_sheet, shortened
+from nearkin.run.folder import PLOTS, RunFolder
 
 HOSTILE = (
     "$\\frac{$", "_hidden", "<b>bold</b>", "日本語", "a\nb\x1b[31m", "\u202egnp.exe", "x" * 300,
@@ -241,7 +241,7 @@ def test_captions_stand_below_their_pictures_and_never_run_into_the_next(tmp_pat
 
 
 def test_names_in_other_alphabets_are_written_in_letters():
-    from nearkin.runs.looking.sheets import _font
+    from nearkin.report.sheets import _font
 
     font = _font(14)
     assert isinstance(font, ImageFont.FreeTypeFont)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin.runs.record.machine import machine, note_machine
+from nearkin.run.machine import machine, note_machine
 
 CPU = torch.device("cpu")
 

@@ -12,9 +12,9 @@ import torch
 from small import batch_for, run, small
 
 from nearkin.cli import main
+from nearkin.commands.methods import page, pages, write_pages
 from nearkin.methods import METHODS
-from nearkin.runs.pages import page, pages, write_pages
-from nearkin.runs.settings.options import default_options, method_parameters
+from nearkin.run.settings.options import default_options, method_parameters
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"

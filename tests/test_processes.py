@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from nearkin.distributed import agreed, available_cpus, together
 from nearkin.distributed.place import Place, from_slurm, num_processes, place
 from nearkin.errors import UsageError
-from nearkin.runs.record.folder import RunFolder
+from nearkin.run.folder import RunFolder
 from nearkin.training import checkpoint, sealed
 
 pytestmark = pytest.mark.skipif(
@@ -245,7 +245,7 @@ def test_a_failure_of_another_process_is_told(data, tmp_path):
     copy = tmp_path / "pictures.npz"
     shutil.copy(data, copy)
     vanishing = (
-        "import sys; import nearkin.runs.training.train as train; real = train.together;"
+        "import sys; import nearkin.commands.train as train; real = train.together;"
         f"train.together = lambda *a: (__import__('pathlib').Path({str(copy)!r}).unlink(), real(*a))[1];"
         "from nearkin.cli import main; sys.exit(main())"
     )

@@ -13,15 +13,15 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from nearkin.commands.discover import discover
+from nearkin.commands.report import pictures_of, report
+from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
-from nearkin.runs.discovery.discover import discover
-from nearkin.runs.looking.embedded import embedded, voted
-from nearkin.runs.looking.mapping import balanced, picture_map
-from nearkin.runs.looking.tiles import COLUMNS, PER_SHEET, tiles
-from nearkin.runs.record.folder import RunFolder
-from nearkin.runs.report import pictures_of, report
-from nearkin.runs.training.train import train
+from nearkin.report.embedded import embedded, voted
+from nearkin.report.mapping import balanced, picture_map
+from nearkin.report.tiles import COLUMNS, PER_SHEET, tiles
+from nearkin.run.folder import RunFolder
 
 EACH = 16
 

@@ -5,9 +5,9 @@ import csv
 import numpy as np
 import pytest
 
+from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import UsageError
-from nearkin.runs.training.train import train
 
 SMALL = {"backbone": "tiny", "image_size": 16, "batch_size": 8, "epochs": 2, "val": 0.0}
 

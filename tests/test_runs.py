@@ -10,20 +10,20 @@ import torch
 from PIL import Image
 from torch import nn
 
+from nearkin.commands import evaluate as evaluation
+from nearkin.commands.embed import embed, encode_images
+from nearkin.commands.evaluate import evaluate, evaluate_parts
+from nearkin.commands.train import built
 from nearkin.config import TrainConfig
 from nearkin.data.images import open_images
+from nearkin.data.parts import Parts, open_parts
 from nearkin.errors import CheckpointError, DataError, UsageError
+from nearkin.evaluation.encoder import CUSTOM, Encoder, initialize, load, write_encoder
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import adopt, build_backbone
-from nearkin.runs.evaluation import evaluate as evaluation
-from nearkin.runs.evaluation.data import Parts, open_parts
-from nearkin.runs.evaluation.embed import embed, encode_images
-from nearkin.runs.evaluation.encoder import CUSTOM, Encoder, initialize, load, write_encoder
-from nearkin.runs.evaluation.evaluate import evaluate, evaluate_parts
-from nearkin.runs.record.folder import RunFolder
-from nearkin.runs.settings.build import resolve
-from nearkin.runs.training.monitor import Monitor
-from nearkin.runs.training.train import built
+from nearkin.run.folder import RunFolder
+from nearkin.run.settings.build import resolve
+from nearkin.training.monitor import Monitor
 
 CPU = torch.device("cpu")
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import CheckpointError
-from nearkin.runs.training.train import train
 from nearkin.tables import read_csv
 
 CONFIG = TrainConfig(backbone="tiny", image_size=16, epochs=1, batch_size=8, workers=0)

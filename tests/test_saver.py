@@ -5,13 +5,12 @@ import pytest
 from small import small
 
 from nearkin.errors import ResourceError
-from nearkin.runs.record.folder import RunFolder
-from nearkin.runs.record.reporter import Logged, Silent
-from nearkin.runs.training import saver
-from nearkin.runs.training.saver import Saver
+from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Logged, Silent
 from nearkin.tables import Journal
-from nearkin.training import checkpoint
+from nearkin.training import checkpoint, saver
 from nearkin.training.optimizer import build_optimizer
+from nearkin.training.saver import Saver
 
 
 class Clock:

@@ -16,13 +16,13 @@ from pyarrow import parquet
 
 import nearkin
 from nearkin.cli import main
+from nearkin.commands.embed import embed
+from nearkin.commands.index import kind_of_index, shortlist
+from nearkin.commands.neighbors import most_similar
+from nearkin.evaluation import parts
+from nearkin.evaluation.encoder import write_encoder
+from nearkin.evaluation.vectors import open_vectors
 from nearkin.networks.backbone import build_backbone
-from nearkin.runs.evaluation import parts
-from nearkin.runs.evaluation.embed import embed
-from nearkin.runs.evaluation.encoder import write_encoder
-from nearkin.runs.evaluation.index import kind_of_index, shortlist
-from nearkin.runs.evaluation.search import most_similar
-from nearkin.runs.evaluation.vectors import open_vectors
 
 DIM = 128
 """Of the features of `tiny`."""

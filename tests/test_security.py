@@ -25,11 +25,11 @@ from safetensors.torch import save
 import nearkin
 from nearkin.data.images import open_images
 from nearkin.data.recognize import recognize
+from nearkin.discovery.kept import read_looks
 from nearkin.errors import CheckpointError, DataError
+from nearkin.evaluation.encoder import load
 from nearkin.networks.backbone import build_backbone
-from nearkin.runs.discovery.kept import read_looks
-from nearkin.runs.evaluation.encoder import load
-from nearkin.runs.record.folder import PLOTS
+from nearkin.run.folder import PLOTS
 from nearkin.types import UNKNOWN
 
 PACKAGE = Path(nearkin.__file__).parent

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from nearkin.errors import DataError, OutputError, PortError, UsageError
-from nearkin.explorer.server import MOST_CONNECTIONS, Server
+from nearkin.report.page.server import MOST_CONNECTIONS, Server
 
 PAGE = "<!doctype html><title>\u732b</title>"
 POLICY = "default-src 'none'; script-src 'sha256-AAAA'"

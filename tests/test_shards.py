@@ -20,12 +20,12 @@ from pyarrow import dataset, parquet
 
 import nearkin
 from nearkin.cli import main, using
+from nearkin.commands.embed import embed
 from nearkin.errors import OutputError
+from nearkin.evaluation.encoder import write_encoder
+from nearkin.evaluation.parts import whole
+from nearkin.evaluation.shards import SHARD
 from nearkin.networks.backbone import build_backbone
-from nearkin.runs.evaluation.embed import embed
-from nearkin.runs.evaluation.encoder import write_encoder
-from nearkin.runs.evaluation.parts import whole
-from nearkin.runs.evaluation.shards import SHARD
 
 PICTURES, BAD = 26, ["cat/03.png", "cat/06.png", "cat/07.png", "cat/08.png", "dog/02.png"]
 """Of which 06 to 08 are a whole part by threes; dog/02 already shows in its header."""

@@ -12,13 +12,13 @@ from nearkin.data.images import open_images
 from nearkin.data.kept import KeptViews
 from nearkin.data.order import Order
 from nearkin.data.streams import Streams
+from nearkin.discovery.stages import class_stage, known_stage
+from nearkin.discovery.task import Task
+from nearkin.discovery.trunk import FrozenTrunk, LiveTrunk, Looks, freeze, look
 from nearkin.errors import DataError, UsageError
+from nearkin.evaluation.encoder import Encoder
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
-from nearkin.runs.discovery.stages import class_stage, known_stage
-from nearkin.runs.discovery.task import Task
-from nearkin.runs.discovery.trunk import FrozenTrunk, LiveTrunk, Looks, freeze, look
-from nearkin.runs.evaluation.encoder import Encoder
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")

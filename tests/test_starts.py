@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from nearkin.config import TrainConfig
+from nearkin.discovery.classifier import class_probability, heads_of, on_top, still
+from nearkin.discovery.stages import class_stage, known_stage
+from nearkin.discovery.starts import start_of
+from nearkin.discovery.task import Task
+from nearkin.discovery.trunk import FrozenTrunk, Looks
 from nearkin.measures.matching import cluster_accuracy
-from nearkin.runs.discovery.classifier import class_probability, heads_of, on_top, still
-from nearkin.runs.discovery.stages import class_stage, known_stage
-from nearkin.runs.discovery.starts import start_of
-from nearkin.runs.discovery.task import Task
-from nearkin.runs.discovery.trunk import FrozenTrunk, Looks
 from nearkin.types import UNKNOWN
 
 KNOWN, NOVEL, EACH, HELD_OUT = 6, 20, 5, 7

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearkin.config import TrainConfig
-from nearkin.errors import DataError
-from nearkin.runs.discovery.task import Task
-from nearkin.runs.discovery.trials import (
+from nearkin.discovery.task import Task
+from nearkin.discovery.trials import (
     FOLDS,
     STRENGTHS,
     USUAL,
@@ -23,7 +22,8 @@ from nearkin.runs.discovery.trials import (
     mean_accuracy,
     strength_options,
 )
-from nearkin.runs.discovery.trunk import FrozenTrunk, Looks
+from nearkin.discovery.trunk import FrozenTrunk, Looks
+from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")

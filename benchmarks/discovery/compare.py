@@ -22,15 +22,14 @@ from jaxtyping import Int64
 
 from nearkin.config import TrainConfig, Value
 from nearkin.data.images import Images, open_images
+from nearkin.discovery.arms import ALONE, Arm, clustered_arm, trained_arm
+from nearkin.discovery.classifier import on_top, still
+from nearkin.discovery.kept import read_looks, write_looks
 from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.measures.matching import cluster_accuracy, right
-from nearkin.runs.discovery.arms import ALONE, Arm, clustered_arm, trained_arm
-from nearkin.runs.discovery.classifier import on_top, still
-from nearkin.runs.discovery.kept import read_looks, write_looks
-from nearkin.runs.discovery.stages import class_stage, known_stage
-from nearkin.runs.discovery.starts import start_of
-from nearkin.runs.discovery.task import Task
-from nearkin.runs.discovery.trials import (
+from nearkin.discovery.stages import class_stage, known_stage
+from nearkin.discovery.starts import start_of
+from nearkin.discovery.task import Task
+from nearkin.discovery.trials import (
     METHODS,
     STRENGTHS,
     USUAL,
@@ -39,9 +38,10 @@ from nearkin.runs.discovery.trials import (
     best,
     strength_options,
 )
-from nearkin.runs.discovery.trunk import FrozenTrunk, look
-from nearkin.runs.evaluation.encoder import load
-from nearkin.runs.settings.build import resolve
+from nearkin.discovery.trunk import FrozenTrunk, look
+from nearkin.evaluation.encoder import load
+from nearkin.measures.matching import cluster_accuracy, right
+from nearkin.run.settings.build import resolve
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNKNOWN
 

@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from nearkin.commands.train import built
 from nearkin.config import TrainConfig
 from nearkin.data.images import open_images
+from nearkin.data.parts import Parts, divide
 from nearkin.errors import DivergedError
 from nearkin.method import Method
 from nearkin.methods import METHODS
-from nearkin.runs.evaluation.data import Parts, divide
-from nearkin.runs.settings.build import resolve
-from nearkin.runs.training.fit import optimizer_for, steps_of
-from nearkin.runs.training.monitor import Monitor
-from nearkin.runs.training.train import built
+from nearkin.run.settings.build import resolve
 from nearkin.tables import read_csv, write_csv
+from nearkin.training.fit import optimizer_for, steps_of
+from nearkin.training.monitor import Monitor
 from nearkin.types import Batch, Step
 
 CPU = torch.device("cpu")

@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any
 from nearkin.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from nearkin.runs.check import check as check
-    from nearkin.runs.demo import demo as demo
-    from nearkin.runs.discovery.assign import assign as assign
-    from nearkin.runs.evaluation.encoder import load as load
-    from nearkin.runs.evaluation.evaluate import evaluate as evaluate
-    from nearkin.runs.evaluation.search import neighbors as neighbors
-    from nearkin.runs.evaluation.shards import embed as embed
-    from nearkin.runs.explore import explore as explore
-    from nearkin.runs.python import discover as discover
-    from nearkin.runs.python import train as train
+    from nearkin.api import discover as discover
+    from nearkin.api import train as train
+    from nearkin.commands.assign import assign as assign
+    from nearkin.commands.check import check as check
+    from nearkin.commands.demo import demo as demo
+    from nearkin.commands.evaluate import evaluate as evaluate
+    from nearkin.commands.explore import explore as explore
+    from nearkin.commands.neighbors import neighbors as neighbors
+    from nearkin.evaluation.encoder import load as load
+    from nearkin.evaluation.shards import embed as embed
 
 _HOME = {
-    "assign": "discovery.assign",
-    "check": "check",
-    "demo": "demo",
-    "discover": "python",
+    "assign": "commands.assign",
+    "check": "commands.check",
+    "demo": "commands.demo",
+    "discover": "api",
     "embed": "evaluation.shards",
-    "evaluate": "evaluation.evaluate",
-    "explore": "explore",
+    "evaluate": "commands.evaluate",
+    "explore": "commands.explore",
     "load": "evaluation.encoder",
-    "neighbors": "evaluation.search",
-    "train": "python",
+    "neighbors": "commands.neighbors",
+    "train": "api",
 }
 
 
@@ -46,4 +46,4 @@ def __getattr__(name: str) -> Any:
     """Import a verb when it is first used: torch takes a second that `--help` should not."""
     if name not in _HOME:
         raise AttributeError(f"nearkin has no {name}; it has {', '.join(_HOME)}")
-    return getattr(import_module(f"nearkin.runs.{_HOME[name]}"), name)
+    return getattr(import_module(f"nearkin.{_HOME[name]}"), name)

@@ -55,9 +55,9 @@ def discover(
         raise UsageError(
             "no pictures given; say nearkin discover DATA, or --config with a data key"
         )
+    from nearkin.commands.discover import discover as run_discover
     from nearkin.distributed import is_first
-    from nearkin.runs.discovery.discover import discover as run_discover
-    from nearkin.runs.record.summary import lines
+    from nearkin.run.summary import lines
 
     with Terminal(quiet or json or not is_first()) as terminal:
         run = run_discover(
@@ -93,7 +93,7 @@ def assign(
     """
     if not alone():
         return
-    from nearkin.runs.discovery.assign import assign as run_assign
+    from nearkin.commands.assign import assign as run_assign
 
     with Terminal(json) as terminal:
         found = run_assign(run, data, output=output, copy_to=copy_to, reporter=terminal)

@@ -10,7 +10,7 @@ def methods(name: str = "", /) -> None:
     Args:
         name: The one to show.
     """
-    from nearkin.runs.pages import method_lines
+    from nearkin.commands.methods import method_lines
 
     print("\n".join(method_lines(name)))
 
@@ -22,7 +22,7 @@ def backbones(pattern: str = "", /) -> None:
     Args:
         pattern: Only names that contain this.
     """
-    from nearkin.runs.info import backbone_lines
+    from nearkin.commands.info import backbone_lines
 
     print("\n".join(backbone_lines(pattern)))
 
@@ -34,7 +34,7 @@ def config(method: str = "simclr", /) -> None:
     Args:
         method: Its name.
     """
-    from nearkin.runs.info import config_lines
+    from nearkin.commands.info import config_lines
 
     print("\n".join(config_lines(method)))
 
@@ -42,6 +42,6 @@ def config(method: str = "simclr", /) -> None:
 @app.command
 def doctor() -> None:
     """Print versions, device, precision, threads and what else helps to help."""
-    from nearkin.runs.info import doctor_lines
+    from nearkin.commands.info import doctor_lines
 
     print("\n".join(doctor_lines()))

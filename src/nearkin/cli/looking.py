@@ -24,7 +24,7 @@ def report(
         data: Its pictures, if they are no longer where they were.
         output: Where to; the report.html of the run if not given.
     """
-    from nearkin.runs.report import report as run_report
+    from nearkin.commands.report import report as run_report
 
     print(run_report(run, data, output=output).resolve())
 
@@ -48,7 +48,7 @@ def explore(
         host: The address to listen on. Other than of this computer alone, it needs --i-know.
         i_know: Whoever can listen in on the way will see all that is shown, and the secret.
     """
-    from nearkin.runs.explore import explore as run_explore
+    from nearkin.commands.explore import explore as run_explore
 
     with Terminal() as terminal:
         run_explore(run, data, port=port, host=host, i_know=i_know, reporter=terminal)
@@ -67,7 +67,7 @@ def compare(
         output: Also make a page, such as compare.html.
         json: Print the comparison as JSON.
     """
-    from nearkin.runs.looking.compare import compare as run_compare
+    from nearkin.commands.compare import compare as run_compare
 
     found = run_compare(runs, output=output)
     show(found.to_dict(), json, found.lines())
@@ -90,7 +90,7 @@ def export(
         format: atlas is the Parquet table that Embedding Atlas reads.
         output: The file.
     """
-    from nearkin.runs.export import export as run_export
+    from nearkin.commands.export import export as run_export
 
     count = run_export(run, output, data, format=format)
     print(f"{count} pictures: {output.resolve()}")

@@ -23,7 +23,7 @@ def demo(*, out: Path = Path("runs/demo"), json: Flag = False) -> None:
         out: The folder of its two runs; an earlier demo in it is replaced.
         json: Print the measures as JSON.
     """
-    from nearkin.runs.demo import demo as run_demo
+    from nearkin.commands.demo import demo as run_demo
 
     with Terminal(json) as terminal:
         shown = run_demo(out=out, reporter=terminal)
@@ -47,7 +47,7 @@ def check(
         scan: headers opens every file; full decodes every picture.
         json: Print the findings as JSON.
     """
-    from nearkin.runs.check import check as run_check
+    from nearkin.commands.check import check as run_check
 
     with Terminal(json) as terminal:
         found = run_check(data, labels=labels, scan=scan, reporter=terminal)
@@ -87,9 +87,9 @@ def train(
     stored, settings = settings.pop("data", None), merged(settings, config, options)
     if data is None and stored is None:
         raise UsageError("no pictures given; say nearkin train DATA, or --config with a data key")
+    from nearkin.commands.evaluate import rows_of
+    from nearkin.commands.train import train as run_train
     from nearkin.distributed import is_first
-    from nearkin.runs.evaluation.evaluate import rows_of
-    from nearkin.runs.training.train import train as run_train
 
     with Terminal(quiet or json or not is_first()) as terminal:
         run = run_train(
@@ -112,6 +112,6 @@ def replay(run: Path, data: str | None = None, /) -> None:
         run: A run folder.
         data: Its pictures, if they are no longer where they were.
     """
-    from nearkin.runs.replay import replay as run_replay
+    from nearkin.commands.replay import replay as run_replay
 
     show(None, False, run_replay(run, data))

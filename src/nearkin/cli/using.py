@@ -21,8 +21,8 @@ def evaluate(run: Path, data: str | None = None, /, *, json: Flag = False) -> No
     """
     if not alone():
         return
-    from nearkin.runs.evaluation.evaluate import evaluate as run_evaluate
-    from nearkin.runs.evaluation.evaluate import table_lines
+    from nearkin.commands.evaluate import evaluate as run_evaluate
+    from nearkin.commands.evaluate import table_lines
 
     with Terminal(json) as terminal:
         evaluation = run_evaluate(run, data, reporter=terminal)
@@ -52,8 +52,8 @@ def embed(
         part: I/N, such as 1/8: make the I-th of N shares of the parts, as a job of an array.
     """
     from nearkin.distributed import is_first
-    from nearkin.runs.evaluation.shards import Made, is_folder
-    from nearkin.runs.evaluation.shards import embed as run_embed
+    from nearkin.evaluation.shards import Made, is_folder
+    from nearkin.evaluation.shards import embed as run_embed
 
     if not (is_folder(output) or alone()):
         return
@@ -94,11 +94,11 @@ def neighbors(
         data: The pictures to show on it, if they are not those of the run.
         json: Print them as JSON.
     """
-    from nearkin.runs.evaluation.search import neighbors as run_neighbors
+    from nearkin.commands.neighbors import neighbors as run_neighbors
 
     found = run_neighbors(run, pictures, vectors=vectors, index=index, top=top)
     if sheet is not None:
-        from nearkin.runs.export import sheet as run_sheet
+        from nearkin.commands.export import sheet as run_sheet
 
         run_sheet(found, run, sheet, data)
     lines = [line for one in found for line in one.lines()]
@@ -115,7 +115,7 @@ def index(
         vectors: What `nearkin embed` has written.
         output: A name that ends in .faiss.
     """
-    from nearkin.runs.evaluation.index import build_index
+    from nearkin.commands.index import build_index
 
     made = build_index(vectors, output)
     print(f"{made.pictures} pictures, {made.kind}: {output.resolve()}")

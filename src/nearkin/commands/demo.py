@@ -1,0 +1,72 @@
+"""`nearkin demo`: the whole way on real handwritten digits that come with scikit-learn."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nearkin.commands.discover import discover
+from nearkin.commands.evaluate import rows_of
+from nearkin.commands.train import Run, train
+from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.run.reporter import Reporter, Silent
+from nearkin.run.summary import lines
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Two finished runs: an encoder, and the classes that were found with it."""
+
+    trained: Run
+    discovered: Run
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What was measured of both."""
+        return {
+            "train": dict(self.trained.summary),
+            "discover": dict(self.discovered.summary),
+        }
+
+    def lines(self) -> list[str]:
+        """What was measured of both, for people."""
+        page = self.discovered.folder.report.resolve()
+        return [
+            *rows_of(self.trained.summary),
+            "",
+            *lines(self.discovered.summary),
+            "",
+            f"open   {page}",
+            "next   nearkin train YOUR_PICTURES",
+        ]
+
+
+def demo(
+    *,
+    out: str | Path = Path("runs/demo"),
+    overwrite: bool = True,
+    reporter: Reporter | None = None,
+) -> Demo:
+    """Train on digits without labels; then name 0 to 4 and find the other five among the rest.
+
+    Args:
+        out: The folder of the two run folders, `train` and `discover`.
+        overwrite: Replace an earlier demo.
+        reporter: Who is told how it goes.
+    """
+    told, folder = reporter or Silent(), Path(out)
+    settings = TrainConfig(method="simclr", epochs=90, val=0.2, options={"temperature": 0.2})
+    told.line("1/2 train: digits, without labels")
+    trained = train("digits", settings, out=folder / "train", overwrite=overwrite, reporter=told)
+    told.line("2/2 discover: labels for 0 to 4 only")
+    found = DiscoverConfig(
+        known="0,1,2,3,4",
+        mode="ncd",
+        truth="data",
+        from_run=str(trained.path),
+        epochs=30,
+        num_views=4,
+    )
+    discovered = discover(
+        "digits", found, out=folder / "discover", overwrite=overwrite, reporter=told
+    )
+    return Demo(trained, discovered)

@@ -1,0 +1,249 @@
+"""`nearkin discover`: the classes nobody named, beside some that are known."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nearkin.commands.evaluate import PIXEL_BANK, pixel_features
+from nearkin.commands.train import Run
+from nearkin.config import DiscoverConfig, continued
+from nearkin.data.augmentations import views_of
+from nearkin.data.parts import same_data, write_bad_files
+from nearkin.discovery.arms import Arm, clustered_arm, trained_arm
+from nearkin.discovery.calibration import Calibration, fit
+from nearkin.discovery.classifier import (
+    Classifier,
+    heads_of,
+    new_names,
+    still,
+    write_classifier,
+)
+from nearkin.discovery.copies import check_destination
+from nearkin.discovery.findings import findings
+from nearkin.discovery.ground import Ground, Preparation
+from nearkin.discovery.learn import Learned, Learning
+from nearkin.discovery.material import USUAL_BATCH, Material, batch_size, open_material
+from nearkin.discovery.others import follow
+from nearkin.discovery.outcome import Outcome
+from nearkin.discovery.predictions import Predictions
+from nearkin.discovery.report import write_outcome
+from nearkin.discovery.task import Task
+from nearkin.discovery.trials import METHODS, Trial
+from nearkin.discovery.trunk import check_trained
+from nearkin.distributed import choose_device, company, device_name, is_first
+from nearkin.errors import DataError, UsageError
+from nearkin.evaluation.encoder import load, write_encoder
+from nearkin.measures.kmeans import compact, constrained_kmeans
+from nearkin.run.failures import foreseen
+from nearkin.run.folder import RunFolder, clear, data_name
+from nearkin.run.opened import default_folder, opened
+from nearkin.run.reporter import Logged, Reporter, Silent
+from nearkin.run.settings.options import checked_options, method_class
+from nearkin.tables import read_numbers
+from nearkin.types import UNKNOWN
+from nearkin.version import __version__
+
+LOOKED_AT = 2000
+"""Pictures whose silhouettes are compared."""
+
+
+def discover(
+    data: Any,
+    config: DiscoverConfig,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    reporter: Reporter | None = None,
+) -> Run:
+    """Find the classes among pictures of which some have a known class.
+
+    Args:
+        data: What `open_images` takes.
+        config: Settings.
+        out: The run folder; `runs/DATA-MODE` if None.
+        resume: Continue the run that is in `out`.
+        overwrite: Replace the run that is in `out`.
+        reporter: Who is told how it goes.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        NearkinError: One line on what cannot be done; see `nearkin.errors`.
+    """
+    if not is_first():
+        follow(data)
+        return Run(RunFolder(Path(out) if out else default_folder(data, config.mode, resume=True)))
+    config = _asked(config)
+    path = Path(out) if out else default_folder(data, config.mode, resume=resume)
+    if config.copy_to and not (resume and RunFolder(path).summary.exists()):
+        check_destination(Path(config.copy_to), [data_name(data)])
+    with (
+        opened(path, resume=resume, overwrite=overwrite) as folder,
+        Logged(reporter or Silent(), folder.log) as told,
+    ):
+        if resume and folder.config.exists():
+            config = continued(config, folder.discovery_settings()[0])
+        device = choose_device(config.device)
+        told.line(
+            f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
+            f"writing {path.resolve()}"
+        )
+        material = open_material(data, config, folder.bad_files, told.progress)
+        for line in material.lines():
+            told.line(line)
+        _fitting(material, config)
+        write_bad_files(folder.bad_files, material.images)
+        if overwrite:
+            clear(folder)
+        same_data(folder, material.parts)
+        if folder.summary.exists():
+            with company(1, follow):  # or processes that somebody else has started would wait
+                told.line("already complete")
+            return Run(folder)
+        folder.write_settings(config, data_name(data))
+        with foreseen(USUAL_BATCH):
+            with company(config.devices, follow, data):
+                ground = Preparation(data, config, folder, device, told).run(material)
+                learned = Learning(config, folder, ground, told).run()
+            told.line("reading off the classes")
+            write_outcome(_find(ground, learned, config, folder, data_name(data)), told)
+        told.line(f"done   {path.resolve()}")
+    return Run(folder)
+
+
+def _asked(config: DiscoverConfig) -> DiscoverConfig:
+    """What was asked for, checked as far as it can be without the data."""
+    if config.accept:
+        earlier, _ = RunFolder(Path(config.accept)).discovery_settings()
+        if not (config.labeled or config.known):
+            config = replace(config, labeled=earlier.labeled, known=earlier.known)
+    if bool(config.labeled) == bool(config.known):
+        raise UsageError(
+            "say which classes are known: either --labeled PATH, or --known A,B where the data "
+            "themselves have labels"
+        )
+    if method_class(config.method).uses_labels:
+        raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
+    if config.augment != "auto":
+        views_of(config.augment, 1)
+    if config.from_run:
+        check_trained(load(config.from_run), config.trained)
+    options = checked_options(METHODS[config.mode], config.options, DiscoverConfig)
+    return replace(config, options=options)
+
+
+def _fitting(material: Material, config: DiscoverConfig) -> None:
+    """Refuse settings that ask for more pictures than there are."""
+    rows = material.parts.train_rows
+    unlabeled = int((material.label[rows] == UNKNOWN).sum())
+    if config.classes != "auto" and config.classes > unlabeled:
+        raise DataError(
+            f"{config.classes} novel classes among {unlabeled} unlabeled pictures; give fewer "
+            "with --classes, or more pictures"
+        )
+    batch_size(material, config)
+
+
+def _find(
+    ground: Ground, learned: Learned, config: DiscoverConfig, folder: RunFolder, data: str
+) -> Outcome:
+    """Read the classes off what was learned, and keep what sorts new pictures into them."""
+    material, task, trunk = ground.material, ground.task, ground.trunk
+    looks, layer = trunk.seen(learned.ours[0])
+    classifier = Classifier(
+        layer=still(layer),
+        heads=still(heads_of(learned.ours[0])),
+        classes=new_names(material.classes, task.num_novel),
+        num_known=task.num_known,
+        disjoint=config.mode == "ncd",
+        calibration=calibrated(ground.trials, ground.strength),
+        details={
+            "augment": ground.base.augment,
+            "num_views": config.num_views,
+            "seed": ground.base.seed,
+        },
+    )
+    fixed = trunk is ground.frozen
+    network = ground.encoder.backbone if fixed else learned.ours[0].backbone
+    write_encoder(folder.encoder, network, ground.encoder.details)
+    write_classifier(folder.classifier, classifier)
+    predictions = classifier.predict(looks, tuple(material.images.names), material.label)
+    arms = [trained_arm(trunk, method, task.num_known) for method in learned.ours]
+    center = ground.frozen.kept.center
+    baselines = clustered(ground) | {
+        name: trained_arm(trunk, method, task.num_known)
+        for name, method in learned.baselines.items()
+    }
+    return Outcome(
+        folder=folder,
+        config=config,
+        data=data,
+        ground=ground,
+        predictions=predictions,
+        ours=arms[0],
+        seeds=arms[1:],
+        baselines=baselines,
+        calibration=classifier.calibration,
+        findings=ground.doubts
+        + findings(
+            predictions,
+            mode=config.mode,
+            positive_rate=positive_rate(folder) if config.mode == "ncd" else None,
+            silhouettes=blurred(center, predictions, task),
+        ),
+    )
+
+
+def clustered(ground: Ground) -> dict[str, Arm]:
+    """K-means: on features that no label has touched, and on raw pixels unless they are many."""
+    task, seed, images = ground.task, ground.base.seed, ground.material.images
+    arms = {"k-means": clustered_arm(ground.frozen.kept.center, task, seed)}
+    if len(images) <= PIXEL_BANK:
+        pixels = pixel_features(images, images, int(ground.base.workers))[0]
+        arms["k-means, pixels"] = clustered_arm(pixels, task, seed)
+    return arms
+
+
+def positive_rate(folder: RunFolder) -> float:
+    """The mean of the last epoch."""
+    rows = read_numbers(folder.stage(f"{METHODS['ncd']}-0").metrics)
+    last = rows[-1]["epoch"]
+    return fmean(row["positive_rate"] for row in rows if row["epoch"] > last - 1)
+
+
+def calibrated(trials: Sequence[Trial], strength: float) -> Calibration | None:
+    """What the trials of a strength say about how often the classifier is right."""
+    chosen = [trial for trial in trials if trial.strength == strength]
+    if not chosen:
+        return None
+    return fit(
+        np.concatenate([trial.probability for trial in chosen]),
+        np.concatenate([trial.correct for trial in chosen]),
+    )
+
+
+def blurred(
+    before: Float[Tensor, "images _"], predictions: Predictions, task: Task
+) -> tuple[float, float]:
+    """Silhouettes of k-means of some unlabeled pictures, before and after learning from labels."""
+    from sklearn.metrics import silhouette_score
+
+    rows = task.unlabeled[:: len(task.unlabeled) // LOOKED_AT + 1]
+    after = torch.from_numpy(predictions.features)
+
+    def score(features: Float[Tensor, "images _"]) -> float:
+        x = compact(features[torch.from_numpy(rows)])
+        nothing = np.full(len(x), UNKNOWN)
+        found = constrained_kmeans(x, nothing, task.num_novel, seed=0, starts=4).cluster
+        return float(silhouette_score(x, found)) if len(np.unique(found)) > 1 else 0.0
+
+    return score(before), score(after)

@@ -1,0 +1,214 @@
+"""`nearkin embed`: the features of pictures as a table other tools read."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from nearkin.config import suggestion
+from nearkin.data.centered import Pixels, to_network
+from nearkin.data.images import Images, open_images
+from nearkin.distributed import available_cpus, choose_device
+from nearkin.errors import DataError, OutputError, UsageError
+from nearkin.evaluation.encode import encode
+from nearkin.evaluation.encoder import Encoder, load
+from nearkin.objectives import unit
+from nearkin.pace import Tell, nobody, tracked
+from nearkin.run.failures import foreseen
+from nearkin.run.reporter import Reporter, Silent
+from nearkin.tables import write_csv
+
+if TYPE_CHECKING:
+    import pyarrow
+
+FORMATS = (".parquet", ".npz", ".npy")
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Features of pictures: row i of `vectors` belongs to the i-th of `images`."""
+
+    images: Images
+    """Those that could be read."""
+    vectors: np.ndarray
+    """float32 of shape (pictures, features), each of length one."""
+    splits: list[str]
+    """`train` or `test`; empty where neither is said."""
+    bad: dict[str, str]
+    """The paths of those that could not be read, which have no row, with the reason."""
+
+    @property
+    def paths(self) -> list[str]:
+        """The pictures' names."""
+        return list(self.images.names)
+
+    @property
+    def labels(self) -> list[str]:
+        """Class names; empty where unknown."""
+        classes = self.images.classes
+        return [classes[label] if label >= 0 else "" for label in self.images.labels.tolist()]
+
+    def part(self, split: str) -> "Embeddings":
+        """The pictures of one side of the split."""
+        rows = np.flatnonzero(np.array(self.splits) == split)
+        splits = [split] * len(rows)
+        return Embeddings(self.images.subset(rows), self.vectors[rows], splits, self.bad)
+
+    def write(self, path: Path) -> None:
+        """Write a file whose ending says how: .parquet, .npz, or .npy with a .csv beside it.
+
+        Raises:
+            UsageError: For another ending.
+            OutputError: If it cannot be written.
+        """
+        check_format(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".parquet":
+                self._write_parquet(path)
+            elif path.suffix == ".npz":
+                np.savez(path, allow_pickle=False, **self._columns(), vector=self.vectors)
+            else:
+                np.save(path, self.vectors)
+                columns = self._columns()
+                rows = zip(*columns.values(), strict=True)
+                write_csv(path.with_suffix(".csv"), tuple(columns), rows)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write {path}: {error.strerror}; choose another -o"
+            ) from error
+
+    def to_arrow(self) -> "pyarrow.Table":
+        """The columns path, split, label and vector."""
+        import pyarrow
+
+        flat = pyarrow.array(self.vectors.ravel())
+        vectors = pyarrow.FixedSizeListArray.from_arrays(flat, self.vectors.shape[1])
+        columns = self._columns().items()
+        text = {name: pyarrow.array(column, pyarrow.string()) for name, column in columns}
+        return pyarrow.table({**text, "vector": vectors})
+
+    def _columns(self) -> dict[str, list[str]]:
+        columns = {"path": self.paths, "split": self.splits, "label": self.labels}
+        return {name: list(map(as_text, column)) for name, column in columns.items()}
+
+    def _write_parquet(self, path: Path) -> None:
+        from pyarrow import parquet
+
+        with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
+            parquet.write_table(self.to_arrow(), file)
+
+
+def check_format(path: Path) -> None:
+    """Refuse a file ending that has no writer, before anything is computed."""
+    if path.suffix not in FORMATS:
+        raise UsageError(
+            f"cannot write embeddings as {path.name}.{suggestion(path.suffix, FORMATS)} "
+            f"Give a name that ends in {', '.join(FORMATS)}, or in / for a folder of parts"
+        )
+
+
+def embed(
+    run: str | Path,
+    data: Any,
+    *,
+    output: str | Path | None = None,
+    backbone: nn.Module | None = None,
+    device: str = "auto",
+    workers: int | Literal["auto"] = "auto",
+    reporter: Reporter | None = None,
+) -> Embeddings:
+    """Features of pictures, all in memory; see `nearkin.embed`, which has these arguments, too."""
+    if output is not None:
+        check_format(Path(output))
+        spare(Path(output), data)
+    tell = (reporter or Silent()).progress
+    encoder, images = load(run, backbone=backbone), open_images(data, tell=tell)
+    processes = available_cpus() if workers == "auto" else workers
+    with foreseen():
+        found = encode_images(
+            encoder, images, device=choose_device(device), workers=processes, tell=tell
+        )
+    embeddings = table(found.images, found.features, found.images.splits.tolist(), found.bad)
+    if output is not None:
+        embeddings.write(Path(output))
+    return embeddings
+
+
+def spare(output: Path, data: Any) -> None:
+    """Refuse to write over the very table the pictures come from."""
+    written = {output.resolve(), output.with_suffix(".csv").resolve()}
+    if isinstance(data, str | Path) and Path(data).resolve() in written:
+        raise UsageError(f"{output} would replace the data {data}; give -o another name")
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Features of those of some pictures that could be read."""
+
+    images: Images
+    rows: np.ndarray
+    """Where these pictures are among all that were asked for."""
+    features: Float[Tensor, "n d"]
+    bad: dict[str, str]
+    """The names of the others, with the reason."""
+
+
+def encode_images(
+    encoder: Encoder,
+    images: Images,
+    *,
+    device: torch.device,
+    workers: int,
+    tell: Tell = nobody,
+) -> Encoded:
+    """Features of pictures, as the encoder gives them. It is moved to the device.
+
+    Raises:
+        DataError: If there are no pictures, or none that can be read.
+    """
+    found = encode_readable(encoder, images, device=device, workers=workers, tell=tell)
+    if not len(found.rows):
+        raise DataError(f"none of the {len(images)} pictures can be read; look at the files")
+    return found
+
+
+def encode_readable(
+    encoder: Encoder,
+    images: Images,
+    *,
+    device: torch.device,
+    workers: int,
+    tell: Tell = nobody,
+) -> Encoded:
+    """The same of pictures of which maybe none can be read."""
+    encoder.to(device).to(memory_format=torch.channels_last)
+    shown = Pixels(images, encoder.image_size, workers=workers)
+    features = encode_pixels(encoder, tracked(shown, len(images), "features", tell), device)
+    rows = np.delete(np.arange(len(images)), sorted(shown.bad))
+    bad = {images.names[row]: reason for row, reason in sorted(shown.bad.items())}
+    return Encoded(images.subset(rows), rows, features[torch.from_numpy(rows)], bad)
+
+
+def encode_pixels(
+    network: nn.Module, batches: Iterable[UInt8[Tensor, "_ 3 _ _"]], device: torch.device
+) -> Float[Tensor, "n d"]:
+    """Features of pictures that are already pixels, by a network on that device."""
+    return encode(network, (to_network(batch.to(device)) for batch in batches))
+
+
+def table(
+    images: Images, features: Float[Tensor, "n d"], splits: list[str], bad: dict[str, str]
+) -> Embeddings:
+    """Features of pictures with what is known about each."""
+    return Embeddings(images, unit(features).numpy(), splits, bad)
+
+
+def as_text(name: str) -> str:
+    r"""A name that any file format takes: bytes of it that are not UTF-8 become `\xNN`."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,0 +1,159 @@
+"""`nearkin index`: an approximate index of features, by faiss."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nearkin.errors import CheckpointError, DataError, UsageError
+from nearkin.evaluation.parts import digest, whole
+from nearkin.evaluation.vectors import Vectors, open_vectors
+from nearkin.tables import usable
+
+FLAT: Final = 50_000
+"""Below so many pictures, all are compared; above, those of the nearest lists."""
+MOST_LISTS: Final = 65_536
+TRAINED: Final = 50
+"""Pictures per list, and per code, that they are learned from; faiss asks for 39 at least."""
+CODES: Final = 64
+"""Bytes, at most, that a picture takes in the index, beside 8 for its place."""
+PROBES: Final = 64
+"""Lists that are looked into."""
+SHORTLIST: Final = 10
+"""So many times more pictures than are asked for are compared by their true features."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What an index is, as it is noted beside it."""
+
+    kind: str
+    """As the index_factory of faiss reads it."""
+    pictures: int
+    dim: int
+    vectors: str
+    """The fingerprint of what it is of."""
+    index: str
+    """The SHA-256 of its file."""
+
+
+def build_index(vectors: str | Path, output: str | Path) -> Made:
+    """Write an index of features, with a .json beside it. The index is held in memory.
+
+    Args:
+        vectors: A folder of parts, a .parquet, or an .npz.
+        output: A name that ends in .faiss.
+
+    Raises:
+        UsageError: If faiss is not installed, or there are no such vectors.
+        CheckpointError: If the vectors are damaged.
+        OutputError: If the index cannot be written.
+    """
+    path = Path(output)
+    if path.suffix != ".faiss":
+        raise UsageError(f"cannot write an index as {path.name}; give a name that ends in .faiss")
+    faiss, table = _faiss(), open_vectors(Path(vectors))
+    count = len(table)
+    if not count:
+        raise DataError(f"{vectors} has no picture; give vectors of some")
+    dim = next(table.blocks()).vectors.shape[1]
+    kind, sample = kind_of_index(count, dim)
+    index = faiss.index_factory(dim, kind, faiss.METRIC_INNER_PRODUCT)
+    if sample:
+        if hasattr(index, "pq"):
+            index.pq.cp.max_points_per_centroid = TRAINED
+        index.train(_sample(table, min(sample, count), dim))
+    for rows in _rows(table, dim):
+        index.add(rows)
+    with whole(path) as partial, partial.open("wb") as file:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+    made = Made(kind, count, dim, table.fingerprint, digest(path))
+    with whole(_note(path)) as partial:
+        partial.write_text(json.dumps(asdict(made), indent=2) + "\n", encoding="utf-8")
+    return made
+
+
+def kind_of_index(count: int, dim: int) -> tuple[str, int]:
+    """The kind of index for so many pictures, and how many of them it is to be learned from.
+
+    `Flat` compares all. Above, inverted lists of product codes (Jégou et al. 2011): four times
+    the root of the number of pictures, as faiss advises, and as many bytes for a picture as its
+    features can be cut into equal pieces, up to 64. Features that cannot be cut get a byte each.
+    `np` leaves out what only a search by Hamming distance needs, and most of the time went to.
+
+    >>> kind_of_index(1_000_000, 512)
+    ('IVF4000,PQ64np', 200000)
+    """
+    if count < FLAT:
+        return "Flat", 0
+    lists = min(MOST_LISTS, 4 * math.isqrt(count))
+    pieces = max(number for number in range(1, CODES + 1) if dim % number == 0)
+    codes = f"PQ{pieces}np" if 32 * pieces >= dim else "SQ8"
+    return f"IVF{lists},{codes}", TRAINED * lists
+
+
+def shortlist(
+    path: Path, table: Vectors, queries: Float[Tensor, "queries dim"], top: int
+) -> Int[np.ndarray, " places"]:
+    """Places where the most similar rows are likely to be, ascending.
+
+    Raises:
+        UsageError: If faiss is not installed.
+        CheckpointError: If the index is damaged, or of other vectors.
+    """
+    faiss, again = _faiss(), "make it again with nearkin index"
+    with usable(_note(path), again):
+        noted = json.loads(_note(path).read_text(encoding="utf-8"))
+        made = Made(**{name: kind(noted[name]) for name, kind in Made.__annotations__.items()})
+    if (made.vectors, made.dim) != (table.fingerprint, queries.shape[1]):
+        raise CheckpointError(f"{path} is not of {table.path} as it is now; {again}")
+    with usable(path, again), path.open("rb") as file:
+        if digest(path) != made.index:
+            raise ValueError("it is not the file that is noted beside it")
+        index = faiss.read_index(faiss.PyCallbackIOReader(file.read))
+        if hasattr(index, "nprobe"):
+            index.nprobe = PROBES
+        _, places = index.search(queries.numpy(), min(SHORTLIST * top, made.pictures))
+    return np.unique(places[places >= 0])
+
+
+def _sample(table: Vectors, size: int, dim: int) -> np.ndarray:
+    """Rows drawn from all; the same every time."""
+    chosen = np.random.default_rng(0).choice(len(table), size, replace=False)
+    drawn, start = np.empty((size, dim), np.float32), 0
+    for rows in _rows(table, dim, np.sort(chosen)):
+        drawn[start : start + len(rows)] = rows
+        start += len(rows)
+    return drawn
+
+
+def _rows(
+    table: Vectors, dim: int, wanted: Int[np.ndarray, " wanted"] | None = None
+) -> Iterator[np.ndarray]:
+    for block in table.blocks(wanted):
+        if block.vectors.shape[1] != dim:
+            raise CheckpointError(
+                f"{table.path} has vectors of {dim} features and of {block.vectors.shape[1]}; "
+                "write it again with nearkin embed"
+            )
+        yield block.vectors.numpy()
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise UsageError(
+            "an index needs faiss, which is not installed; pip install 'nearkin[faiss]'"
+        ) from error
+    return faiss

@@ -1,0 +1,114 @@
+"""`nearkin replay`: the step at which a training diverged, once more, with a look inside."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from nearkin.commands.train import built
+from nearkin.config import TrainConfig
+from nearkin.data.images import Images
+from nearkin.data.parts import open_parts, same_data
+from nearkin.distributed import choose_device
+from nearkin.errors import DivergedError, UsageError
+from nearkin.method import Method
+from nearkin.run.folder import RunFolder
+from nearkin.training import checkpoint
+from nearkin.training.finite import not_finite
+from nearkin.training.fit import optimizer_for, steps_of
+from nearkin.types import Batch
+
+NAMED: Final = 5
+"""Pictures of the batch, or tensors of the state, whose names are given."""
+
+
+def replay(
+    run: str | Path, data: Any = None, *, network: nn.Module | None = None, device: str = "auto"
+) -> list[str]:
+    """Repeat the step at which a run diverged. Nothing in the run changes.
+
+    Args:
+        run: A run folder.
+        data: The pictures of the run, if they are no longer where they were.
+        network: The run's network, if it was given one from Python; untrained.
+        device: Where to compute.
+
+    Returns:
+        Lines: what happened, which weights and memories were not finite before it, which layer
+        was the first with an output that is not, and what it was shown.
+
+    Raises:
+        UsageError: If the run has not diverged.
+        CheckpointError: If the pictures are not those of the run.
+    """
+    folder = RunFolder(Path(run))
+    config, stored = folder.settings()
+    if checkpoint.latest(folder.diverged) is None:
+        raise UsageError(f"{run} has not diverged, so there is nothing to replay")
+    parts = open_parts(stored if data is None else data, config)
+    same_data(folder, parts)
+    method, batches = built(config, parts, choose_device(device), network)
+    optimizer = optimizer_for(method, config)
+    step = checkpoint.load(folder.diverged, method, optimizer).step
+    before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"
+    batch = next(batches.between(step, step + 1))
+    total = int(config.epochs) * batches.order.steps_per_epoch
+    with _watched(method) as places:
+        happened = _repeat(method, optimizer, batch, step, total, config)
+    return [
+        f"step {step}, once more: {happened}",
+        f"before it, not finite: {before}",
+        f"first output that is not finite: {next(iter(places), 'none')}",
+        _shown(batch, parts.train),
+    ]
+
+
+def _repeat(
+    method: Method[Any],
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    step: int,
+    total: int,
+    config: TrainConfig,
+) -> str:
+    """What comes of one step."""
+    try:
+        taken = steps_of(
+            config, method, optimizer, [batch], start=step, total=max(total, step + 1)
+        )
+        return f"the loss is {next(taken)[1].loss.item()}, and its gradient is finite"
+    except DivergedError as error:
+        return str(error).partition(" at step")[0]
+
+
+@contextmanager
+def _watched(method: Method[Any]) -> Iterator[list[str]]:
+    """Layers in the order in which they give out something that is not finite."""
+    places: list[str] = []
+
+    def look(name: str, output: object) -> None:
+        if isinstance(output, Tensor) and not output.isfinite().all():
+            places.append(name)
+
+    leaves = {name: m for name, m in method.named_modules() if not list(m.children())}
+    hooks = [
+        module.register_forward_hook(lambda _, __, output, name=name: look(name, output))
+        for name, module in leaves.items()
+    ]
+    try:
+        yield places
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _shown(batch: Batch, images: Images) -> str:
+    """What the networks were shown."""
+    low = min(view.min().item() for view in batch.views)
+    high = max(view.max().item() for view in batch.views)
+    names = ", ".join(repr(images.names[row]) for row in batch.index[:NAMED].tolist())
+    return f"shown: {len(batch.index)} pictures, pixels from {low:.2f} to {high:.2f}: {names}, ..."

@@ -1,0 +1,229 @@
+"""From the outcome of a discovery to the values of its page."""
+
+import sys
+from dataclasses import replace
+
+import torch
+
+from nearkin.commands.embed import Embeddings
+from nearkin.config import DiscoverConfig
+from nearkin.discovery.assignments import Assignments
+from nearkin.discovery.charts import counting, training
+from nearkin.discovery.clusters import Cluster
+from nearkin.discovery.outcome import OURS, Outcome, summary, write_tables
+from nearkin.discovery.scores import Score
+from nearkin.report.page.report import ClassView, Confusion, Picture, Report, Table
+from nearkin.report.write import keep, write_page
+from nearkin.run.reporter import Logged
+from nearkin.run.settings.describe import command
+from nearkin.run.summary import lines
+from nearkin.version import __version__
+
+USUAL = {**vars(DiscoverConfig(known="a,b")), "known": ""}
+"""What settings are if nothing is said."""
+MOST_SHOWN = 60
+"""Classes with pictures; of more, the largest have some."""
+
+
+def report_of(outcome: Outcome, assignments: Assignments, clusters: list[Cluster]) -> Report:
+    """What the page of a discovery tells."""
+    images, counted = outcome.material.images, outcome.counted
+    views = _views(outcome, assignments, clusters)
+    novel = [
+        view for cluster, view in zip(clusters, views, strict=True) if cluster.kind == "novel"
+    ]
+    others = [
+        view for cluster, view in zip(clusters, views, strict=True) if cluster.kind == "known"
+    ]
+    return Report(
+        data=outcome.data,
+        mode=outcome.config.mode,
+        known=outcome.material.classes,
+        num_labeled=len(images) - len(outcome.rows),
+        num_unlabeled=len(outcome.rows),
+        novel=tuple(novel),
+        assigned=tuple(others),
+        chosen="given with --classes" if counted is None else "estimated by three rules",
+        interval=None if counted is None else (counted.low, counted.high),
+        confidence=_confidence(outcome),
+        findings=tuple(finding.text for finding in outcome.findings),
+        results=tuple(_results(outcome)),
+        confusion=_confusion(outcome),
+        counting=tuple(counting(outcome)),
+        training=tuple(training(outcome)),
+        protocol=tuple(_protocol(outcome)),
+        configuration=vars(outcome.config) | {"options": dict(outcome.config.options)},
+        versions={
+            "nearkin": __version__,
+            "torch": str(torch.__version__),
+            "python": sys.version.split()[0],
+        },
+        command=command("discover", outcome.data, outcome.config, USUAL),
+        steps=tuple(_steps(outcome)),
+        tiny=images.is_small,
+    )
+
+
+def write_outcome(outcome: Outcome, told: Logged) -> None:
+    """Leave everything in the run folder, the summary last: it says that the run is complete."""
+    assignments = outcome.assignments()
+    clusters = outcome.clusters(assignments)
+    write_tables(outcome, assignments, clusters, told)
+    folder = outcome.folder
+    report = report_of(outcome, assignments, clusters)
+    keep(folder, report)
+    _embeddings(outcome).write(folder.embeddings)
+    write_page(folder, outcome.material.images)
+    numbers = summary(outcome, clusters)
+    folder.write_summary(numbers)
+    told.note("\n".join(lines(numbers)))
+    told.line(f"look   {folder.report.resolve()}")
+
+
+def _embeddings(outcome: Outcome) -> Embeddings:
+    """What the classifier stands on, of all pictures, with their true classes where known."""
+    import numpy as np
+
+    material = outcome.material
+    images = material.images
+    if material.truth is not None:
+        images = replace(images, labels=material.truth, classes=material.names)
+    splits = np.full(len(images), "train")
+    splits[material.parts.test_rows] = "test"
+    return Embeddings(images, outcome.predictions.features, splits.tolist(), {})
+
+
+def _views(outcome: Outcome, assignments: Assignments, clusters: list[Cluster]) -> list[ClassView]:
+    """What is shown of each class, without pixels."""
+    largest = sorted(clusters, key=lambda cluster: -cluster.size)[:MOST_SHOWN]
+    shown = {cluster.name for cluster in largest}
+    place = {row: position for position, row in enumerate(outcome.rows.tolist())}
+    names = outcome.material.images.names
+
+    def pictures(cluster: Cluster, group: str) -> tuple[Picture, ...]:
+        if cluster.name not in shown:
+            return ()
+        rows = outcome.groups(assignments, cluster.number)[group].tolist()
+        return tuple(Picture(names[row], "", float(assignments.score[place[row]])) for row in rows)
+
+    return [
+        ClassView(
+            name=cluster.name,
+            size=cluster.size,
+            medoid=next(iter(pictures(cluster, "medoid")), None),
+            core=pictures(cluster, "core"),
+            border=pictures(cluster, "border"),
+            score=cluster.score,
+            stability=cluster.stability,
+            silhouette=cluster.silhouette,
+            nearest_known=cluster.nearest_known,
+            merge=cluster.merge,
+            truth=_truth(outcome, cluster),
+        )
+        for cluster in clusters
+    ]
+
+
+def _truth(outcome: Outcome, cluster: Cluster) -> str:
+    """What most pictures of a cluster are in truth."""
+    import numpy as np
+
+    truth = outcome.material.truth
+    if truth is None or not cluster.size:
+        return ""
+    members = outcome.rows[outcome.predictions.cluster[outcome.rows] == cluster.number]
+    found = truth[members][truth[members] >= 0]
+    if not len(found):
+        return ""
+    number, count = np.unique(found, return_counts=True)
+    most = count.argmax()
+    name = outcome.material.names[number[most]]
+    return f"{count[most] / len(found):.0%} of it are {name}, by the truth."
+
+
+def _confidence(outcome: Outcome) -> str:
+    if outcome.calibration is None:
+        return (
+            "A score is the classifier's largest output, not a probability: too few classes are "
+            "known to hide some and see how often it is right."
+        )
+    found = outcome.calibration
+    return (
+        f"Scores were calibrated on {found.num_pictures} pictures of known classes that had been "
+        f"hidden: there, they missed how often the class is right by {found.error_after:.1%} on "
+        f"average ({found.error_before:.1%} before). On novel classes they may miss it by more."
+    )
+
+
+def _cell(score: Score) -> str:
+    _, value, low, high, _ = score
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _results(outcome: Outcome) -> list[Table]:
+    scores = outcome.scores()
+    agreement = outcome.scoring.agreement(outcome.baselines, outcome.ours)
+    protocols = dict.fromkeys(each[4] for each in scores[OURS])
+    tables = []
+    for protocol in protocols:
+        own = [each[0] for each in scores[OURS] if each[4] == protocol]
+        rows = [
+            (name, *[_cell(each) for each in found if each[4] == protocol])
+            for name, found in scores.items()
+        ]
+        tables.append(Table(own[0].split(",")[0], ("", *own), tuple(rows), f"{protocol}."))
+    rows = [(name, f"{value:.3f}") for name, value in agreement.items()]
+    if rows:
+        note = (
+            "Adjusted Rand index between our classes of unlabeled pictures and theirs: 1 if equal."
+        )
+        tables.append(Table("Agreement with the baselines", ("", "ARI"), tuple(rows), note))
+    return tables
+
+
+def _confusion(outcome: Outcome) -> Confusion | None:
+    found = outcome.scoring.confusion(outcome.ours)
+    if found is None:
+        return None
+    return Confusion(
+        tuple(outcome.material.names[number] for number in found.classes),
+        tuple(outcome.predictions.classes[number] for number in found.clusters),
+        tuple(tuple(row) for row in found.count.tolist()),
+    )
+
+
+def _protocol(outcome: Outcome) -> list[str]:
+    mode = (
+        "Unlabeled pictures may be of known or of novel classes (gcd)."
+        if outcome.config.mode == "gcd"
+        else "Unlabeled pictures are taken to be of novel classes only (ncd)."
+    )
+    trunk = outcome.config.trained
+    learned = (
+        "The encoder learned without labels and stays as it is; a layer on top learned from them."
+        if trunk == "top"
+        else f"The encoder learned without labels first; then {trunk} of it learned from them."
+    )
+    return [
+        mode,
+        learned,
+        f"Learned from: {len(outcome.task.labeled)} labeled and {len(outcome.task.unlabeled)} "
+        f"unlabeled pictures. Held out: {len(outcome.material.parts.test_rows)}.",
+        "The last epoch counts. The strength was chosen by hiding known classes, and nothing by "
+        "the labels of novel ones.",
+    ]
+
+
+def _steps(outcome: Outcome) -> list[tuple[str, str]]:
+    run, data = outcome.folder.path, outcome.data
+    return [
+        (
+            f"Name the classes you accept, in the column name of {outcome.folder.clusters.name}.",
+            "",
+        ),
+        (
+            "Look for more classes, with these as known ones.",
+            f"nearkin discover {data} --accept {run}",
+        ),
+        ("Sort new pictures into these classes.", f"nearkin assign {run} NEW_PICTURES -o new.csv"),
+    ]

@@ -1,0 +1,190 @@
+"""The stages of a discovery that learn from labels: known classes first, then all classes."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from nearkin.config import TrainConfig, Value
+from nearkin.data.batches import Feed
+from nearkin.data.order import Ordered
+from nearkin.data.streams import Streams
+from nearkin.discovery.starts import Start
+from nearkin.discovery.task import Task
+from nearkin.discovery.trunk import Trunk
+from nearkin.errors import DataError
+from nearkin.evaluation.encode import encode
+from nearkin.method import Method
+from nearkin.methods import METHODS
+from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Logged
+from nearkin.run.settings.options import method_options
+from nearkin.training.fit import fit, optimizer_for, steps_of
+from nearkin.training.health import health
+from nearkin.training.loop import seeded
+
+NOTHING: Final = np.zeros(0, np.int64)
+LOOKED_AT: Final = 1000
+"""Pictures whose features tell whether a stage is healthy."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a stage is trained; see docs/discovery.md for how this was chosen."""
+
+    steps: int
+    """What `--epochs auto` comes to, in whole epochs."""
+    lr: float
+    options: Mapping[str, Value] = field(default_factory=dict)
+    """Options that differ from the paper's."""
+    terms: tuple[str, ...] = ()
+    """Metrics that are noted at every step."""
+
+
+RECIPES: Final[dict[str, Recipe]] = {
+    "supervised": Recipe(steps=600, lr=0.1),
+    "ncl": Recipe(
+        steps=1000,
+        lr=0.1,
+        options={"pseudo_labels": "closest", "num_hard": 0},
+        terms=("positive_rate", "classify", "pairs", "consistency", "known", "novel"),
+    ),
+    "simgcd": Recipe(
+        steps=1000,
+        lr=0.1,
+        options={"dim": 64, "hidden_dim": 256},
+        terms=("distill", "entropy", "classify", "contrast", "class_contrast"),
+    ),
+}
+LEAST_EPOCHS, MOST_EPOCHS = 10, 200
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One training: by what, how long, and what with."""
+
+    config: TrainConfig
+    method: Method[Any]
+    feed: Feed
+    task: Task
+    order: Streams
+
+    def run(self, folder: RunFolder, told: Logged, others: AbstractContextManager[None]) -> None:
+        """Train to the last step from where the folder's newest checkpoint stands.
+
+        Args:
+            folder: Where checkpoints and metrics go.
+            told: Who is told how it goes.
+            others: Within it, other processes take the same steps.
+        """
+        terms, health = RECIPES[self.config.method].terms, Health(self.feed)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with others:
+            fit(folder, self.config, self.method, self.feed, health, told, terms)
+
+    def try_out(self, share: float = 1.0) -> None:
+        """Train without leaving anything on the disk, for a share of the steps."""
+        total = ceil(share * int(self.config.epochs) * self.feed.order.steps_per_epoch)
+        optimizer, fed = optimizer_for(self.method, self.config), self.feed.between(0, total)
+        for _ in steps_of(self.config, self.method, optimizer, fed, start=0, total=total):
+            pass
+
+
+class Health:
+    """Whether the features of some pictures still differ."""
+
+    def __init__(self, feed: Feed) -> None:
+        shown = []
+        for batch in feed.between(0, feed.order.steps_per_epoch):
+            shown.append(batch.views[0])
+            if sum(map(len, shown)) >= LOOKED_AT:
+                break
+        self.shown = torch.cat(shown)
+
+    def look(self, method: Method[Any]) -> dict[str, float]:
+        """Measure a method as it stands, leaving it as it was."""
+        return health(encode(method.backbone, [self.shown]))
+
+
+def known_stage(trunk: Trunk, task: Task, base: TrainConfig) -> Stage:
+    """The known classes alone (AutoNovel's second stage)."""
+    rows = task.labeled
+    if len(rows) < 2:
+        raise DataError(f"{len(rows)} labeled pictures to learn from; give more of them")
+    order = Streams(NOTHING, rows, min(int(base.batch_size), len(rows)), base.seed)
+    config = _config(replace(base, drops=""), "supervised", order, {})
+    return stage_of(trunk, task, order, config)
+
+
+def class_stage(
+    trunk: Trunk,
+    task: Task,
+    base: TrainConfig,
+    before: Method[Any],
+    method: str,
+    options: Mapping[str, Value],
+    start: Start | None = None,
+) -> Stage:
+    """Known and novel classes together, starting from a network that knows the known ones.
+
+    Args:
+        trunk: What the network stands on.
+        task: The pictures.
+        base: What all stages have in common; its epochs and drops are those of this one.
+        before: The known stage's method.
+        method: `ncl` or `simgcd`.
+        options: Its options, over those of its recipe.
+        start: Clusters that its heads start at, instead of at random.
+    """
+    rows, labeled = task.unlabeled, task.labeled
+    batch = min(int(base.batch_size), len(rows) + min(len(rows), len(labeled)))
+    if batch < 2:
+        raise DataError(
+            f"{len(rows)} unlabeled and {len(labeled)} labeled pictures do not make a batch of "
+            "two; give more pictures"
+        )
+    order = Streams(labeled, rows, batch, base.seed)
+    asked = dict(RECIPES[method].options) | dict(options) | {"num_novel_classes": task.num_novel}
+    images, batch = max(2, len(rows)), max(1, batch // 2)  # one picture has a queue of one
+    config = _config(base, method, order, method_options(method, asked, images, batch))
+    stage = stage_of(trunk, task, order, config)
+    stage.method.backbone.load_state_dict(before.backbone.state_dict())
+    if start is not None:
+        start.aim(stage.method)
+    return stage
+
+
+def _config(
+    base: TrainConfig, method: str, order: Ordered, options: Mapping[str, Value]
+) -> TrainConfig:
+    recipe, epochs = RECIPES[method], base.epochs
+    if epochs == "auto":
+        wanted = ceil(recipe.steps / order.steps_per_epoch)
+        epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, wanted))
+    return replace(
+        base,
+        method=method,
+        epochs=epochs,
+        batch_size=order.batch_size,
+        optimizer="sgd",
+        lr=recipe.lr,
+        weight_decay=1e-4,
+        warmup=0.0,
+        evaluate_every=max(1, int(epochs) // 5),
+        options=options,
+    )
+
+
+def stage_of(trunk: Trunk, task: Task, order: Streams, config: TrainConfig) -> Stage:
+    """The training that a configuration describes, as it is before anything is learned."""
+    kind = METHODS[config.method]
+    backbone = trunk.backbone(config.seed)
+    with seeded(config.seed, torch.device("cpu")):
+        method: Method[Any] = kind(backbone, num_known_classes=task.num_known, **config.options)
+    feed = trunk.feed(order, kind, task.label)
+    method = method.to(trunk.device).to(memory_format=torch.channels_last)
+    return Stage(config, method, feed, task, order)

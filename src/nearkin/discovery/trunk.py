@@ -1,0 +1,233 @@
+"""What the classes of a discovery stand on: a frozen encoder, or a network that learns."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Batches, Feed
+from nearkin.data.centered import Pixels, to_network
+from nearkin.data.images import Images
+from nearkin.data.kept import KeptViews
+from nearkin.data.order import Order, Ordered
+from nearkin.data.views import normalize
+from nearkin.errors import UsageError
+from nearkin.evaluation.encode import encode
+from nearkin.evaluation.encoder import Encoder
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.heads import top
+from nearkin.pace import Tell, nobody, tracked
+from nearkin.run.settings.build import views_for
+from nearkin.training.loop import seeded
+
+TOP_DIM = 256
+"""Features of the layer that learns on top of a frozen encoder."""
+PIECE = 256
+"""Pictures encoded at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Looks:
+    """Each picture as it is, and in several augmented views: as features or as anything else."""
+
+    center: Float[Tensor, "images _"]
+    views: Float[Tensor, "views images _"]
+
+
+@runtime_checkable
+class Trunk(Protocol):
+    """What the last stages of a discovery stand on."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    def backbone(self, seed: int) -> Backbone:
+        """A network that learns, as it is before anything is learned."""
+
+    def feed(self, order: Ordered, kind: type[Method[Any]], label: np.ndarray) -> Feed:
+        """Batches of what that network takes."""
+
+    def seen(self, method: Method[Any]) -> tuple[Looks, nn.Module]:
+        """All pictures as a finished encoder sees them, and what has been learned on top of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenTrunk:
+    """An encoder that stays as it is: its features of a few views of every picture are kept."""
+
+    kept: Looks
+    device: torch.device
+
+    def backbone(self, seed: int) -> Backbone:
+        """A layer on top of the encoder."""
+        with seeded(seed, torch.device("cpu")):
+            return top(self.kept.center.shape[1], TOP_DIM)
+
+    def feed(self, order: Ordered, kind: type[Method[Any]], label: np.ndarray) -> Feed:
+        """Batches of kept features."""
+        views = self.kept.views.to(self.device)
+        return KeptViews(views, order=order, num_views=kind.num_views, labels=label)
+
+    def seen(self, method: Method[Any]) -> tuple[Looks, nn.Module]:
+        """What is kept, and the method's layer."""
+        return self.kept, method.backbone
+
+
+@dataclass(frozen=True, eq=False)
+class LiveTrunk:
+    """An encoder of which all or some parts go on learning, from new views at every step.
+
+    Args:
+        encoder: Where to start.
+        images: All pictures.
+        augment: How views are drawn.
+        num_views: Views that predictions are compared over.
+        trained: `all`, or how the names of the parts that learn begin.
+        seed: Of the views that predictions are compared over.
+        device: Where to compute.
+        workers: Processes that decode photographs.
+        cache: Where those that are learned from are kept once they are decoded; see `Batches`.
+    """
+
+    encoder: Encoder
+    images: Images
+    augment: str
+    num_views: int
+    trained: str
+    seed: int
+    device: torch.device
+    workers: int
+    cache: str = "off"
+
+    def __post_init__(self) -> None:
+        check_trained(self.encoder, self.trained)
+
+    def backbone(self, seed: int) -> Backbone:
+        """A copy of the encoder; the parts that are not to learn are fixed."""
+        del seed
+        network = copy.deepcopy(self.encoder.backbone)
+        if self.trained != "all":
+            freeze(network, self.trained)
+        return network
+
+    def feed(self, order: Ordered, kind: type[Method[Any]], label: np.ndarray) -> Feed:
+        """Batches of pictures."""
+        return Batches(
+            self.images,
+            views_for(kind, self.augment),
+            image_size=self.encoder.image_size,
+            order=order,
+            device=self.device,
+            workers=self.workers,
+            cache=self.cache,
+            labels=label,
+        )
+
+    def seen(self, method: Method[Any]) -> tuple[Looks, nn.Module]:
+        """All pictures as the method's network sees them."""
+        now = Encoder(method.backbone, self.encoder.image_size, {})
+        found, _ = look(
+            now, self.images, self.augment, self.num_views, self.seed, self.device, self.workers
+        )
+        return found, nn.Identity()
+
+
+def live_trunk(
+    encoder: Encoder,
+    images: Images,
+    config: DiscoverConfig,
+    base: TrainConfig,
+    device: torch.device,
+) -> LiveTrunk:
+    """What settings, of the discovery and of all its stages, say of a network that learns."""
+    return LiveTrunk(
+        encoder,
+        images,
+        base.augment,
+        config.num_views,
+        config.trained,
+        base.seed,
+        device,
+        int(base.workers),
+        base.cache,
+    )
+
+
+def check_trained(encoder: Encoder, trained: str) -> None:
+    """Refuse parts that a network does not have, before anything is learned.
+
+    Raises:
+        UsageError: Naming those it has.
+    """
+    if trained not in ("top", "all"):
+        freeze(copy.deepcopy(encoder.backbone), trained)
+
+
+def freeze(network: Backbone, trained: str) -> None:
+    """Fix all parameters but those of parts whose names begin so.
+
+    Raises:
+        UsageError: If no part is called so.
+    """
+    wanted = [name for name, _ in network.body.named_parameters() if name.startswith(trained)]
+    if not wanted:
+        parts = ", ".join(
+            dict.fromkeys(n.split(".")[0] for n, _ in network.body.named_parameters())
+        )
+        raise UsageError(f"--trained {trained} is top, all or a part of the network: {parts}")
+    for name, parameter in network.body.named_parameters():
+        parameter.requires_grad_(name.startswith(trained))
+
+
+def look(
+    encoder: Encoder,
+    images: Images,
+    augment: str,
+    num_views: int,
+    seed: int,
+    device: torch.device,
+    workers: int,
+    tell: Tell = nobody,
+) -> tuple[Looks, dict[int, str]]:
+    """Features of pictures as they are, and of several views of each, drawn as in training.
+
+    `tell` hears how far this is.
+
+    Returns:
+        The features, and the rows of pictures that cannot be read, with the reason. The features
+        of those mean nothing.
+    """
+    network = encoder.backbone.to(device).to(memory_format=torch.channels_last)
+    shown = Pixels(images, encoder.image_size, workers=workers)
+    count = len(images)
+    read = tracked(shown, count, "features", tell)
+    center = encode(network, (to_network(batch.to(device)) for batch in read))
+    drawn = Batches(
+        images,
+        views_of(augment, 1),
+        image_size=encoder.image_size,
+        order=Order(len(images), 1, seed),
+        device=device,
+        workers=workers,
+    )
+    views = []
+    for epoch in range(num_views):
+        what = f"features of view {epoch + 1}/{num_views}"
+        views.append(encode(network, tracked(_views(drawn, epoch), count, what, tell)))
+    return Looks(center, torch.stack(views)), {**shown.bad, **drawn.bad}
+
+
+def _views(drawn: Batches, epoch: int) -> Iterator[Tensor]:
+    """One view of every picture, in order."""
+    count = len(drawn.images)
+    for piece in np.array_split(np.arange(count), range(PIECE, count, PIECE)):
+        yield normalize(drawn.views(epoch, piece)[0])

@@ -1,0 +1,192 @@
+"""The trained encoder as a file that holds no code, and as a module to use."""
+
+import copy
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nearkin.config.values import MAX_IMAGE_SIZE
+from nearkin.errors import UsageError
+from nearkin.networks.backbone import Backbone, adopt, build_backbone
+from nearkin.run.folder import RunFolder
+from nearkin.tables import usable, write_whole
+from nearkin.version import __version__
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMAT = "1"
+AGAIN = "train it again"
+CUSTOM = "custom"
+"""What `backbone` is called in files if it was given from Python."""
+
+
+class Encoder(nn.Module):
+    """From images to features, as trained. In evaluation mode from the start.
+
+    Args:
+        backbone: The trained network.
+        image_size: Side in pixels of the images it was trained on.
+        details: Where it comes from: method, backbone name, epochs, version.
+    """
+
+    def __init__(self, backbone: Backbone, image_size: int, details: dict[str, Any]) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.image_size = image_size
+        self.details = details
+        self.eval()
+
+    @property
+    def dim(self) -> int:
+        """Numbers in a feature vector."""
+        return self.backbone.feature_dim
+
+    @override
+    def forward(self, images: Float[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch features"]:
+        features: Tensor = self.backbone(images)
+        return features
+
+    def transform(self, picture: "Image.Image") -> Float[Tensor, "3 size size"]:
+        """A Pillow picture as this encoder takes it, treated as the files it was trained on.
+
+        Upright by its exif orientation, transparency over white, 16 bits scaled to 8, the central
+        square, normalized. A JPEG file that Pillow has opened but not yet decoded is decoded in
+        place at the smallest scale that suffices, which is several times faster.
+        """
+        import numpy as np
+
+        from nearkin.data.centered import to_network
+        from nearkin.data.decode import CENTER, center
+        from nearkin.data.rgb import load as upright
+
+        color = upright(picture, math.ceil(self.image_size / CENTER))
+        pixels = center(np.asarray(color), self.image_size)
+        return to_network(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
+
+
+def write_encoder(path: Path, backbone: Backbone, details: dict[str, Any]) -> None:
+    """Write a backbone's weights as safetensors, with what is needed to build it again.
+
+    Args:
+        path: The file; written whole or not at all.
+        backbone: The trained network.
+        details: Plain values: backbone name, image_size and where the weights come from.
+    """
+    from safetensors.torch import save
+
+    from nearkin.data.views import MEAN, STD
+
+    described = {
+        "format": FORMAT,
+        "nearkin": __version__,
+        "feature_dim": backbone.feature_dim,
+        "mean": MEAN,
+        "std": STD,
+        **details,
+    }
+    state = {name: tensor.contiguous() for name, tensor in backbone.body.state_dict().items()}
+    write_whole(path, save(state, metadata={"nearkin": json.dumps(described)}))
+
+
+def load(run: str | Path, *, backbone: nn.Module | None = None) -> Encoder:
+    """The encoder of a run, ready to use.
+
+    Args:
+        run: A run folder, or its encoder.safetensors.
+        backbone: The network the run was given from Python, untrained; not needed for networks
+            that have a name.
+
+    Raises:
+        UsageError: If there is no encoder there, or its weights are not those of `backbone`.
+        CheckpointError: If the file is damaged, or not what it says.
+    """
+    stored = _read(run)
+    if backbone is not None:
+        network = adopt(copy.deepcopy(backbone), stored.image_size, stored.feature_dim)
+        stored.fill(network)
+    elif stored.backbone == CUSTOM:
+        raise UsageError(f"{stored.path} is of a network of your own; pass it as `backbone`")
+    else:
+        # The random weights of the new network are replaced.
+        with usable(stored.path, AGAIN), torch.random.fork_rng(devices=[]):
+            network = build_backbone(stored.backbone, stored.image_size)
+            network.body.load_state_dict(stored.state)
+    return Encoder(network, stored.image_size, stored.details)
+
+
+def initialize(backbone: Backbone, run: str | Path) -> None:
+    """Give a backbone the weights of a run's encoder, in place.
+
+    Args:
+        backbone: Of the same architecture, for images of any size that leaves it the same.
+        run: A run folder, or its encoder.safetensors.
+
+    Raises:
+        UsageError: If there is no encoder there, or it is of another architecture.
+        CheckpointError: If the file is damaged, or not what it says.
+    """
+    _read(run).fill(backbone)
+
+
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """What is in the file of an encoder."""
+
+    path: Path
+    backbone: str
+    image_size: int
+    feature_dim: int
+    details: dict[str, Any]
+    state: dict[str, Tensor]
+
+    def fill(self, network: Backbone) -> None:
+        """Copy the weights into a network that the user chose."""
+        try:
+            network.body.load_state_dict(self.state)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[1:2] or [str(error)]
+            raise UsageError(
+                f"{self.path} holds the weights of {self.backbone} for "
+                f"{self.image_size} px, which do not fit {network.name} "
+                f"({reason[0].strip()}); give the same backbone and image size"
+            ) from error
+
+
+def _read(run: str | Path) -> _Stored:
+    path = RunFolder(Path(run)).encoder if Path(run).is_dir() else Path(run)
+    if not path.exists():
+        raise UsageError(f"{path} does not exist; `nearkin train` makes it when it is done")
+    with usable(path, AGAIN):
+        details, state = read_tensors(path, "nearkin")
+        if details["format"] != FORMAT:
+            raise ValueError(f"it is of format {details['format']}, not {FORMAT}")
+        size, dim = int(details["image_size"]), int(details["feature_dim"])
+        if not 1 <= size <= MAX_IMAGE_SIZE:
+            raise ValueError(f"its images of {size} px are not from 1 to {MAX_IMAGE_SIZE} px")
+        return _Stored(path, str(details["backbone"]), size, dim, details, state)
+
+
+def read_tensors(path: Path, key: str) -> tuple[Any, dict[str, Tensor]]:
+    """What is in a safetensors file: the plain values noted under a key, and all tensors.
+
+    Raises:
+        Exception: Of many kinds if the file is damaged; to be called inside `usable`.
+        ValueError: If a tensor has numbers that are not finite.
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        noted = json.loads((file.metadata() or {})[key])
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for name, tensor in state.items():
+        if not tensor.float().isfinite().all():  # as networks hold them
+            raise ValueError(f"{name} is not finite")
+    return noted, state

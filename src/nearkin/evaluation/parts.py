@@ -1,0 +1,170 @@
+"""A folder of features in parts: Parquet files that other tools read as one table."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from nearkin import tables
+from nearkin.commands.embed import Embeddings
+from nearkin.data.images import Images
+from nearkin.data.parts import write_bad_files
+from nearkin.errors import OutputError, UsageError
+from nearkin.tables import PARTIAL, usable
+
+NOTE: Final = "_parts.json"
+"""What a folder is of. Readers of Parquet folders pass over names that begin so."""
+BAD_FILES: Final = "_bad_files.csv"
+GROUP: Final = 4_096
+"""Pictures that can be read from a part at once."""
+BAD: Final = b"nearkin.bad"
+"""Where a part notes its pictures that could not be read, so that both appear at once."""
+MOST: Final = 1_000_000
+"""Parts; from there on, their names would no longer be in the order of the pictures."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a folder of parts is of."""
+
+    encoder: str
+    """The SHA-256 of its file."""
+    data: str
+    """The fingerprint of the pictures and of what is said about each."""
+    pictures: int
+    shard: int
+    """Pictures of a part; the last may have fewer."""
+
+    @property
+    def num_parts(self) -> int:
+        """How many files there are to be."""
+        return -(-self.pictures // self.shard)
+
+    def part(self, number: int) -> str:
+        """The name of a part's file. Names are in the order of the pictures."""
+        return f"part-{number:06}.parquet"
+
+    def missing(self, folder: Path) -> list[int]:
+        """The parts that are not there yet."""
+        there = {path.name for path in folder.glob("part-*.parquet")}
+        return [number for number in range(self.num_parts) if self.part(number) not in there]
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def note_on(encoder: Path, images: Images, shard: int) -> Note:
+    """What a folder of the features of these pictures is of."""
+    said = hashlib.sha256(images.labels.tobytes())
+    said.update(
+        "\0".join((*images.classes, *images.splits.tolist())).encode(errors="surrogatepass")
+    )
+    return Note(digest(encoder), f"{images.fingerprint}-{said.hexdigest()}", len(images), shard)
+
+
+def claim(folder: Path, note: Note) -> None:
+    """Note what a new folder is of, or see that an old one is of the same.
+
+    Raises:
+        OutputError: If it is of something else, is not empty, or cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        others = [path.name for path in folder.iterdir() if PARTIAL not in path.name]
+    except OSError as error:
+        raise OutputError(f"cannot write {folder}: {error.strerror}; choose another -o") from error
+    if not (folder / NOTE).exists():  # looked for last: other processes may have begun meanwhile
+        if others:
+            raise OutputError(
+                f"{folder} is not empty and has no {NOTE}; choose a new folder with -o"
+            )
+        with whole(folder / NOTE) as partial:
+            partial.write_text(json.dumps(asdict(note), indent=2) + "\n", encoding="utf-8")
+    found = read_note(folder)
+    if found != note:
+        kinds = {"encoder": "encoder", "data": "data", "shard": f"--shard, {found.shard}"}
+        others = [
+            kind for name, kind in kinds.items() if getattr(found, name) != getattr(note, name)
+        ]
+        differs = " and another ".join(others or ["number of pictures"])
+        raise OutputError(
+            f"{folder} was begun with another {differs}; choose a new folder with -o"
+        )
+
+
+def read_note(folder: Path) -> Note:
+    """What a folder of parts is of.
+
+    Raises:
+        UsageError: If it is no such folder.
+        CheckpointError: If the note is damaged.
+    """
+    path = folder / NOTE
+    if not path.exists():
+        raise UsageError(f"{folder} has no {NOTE}; give a folder that nearkin embed has made")
+    with usable(path, f"remove {folder} and run nearkin embed again"):
+        noted = json.loads(path.read_text(encoding="utf-8"))
+        note = Note(**{name: kind(noted[name]) for name, kind in Note.__annotations__.items()})
+        if min(note.shard, note.pictures) < 1 or note.num_parts > MOST:
+            raise ValueError("it speaks of impossible numbers")
+        return note
+
+
+def write_part(path: Path, embeddings: Embeddings) -> None:
+    """Write one part, and in it which of its pictures could not be read.
+
+    Raises:
+        OutputError: If it cannot be written.
+    """
+    from pyarrow import parquet
+
+    rows = embeddings.to_arrow()
+    rows = rows.replace_schema_metadata({BAD: json.dumps(embeddings.bad)})
+    columns = ["split", "label"]  # of the others, hardly two cells are equal
+    with whole(path) as partial, partial.open("wb") as file:
+        parquet.write_table(rows, file, row_group_size=GROUP, use_dictionary=columns)
+
+
+def read_footer(path: Path) -> tuple[int, Mapping[str, str]]:
+    """How many pictures a part has, and those that could not be read, with the reason.
+
+    Raises:
+        CheckpointError: If it is damaged.
+    """
+    from pyarrow import parquet
+
+    with usable(path, "remove it and run nearkin embed again"), path.open("rb") as file:
+        footer = parquet.read_metadata(file)
+        bad = json.loads(footer.metadata[BAD])
+        return footer.num_rows, {str(name): str(reason) for name, reason in bad.items()}
+
+
+def finish(folder: Path, images: Images, bad: Mapping[str, str]) -> None:
+    """List all pictures that could not be read, and remove what killed processes have left."""
+    if images.bad or bad:
+        with whole(folder / BAD_FILES) as partial:
+            write_bad_files(partial, images, bad)
+    for partial in folder.glob(f".part-*{PARTIAL}*"):
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Another name to write an output file under; see `nearkin.tables.whole`.
+
+    Raises:
+        OutputError: If it cannot be written. What had the name before still has it.
+    """
+    try:
+        with tables.whole(path) as partial:
+            yield partial
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}; make room, or choose another -o"
+        ) from error

@@ -1,0 +1,109 @@
+"""Pictures beside those that they are most similar to."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nearkin.commands.embed import Embeddings, as_text
+from nearkin.commands.neighbors import Neighbors
+from nearkin.data.decode import MIDDLE_GRAY, center
+from nearkin.data.header import BadImage
+from nearkin.data.images import Images
+from nearkin.errors import DataError, OutputError
+from nearkin.measures.neighbors import nearest
+from nearkin.report.sheets import pixels_of, save_sheet
+
+EXAMPLES: Final = 8
+NEIGHBORS: Final = 8
+SIDE: Final = 112
+"""Of a picture whose name stands below it."""
+SMALL: Final = 80
+
+
+def neighbor_sheet(train: Embeddings, test: Embeddings, path: Path) -> Path:
+    """Show held-out pictures, each beside the training pictures it is most like.
+
+    One row per picture: itself, then its nearest neighbors, most similar first, with their
+    classes, if they have any, and their similarity.
+
+    Args:
+        train: The pictures to look among.
+        test: The pictures to look for.
+        path: The file.
+    """
+    rows = np.linspace(0, len(test.vectors) - 1, min(EXAMPLES, len(test.vectors))).astype(int)
+    bank, queries = torch.from_numpy(train.vectors), torch.from_numpy(test.vectors[rows])
+    similarity, found = nearest(bank, queries, NEIGHBORS)
+    side = _side(train.images, SMALL)
+    columns = [pixels_of(test.images, rows, side)]
+    columns += [pixels_of(train.images, ranked.numpy(), side) for ranked in found.T]
+    own, labels = test.labels, train.labels
+    captions = [
+        [_said(own[row], "held out"), *(_said(labels[n], f"{s:.3f}") for n, s in near)]
+        for row, near in zip(
+            rows.tolist(), map(zip, found.tolist(), similarity.tolist()), strict=True
+        )
+    ]
+    return save_sheet(columns, path, captions=captions)
+
+
+def _said(*lines: str) -> list[str]:
+    return [line for line in lines if line]
+
+
+def _side(images: Images, most: int) -> int:
+    """Of a tile; pictures that are all smaller keep the size of the largest."""
+    return min(most, int(images.sizes.min(axis=1).max()))
+
+
+def contact_sheet(found: Sequence[Neighbors], images: Images, path: Path) -> Path:
+    """Show pictures, each beside its neighbors, with names and similarities.
+
+    Args:
+        found: What is most similar to what.
+        images: Those that were looked among. Which is no longer there, or cannot be read, is gray.
+        path: The file.
+
+    Raises:
+        DataError: If none of the neighbors is among these pictures.
+        OutputError: If it cannot be written.
+    """
+    row = {as_text(name): number for number, name in enumerate(images.names)}
+    if not any(near.path in row for one in found for near in one.neighbors):
+        raise DataError("none of the neighbors is among these pictures; give --data those of them")
+    side = _side(images, SIDE)
+    tiles = [
+        [
+            _square(Path(one.picture).read_bytes(), side),
+            *(
+                _square(images.read(row[near.path]) if near.path in row else b"", side)
+                for near in one.neighbors
+            ),
+        ]
+        for one in found
+    ]
+    captions = [
+        [
+            (Path(one.picture).name, "looked for"),
+            *((near.path, f"{near.similarity:.3f}") for near in one.neighbors),
+        ]
+        for one in found
+    ]
+    sheet = torch.stack([torch.stack(line) for line in tiles])
+    try:
+        return save_sheet(sheet.unbind(dim=1), path, captions=captions)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"cannot write {path} ({error}); give --sheet a name.png") from error
+
+
+def _square(picture: bytes | np.ndarray, side: int) -> Float[Tensor, "3 side side"]:
+    try:
+        shown = center(picture, side)
+    except BadImage:
+        shown = np.full((side, side, 3), MIDDLE_GRAY, np.uint8)
+    return torch.from_numpy(shown).movedim(2, 0) / 255

@@ -1,0 +1,111 @@
+"""What a server can show of a run and do with it, whoever does it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
+
+from nearkin.report.page.messages import Json
+
+
+@runtime_checkable
+class Site(Protocol):
+    """What is served. Its methods are called from several threads at once.
+
+    A `UsageError` or a `DataError` is told as a mistake of the request, any other `NearkinError`
+    as something that stands in the way.
+    """
+
+    def page(self) -> str:
+        """The page, as HTML."""
+
+    def policy(self) -> str:
+        """What the page may load and run, as a Content-Security-Policy."""
+
+    def picture(self, number: int) -> bytes | None:
+        """A picture as WebP, large enough to be looked at; None if it cannot be read."""
+
+    def thumbnail(self, number: int) -> bytes | None:
+        """The same, small and square."""
+
+    def search(self, encoded: bytes) -> Json:
+        """What the picture in a file is most similar to."""
+
+    def classes(self) -> Json:
+        """The classes that were found, with their names."""
+
+    def name(self, cluster: str, name: str) -> Json:
+        """Give a class a name or, if that is empty, take it away. Then `classes`."""
+
+    def merge(self, clusters: list[str], name: str) -> Json:
+        """Make classes one by giving them one name. Then `classes`."""
+
+    def split(self, numbers: list[int], name: str) -> Json:
+        """Make pictures a class of their own. Then `classes`."""
+
+    def export(self, folder: str, numbers: list[int] | None) -> Json:
+        """Copy pictures, or all of them, into a new folder, by class."""
+
+
+@runtime_checkable
+class Change(Protocol):
+    """What a page can ask for besides pictures."""
+
+    def made(self, site: Site) -> Json:
+        """Do it, and tell what came of it."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """Name a class."""
+
+    cluster: str
+    name: str
+
+    def made(self, site: Site) -> Json:
+        """All classes."""
+        return site.name(self.cluster, self.name)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Make classes one."""
+
+    clusters: list[str]
+    name: str
+
+    def made(self, site: Site) -> Json:
+        """All classes."""
+        return site.merge(self.clusters, self.name)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Make pictures a class."""
+
+    numbers: list[int]
+    name: str
+
+    def made(self, site: Site) -> Json:
+        """All classes."""
+        return site.split(self.numbers, self.name)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Copy pictures."""
+
+    folder: str
+    numbers: list[int] | None
+
+    def made(self, site: Site) -> Json:
+        """Where they are."""
+        return site.export(self.folder, self.numbers)
+
+
+CHANGES: Final[Mapping[str, type[Change]]] = {
+    "/name": Name,
+    "/merge": Merge,
+    "/split": Split,
+    "/export": Export,
+}
+"""By the paths they are asked for at."""

@@ -1,0 +1,174 @@
+"""From settings to objects: what `auto` comes to, and the method with its networks."""
+
+import copy
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from nearkin.config import TrainConfig
+from nearkin.data.augmentations import views_of
+from nearkin.data.centered import Pixels
+from nearkin.data.images import Images
+from nearkin.data.room import cache_for, free_disk, free_memory
+from nearkin.data.views import View
+from nearkin.distributed import native_precision, num_processes, own_cpus
+from nearkin.errors import DataError, UsageError
+from nearkin.method import Method
+from nearkin.networks.backbone import SMALL_IMAGE, Backbone
+from nearkin.run.settings.known import known_classes
+from nearkin.run.settings.options import method_class, method_options
+from nearkin.run.settings.recipes import Recipe, recipe
+from nearkin.training import compilation
+
+SIZES = (32, 64, 96, 128, 160, 192, 224)
+"""Sides of views that `auto` chooses from for photographs, in pixels."""
+USUAL_BATCH = 256
+PICTURES_TO_SEE = {"cpu": 200_000, "mps": 1_000_000, "cuda": 20_000_000}
+"""What `--epochs auto` aims at, some hours at most; ten times as many if they are small."""
+LARGEST = {"cpu": 96, "mps": 128, "cuda": 224}
+"""The largest side of views that `auto` chooses, in pixels."""
+
+
+def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainConfig:
+    """The settings with every `auto` replaced, and the method's data-dependent sizes among them.
+
+    Args:
+        config: What was asked for.
+        images: What will be trained on.
+        device: Where.
+
+    Raises:
+        UsageError: If an explicit setting does not fit the method or the data.
+        DataError: If there are too few pictures to train on.
+    """
+    if len(images) < 2:
+        raise DataError(f"{len(images)} picture to train on; contrast needs 2 or more")
+    chosen = recipe(config.method)
+    size = _or(config.image_size, lambda: image_size(images, device))
+    processes = num_processes(config.devices)
+    most = min(USUAL_BATCH, len(images))
+    batch = _or(config.batch_size, lambda: max(most // processes, 1) * processes)
+    if config.fsdp and processes == 1:
+        raise UsageError("--fsdp divides networks among processes; give --devices 2 or more")
+    if batch > len(images):
+        raise UsageError(
+            f"--batch-size {batch} is more than the {len(images)} pictures; give at most that"
+        )
+    if batch % processes:
+        raise UsageError(
+            f"--batch-size {batch} cannot be divided evenly among {processes} processes; give a "
+            f"multiple of {processes}"
+        )
+    optimizer = _or(config.optimizer, lambda: chosen.optimizer)
+    growth = batch / 256 if optimizer != "adamw" else math.sqrt(batch / 256)
+    resolved = replace(
+        config,
+        image_size=size,
+        batch_size=batch,
+        optimizer=optimizer,
+        lr=_or(config.lr, lambda: chosen.lr * growth),
+        weight_decay=_or(config.weight_decay, lambda: chosen.weight_decay),
+        augment=_or(config.augment, lambda: augment_for(chosen, images, size)),
+        backbone=_or(config.backbone, lambda: backbone_for(size, device)),
+        epochs=_or(config.epochs, lambda: epochs_for(len(images), size, device)),
+        workers=_or(config.workers, lambda: 0 if images.is_small else own_cpus(config.devices)),
+        cache=_or(config.cache, lambda: _cache(images, size, processes)),
+        options=method_options(
+            config.method, config.options, len(images), batch, config.chunk_size
+        ),
+        precision=_or(config.precision, lambda: precision_of(device)),
+    )
+    look = _or(config.evaluate_every, lambda: max(1, int(resolved.epochs) // 20))
+    alone = processes == 1 and not config.chunk_size
+    pays = alone and compilation.pays(device, int(resolved.epochs) * len(images) // batch)
+    compiled = _or(config.compile, lambda: "on" if pays else "off")
+    return replace(resolved, evaluate_every=look, compile=compiled)
+
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def precision_of(device: torch.device) -> str:
+    """The name of the arithmetic that the device computes natively."""
+    native = native_precision(device)
+    return next(name for name, dtype in PRECISIONS.items() if dtype == native)
+
+
+def _cache(images: Images, size: int, processes: int) -> str:
+    """Each process keeps pictures of its own in memory, and all share a disk."""
+    return cache_for(images, size, memory=free_memory() // processes, disk=free_disk())
+
+
+def _or(value: Any, automatic: Callable[[], Any]) -> Any:
+    return automatic() if value == "auto" else value
+
+
+def augment_for(chosen: Recipe, images: Images, size: int) -> str:
+    """The recipe's augmentation for pictures of that size, unless they look like writing."""
+    if size >= SMALL_IMAGE:
+        return chosen.augment
+    return "characters" if is_gray(images) else chosen.augment_small
+
+
+def image_size(images: Images, device: torch.device) -> int:
+    """The largest usual size that the median picture fills and the device can afford."""
+    side = int(np.median(images.sizes.min(axis=1)))
+    if images.is_small:
+        return max(8, side)
+    side = min(side, LARGEST.get(device.type, LARGEST["mps"]))
+    return max((size for size in SIZES if size <= side), default=SIZES[0])
+
+
+def is_gray(images: Images) -> bool:
+    """Whether pictures have no color, by a look at some of them."""
+    batches = Pixels(images.spread(64), 16)
+    return all(bool((shown == shown[:, :1]).all()) for shown in batches)  # unreadable: gray
+
+
+def backbone_for(size: int, device: torch.device) -> str:
+    """The network that gets furthest on such pictures in the time people have."""
+    if size <= 16:
+        return "tiny"
+    if device.type == "cpu" and size < SMALL_IMAGE:
+        return "small"
+    return "resnet18"
+
+
+def epochs_for(num_images: int, size: int, device: torch.device) -> int:
+    """Passes that show `PICTURES_TO_SEE`, between 20 and 400."""
+    pictures = PICTURES_TO_SEE.get(device.type, PICTURES_TO_SEE["mps"]) * (
+        10 if size < SMALL_IMAGE else 1
+    )
+    return min(400, max(20, pictures // num_images))
+
+
+def views_for(method: type[Method[Any]], augment: str) -> tuple[View, ...]:
+    """How the views of each picture are drawn."""
+    return views_of(augment, method.num_views, more=method.more_views)
+
+
+def build_method(config: TrainConfig, backbone: Backbone, images: Images) -> Method[Any]:
+    """The method that a resolved configuration describes, around a backbone."""
+    cls = method_class(config.method)
+    wanted = inspect.signature(cls.__init__).parameters
+    facts = {"num_images": len(images), "num_known_classes": len(known_classes(config))}
+    given = {name: fact for name, fact in facts.items() if name in wanted}
+    return cls(backbone, **given, **config.options)
+
+
+def named_backbone(config: TrainConfig, network: nn.Module | None) -> Backbone:
+    """The backbone a resolved configuration names, or the user's own network."""
+    from nearkin.networks.backbone import adopt, build_backbone
+
+    size = int(config.image_size)
+    return (
+        adopt(copy.deepcopy(network), size)
+        if network is not None
+        else build_backbone(config.backbone, size)
+    )

@@ -1,0 +1,60 @@
+"""What a run is about to do, in lines for people."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from nearkin.config import Config, TrainConfig, option
+from nearkin.run.settings.build import USUAL_BATCH
+from nearkin.run.settings.options import USUAL_GROUP, default_options, method_class, shrink
+
+
+def describe(config: TrainConfig) -> str:
+    """The recipe in one line."""
+    options = ", ".join(f"{name} {value}" for name, value in config.options.items())
+    return (
+        f"recipe {config.method} ({options}), {config.backbone}, {config.image_size} px, "
+        f"augmentation {config.augment}, batch {config.batch_size} (global), {config.optimizer} "
+        f"lr {config.lr:.4g}, weight decay {config.weight_decay:g}, {config.epochs} epochs, "
+        f"{config.precision}; all of it in config.toml"
+    )
+
+
+def shrunk(config: TrainConfig, num_images: int) -> list[str]:
+    """A line for each size left to `auto` that is smaller than usual for want of pictures."""
+    lines = []
+    if config.batch_size == num_images < USUAL_BATCH:
+        lines.append(f"note   --batch-size {config.batch_size}: there are no more pictures")
+    usual = default_options(config.method)
+    for key in shrink(method_class(config.method)):
+        if config.options[key] < usual[key]:
+            value = f"{option(key)} {config.options[key]}"
+            lines.append(f"note   {value} for {usual[key]}: {_why(key, config.chunk_size)}")
+    return lines
+
+
+def _why(key: str, chunk_size: int) -> str:
+    if key == "bn_groups" and chunk_size:
+        return "one for each chunk of the batch"
+    if key == "bn_groups":
+        return f"equal parts of the batch, of {USUAL_GROUP} pictures or more"
+    return "at most half of the pictures"
+
+
+def command(verb: str, data: str, config: Config, usual: Mapping[str, Any]) -> str:
+    """What repeats a run: every setting that is not the usual one.
+
+    Args:
+        verb: train or discover.
+        data: What the data are called.
+        config: The settings.
+        usual: What they are if nothing is said, by their names.
+    """
+    words = ["nearkin", verb, data]
+    for name, default in usual.items():
+        value = getattr(config, name)
+        if name != "options" and value != default:
+            words += [f"--no-{name}"] if value is False else [option(name), str(value)]
+    for name, value in config.options.items():
+        words += [option(name), str(value)]
+    return shlex.join(words)

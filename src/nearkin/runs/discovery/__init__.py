@@ -1,1 +1,0 @@
-"""`nearkin discover` and `nearkin assign`."""

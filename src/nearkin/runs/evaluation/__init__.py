@@ -1,1 +1,0 @@
-"""Pictures in parts, encoders as files, and what these are worth."""

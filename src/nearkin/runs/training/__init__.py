@@ -1,1 +1,0 @@
-"""`nearkin train`, and everything that is written on the way."""
