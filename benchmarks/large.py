@@ -26,14 +26,14 @@ from turns import ratios, show, turns
 from wired import CPU, trained
 
 from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Photographs
 from nearkin.data.drawing import Drawing
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
-from nearkin.data.photographs import Photographs
 from nearkin.distributed import device_name, native_precision
 from nearkin.methods.simclr import SimCLR
 from nearkin.networks.backbone import build_backbone
-from nearkin.training.allocation import memory_kept
+from nearkin.training.loop import memory_kept
 from nearkin.training.optimizer import build_optimizer
 
 MANY = 10_000

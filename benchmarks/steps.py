@@ -43,9 +43,9 @@ from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Branch
+from nearkin.networks.compilation import compile_branches
 from nearkin.networks.heads import Heads
 from nearkin.run.settings.recipes import recipe
-from nearkin.training.compilation import compile_branches
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer
 from nearkin.training.schedules import constant

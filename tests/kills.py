@@ -31,14 +31,14 @@ import torch
 import torch._dynamo
 
 import nearkin.commands.train  # noqa: F401
+from nearkin import tables as sealed
 from nearkin.cli import main
 from nearkin.config import option
 from nearkin.methods import METHODS
-from nearkin.report.curves import training_curves
+from nearkin.report.from_training import training_curves
 from nearkin.report.plots import curves
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings.options import method_parameters
-from nearkin.training import sealed
 from nearkin.training.checkpoint import latest
 
 PICTURES, BATCH, EPOCHS, SAVE_EVERY = 32, 8, 10, 2
@@ -74,7 +74,7 @@ def in_epoch(position: int) -> Callable[..., bool]:
 
 
 COMMIT = "METHOD.commit"
-SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.training.sealed.write"
+SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.tables.write"
 FLUSH, LOOK = "nearkin.tables.Journal.flush", "nearkin.training.monitor.Monitor.look"
 HEALTH, TRAIN = "nearkin.training.monitor.health", "nearkin.commands.train"
 ENCODER, EVALUATE = f"{TRAIN}.write_encoder", f"{TRAIN}.evaluate_parts"

@@ -15,11 +15,10 @@ from PIL import Image
 
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
-from nearkin.data.cache import Cache, kept_sizes
+from nearkin.data.cache import Cache, cache_for, free_disk, free_memory, kept_sizes
 from nearkin.data.header import BadImage
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
-from nearkin.data.room import cache_for, free_disk, free_memory
 from nearkin.errors import ResourceError
 
 SIZE = 16

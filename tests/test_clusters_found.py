@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from nearkin.discovery import clusters as module
 from nearkin.discovery.assignments import assign
+from nearkin.discovery.classifier import Predictions
 from nearkin.discovery.clusters import COLUMNS, describe_clusters, one_class, rows, typical
-from nearkin.discovery.predictions import Predictions
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNKNOWN
 

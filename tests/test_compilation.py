@@ -11,13 +11,13 @@ from small import BATCH, small
 
 from nearkin.errors import UsageError
 from nearkin.networks.branch import in_chunks
-from nearkin.training.compilation import compile_branches, pays
+from nearkin.networks.compilation import compile_branches, pays
 
 TRAINED = """
 import itertools
 import torch
 from small import batch_for, run, small
-from nearkin.training.compilation import compile_branches
+from nearkin.networks.compilation import compile_branches
 torch.set_num_threads(1)
 names, ways = ["moco"], [("cpu", False)]
 if torch.cuda.is_available():

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from nearkin.data.arrays import Arrays
+from nearkin.data.copies import check_destination, copy_to, file_names
 from nearkin.data.images import open_images
-from nearkin.discovery.copies import check_destination, copy_to, file_names
 from nearkin.errors import OutputError, UsageError
 
 HOSTILE = [

@@ -24,7 +24,7 @@ from sklearn.datasets import load_digits
 from nearkin.cli import main
 from nearkin.data.labels import Said
 from nearkin.discovery import assignments, clusters
-from nearkin.discovery.accept import accepted
+from nearkin.discovery.data import accepted
 from nearkin.tables import read_csv
 
 KNOWN, CLASSES, EACH = 5, 8, 24

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from nearkin.config import DiscoverConfig
+from nearkin.discovery.data import open_material
 from nearkin.discovery.ground import Preparation
-from nearkin.discovery.material import open_material
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logged, Silent
 from nearkin.types import UNKNOWN

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig, read_toml
-from nearkin.discovery.material import open_material
+from nearkin.discovery.data import Task, open_material
 from nearkin.discovery.stages import class_stage, known_stage
-from nearkin.discovery.task import Task
-from nearkin.discovery.trials import METHODS, folds, strength_options
+from nearkin.discovery.trials import MODE_METHOD, folds, strength_options
 from nearkin.discovery.trunk import LiveTrunk
 from nearkin.evaluation.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
@@ -59,7 +58,7 @@ def test_a_recipe_leaves_nothing_that_matters_to_chance(path):
     decided = ("known", "classes", "mode", "trained", "known_epochs", "epochs", "drops")
     decided += ("batch_size", "augment", "strength", "num_seeds")
     assert all(settings[name] != "auto" for name in decided)
-    assert checked_options(METHODS[config.mode], config.options) == settings["options"]
+    assert checked_options(MODE_METHOD[config.mode], config.options) == settings["options"]
 
 
 @each_recipe
@@ -68,7 +67,7 @@ def test_a_recipe_fits_its_data_set_as_it_stands_and_with_classes_hidden(path):
     hidden = {len(fold) for fold in folds(len(known), seed=0)}
     for count in {settings["classes"], *hidden}:
         sizes = count * PER_CLASS[path.stem], settings["batch_size"] // 2
-        used = method_options(METHODS[settings["mode"]], settings["options"], *sizes)
+        used = method_options(MODE_METHOD[settings["mode"]], settings["options"], *sizes)
         assert settings["options"].items() <= used.items()
 
 
@@ -101,7 +100,7 @@ def learning(path, tmp_path):
     base = TrainConfig(**{name: getattr(config, name) for name in shared}, precision="fp32")
     before = known_stage(trunk, task, base).method
     options = strength_options(config.mode, config.strength, novel) | dict(config.options)
-    return class_stage(trunk, task, base, before, METHODS[config.mode], options)
+    return class_stage(trunk, task, base, before, MODE_METHOD[config.mode], options)
 
 
 @each_recipe

@@ -10,7 +10,7 @@ import pytest
 
 from nearkin.discovery import assignments as assigned
 from nearkin.discovery import clusters as clustered
-from nearkin.discovery.accept import accepted
+from nearkin.discovery.data import accepted
 from nearkin.errors import CheckpointError, OutputError, UsageError
 from nearkin.report.edits import called, classes, name_classes, split_off
 from nearkin.run.folder import RunFolder, clear

@@ -17,14 +17,12 @@ from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation import probe
 from nearkin.evaluation.clusters import clusters
 from nearkin.evaluation.encode import encode
-from nearkin.evaluation.evaluate import evaluate, evaluate_features
+from nearkin.evaluation.evaluate import evaluate, evaluate_features, mean_pixels, pixels
 from nearkin.evaluation.features import Features
-from nearkin.evaluation.floors import mean_pixels, pixels
 from nearkin.evaluation.geometry import geometry, looked_at
 from nearkin.evaluation.knn import knn, num_neighbors
-from nearkin.evaluation.logistic import fit_path
 from nearkin.evaluation.measure import Measure, accuracy
-from nearkin.evaluation.probe import hold_out, linear_probe, train_probe
+from nearkin.evaluation.probe import fit_path, hold_out, linear_probe, train_probe
 
 
 def normal(*shape, seed=0):
@@ -101,7 +99,7 @@ def test_pixels_in_pieces_are_the_same_pixels(monkeypatch):
     images = np.random.default_rng(0).integers(256, size=(7, 4, 6, 3), dtype=np.uint8)
     mean = mean_pixels(images)
     whole = pixels(images, mean)
-    monkeypatch.setattr("nearkin.evaluation.floors.PIECE", 3)
+    monkeypatch.setattr("nearkin.evaluation.evaluate.PIECE", 3)
     torch.testing.assert_close(mean_pixels(images), mean)
     assert torch.equal(pixels(images, mean), whole)
 

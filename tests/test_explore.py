@@ -23,7 +23,7 @@ import nearkin
 from nearkin.cli import main
 from nearkin.discovery import assignments as assigned
 from nearkin.discovery import clusters as clustered
-from nearkin.discovery.accept import accepted
+from nearkin.discovery.data import accepted
 from nearkin.run.folder import RunFolder
 from nearkin.tables import write_csv
 

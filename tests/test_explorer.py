@@ -21,9 +21,9 @@ from PIL import Image
 import nearkin
 from nearkin.data.images import open_images
 from nearkin.report.page.charts import line_chart, round_ticks
-from nearkin.report.page.discovered import discovery_page
-from nearkin.report.page.markup import Html, element, text
+from nearkin.report.page.page import Html, element, text
 from nearkin.report.page.report import Chart, ClassView, Confusion, Picture, Report, Table
+from nearkin.report.page.sections import discovery_page
 from nearkin.report.thumbnails import thumbnails
 
 DOT = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="

@@ -7,9 +7,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from nearkin.discovery import doubts as module
-from nearkin.discovery.doubts import doubts, few_pictures, hidden
-from nearkin.discovery.findings import findings, unrelated
-from nearkin.discovery.predictions import Predictions
+from nearkin.discovery.classifier import Predictions
+from nearkin.discovery.findings import doubts, few_pictures, findings, hidden, unrelated
 from nearkin.types import UNKNOWN
 
 

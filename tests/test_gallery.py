@@ -11,7 +11,7 @@ from PIL import Image
 
 from nearkin.data.decode import center
 from nearkin.data.images import open_images
-from nearkin.report.sheets import class_sheet, save_sheet
+from nearkin.data.sheets import class_sheet, save_sheet
 from nearkin.report.thumbnails import thumbnails
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from nearkin.data.images import open_images
-from nearkin.discovery.labeled import check_disjoint, label_pictures, truth_labels
+from nearkin.discovery.data import check_disjoint, label_pictures, truth_labels
 from nearkin.errors import DataError, UsageError
 from nearkin.types import UNKNOWN
 

@@ -11,14 +11,13 @@ from PIL import Image, ImageFont
 from nearkin.commands.embed import Embeddings
 from nearkin.commands.neighbors import Neighbor, Neighbors
 from nearkin.data.images import open_images
+from nearkin.data.sheets import save_sheet, shortened
 from nearkin.errors import DataError, OutputError
 from nearkin.report.contact import contact_sheet, neighbor_sheet
-from nearkin.report.curves import MOST_POINTS, training_curves
-from nearkin.report.figures import write_figures
+from nearkin.report.from_training import MOST_POINTS, training_curves
 from nearkin.report.page.map import Coloring, PictureMap
 from nearkin.report.page.report import Chart, ClassView, Confusion, Picture, Report
-from nearkin.report.plots import COLORS, confusion_plot, curves, draw, map_plot
-from nearkin.report.sheets import save_sheet, shortened
+from nearkin.report.plots import COLORS, confusion_plot, curves, draw, map_plot, write_figures
 from nearkin.run.folder import PLOTS, RunFolder
 
 HOSTILE = (
@@ -241,7 +240,7 @@ def test_captions_stand_below_their_pictures_and_never_run_into_the_next(tmp_pat
 
 
 def test_names_in_other_alphabets_are_written_in_letters():
-    from nearkin.report.sheets import _font
+    from nearkin.data.sheets import _font
 
     font = _font(14)
     assert isinstance(font, ImageFont.FreeTypeFont)

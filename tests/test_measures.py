@@ -10,12 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearkin.errors import DataError
+from nearkin.evaluation.geometry import (
+    alignment,
+    effective_rank,
+    feature_std,
+    mean_cosine,
+    uniformity,
+)
 from nearkin.measures import neighbors
-from nearkin.measures.hypersphere import alignment, uniformity
 from nearkin.measures.intervals import bootstrap, wilson
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.measures.neighbors import nearest, neighbor_agreement, vote
-from nearkin.measures.spectrum import effective_rank, feature_std, mean_cosine
 from nearkin.objectives import unit
 
 

@@ -20,7 +20,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.report.embedded import embedded, voted
 from nearkin.report.mapping import balanced, picture_map
-from nearkin.report.tiles import COLUMNS, PER_SHEET, tiles
+from nearkin.report.thumbnails import COLUMNS, PER_SHEET, tiles
 from nearkin.run.folder import RunFolder
 
 EACH = 16

@@ -16,7 +16,7 @@ from nearkin.commands.evaluate import evaluate, evaluate_parts
 from nearkin.commands.train import built
 from nearkin.config import TrainConfig
 from nearkin.data.images import open_images
-from nearkin.data.parts import Parts, open_parts
+from nearkin.data.split import Parts, open_parts
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.encoder import CUSTOM, Encoder, initialize, load, write_encoder
 from nearkin.methods import METHODS

@@ -18,9 +18,8 @@ from nearkin.config import TrainConfig
 from nearkin.distributed import agreed, collect, whole
 from nearkin.errors import DivergedError, UsageError
 from nearkin.methods import METHODS
-from nearkin.networks.backbone import Backbone, build_backbone
+from nearkin.networks.backbone import Backbone, build_backbone, small_resnet
 from nearkin.networks.batch_norm import normalize_in_groups
-from nearkin.networks.small import small_resnet
 from nearkin.training import checkpoint
 from nearkin.training.optimizer import build_optimizer
 

@@ -9,12 +9,10 @@ import torch
 
 from nearkin.config import TrainConfig
 from nearkin.data.images import open_images
-from nearkin.data.kept import KeptViews
-from nearkin.data.order import Order
-from nearkin.data.streams import Streams
+from nearkin.data.order import Order, Streams
+from nearkin.discovery.data import Task
 from nearkin.discovery.stages import class_stage, known_stage
-from nearkin.discovery.task import Task
-from nearkin.discovery.trunk import FrozenTrunk, LiveTrunk, Looks, freeze, look
+from nearkin.discovery.trunk import FrozenTrunk, KeptViews, LiveTrunk, Looks, freeze, look
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import Encoder
 from nearkin.methods import METHODS

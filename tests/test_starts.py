@@ -8,9 +8,8 @@ import torch
 
 from nearkin.config import TrainConfig
 from nearkin.discovery.classifier import class_probability, heads_of, on_top, still
-from nearkin.discovery.stages import class_stage, known_stage
-from nearkin.discovery.starts import start_of
-from nearkin.discovery.task import Task
+from nearkin.discovery.data import Task
+from nearkin.discovery.stages import class_stage, known_stage, start_of
 from nearkin.discovery.trunk import FrozenTrunk, Looks
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.types import UNKNOWN

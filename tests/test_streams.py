@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearkin.data.order import Order
-from nearkin.data.streams import Streams
+from nearkin.data.order import Order, Streams
 from nearkin.errors import DataError
 
 NONE = np.zeros(0, np.int64)

@@ -16,14 +16,14 @@ import pytest
 from PIL import Image
 
 from nearkin.cli import main
+from nearkin.cli.terminal import Standing
 from nearkin.pace import MARKS, Pace, tracked, under
-from nearkin.terminal import Standing
 
 PLAIN = {"NO_COLOR", "CI", "FORCE_COLOR", "TERM", "COLUMNS", "PYTHONIOENCODING"}
 COMMAND = [sys.executable, "-m", "nearkin"]
 STEPS = """
 import sys, time
-from nearkin.terminal import Terminal
+from nearkin.cli.terminal import Terminal
 with Terminal() as terminal:
     terminal.line("é\x1b[31m.png, :smile: [red]")
     for done in range(5):
@@ -294,7 +294,7 @@ def test_an_interrupt_during_an_evaluation_clears_the_line(tmp_path):
 
 INTERRUPTED = """
 import sys, time
-from nearkin.terminal import Terminal
+from nearkin.cli.terminal import Terminal
 try:
     with Terminal() as terminal:
         for done in range(1000):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearkin.config import TrainConfig
-from nearkin.discovery.task import Task
+from nearkin.discovery.data import Task
 from nearkin.discovery.trials import (
     FOLDS,
     STRENGTHS,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nearkin.data.duplicates import thumbnails
 from nearkin.data.images import open_images
+from nearkin.data.recognize import copies, union
 from nearkin.data.split import split
-from nearkin.data.thumbnails import thumbnails
-from nearkin.data.union import copies, union
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 

@@ -14,7 +14,7 @@ from PIL import Image
 from scipy import stats
 from torchvision.transforms import ColorJitter, RandomResizedCrop
 
-from nearkin.data import color, resample
+from nearkin.data import transforms
 from nearkin.data.augmentations import AUGMENTATIONS, SMALL, views_of
 from nearkin.data.views import MEAN, STD, Draws, View, augment, crop, draw, normalize
 from nearkin.errors import UsageError
@@ -59,10 +59,10 @@ def assert_close(ours, theirs, tolerance: float = CLOSE) -> None:
 @pytest.mark.parametrize(
     ("ours", "reference", "strengths"),
     [
-        (color.brightness, TF.adjust_brightness, (0.0, 2.0)),
-        (color.contrast, TF.adjust_contrast, (0.0, 2.0)),
-        (color.saturation, TF.adjust_saturation, (0.0, 2.0)),
-        (color.hue, TF.adjust_hue, (-0.5, 0.5)),
+        (transforms.brightness, TF.adjust_brightness, (0.0, 2.0)),
+        (transforms.contrast, TF.adjust_contrast, (0.0, 2.0)),
+        (transforms.saturation, TF.adjust_saturation, (0.0, 2.0)),
+        (transforms.hue, TF.adjust_hue, (-0.5, 0.5)),
     ],
 )
 @pytest.mark.parametrize("channels", [1, 3])
@@ -80,15 +80,15 @@ def test_color_is_changed_as_torchvision_does(ours, reference, strengths, channe
 def test_gray_and_solarized_as_torchvision_does():
     images = pictures(4)
     images[0, 0, 0, 0] = 0.5
-    assert_close(color.grayscale(images), TF.rgb_to_grayscale(images, num_output_channels=3))
-    assert_close(color.solarize(images), TF.solarize(images, 0.5))
+    assert_close(transforms.grayscale(images), TF.rgb_to_grayscale(images, num_output_channels=3))
+    assert_close(transforms.solarize(images), TF.solarize(images, 0.5))
 
 
 @pytest.mark.parametrize(("size", "kernel"), [(8, 3), (32, 3), (64, 7), (96, 9), (224, 23)])
 def test_each_image_is_blurred_with_its_own_sigma(size, kernel):
     images, sigma = pictures(3, size), torch.tensor([0.1, 0.9, 2.0])
     expected = [TF.gaussian_blur(x, kernel, s.item()) for x, s in zip(images, sigma)]
-    assert_close(resample.blur(images, sigma), torch.stack(expected))
+    assert_close(transforms.blur(images, sigma), torch.stack(expected))
 
 
 def test_warp_is_torchvisions_affine_on_a_picture_with_repeated_edges():
@@ -111,11 +111,11 @@ def test_warp_is_torchvisions_affine_on_a_picture_with_repeated_edges():
         )
         for x, a, s in zip(padded, angle, shift)
     ]
-    assert_close(resample.warp(images, angle, shift), torch.stack(expected), 2e-4)
+    assert_close(transforms.warp(images, angle, shift), torch.stack(expected), 2e-4)
 
 
 def test_a_flip_swaps_left_and_right():
-    assert torch.equal(resample.flip(pictures(2)), TF.hflip(pictures(2)))
+    assert torch.equal(transforms.flip(pictures(2)), TF.hflip(pictures(2)))
 
 
 # Crops

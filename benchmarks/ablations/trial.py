@@ -21,15 +21,14 @@ from nearkin.data.order import Order
 from nearkin.data.views import View
 from nearkin.errors import DataError
 from nearkin.evaluation.encode import encode
-from nearkin.evaluation.floors import mean_pixels, pixels
+from nearkin.evaluation.evaluate import mean_pixels, pixels
 from nearkin.evaluation.knn import knn, num_neighbors
 from nearkin.measures.neighbors import nearest
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.methods.nnclr import NNCLR
 from nearkin.methods.swav import SwAV
-from nearkin.networks.backbone import adopt
-from nearkin.networks.small import Block, conv_norm
+from nearkin.networks.backbone import Block, adopt, conv_norm
 from nearkin.objectives import sinkhorn, unit
 from nearkin.training.health import health
 from nearkin.training.loop import steps

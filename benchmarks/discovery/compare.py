@@ -22,15 +22,14 @@ from jaxtyping import Int64
 
 from nearkin.config import TrainConfig, Value
 from nearkin.data.images import Images, open_images
-from nearkin.discovery.arms import ALONE, Arm, clustered_arm, trained_arm
+from nearkin.discovery.arms import Arm, clustered_arm, trained_arm
 from nearkin.discovery.classifier import on_top, still
-from nearkin.discovery.kept import read_looks, write_looks
+from nearkin.discovery.data import Task
+from nearkin.discovery.arms import ALONE
 from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.discovery.stages import class_stage, known_stage
-from nearkin.discovery.starts import start_of
-from nearkin.discovery.task import Task
+from nearkin.discovery.stages import class_stage, known_stage, start_of
 from nearkin.discovery.trials import (
-    METHODS,
+    MODE_METHOD,
     STRENGTHS,
     USUAL,
     Mode,
@@ -38,7 +37,7 @@ from nearkin.discovery.trials import (
     best,
     strength_options,
 )
-from nearkin.discovery.trunk import FrozenTrunk, look
+from nearkin.discovery.trunk import FrozenTrunk, look, read_looks, write_looks
 from nearkin.evaluation.encoder import load
 from nearkin.measures.matching import cluster_accuracy, right
 from nearkin.run.settings.build import resolve
@@ -204,7 +203,9 @@ def rows_of(
         chosen = strength_options(mode, strength, task.num_novel) | options
         start = clusters if starts_of(arm) == "clusters" else None
         before = known.method
-        stage = class_stage(bench.trunk, task, bench.base, before, METHODS[mode], chosen, start)
+        stage = class_stage(
+            bench.trunk, task, bench.base, before, MODE_METHOD[mode], chosen, start
+        )
         stage.try_out()
         seconds = time.perf_counter() - started
         found = trained_arm(bench.trunk, stage.method, task.num_known)
@@ -240,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("name")
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--mode", choices=list(METHODS), default="ncd")
+    parser.add_argument("--mode", choices=list(MODE_METHOD), default="ncd")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     mode: Mode = options.mode

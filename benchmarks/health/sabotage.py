@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from nearkin.commands.train import built
 from nearkin.config import TrainConfig
 from nearkin.data.images import open_images
-from nearkin.data.parts import Parts, divide
+from nearkin.data.split import Parts, divide
 from nearkin.errors import DivergedError
 from nearkin.method import Method
 from nearkin.methods import METHODS

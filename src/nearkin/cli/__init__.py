@@ -23,9 +23,9 @@ from nearkin.cli import (  # noqa: F401 (they add their commands)
     using,
 )
 from nearkin.cli.app import app
+from nearkin.cli.terminal import err
 from nearkin.errors import NearkinError, UsageError
 from nearkin.tables import printable
-from nearkin.terminal import err
 
 
 def main(arguments: list[str] | None = None) -> int:

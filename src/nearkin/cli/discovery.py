@@ -7,9 +7,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from nearkin.cli.app import Flag, Given, alone, app, merged, show
+from nearkin.cli.terminal import Terminal
 from nearkin.config import DiscoverConfig, read_toml
 from nearkin.errors import UsageError
-from nearkin.terminal import Terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def discover(
         )
     from nearkin.commands.discover import discover as run_discover
     from nearkin.distributed import is_first
-    from nearkin.run.summary import lines
+    from nearkin.run.folder import lines
 
     with Terminal(quiet or json or not is_first()) as terminal:
         run = run_discover(

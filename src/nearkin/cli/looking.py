@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from nearkin.cli.app import Flag, app, show
-from nearkin.terminal import Terminal
+from nearkin.cli.terminal import Terminal
 
 
 @app.command

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from nearkin.cli.app import Flag, Given, app, merged, show
+from nearkin.cli.terminal import Terminal
 from nearkin.config import TrainConfig, read_toml
 from nearkin.errors import UsageError
-from nearkin.terminal import Terminal
 
 
 class Typed(Given, TrainConfig):

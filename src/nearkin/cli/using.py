@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from nearkin.cli.app import Flag, alone, app, show
-from nearkin.terminal import Terminal
+from nearkin.cli.terminal import Terminal
 
 
 @app.command

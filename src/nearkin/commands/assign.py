@@ -7,14 +7,13 @@ from typing import Any, Literal
 import numpy as np
 
 from nearkin.commands.embed import spare
+from nearkin.data.copies import check_destination
+from nearkin.data.copies import copy_to as copy
 from nearkin.data.images import Images, open_images
 from nearkin.discovery.assignments import COLUMNS, Assignments
 from nearkin.discovery.assignments import assign as assigned
 from nearkin.discovery.classifier import read_classifier
-from nearkin.discovery.copies import check_destination
-from nearkin.discovery.copies import copy_to as copy
-from nearkin.discovery.kept import rows_of
-from nearkin.discovery.trunk import look
+from nearkin.discovery.trunk import look, rows_of
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import CheckpointError, DataError, OutputError
 from nearkin.evaluation.encoder import load

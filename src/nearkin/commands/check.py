@@ -14,7 +14,7 @@ from nearkin.data.centered import Pixels
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
 from nearkin.data.order import Order
-from nearkin.data.parts import copies
+from nearkin.data.split import copies
 from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.knn import knn

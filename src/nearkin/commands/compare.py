@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation.measure import Measure
-from nearkin.report.curves import training_curves
 from nearkin.report.finished import DISCOVERIES, TRAININGS, Finished, finished
-from nearkin.report.page.compared import comparison_page
+from nearkin.report.from_training import training_curves
 from nearkin.report.page.report import Chart, Table
+from nearkin.report.page.sections import comparison_page
 from nearkin.tables import replace_text
 
 LINES: Final = 4

@@ -8,8 +8,8 @@ from nearkin.commands.discover import discover
 from nearkin.commands.evaluate import rows_of
 from nearkin.commands.train import Run, train
 from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.run.folder import lines
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.run.summary import lines
 
 
 @dataclass(frozen=True)

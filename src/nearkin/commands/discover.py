@@ -15,27 +15,26 @@ from nearkin.commands.evaluate import PIXEL_BANK, pixel_features
 from nearkin.commands.train import Run
 from nearkin.config import DiscoverConfig, continued
 from nearkin.data.augmentations import views_of
-from nearkin.data.parts import same_data, write_bad_files
+from nearkin.data.copies import check_destination
+from nearkin.data.split import same_data, write_bad_files
 from nearkin.discovery.arms import Arm, clustered_arm, trained_arm
 from nearkin.discovery.calibration import Calibration, fit
 from nearkin.discovery.classifier import (
     Classifier,
+    Predictions,
     heads_of,
     new_names,
     still,
     write_classifier,
 )
-from nearkin.discovery.copies import check_destination
+from nearkin.discovery.data import USUAL_BATCH, Material, Task, batch_size, open_material
 from nearkin.discovery.findings import findings
 from nearkin.discovery.ground import Ground, Preparation
 from nearkin.discovery.learn import Learned, Learning
-from nearkin.discovery.material import USUAL_BATCH, Material, batch_size, open_material
 from nearkin.discovery.others import follow
 from nearkin.discovery.outcome import Outcome
-from nearkin.discovery.predictions import Predictions
 from nearkin.discovery.report import write_outcome
-from nearkin.discovery.task import Task
-from nearkin.discovery.trials import METHODS, Trial
+from nearkin.discovery.trials import MODE_METHOD, Trial
 from nearkin.discovery.trunk import check_trained
 from nearkin.distributed import choose_device, company, device_name, is_first
 from nearkin.errors import DataError, UsageError
@@ -137,7 +136,7 @@ def _asked(config: DiscoverConfig) -> DiscoverConfig:
         views_of(config.augment, 1)
     if config.from_run:
         check_trained(load(config.from_run), config.trained)
-    options = checked_options(METHODS[config.mode], config.options, DiscoverConfig)
+    options = checked_options(MODE_METHOD[config.mode], config.options, DiscoverConfig)
     return replace(config, options=options)
 
 
@@ -215,7 +214,7 @@ def clustered(ground: Ground) -> dict[str, Arm]:
 
 def positive_rate(folder: RunFolder) -> float:
     """The mean of the last epoch."""
-    rows = read_numbers(folder.stage(f"{METHODS['ncd']}-0").metrics)
+    rows = read_numbers(folder.stage(f"{MODE_METHOD['ncd']}-0").metrics)
     last = rows[-1]["epoch"]
     return fmean(row["positive_rate"] for row in rows if row["epoch"] > last - 1)
 

@@ -17,19 +17,18 @@ from nearkin.data.batches import Batches
 from nearkin.data.centered import Pixels
 from nearkin.data.images import Images
 from nearkin.data.order import Order
-from nearkin.data.parts import Parts, open_parts
+from nearkin.data.split import Parts, open_parts
 from nearkin.data.views import normalize
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import UsageError
 from nearkin.evaluation.encode import encode
 from nearkin.evaluation.encoder import Encoder, load
+from nearkin.evaluation.evaluate import SIDE, Evaluation, mean_pixels, pixels
 from nearkin.evaluation.evaluate import evaluate as measure
 from nearkin.evaluation.features import Features, known
-from nearkin.evaluation.floors import SIDE, mean_pixels, pixels
 from nearkin.evaluation.geometry import looked_at
 from nearkin.evaluation.knn import num_neighbors
 from nearkin.evaluation.measure import Measure
-from nearkin.evaluation.report import Evaluation
 from nearkin.pace import Tell, nobody, tracked, under
 from nearkin.run.failures import foreseen
 from nearkin.run.folder import RunFolder, data_name

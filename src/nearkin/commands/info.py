@@ -9,8 +9,7 @@ import torch
 
 from nearkin.config import TrainConfig, Value, option, toml_value
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
-from nearkin.networks.backbone import timm_names, torchvision_names
-from nearkin.networks.small import SMALL
+from nearkin.networks.backbone import SMALL, timm_names, torchvision_names
 from nearkin.run.settings.options import default_options, method_class, shrink
 from nearkin.run.settings.recipes import recipe
 from nearkin.version import __version__

@@ -5,7 +5,7 @@ from typing import Any
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.images import Images, open_images
-from nearkin.discovery.material import open_material
+from nearkin.discovery.data import open_material
 from nearkin.errors import OutputError, UsageError
 from nearkin.report.write import shown_of, write_page
 from nearkin.run.folder import RunFolder, data_name

@@ -14,12 +14,14 @@ from nearkin.config import TrainConfig, continued
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.order import Order
-from nearkin.data.parts import Parts, copies, open_parts, same_data, write_bad_files
+from nearkin.data.sheets import augmentation_sheet
+from nearkin.data.split import Parts, copies, open_parts, same_data, write_bad_files
 from nearkin.distributed import choose_device, device_name, from_first, is_first, together
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.evaluation.encoder import CUSTOM, initialize, load, write_encoder
 from nearkin.method import Method
 from nearkin.networks.branch import in_chunks
+from nearkin.networks.compilation import compile_branches
 from nearkin.report.contact import neighbor_sheet
 from nearkin.report.write import write_page
 from nearkin.run.failures import foreseen
@@ -28,16 +30,12 @@ from nearkin.run.opened import default_folder, opened
 from nearkin.run.reporter import Logged, Reporter, Silent
 from nearkin.run.settings.build import build_method, named_backbone, resolve, views_for
 from nearkin.run.settings.describe import describe, shrunk
-from nearkin.run.settings.known import known_classes, known_labels
-from nearkin.run.settings.options import checked_options
-from nearkin.training.accompany import accompany
+from nearkin.run.settings.options import checked_options, known_classes, known_labels
 from nearkin.training.checkpoint import latest
-from nearkin.training.compilation import compile_branches
-from nearkin.training.fit import fit, timed
+from nearkin.training.fit import accompany, fit, timed
 from nearkin.training.health import verdict
 from nearkin.training.loop import seeded
 from nearkin.training.monitor import Monitor
-from nearkin.training.pictures import augmentation_sheet
 from nearkin.version import __version__
 
 

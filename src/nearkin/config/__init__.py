@@ -1,8 +1,7 @@
 """What nearkin can be told: settings with their defaults, and the files that hold them."""
 
-from nearkin.config.discovery import DiscoverConfig
 from nearkin.config.files import Config, continued, read_toml, to_toml
-from nearkin.config.training import TrainConfig
+from nearkin.config.settings import DiscoverConfig, TrainConfig
 from nearkin.config.values import (
     Auto,
     Value,

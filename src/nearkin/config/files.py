@@ -5,8 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from nearkin.config.discovery import DiscoverConfig
-from nearkin.config.training import TrainConfig
+from nearkin.config.settings import DiscoverConfig, TrainConfig
 from nearkin.config.values import option, suggestion, toml_value
 from nearkin.errors import UsageError
 

@@ -1,19 +1,70 @@
-"""Pictures that are there twice: exact copies, and resized, recompressed or burst ones.
+"""Thumbnails and digests: as much of every picture as it takes to find copies."""
 
-To a contrastive method every copy is a false negative, and a copy on the other side of a split
-makes the score a lie.
-"""
-
+import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from jaxtyping import Float, Int64, UInt8
+from PIL import Image
 
+from nearkin.data.header import BadImage
 from nearkin.data.images import Images
-from nearkin.data.thumbnails import thumbnails
-from nearkin.pace import Tell, nobody
+from nearkin.data.rgb import decode
+from nearkin.data.scan import index_path, recall, remember
+from nearkin.pace import Tell, nobody, tracked
+
+SIDE: Final = 16
+"""Of a thumbnail. Finer ones tell resized copies apart."""
+DIGEST: Final = 32
+"""Bytes of a SHA-256."""
+THREADS: Final = 8
+HASHED_AT_ONCE: Final = 2**10
+"""Pictures that are looked at before it is told how far it is."""
+
+
+def thumbnails(
+    images: Images, tell: Tell = nobody
+) -> tuple[UInt8[np.ndarray, "images digest"], UInt8[np.ndarray, "images features"]]:
+    """Each picture's SHA-256 and its tiny version; zeros for one that cannot be read.
+
+    Of files, both are remembered, so that none is decoded twice unless it changes.
+    """
+    digests = np.zeros((len(images), DIGEST), np.uint8)
+    tiny = np.zeros((len(images), 3 * SIDE**2), np.uint8)
+    columns = {"digests": digests, "thumbnails": tiny}
+    path = index_path(images.key, "thumbnails")
+    known = np.zeros(len(images), np.bool_)
+    if images.key:
+        known = recall(path, images.names, images.states, columns)
+    # One that could not be read is tried again.
+    fresh = np.flatnonzero(~(known & digests.any(axis=1)))
+    blocks = np.split(fresh, range(HASHED_AT_ONCE, len(fresh), BLOCK)) if len(fresh) else []
+    with ThreadPoolExecutor(THREADS) as pool:
+        for rows in tracked(blocks, len(fresh), "looking for copies", tell):
+            looks = pool.map(lambda row: _look(images, row), rows.tolist())
+            for row, look in zip(rows, looks, strict=True):
+                digests[row], tiny[row] = look
+    if images.key and digests[fresh].any():
+        remember(path, images.names, images.states, columns)
+    return digests, tiny
+
+
+def _look(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        held = images.read(row)
+        if isinstance(held, bytes):
+            picture = decode(held, min_side=4 * SIDE)
+        else:
+            picture = Image.fromarray(held)
+            held = held.tobytes()
+    except BadImage:
+        return np.zeros(DIGEST, np.uint8), np.zeros(3 * SIDE**2, np.uint8)
+    digest = np.frombuffer(hashlib.sha256(held).digest(), np.uint8)
+    return digest, np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
+
 
 ALIKE: Final = 0.98
 """Least correlation of two thumbnails of copies."""

@@ -1,4 +1,4 @@
-"""Pictures, wherever they come from: names, labels, sizes, and a way to read each of them."""
+"""All kinds of data that hold encoded pictures, by the name of the file or folder."""
 
 import hashlib
 from collections import Counter
@@ -11,17 +11,35 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 from jaxtyping import Int32, Int64, Shaped
 
+from nearkin.data.archive import ARCHIVES, list_archive
 from nearkin.data.arrays import Part, from_memory, from_npz, join
+from nearkin.data.folder import list_folder
 from nearkin.data.header import FORMATS, BadImage
 from nearkin.data.labels import Said, in_bytes, said_beside, said_by_folders
-from nearkin.data.listing import list_files
 from nearkin.data.named import from_name, is_name
 from nearkin.data.scan import scan
 from nearkin.data.sources import BadFile, Listing, Source
-from nearkin.data.table import match, read_table, said_by_rows
+from nearkin.data.table import TABLES, Row, list_table, match, read_table, said_by_rows
 from nearkin.errors import DataError
 from nearkin.pace import Tell, nobody
 from nearkin.types import UNKNOWN
+
+
+def list_files(path: Path) -> tuple[Listing, dict[str, Row] | None]:
+    """Find the pictures in a folder, an archive or a table; and, of a table, its rows.
+
+    Raises:
+        DataError: it is none of these, is damaged, or holds no pictures.
+    """
+    if path.is_dir():
+        return list_folder(path), None
+    if path.name.lower().endswith(ARCHIVES):
+        return list_archive(path), None
+    if path.suffix.lower() in TABLES:
+        return list_table(path, read_table(path))
+    kinds = ", ".join((*ARCHIVES, *TABLES, ".npz"))
+    raise DataError(f"{path}: not a kind of data that is known; give a folder, or a {kinds}")
+
 
 SMALL_SIDE: Final = 64
 MAX_PIXELS: Final = 50_000_000

@@ -1,12 +1,14 @@
 """Which pictures each step sees: a function of the seed and the step, with nothing to save."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Int64
 
 from nearkin.data.draws import permutation
+from nearkin.errors import DataError
 
 
 @runtime_checkable
@@ -60,3 +62,74 @@ class Order:
 @lru_cache(maxsize=2)  # every step of an epoch asks for the same one
 def _shuffled(seed: int, epoch: int, size: int) -> np.ndarray:
     return permutation(seed, epoch, size)
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """An `Order` of two streams: every batch has as many labeled pictures as every other.
+
+    An epoch is one pass over the unlabeled pictures. The labeled ones begin anew, in a new
+    order, whenever they do not fill another batch. Pictures that are left over at the end of a
+    pass differ from pass to pass, and no batch has a picture twice.
+
+    Raises:
+        DataError: If the unlabeled pictures do not fill their places in one batch.
+        ValueError: If `share` leaves them none.
+    """
+
+    labeled: Int64[np.ndarray, " labeled"]
+    """Rows of the pictures of the first stream; there may be none."""
+    unlabeled: Int64[np.ndarray, " unlabeled"]
+    """Rows of the pictures of the second."""
+    batch_size: int
+    """Pictures per step, over all processes."""
+    seed: int
+    share: float = 0.5
+    """Of a batch that is labeled, from 0 to below 1; less where there are too few pictures."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise ValueError(f"a share of {self.share} leaves no place for unlabeled pictures")
+        if self.steps_per_epoch == 0:
+            raise DataError(
+                f"{len(self.unlabeled)} unlabeled pictures do not fill their "
+                f"{self._unlabeled_order.batch_size} places in a batch of {self.batch_size}; "
+                "give more of them, or a smaller --batch-size"
+            )
+
+    @property
+    def num_labeled(self) -> int:
+        """How many pictures of a batch are labeled."""
+        return min(int(self.share * self.batch_size), len(self.labeled))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in a pass over the unlabeled pictures."""
+        return self._unlabeled_order.steps_per_epoch
+
+    def epoch(self, step: int) -> int:
+        """The epoch, from 0, that a step belongs to."""
+        return self._unlabeled_order.epoch(step)
+
+    def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
+        """The pictures of one step, over all processes.
+
+        Both streams are spread evenly over the batch, so that every process has its share.
+        """
+        chosen: np.ndarray = self.unlabeled[self._unlabeled_order.rows(step)]
+        if self.num_labeled == 0:
+            return chosen
+        others = self.labeled[self._labeled_order.rows(step)]
+        places = [(np.arange(len(rows)) + 0.5) / len(rows) for rows in (others, chosen)]
+        order = np.concatenate(places).argsort(kind="stable")
+        both: np.ndarray = np.concatenate([others, chosen])[order]
+        return both
+
+    @cached_property
+    def _labeled_order(self) -> Order:
+        # Another seed, or streams of one length would always meet in the same pairs.
+        return Order(len(self.labeled), self.num_labeled, ~self.seed)
+
+    @cached_property
+    def _unlabeled_order(self) -> Order:
+        return Order(len(self.unlabeled), self.batch_size - self.num_labeled, self.seed)

@@ -1,12 +1,23 @@
 """Holding pictures out: what is scored is never trained on."""
 
 import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from nearkin.data.images import Images
-from nearkin.errors import DataError
+from nearkin.config import TrainConfig
+from nearkin.data.duplicates import duplicates
+from nearkin.data.images import Images, open_images
+from nearkin.errors import CheckpointError, DataError
+from nearkin.pace import Tell, nobody
+from nearkin.run.folder import RunFolder
+from nearkin.tables import read_csv, replace_text, usable, write_csv
 
 
 def names_a_test_part(images: Images) -> bool:
@@ -62,3 +73,162 @@ def _place(name: str, seed: int) -> float:
     """Where a name lies in 0...1, evenly spread over names and over seeds."""
     key = f"{seed}/{name}".encode("utf-8", "surrogateescape")
     return int.from_bytes(hashlib.sha256(key).digest()[:8]) / 2**64
+
+
+COMPARED: Final = 100_000
+"""Pictures among which copies are looked for, at most: half a millisecond for each."""
+
+NAMED: Final = 10
+"""Unreadable pictures that an error names."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """All pictures of the data, and their two parts."""
+
+    images: Images
+    train_rows: np.ndarray
+    test_rows: np.ndarray
+    """Held out: scored, never trained on. Empty if nothing is held out."""
+    num_exact: int = 0
+    """Pictures that are exact copies of others, as far as was looked for them."""
+
+    @cached_property
+    def train(self) -> Images:
+        """What is trained on."""
+        return self.images.subset(self.train_rows)
+
+    @cached_property
+    def test(self) -> Images:
+        """What is held out."""
+        return self.images.subset(self.test_rows)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the pictures and of which of them are trained on."""
+        rows = hashlib.sha256(self.train_rows.tobytes()).hexdigest()
+        return f"{self.images.fingerprint}-{rows}"
+
+    def describe(self) -> str:
+        """One line on the data."""
+        images = self.images
+        kinds = ", ".join(f"{count} {kind}" for kind, count in images.formats.items())
+        side = np.median(images.sizes, axis=0).astype(int)
+        labels = f"{len(images.classes)} classes, for scoring only" if images.classes else "none"
+        bad = f"; {len(images.bad)} unreadable, see bad_files.csv" if images.bad else ""
+        return (
+            f"data   {len(images)} pictures ({kinds}), median {side[0]}x{side[1]} px; "
+            f"labels: {labels}; {len(self.test)} held out for scoring{bad}"
+        )
+
+
+def copies(count: int, kind: str, images: Images) -> list[str]:
+    """A warning of copies, if there are so many that they matter."""
+    if count <= 0.05 * len(images):
+        return []
+    return [f"{count} {kind} duplicates: each is a negative that should not be one; remove them"]
+
+
+def open_parts(
+    data: Any, config: TrainConfig, listed: Path | None = None, tell: Tell = nobody
+) -> Parts:
+    """Open the data and hold a part of them out.
+
+    Args:
+        data: What `open_images` takes.
+        config: How they are read and divided.
+        listed: The file to list unreadable pictures in.
+        tell: Hears how far the looks at all files are.
+
+    Raises:
+        DataError: If there are no pictures, or more than `max_bad` of them are unreadable.
+    """
+    images = open_images(data, labels=config.labels, full=config.scan == "full", tell=tell)
+    refuse_bad(images, config.max_bad, listed)
+    return divide(images, config.val, config.seed, tell)
+
+
+def refuse_bad(images: Images, most: float, listed: Path | None = None) -> None:
+    """Refuse data of which too large a share cannot be read, once this share is listed.
+
+    Raises:
+        DataError: Naming some of them.
+    """
+    if listed is not None:
+        write_bad_files(listed, images)
+    bad, count = len(images.bad), len(images) + len(images.bad)
+    if bad > most * count:
+        first = ", ".join(f"{bad.name!r} ({bad.reason})" for bad in images.bad[:NAMED])
+        more = f" and {bad - NAMED} more" if bad > NAMED else ""
+        raise DataError(
+            f"{bad} of {count} pictures are unreadable: {first}{more}; remove them, or allow more "
+            "with --max-bad"
+        )
+
+
+def divide(images: Images, share: float, seed: int, tell: Tell = nobody) -> Parts:
+    """Hold a share of the pictures out, or what the data themselves name.
+
+    Where the data name no test part, groups of near-duplicates stay on one side: a burst that
+    is split over both would be found again, and the score would be a lie. Among very many
+    pictures they are not looked for, which is noted.
+    """
+    if names_a_test_part(images):
+        return Parts(images, *split(images, share, seed))
+    if share == 0:
+        return Parts(images, np.arange(len(images)), np.zeros(0, np.int64))
+    if len(images) > COMPARED:
+        note = f"more than {COMPARED:,} pictures: copies are not looked for, and may be held out"
+        images = replace(images, notes=(*images.notes, note))
+        return Parts(images, *split(images, share, seed))
+    found = duplicates(images, tell)
+    grouped = replace(images, groups=found.groups)
+    return Parts(grouped, *split(grouped, share, seed), found.num_exact)
+
+
+def same_data(folder: RunFolder, parts: Parts) -> None:
+    """Note in a run folder which pictures it has, or refuse others than those noted there.
+
+    Raises:
+        CheckpointError: If a run is resumed on data that have changed: its order, its views and
+            its memories belong to the pictures it was started with. The difference is named.
+    """
+    now = {"train": len(parts.train), "test": len(parts.test), "fingerprint": parts.fingerprint}
+    names, sizes = parts.images.names, parts.images.num_bytes
+    if not folder.data.exists():
+        rows = zip(names, sizes.tolist(), strict=True)
+        write_csv(folder.pictures, ("path", "bytes"), rows)
+        replace_text(folder.data, json.dumps(now) + "\n")
+        return
+    with usable(folder.data, "start anew with --init-from this run"):
+        noted = json.loads(folder.data.read_text(encoding="utf-8"))
+        then = {name: noted[name] for name in now}
+    if then == now:
+        return
+    with usable(folder.pictures, "start anew with --init-from this run"):
+        before = {row["path"]: int(row["bytes"]) for row in read_csv(folder.pictures)}
+    differences = _differences(before, dict(zip(names, sizes.tolist(), strict=True)))
+    raise CheckpointError(
+        f"the data have changed since the run was started: {differences}; {then['train']} "
+        f"pictures to train on and {then['test']} held out then, {now['train']} and "
+        f"{now['test']} now; bring them back, or start anew with --init-from this run"
+    )
+
+
+def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """Which pictures came, went or changed, with an example of each."""
+    kinds = {
+        "added": now.keys() - then.keys(),
+        "removed": then.keys() - now.keys(),
+        "of another size": {name for name in now.keys() & then.keys() if now[name] != then[name]},
+    }
+    found = [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
+    return ", ".join(found) or "the same files in other parts"
+
+
+def write_bad_files(path: Path, images: Images, found: Mapping[str, str] | None = None) -> None:
+    """List the pictures that could not be read: at the start, and `found` while training."""
+    rows: list[tuple[str, str, object]] = [(bad.name, bad.reason, bad.bytes) for bad in images.bad]
+    rows += [(name, reason, "") for name, reason in sorted((found or {}).items())]
+    if rows:
+        write_csv(path, ("path", "reason", "bytes"), rows)

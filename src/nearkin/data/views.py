@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int, Int64, UInt8
 from torch import Tensor
 
-from nearkin.data import color, resample
-from nearkin.data.boxes import ATTEMPTS, between, random_boxes
+from nearkin.data import transforms
 from nearkin.data.draws import uniform
+from nearkin.data.transforms import ATTEMPTS, between, random_boxes
 from nearkin.distributed import sent
 from nearkin.errors import UsageError
 
@@ -26,7 +26,7 @@ MEAN: Final = (0.485, 0.456, 0.406)
 STD: Final = (0.229, 0.224, 0.225)
 """Of ImageNet's red, green and blue."""
 
-JITTER: Final = (color.brightness, color.contrast, color.saturation, color.hue)
+JITTER: Final = (transforms.brightness, transforms.contrast, transforms.saturation, transforms.hue)
 NEUTRAL: Final = np.array([1.0, 1.0, 1.0, 0.0])
 """The strengths of `JITTER` that change nothing."""
 LOWEST: Final = np.array([0.0, 0.0, 0.0, -0.5])
@@ -182,9 +182,9 @@ def crop(
     if images.dtype == torch.uint8:
         pixels.div_(255)
     left, top, width, height = sent(torch.from_numpy(box), images.device).unbind(dim=1)
-    rows = resample.triangle(top, height, images.shape[2], size)
-    columns = resample.triangle(left, width, images.shape[3], size)
-    return resample.separable(pixels, rows, columns).clamp_(0, 1)
+    rows = transforms.triangle(top, height, images.shape[2], size)
+    columns = transforms.triangle(left, width, images.shape[3], size)
+    return transforms.separable(pixels, rows, columns).clamp_(0, 1)
 
 
 def augment(
@@ -198,15 +198,15 @@ def augment(
     views = images.clone(memory_format=torch.contiguous_format)
     change = partial(_change, views)
     warped = (draws.angle != 0) | draws.shift.any(axis=1)
-    change(resample.warp, warped, draws.angle, draws.shift)
+    change(transforms.warp, warped, draws.angle, draws.shift)
     for turn in draws.order.T:
         for place, operation in enumerate(JITTER):
             strength = draws.jitter[:, place]
             change(operation, (turn == place) & (strength != NEUTRAL[place]), strength)
-    change(color.grayscale, draws.gray)
-    change(resample.blur, draws.sigma > 0, draws.sigma)
-    change(color.solarize, draws.solarize)
-    change(resample.flip, draws.flip)
+    change(transforms.grayscale, draws.gray)
+    change(transforms.blur, draws.sigma > 0, draws.sigma)
+    change(transforms.solarize, draws.solarize)
+    change(transforms.flip, draws.flip)
     return views.clamp_(0, 1).contiguous(memory_format=torch.channels_last)
 
 

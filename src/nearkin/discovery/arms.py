@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearkin.config import Value
 from nearkin.discovery.classifier import class_probability, heads_of, on_top, still
-from nearkin.discovery.task import Task
+from nearkin.discovery.data import Task
 from nearkin.discovery.trunk import Trunk
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.method import Method

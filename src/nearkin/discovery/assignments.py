@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from nearkin.discovery.calibration import Calibration
-from nearkin.discovery.predictions import Predictions
+from nearkin.discovery.classifier import Predictions
 from nearkin.measures.neighbors import nearest
 from nearkin.objectives import unit
 from nearkin.types import UNKNOWN

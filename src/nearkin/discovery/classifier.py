@@ -1,4 +1,4 @@
-"""The classes that were found, as a file: what turns an encoder's features into classes."""
+"""What a classifier of known and novel classes says about pictures."""
 
 import copy
 import json
@@ -9,19 +9,45 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int, Int64
 from torch import Tensor, nn
 
 from nearkin.config import DiscoverConfig
 from nearkin.data.augmentations import views_of
 from nearkin.discovery.calibration import Calibration
-from nearkin.discovery.predictions import Predictions
 from nearkin.discovery.trunk import Looks
 from nearkin.errors import UsageError
 from nearkin.evaluation.encoder import read_tensors
 from nearkin.method import Method
 from nearkin.networks.heads import CosineHead, Heads, top
 from nearkin.tables import usable, write_whole
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """One row per picture. The known classes come first, in their order, then the novel ones."""
+
+    paths: tuple[str, ...]
+    """The pictures' names."""
+    probability: Float[np.ndarray, "pictures classes"]
+    """The classifier's softmax, averaged over the views; rows sum to 1. A class that a picture
+    cannot have, such as a known one where all known classes are ruled out, has 0."""
+    by_view: Int[np.ndarray, "views pictures"]
+    """The most probable class in each of several augmented views."""
+    features: Float[np.ndarray, "pictures dim"]
+    """Unit vectors of what the classifier stands on."""
+    label: Int[np.ndarray, " pictures"]
+    """The number of the known class of a picture that came with one, `UNKNOWN` for the rest."""
+    classes: tuple[str, ...]
+    """Names of all classes: those of the known ones, then new-1, new-2, ..."""
+    num_known: int
+    """How many of the classes are known."""
+
+    @property
+    def cluster(self) -> Int[np.ndarray, " pictures"]:
+        """The number of the most probable class of each picture."""
+        return np.asarray(self.probability.argmax(axis=1))
+
 
 FORMAT = "1"
 

@@ -13,7 +13,7 @@ from nearkin.discovery.assignments import (
     nearest_known_class,
     rounded,
 )
-from nearkin.discovery.predictions import Predictions
+from nearkin.discovery.classifier import Predictions
 from nearkin.objectives.precision import SHORTEST
 from nearkin.types import UNKNOWN
 

@@ -8,17 +8,13 @@ import torch
 
 from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.data.parts import write_bad_files
-from nearkin.discovery.counting import count_classes
-from nearkin.discovery.doubts import doubts
-from nearkin.discovery.findings import Finding
-from nearkin.discovery.kept import read_looks, rows_of, write_looks
-from nearkin.discovery.material import Material, batch_size, division, without
-from nearkin.discovery.number import NumberOfClasses
-from nearkin.discovery.task import Task
+from nearkin.data.split import write_bad_files
+from nearkin.discovery.data import Material, Task, batch_size, division, without
+from nearkin.discovery.findings import Finding, doubts
+from nearkin.discovery.number import NumberOfClasses, count_classes
 from nearkin.discovery.trials import (
     FOLDS,
-    METHODS,
+    MODE_METHOD,
     STRENGTHS,
     USUAL,
     Trial,
@@ -33,6 +29,9 @@ from nearkin.discovery.trunk import (
     check_trained,
     live_trunk,
     look,
+    read_looks,
+    rows_of,
+    write_looks,
 )
 from nearkin.evaluation.encoder import Encoder, load
 from nearkin.run.folder import RunFolder, data_name
@@ -123,7 +122,7 @@ class Preparation:
         """What all later stages have in common."""
         config = self.config
         asked = TrainConfig(
-            method=METHODS["ncd"],
+            method=MODE_METHOD["ncd"],
             backbone=str(encoder.details["backbone"]),
             image_size=encoder.image_size,
             augment=config.augment,

@@ -8,9 +8,8 @@ from nearkin.config import DiscoverConfig, Value
 from nearkin.discovery.arms import BASELINES
 from nearkin.discovery.ground import Ground
 from nearkin.discovery.others import beside
-from nearkin.discovery.stages import Stage, class_stage, known_stage
-from nearkin.discovery.starts import Begun, begun
-from nearkin.discovery.trials import METHODS, USUAL, strength_options
+from nearkin.discovery.stages import Begun, Stage, begun, class_stage, known_stage
+from nearkin.discovery.trials import MODE_METHOD, USUAL, strength_options
 from nearkin.method import Method
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logged
@@ -49,11 +48,11 @@ class Learning:
         options = strength_options(mode, strength, self.ground.task.num_novel)
         options |= dict(self.config.options)
         self.told.line(
-            f"stage 3/3  {self.ground.task.num_novel} novel classes by {METHODS[mode]}, strength "
-            f"{strength:g}, {count} seeds"
+            f"stage 3/3  {self.ground.task.num_novel} novel classes by {MODE_METHOD[mode]}, "
+            f"strength {strength:g}, {count} seeds"
         )
         ours = [
-            self._all(f"{METHODS[mode]}-{seed}", METHODS[mode], options, start, seed)
+            self._all(f"{MODE_METHOD[mode]}-{seed}", MODE_METHOD[mode], options, start, seed)
             for seed in range(count)
         ]
         return Learned(ours, self._baselines(start))
@@ -67,7 +66,7 @@ class Learning:
         rate = strength_options("ncd", USUAL["ncd"], self.ground.task.num_novel)
         arms = BASELINES if self.config.baselines else {}
         return {
-            name: self._all(name.replace(" ", "-"), METHODS["ncd"], rate | options, start, 0)
+            name: self._all(name.replace(" ", "-"), MODE_METHOD["ncd"], rate | options, start, 0)
             for name, options in arms.items()
         }
 

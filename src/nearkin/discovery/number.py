@@ -1,9 +1,11 @@
 """How many novel classes there are, as far as clusters can tell: three estimates, an interval."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import ceil
+from pathlib import Path
 from statistics import fmean, median_high
 from typing import Final, NamedTuple
 
@@ -11,10 +13,14 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
+from nearkin.config import DiscoverConfig
+from nearkin.discovery.data import Material
+from nearkin.discovery.trunk import Looks
 from nearkin.errors import DataError
 from nearkin.measures.intervals import wilson
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.measures.matching import cluster_accuracy
+from nearkin.tables import replace_text, usable
 from nearkin.types import UNKNOWN
 
 ROWS: Final = 4000
@@ -248,3 +254,42 @@ class _Search:
         """The number of clusters that count, halfway between the peaks; at least 1."""
         middle = ceil(fmean(self.peaks(repetitions)))
         return max(1, median_high(trial.novel for trial in self.trials(middle)[repetitions]))
+
+
+def count_classes(
+    path: Path, kept: Looks, material: Material, config: DiscoverConfig
+) -> NumberOfClasses | None:
+    """The estimate in a file, or a new one; None where the number is given.
+
+    Only pictures that are learned from are looked at, by features that no label has touched.
+    """
+    if config.classes != "auto":
+        return None
+    rows = material.parts.train_rows
+    if path.exists():
+        return _read(path, len(rows))
+    counted = number_of_novel_classes(
+        compact(kept.center)[rows],
+        material.label[rows],
+        disjoint=config.mode == "ncd",
+        seed=config.seed,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, json.dumps(asdict(counted)) + "\n")
+    return counted
+
+
+def _read(path: Path, most: int) -> NumberOfClasses:
+    with usable(path, "remove it, it will be made again"):
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        curves = stored["curves"].items()
+        found = NumberOfClasses(
+            chosen=int(stored["chosen"]),
+            low=int(stored["low"]),
+            high=int(stored["high"]),
+            estimates={name: int(number) for name, number in stored["estimates"].items()},
+            curves={name: [(int(k), float(v)) for k, v in points] for name, points in curves},
+        )
+        if not 1 <= found.chosen <= most:
+            raise ValueError(f"{found.chosen} classes of {most} pictures")
+    return found

@@ -14,16 +14,14 @@ import torch
 
 from nearkin.commands.train import follow as follow_training
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.data.streams import Streams
-from nearkin.discovery.material import open_material, without
+from nearkin.data.order import Streams
+from nearkin.discovery.data import Task, open_material, without
 from nearkin.discovery.stages import Stage, stage_of
-from nearkin.discovery.task import Task
 from nearkin.discovery.trunk import live_trunk
 from nearkin.distributed import called, choose_device, company, num_processes, together
 from nearkin.evaluation.encoder import Encoder
 from nearkin.run.settings.build import named_backbone
-from nearkin.training.accompany import accompany
-from nearkin.training.fit import same
+from nearkin.training.fit import accompany, same
 
 
 def follow(data: Any) -> None:

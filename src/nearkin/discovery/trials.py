@@ -17,10 +17,9 @@ from jaxtyping import Bool, Float, Int64
 from nearkin.config import TrainConfig, Value
 from nearkin.data.draws import permutation
 from nearkin.discovery.classifier import class_probability, heads_of, on_top, still
+from nearkin.discovery.data import Task
 from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.discovery.stages import class_stage, known_stage
-from nearkin.discovery.starts import Begun, Start, begun
-from nearkin.discovery.task import Task
+from nearkin.discovery.stages import Begun, Start, begun, class_stage, known_stage
 from nearkin.discovery.trunk import FrozenTrunk
 from nearkin.measures.matching import right
 from nearkin.method import Method
@@ -41,7 +40,7 @@ SHORT: Final = 0.5
 """Share of a training's steps that a trial takes."""
 HIDDEN: Final = 0.25
 """Share of the known classes that a fold hides; two at least."""
-METHODS: Final[dict[Mode, str]] = {"ncd": "ncl", "gcd": "simgcd"}
+MODE_METHOD: Final[dict[Mode, str]] = {"ncd": "ncl", "gcd": "simgcd"}
 """The method of each mode."""
 
 
@@ -147,7 +146,9 @@ class Trials:
         path: Path,
     ) -> None:
         options = dict(self.options) | strength_options(self.mode, strength, task.num_novel)
-        stage = class_stage(self.trunk, task, self.base, known, METHODS[self.mode], options, start)
+        stage = class_stage(
+            self.trunk, task, self.base, known, MODE_METHOD[self.mode], options, start
+        )
         stage.try_out(SHORT)
         layer, heads = still(stage.method.backbone), still(heads_of(stage.method))
         with torch.inference_mode():

@@ -1,37 +1,79 @@
-"""What the classes of a discovery stand on: a frozen encoder, or a network that learns."""
+"""Views that a frozen network has already seen: each picture's are few, and kept as features."""
 
 import copy
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, Feed
 from nearkin.data.centered import Pixels, to_network
+from nearkin.data.draws import uniform
 from nearkin.data.images import Images
-from nearkin.data.kept import KeptViews
 from nearkin.data.order import Order, Ordered
 from nearkin.data.views import normalize
+from nearkin.distributed import sent, share
 from nearkin.errors import UsageError
 from nearkin.evaluation.encode import encode
-from nearkin.evaluation.encoder import Encoder
+from nearkin.evaluation.encoder import Encoder, read_tensors
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.heads import top
 from nearkin.pace import Tell, nobody, tracked
 from nearkin.run.settings.build import views_for
+from nearkin.tables import usable, write_whole
 from nearkin.training.loop import seeded
+from nearkin.types import Batch
 
-TOP_DIM = 256
-"""Features of the layer that learns on top of a frozen encoder."""
-PIECE = 256
-"""Pictures encoded at once."""
+CHOICE = 254
+"""The view number whose draws choose among the kept views."""
+
+
+class KeptViews:
+    """Batches of features: every step sees some of each picture's kept views, drawn anew.
+
+    Features have the shape of pictures of one pixel, so that methods take them as they are.
+
+    Args:
+        views: Features of several views of every picture.
+        order: Which pictures each step sees.
+        num_views: How many views of a picture a step sees; no view twice.
+        labels: Known classes, `UNKNOWN` for all other pictures.
+    """
+
+    def __init__(
+        self,
+        views: Float[Tensor, "kept images dim"],
+        *,
+        order: Ordered,
+        num_views: int,
+        labels: Int64[np.ndarray, " images"],
+    ) -> None:
+        self.views = views
+        self.order = order
+        self.num_views = num_views
+        self.labels = torch.from_numpy(labels).to(views.device)
+
+    def between(self, start: int, stop: int) -> Iterator[Batch]:
+        """This process's part of the batches of the steps from `start` to before `stop`."""
+        for step in range(start, stop):
+            rows = self.order.rows(step)[share(self.order.batch_size)]
+            yield self._batch(self.order.epoch(step), rows)
+
+    def _batch(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> Batch:
+        chance = uniform(self.order.seed, epoch, rows, CHOICE, len(self.views))
+        chosen = torch.from_numpy(chance.argsort(axis=1)[:, : self.num_views])
+        shown, index = (sent(x, self.views.device) for x in (chosen.T, torch.from_numpy(rows)))
+        views = self.views[shown, index][..., None, None]
+        return Batch(tuple(views), index, self.labels[index])
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +82,49 @@ class Looks:
 
     center: Float[Tensor, "images _"]
     views: Float[Tensor, "views images _"]
+
+
+def write_looks(path: Path, looks: Looks, bad: dict[int, str]) -> None:
+    """Write features and the rows of unreadable pictures, whole or not at all."""
+    from safetensors.torch import save
+
+    state = {"center": looks.center.contiguous(), "views": looks.views.contiguous()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, save(state, metadata={"bad": json.dumps(bad)}))
+
+
+def read_looks(path: Path, count: int) -> tuple[Looks, dict[int, str]]:
+    """What `write_looks` wrote.
+
+    Args:
+        path: The file.
+        count: How many pictures it must be of.
+
+    Raises:
+        CheckpointError: If the file is damaged, or of other pictures.
+    """
+    with usable(path, "remove it, it will be made again"):
+        noted, state = read_tensors(path, "bad")
+        center, views = state["center"], state["views"]
+        rows, _ = center.shape
+        if views.ndim != 3 or views.shape[1:] != center.shape or rows != count:
+            raise ValueError(f"features {list(center.shape)}, of views {list(views.shape)}")
+        bad = {int(row): str(reason) for row, reason in noted.items()}
+        if not bad.keys() <= set(range(rows)):
+            raise ValueError(f"unreadable pictures beyond {rows}")
+    return Looks(center, views), bad
+
+
+def rows_of(looks: Looks, keep: np.ndarray) -> Looks:
+    """The looks at some pictures."""
+    rows = torch.from_numpy(keep)
+    return Looks(looks.center[rows], looks.views[:, rows])
+
+
+TOP_DIM = 256
+"""Features of the layer that learns on top of a frozen encoder."""
+PIECE = 256
+"""Pictures encoded at once."""
 
 
 @runtime_checkable

@@ -1,6 +1,14 @@
 """Everything that can be said about features, whatever labels there are."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor
 
 from nearkin.errors import DataError
 from nearkin.evaluation.clusters import clusters
@@ -9,8 +17,41 @@ from nearkin.evaluation.geometry import geometry
 from nearkin.evaluation.knn import knn
 from nearkin.evaluation.measure import Measure
 from nearkin.evaluation.probe import linear_probe
-from nearkin.evaluation.report import Evaluation
+from nearkin.objectives import unit
 from nearkin.pace import Tell, nobody, under
+
+TITLES = {"untrained": "untrained encoder", "pixels": "raw pixels"}
+"""Columns that are headed by another name than their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was found about each table of features: `encoder`, `untrained`, `pixels`."""
+
+    sizes: Mapping[str, int]
+    """Number of images of each split."""
+    measures: Mapping[str, list[Measure]]
+    """By table of features."""
+    left_out: Mapping[str, str]
+    """What could not be measured, and why."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "sizes": dict(self.sizes),
+            "measures": {
+                table: {measure.name: asdict(measure) for measure in measures}
+                for table, measures in self.measures.items()
+            },
+            "left_out": dict(self.left_out),
+        }
+
+    def rows(self) -> list[list[str]]:
+        """A table as text: a heading, then a row per measure, a column per table of features."""
+        columns = [{m.name: str(m) for m in measures} for measures in self.measures.values()]
+        names = dict.fromkeys(name for column in columns for name in column)
+        heading = ["measure", *(TITLES.get(table, table) for table in self.measures)]
+        return [heading, *([name, *(c.get(name, "-") for c in columns)] for name in names)]
 
 
 def evaluate_features(
@@ -82,3 +123,38 @@ def evaluate(
         )
         left_out |= reasons
     return Evaluation(sizes, measures, left_out)
+
+
+SIDE = 32
+"""Larger images are shrunk to this many pixels a side."""
+PIECE = 1024
+"""Images that are converted at once."""
+
+
+def mean_pixels(images: UInt8[np.ndarray, "n h w 3"]) -> Float[Tensor, " d"]:
+    """The mean image of the training images, flattened as in `pixels`."""
+    total = torch.stack([piece.double().sum(dim=0) for piece in _pieces(images)]).sum(dim=0)
+    return (total / len(images)).float()
+
+
+def pixels(
+    images: UInt8[np.ndarray, "n h w 3"], mean: Float[Tensor, " d"]
+) -> Float[Tensor, "n d"]:
+    """Raw pixels as features: unit vectors of what differs from the mean training image.
+
+    Args:
+        images: RGB. Sides above 32 pixels are shrunk to 32 by averaging areas.
+        mean: What `mean_pixels` gives for the training images, whichever images these are.
+    """
+    features = torch.empty(len(images), len(mean))
+    for rows, piece in zip(features.split(PIECE), _pieces(images), strict=True):
+        rows.copy_(unit(piece - mean))
+    return features
+
+
+def _pieces(images: UInt8[np.ndarray, "n h w 3"]) -> Iterator[Float[Tensor, "piece d"]]:
+    """Flattened images, some at a time: as float32, all at once could be too many."""
+    size = [min(side, SIDE) for side in images.shape[1:3]]
+    for start in range(0, len(images), PIECE):
+        piece = torch.tensor(images[start : start + PIECE]).movedim(3, 1).float() / 255
+        yield F.interpolate(piece, size=size, mode="area").flatten(1)

@@ -11,7 +11,7 @@ from typing import Final
 from nearkin import tables
 from nearkin.commands.embed import Embeddings
 from nearkin.data.images import Images
-from nearkin.data.parts import write_bad_files
+from nearkin.data.split import write_bad_files
 from nearkin.errors import OutputError, UsageError
 from nearkin.tables import PARTIAL, usable
 

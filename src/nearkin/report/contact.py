@@ -14,9 +14,9 @@ from nearkin.commands.neighbors import Neighbors
 from nearkin.data.decode import MIDDLE_GRAY, center
 from nearkin.data.header import BadImage
 from nearkin.data.images import Images
+from nearkin.data.sheets import pixels_of, save_sheet
 from nearkin.errors import DataError, OutputError
 from nearkin.measures.neighbors import nearest
-from nearkin.report.sheets import pixels_of, save_sheet
 
 EXAMPLES: Final = 8
 NEIGHBORS: Final = 8

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nearkin.errors import UsageError
+from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.measure import Measure
-from nearkin.evaluation.report import TITLES
 from nearkin.run.folder import RunFolder
 from nearkin.tables import usable
 

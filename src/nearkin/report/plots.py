@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from jaxtyping import Float
 
+from nearkin.data.images import Images
+from nearkin.data.sheets import COLUMNS, class_sheet, shortened
+from nearkin.report.from_training import training_curves
 from nearkin.report.page.map import Coloring, PictureMap
-from nearkin.report.page.report import Chart, Confusion
-from nearkin.report.sheets import shortened
+from nearkin.report.page.report import Chart, Confusion, Report, TrainingReport
+from nearkin.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -208,3 +211,54 @@ def confusion_plot(confusion: Confusion, path: Path) -> Path:
 
 def _short(names: Sequence[str]) -> list[str]:
     return [shortened(name, NAME) for name in names]
+
+
+MOST_GALLERIES: Final = 40
+"""On a sheet; of more, the largest are shown."""
+
+
+def write_figures(
+    folder: RunFolder, report: TrainingReport | Report, shown: PictureMap | None, images: Images
+) -> None:
+    """Draw what there is to draw of a finished run.
+
+    Args:
+        folder: The run.
+        report: What its page tells.
+        shown: What the map on it shows.
+        images: Its pictures.
+    """
+    plots = folder.plots
+    plots.mkdir(exist_ok=True)
+    if shown is not None:
+        map_plot(shown, plots / "map.png")
+    if report.confusion is not None:
+        confusion_plot(report.confusion, plots / "confusion.png")
+    if isinstance(report, Report):
+        _of_discovery(folder, report, images)
+    else:
+        _of_training(folder)
+
+
+def _of_training(folder: RunFolder) -> None:
+    found = training_curves(folder)
+    curves(list(found.values()), folder.plots / "curves.png")
+    if "knn" in found:
+        draw(found["knn"], folder.plots / "knn.png")
+
+
+def _of_discovery(folder: RunFolder, report: Report, images: Images) -> None:
+    if report.training:
+        curves(report.training, folder.plots / "curves.png")
+    for chart in report.counting:
+        draw(chart, folder.plots / "class_count.png")
+    row = {name: number for number, name in enumerate(images.names)}
+    largest = sorted(report.novel, key=lambda view: -view.size)[:MOST_GALLERIES]
+    groups = {
+        f"{view.name}: {view.size:,}": np.array(
+            [row[one.path] for one in view.core[:COLUMNS] if one.path in row], np.int64
+        )
+        for view in largest
+    }
+    if groups:
+        class_sheet(images, groups, folder.plots / "clusters.png")

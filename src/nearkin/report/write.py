@@ -9,13 +9,12 @@ import numpy as np
 from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.report.embedded import embedded
-from nearkin.report.figures import write_figures
 from nearkin.report.from_training import report_of
 from nearkin.report.mapping import picture_map
-from nearkin.report.page.discovered import discovery_page
 from nearkin.report.page.map import PictureMap
 from nearkin.report.page.report import ClassView, Picture, Report, TrainingReport
-from nearkin.report.page.trained import training_page
+from nearkin.report.page.sections import discovery_page, training_page
+from nearkin.report.plots import write_figures
 from nearkin.report.thumbnails import thumbnails
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, replace_text, usable

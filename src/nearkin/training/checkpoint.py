@@ -1,13 +1,9 @@
-"""Checkpoints: what to remember is the step, the method and the optimizer. Nothing else.
-
-A checkpoint is written whole or not at all, proves itself whole, and is read as data, never as
-code. One process at a time writes to a folder; any number may read.
-"""
+"""Numbers that training cannot go on from."""
 
 import contextlib
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +12,34 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from nearkin import tables as sealed
 from nearkin.distributed import undivided
-from nearkin.errors import CheckpointError, ResourceError, UsageError
+from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.method import Method
-from nearkin.training import sealed
-from nearkin.training.finite import not_finite, refuse
 from nearkin.training.optimizer import restore_optimizer
+
+
+def not_finite(value: object, place: str = "") -> Iterator[str]:
+    """Tensors of a state with such numbers. All processes look at what is divided among them."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from not_finite(part, f"{place}.{key}")
+    elif isinstance(value, Tensor) and not undivided(value).isfinite().all():
+        yield place.removeprefix(".")
+
+
+def refuse(places: Iterable[str], step: int) -> None:
+    """Stop training at the first of them.
+
+    Raises:
+        DivergedError: If there is one.
+    """
+    for place in places:
+        raise DivergedError(
+            f"{place} is no longer finite after step {step}; nothing was written since the "
+            "checkpoint before. Try a smaller --lr"
+        )
+
 
 FORMAT: Final = 1
 """How the content of a file is arranged."""

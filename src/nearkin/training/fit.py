@@ -13,7 +13,8 @@ import torch
 
 from nearkin.config import TrainConfig, seconds
 from nearkin.data.batches import Feed
-from nearkin.distributed import agreed, collect, from_first, shard, world_size
+from nearkin.distributed import agreed, collect, from_first, is_sharded, shard, whole, world_size
+from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.pace import Pace
@@ -24,11 +25,11 @@ from nearkin.run.settings.build import PRECISIONS
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
+from nearkin.training.monitor import Looker, Watch, look_due, shown
 from nearkin.training.optimizer import build_optimizer, restore_optimizer
 from nearkin.training.saver import Saver
 from nearkin.training.schedules import warmup_cosine, warmup_drops
 from nearkin.training.signals import Requests
-from nearkin.training.watch import Looker, Watch, shown
 from nearkin.types import Batch, Step
 
 COLUMNS = (
@@ -245,3 +246,32 @@ def epochs_within(duration: str, epoch_seconds: float) -> int:
     42
     """
     return max(1, int(seconds(duration) * 14 / 15 / epoch_seconds))
+
+
+def accompany(config: TrainConfig, method: Method[Any], batches: Feed) -> None:
+    """Take the steps that the first process takes in `fit`.
+
+    Where networks are divided, the first needs all parts to look at them, and to save them.
+    """
+    per_epoch = batches.order.steps_per_epoch
+    total, every = int(config.epochs) * per_epoch, int(config.evaluate_every)
+    optimizer = optimizer_for(method, config)
+    start = done = same_start(optimizer, 0)
+    trained = trained_by(config, method, optimizer) if start < total else method
+    fed = batches.between(start, total)
+    try:
+        with Requests() as asked:
+            for done, _ in steps_of(config, trained, optimizer, fed, start=start, total=total):
+                if look_due(every, done, per_epoch, total):
+                    with whole(method, trained):
+                        pass
+                stop = agreed(asked.stop)
+                if is_sharded(trained) and agreed(0):
+                    checkpoint.take_part(done, trained, optimizer)
+                if stop:
+                    asked.end(done, stop)
+            end_if_asked(asked, total)
+            collect(method, trained)
+    except DivergedError:  # which the first keeps for a replay
+        checkpoint.take_part(done, trained, optimizer, finite=False)
+        raise

@@ -1,10 +1,12 @@
-"""The training loop. It yields after every step; what to log or save is its caller's business."""
+"""The processor's memory, kept from step to step."""
 
+import ctypes
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -14,9 +16,36 @@ from nearkin.distributed import is_sharded, reading, wrap
 from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
-from nearkin.training.allocation import memory_kept
 from nearkin.training.optimizer import set_learning_rates
 from nearkin.types import Batch, Step
+
+M_TRIM_THRESHOLD: Final = -1
+M_MMAP_THRESHOLD: Final = -3
+"""Options of glibc's `mallopt`, numbered as in malloc.h."""
+MEGABYTE: Final = 2**20
+
+
+@contextmanager
+def memory_kept() -> Iterator[None]:
+    """Let freed memory stay with the process for the length of a `with` block.
+
+    Otherwise glibc hands each large block back to the system as soon as it is free, and a
+    training step gets all its activations anew, page by page, cleared each time: a fifth of the
+    time of ResNet-18 on 256 pairs of views of 32 px. The most memory ever held rises by as
+    much. Does nothing where there is no glibc.
+    """
+    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not hasattr(libc, "mallopt"):
+        yield
+        return
+    libc.mallopt(M_MMAP_THRESHOLD, 1024 * MEGABYTE)
+    libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
+    try:
+        yield
+    finally:  # the highest values that it comes to by itself
+        libc.mallopt(M_MMAP_THRESHOLD, 32 * MEGABYTE)
+        libc.mallopt(M_TRIM_THRESHOLD, 64 * MEGABYTE)
+        libc.malloc_trim(0)
 
 
 def fold(seed: int, step: int) -> int:

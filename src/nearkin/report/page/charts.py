@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from nearkin.report.page.markup import Html, element, row, table, together
+from nearkin.report.page.page import Html, element, row, table, together
 from nearkin.report.page.report import Chart, Number, Points
 
 WIDTH: Final = 640

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Float32, Int, Shaped
 
-from nearkin.report.page.markup import Html, element, together
+from nearkin.report.page.page import Html, element, together
 
 FINE: Final = 100
 """Steps of similarity from 0 to 1: it is shown to two digits, which a byte holds."""

@@ -13,18 +13,17 @@ from torch import nn
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
+from nearkin.data.cache import cache_for, free_disk, free_memory
 from nearkin.data.centered import Pixels
 from nearkin.data.images import Images
-from nearkin.data.room import cache_for, free_disk, free_memory
 from nearkin.data.views import View
 from nearkin.distributed import native_precision, num_processes, own_cpus
 from nearkin.errors import DataError, UsageError
 from nearkin.method import Method
+from nearkin.networks import compilation
 from nearkin.networks.backbone import SMALL_IMAGE, Backbone
-from nearkin.run.settings.known import known_classes
-from nearkin.run.settings.options import method_class, method_options
+from nearkin.run.settings.options import known_classes, method_class, method_options
 from nearkin.run.settings.recipes import Recipe, recipe
-from nearkin.training import compilation
 
 SIZES = (32, 64, 96, 128, 160, 192, 224)
 """Sides of views that `auto` chooses from for photographs, in pixels."""

@@ -1,22 +1,60 @@
-"""Which pictures come with a known class, and what a truth says of all of them."""
+"""What a discovery is about: pictures, known classes, and how many novel ones to find."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import basename
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from nearkin.config import TrainConfig
-from nearkin.data.images import Images
+from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.data.images import Images, open_images
 from nearkin.data.labels import Said
-from nearkin.data.recognize import class_names, examples, is_table, read_classes, recognize
+from nearkin.data.recognize import (
+    class_names,
+    copies,
+    examples,
+    is_table,
+    read_classes,
+    recognize,
+    union,
+)
+from nearkin.data.split import Parts, divide, refuse_bad
 from nearkin.data.table import match, read_table
-from nearkin.data.union import copies, union
+from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
-from nearkin.run.settings.known import known_classes, known_labels
+from nearkin.pace import Tell, nobody
+from nearkin.run.folder import RunFolder, data_name
+from nearkin.run.settings.options import known_classes, known_labels
+from nearkin.tables import read_csv
 from nearkin.types import UNKNOWN
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Pictures to learn classes from.
+
+    A hidden class is unlabeled here, whatever else is known about it.
+    """
+
+    label: Int64[np.ndarray, " images"]
+    """Known classes of all pictures, `UNKNOWN` for the others."""
+    rows: Int64[np.ndarray, " learned"]
+    """The pictures to learn from."""
+    num_known: int
+    num_novel: int
+
+    @property
+    def labeled(self) -> Int64[np.ndarray, " labeled"]:
+        """The rows of pictures with a known class."""
+        return self.rows[np.flatnonzero(self.label[self.rows] != UNKNOWN)]
+
+    @property
+    def unlabeled(self) -> Int64[np.ndarray, " unlabeled"]:
+        """The rows of the others."""
+        return self.rows[np.flatnonzero(self.label[self.rows] == UNKNOWN)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,3 +273,171 @@ def check_disjoint(
         f"{counts.sum()} unlabeled pictures are of known classes, by the truth: {listed}; "
         "take --mode gcd, or label them"
     )
+
+
+def accepted(run: Path) -> dict[str, str]:
+    """The class of every picture that is sure to be of a class with a name, by its path.
+
+    A class has a name if there is one in the column name of clusters.csv; a picture is sure if
+    it is flagged as core. Two classes of one name become one.
+
+    Raises:
+        UsageError: If this is no finished discovery, or no class has a name.
+    """
+    folder = RunFolder(run)
+    if not (folder.clusters.exists() and folder.assignments.exists()):
+        raise UsageError(f"{run} is no finished discovery; --accept wants one")
+    named = {row["cluster"]: row["name"].strip() for row in read_csv(folder.clusters)}
+    if not any(named.values()):
+        raise UsageError(f"{folder.clusters} names no class; write names in the column name first")
+    return {
+        row["path"]: named[row["cluster"]]
+        for row in read_csv(folder.assignments)
+        if row["flag"] == "core" and named.get(row["cluster"])
+    }
+
+
+def accept(labeled: Labeled, run: Path) -> Labeled:
+    """Label the pictures of accepted classes too. Known classes keep their numbers."""
+    found, images = accepted(run), labeled.images
+    new, _ = Said(list(set(found.values()) - set(labeled.classes)), [], []).numbered()
+    classes = (*labeled.classes, *new)
+    number = {name: position for position, name in enumerate(classes)}
+    label = labeled.label.copy()
+    for row in np.flatnonzero(label == UNKNOWN).tolist():
+        if images.names[row] in found:
+            label[row] = number[found[images.names[row]]]
+    note = f"{int((label != labeled.label).sum())} pictures of {len(set(found.values()))} classes "
+    note += f"accepted from {run}"
+    return replace(
+        labeled,
+        images=replace(images, labels=label, classes=classes),
+        notes=(*labeled.notes, note),
+    )
+
+
+USUAL_BATCH: Final = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """Pictures, what is known of them, and what is true of them.
+
+    `parts.images` carries the known labels and no others.
+    """
+
+    parts: Parts
+    own: Bool[np.ndarray, " images"]
+    """Whether a picture is one of the data, and not a labeled one from outside."""
+    truth: Int64[np.ndarray, " images"] | None
+    """Classes, for scoring only; the known ones have their numbers, others come after them."""
+    names: tuple[str, ...]
+    """Of all true classes, or of the known ones if there is no truth."""
+    notes: tuple[str, ...]
+
+    @property
+    def images(self) -> Images:
+        """All pictures."""
+        return self.parts.images
+
+    @property
+    def label(self) -> Int64[np.ndarray, " images"]:
+        """Each picture's known class, `UNKNOWN` for the others."""
+        return self.images.labels
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the known classes."""
+        return self.images.classes
+
+    def learned(self) -> Bool[np.ndarray, " images"]:
+        """Which pictures are learned from."""
+        learned = np.zeros(len(self.images), bool)
+        learned[self.parts.train_rows] = True
+        return learned
+
+    def lines(self) -> Iterator[str]:
+        """What there is, for people."""
+        labeled = int((self.label != UNKNOWN).sum())
+        outside = int((~self.own).sum())
+        added = f", {outside} of them from outside the data" if outside else ""
+        bad = f"; {len(self.images.bad)} unreadable, see bad_files.csv" if self.images.bad else ""
+        yield (
+            f"known  {labeled} pictures of {len(self.classes)} classes{added}; "
+            f"{len(self.images) - labeled} without a label; {len(self.parts.test_rows)} held out "
+            f"for scoring{bad}"
+        )
+        yield from self.notes
+
+
+def open_material(
+    data: Any, config: DiscoverConfig, listed: Path | None = None, tell: Tell = nobody
+) -> Material:
+    """Open the data and find out what is known of each picture.
+
+    The pictures that an earlier run held out are held out again, if it had the same data.
+
+    Args:
+        data: What `open_images` takes.
+        config: Settings.
+        listed: The file to list unreadable pictures in.
+        tell: Hears how far the looks at all files are.
+
+    Raises:
+        DataError: If the pictures or the labels cannot be used.
+        UsageError: If the settings contradict each other.
+    """
+    opened = open_images(data, full=config.scan == "full", tell=tell)
+    refuse_bad(opened, config.max_bad, listed)
+    labeled = label_pictures(opened, config.labeled, config.known)
+    if config.accept:
+        labeled = accept(labeled, Path(config.accept))
+    truth, names = None, labeled.classes
+    if config.truth:
+        truth, names = truth_labels(labeled.images, config.truth, opened, labeled.classes)
+        check_disjoint(truth, labeled.label, names, config.mode)
+    parts = divide(labeled.images, *division(data, config), tell)
+    return Material(parts, labeled.own, truth, names, (*opened.notes, *labeled.notes))
+
+
+def division(data: Any, config: DiscoverConfig) -> tuple[float, int]:
+    """The share that is held out and the seed that decides which pictures these are."""
+    run = RunFolder(Path(config.from_run))
+    if config.from_run and run.config.exists():
+        earlier, its_data = run.settings()
+        if its_data == data_name(data):
+            return earlier.val, earlier.seed
+    return config.val, config.seed
+
+
+def batch_size(material: Material, config: DiscoverConfig) -> int:
+    """Pictures per step in the stages that learn from labels, as far as there are enough.
+
+    Raises:
+        UsageError: If there are fewer, or processes that share a network cannot divide them.
+    """
+    count, processes = len(material.parts.train_rows), num_processes(config.devices)
+    batch = min(USUAL_BATCH, count) if config.batch_size == "auto" else config.batch_size
+    if batch > count:
+        raise UsageError(
+            f"--batch-size {batch} is more than the {count} pictures; give at most that"
+        )
+    if config.trained != "top" and batch % processes:
+        raise UsageError(
+            f"--batch-size {batch} cannot be divided evenly among {processes} processes; give a "
+            f"multiple of {processes}"
+        )
+    return batch
+
+
+def without(material: Material, bad: set[int]) -> Material:
+    """The same pictures less those that turned out unreadable."""
+    if not bad:
+        return material
+    keep = np.setdiff1d(np.arange(len(material.images)), sorted(bad))
+    place = np.full(len(material.images), UNKNOWN)
+    place[keep] = np.arange(len(keep))
+    train, test = (place[rows] for rows in (material.parts.train_rows, material.parts.test_rows))
+    parts = Parts(material.images.subset(keep), train[train >= 0], test[test >= 0])
+    truth = None if material.truth is None else material.truth[keep]
+    return replace(material, parts=parts, own=material.own[keep], truth=truth)

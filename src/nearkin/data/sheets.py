@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from nearkin.data.batches import Batches
 from nearkin.data.centered import Pixels
 from nearkin.data.images import Images
 from nearkin.report.thumbnails import squares
@@ -155,3 +156,21 @@ def class_sheet(
         grids.append(grid.unflatten(0, (lines, COLUMNS)))
         labels += [name, *[""] * (lines - 1)]
     return save_sheet(torch.cat(grids).unbind(dim=1), path, labels)
+
+
+EXAMPLES = 8
+DRAWS = 4
+"""Epochs shown: each picture is drawn anew in every one of them."""
+
+
+def augmentation_sheet(batches: Batches, path: Path) -> Path:
+    """Show pictures of the first step beside the views that training will see of them.
+
+    One row per picture: itself, then every view in each of the first epochs. Made before the
+    first step, since a wrong augmentation is the commonest silent mistake.
+    """
+    rows = np.sort(batches.order.rows(0))[:EXAMPLES]
+    columns = [pixels_of(batches.images, rows, batches.sizes[0])]
+    for epoch in range(DRAWS):
+        columns += [view.cpu() for view in batches.views(epoch, rows)]
+    return save_sheet(columns, path)
