@@ -26,7 +26,7 @@ planted: $(VENV)/developed
 faults: $(VENV)/developed
 	$(RUN)python tests/faults.py --kills 1000 -o docs/faults.csv
 	$(RUN)python tests/soak.py 50000
-	$(RUN)python tests/fuzz_pictures.py 10000 0
+	$(RUN)python tests/fuzz_images.py 10000 0
 
 format: $(VENV)/developed
 	$(RUN)ruff check --fix .

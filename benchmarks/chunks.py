@@ -2,7 +2,7 @@
 
     python benchmarks/chunks.py [--batch 1024] [--size 64] [--precision fp32]
 
-SimCLR with ResNet-18 on 32 px pictures, each way in a process of its own. What is counted is how
+SimCLR with ResNet-18 on 32 px images, each way in a process of its own. What is counted is how
 far the step raises the most memory the process ever held. Gradients are compared with those of
 the whole batch under batch statistics over as many groups as there are chunks.
 """
@@ -71,7 +71,7 @@ def main() -> int:
     """Print a line for each way."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--batch", type=int, default=1024)
-    parser.add_argument("--size", type=int, default=64, help="pictures in a chunk")
+    parser.add_argument("--size", type=int, default=64, help="images in a chunk")
     parser.add_argument("--precision", choices=PRECISIONS, default="auto")
     options = parser.parse_args()
     precision = PRECISIONS[options.precision]

@@ -2,8 +2,8 @@
 
     python benchmarks/growth.py [--rounds 3] [--only batch,queue] -o docs/benchmarks
 
-Batch, side of the pictures, keys in MoCo's queue, number of views (DINO's multi-crop), number of
-pictures in memory, and processes that share a batch and the processors of this machine. Each curve
+Batch, side of the images, keys in MoCo's queue, number of views (DINO's multi-crop), number of
+images in memory, and processes that share a batch and the processors of this machine. Each curve
 is measured in turns, from its smallest point to its largest, and written as growth.csv and
 growth.png. Times are of this machine and its neighbors: read their slopes. What files cost is
 benchmarks/index.py.
@@ -73,11 +73,11 @@ CURVES: dict[str, dict[int, Callable[[], float]]] = {
     "batch": {size: stepping(*SMALL, size) for size in (32, 64, 128, 256, 512, 1024)},
     "side in pixels": {side: stepping(*SMALL, 32, side=side) for side in (16, 32, 64, 128)},
     "keys in the queue": {2**power: looking_up(2**power) for power in range(10, 19, 2)},
-    "views of a picture": {
+    "views of an image": {
         count: stepping("dino", "small", 32, side=64, augment="dino", views=count)
         for count in (2, 4, 6, 8)
     },
-    "pictures in memory": {
+    "images in memory": {
         count: stepping(*SMALL, 64, images=count) for count in (10**3, 10**4, 10**5, 10**6)
     },
     "processes for a batch of 128": {count: sharing(count) for count in (1, 2, 4)},
@@ -139,7 +139,7 @@ def draw(rows: list[tuple[str, int, float]], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, and write the table and the picture."""
+    """Measure, and write the table and the image."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(CURVES))

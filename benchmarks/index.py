@@ -1,8 +1,8 @@
-"""Seconds and memory until pictures are indexed and the first batch is there, up to a million.
+"""Seconds and memory until images are indexed and the first batch is there, up to a million.
 
     python benchmarks/index.py [--counts 1000 10000 100000 1000000] [--folder FOLDER]
 
-The files are hard links to a few dozen pictures, a thousand to a folder, in FOLDER (by default a
+The files are hard links to a few dozen images, a thousand to a folder, in FOLDER (by default a
 temporary one); they are removed afterwards. Each count is measured in processes of its own: cold,
 that is without an index, and warm, with the one that the cold start left. Memory is the largest of
 the process above what it has once everything is imported. A busy machine takes longer: processor
@@ -41,7 +41,7 @@ def fill(folder: Path, count: int) -> None:
 
 
 def measure(folder: str) -> None:
-    """Open the pictures and make the first batch, in this process."""
+    """Open the images and make the first batch, in this process."""
     import torch
 
     from nearkin.data.augmentations import views_of

@@ -39,7 +39,7 @@ class Job:
 
     weights: int
     batch: int
-    """Pictures per step, over all processes."""
+    """Images per step, over all processes."""
     dim: int
     """Numbers in an embedding."""
     norms: int
@@ -107,8 +107,8 @@ def check(path: Path) -> None:
     print("| processes | measured | network + sum of gradients + messages | ratio |")
     for number, found in measured.items():
         messages = 2 * found["norms"] * found["message"] + 2 * found["gather of embeddings"]
-        told = found["bare"] + found["sum of gradients"] + messages
-        print(f"| {number} | {found['step']:.3f} s | {told:.3f} s | {found['step'] / told:.2f} |")
+        log = found["bare"] + found["sum of gradients"] + messages
+        print(f"| {number} | {found['step']:.3f} s | {log:.3f} s | {found['step'] / log:.2f} |")
 
 
 def main() -> None:

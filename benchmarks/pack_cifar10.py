@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 
-def pictures(folder: Path, part: str) -> np.ndarray:
+def images(folder: Path, part: str) -> np.ndarray:
     """All tiles of a part, uint8 of shape (n, 32, 32, 3)."""
     sheets = []
     for path in sorted(folder.glob(f"{part}_*.webp")):
@@ -31,9 +31,9 @@ def main() -> None:
     labels = np.load(options.sheets / "labels.npz")
     np.savez(
         options.output,
-        x_train=pictures(options.sheets, "train"),
+        x_train=images(options.sheets, "train"),
         y_train=labels["train_y"],
-        x_test=pictures(options.sheets, "test"),
+        x_test=images(options.sheets, "test"),
         y_test=labels["test_y"],
         class_names=labels["class_names"],
     )

@@ -1,4 +1,4 @@
-"""The page of many pictures: how large it is, when it can be used, and how long a frame takes.
+"""The page of many images: how large it is, when it can be used, and how long a frame takes.
 
 Times are those of the page's own script in headless Chromium, without a graphics card.
 
@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from nearkin.report.page.map import Coloring, PictureMap, map_section, script
+from nearkin.report.page.map import Coloring, ImageMap, map_section, script
 from nearkin.report.page.page import document
 
 SIDE: Final = 48
@@ -48,16 +48,16 @@ def sheet(rng: np.random.Generator) -> bytes:
     return file.getvalue()
 
 
-def pictures(count: int) -> PictureMap:
-    """A map of so many pictures of a hundred classes."""
+def images(count: int) -> ImageMap:
+    """A map of so many images of a hundred classes."""
     rng = np.random.default_rng(0)
     of = rng.integers(0, CLASSES, count)
     middle = rng.normal(scale=8, size=(CLASSES, 2))
     names = tuple(f"class-{each:03d}" for each in range(CLASSES))
     sheets = [sheet(rng) for _ in range(4)]
-    return PictureMap(
+    return ImageMap(
         number=np.arange(count),
-        names=tuple(f"{names[each]}/picture-{row:06d}.jpg" for row, each in enumerate(of)),
+        names=tuple(f"{names[each]}/image-{row:06d}.jpg" for row, each in enumerate(of)),
         place=middle[of] + rng.normal(size=(count, 2)),
         neighbors=rng.integers(0, count, (count, NEIGHBORS)),
         similarity=rng.random((count, NEIGHBORS)).astype(np.float32),
@@ -83,7 +83,7 @@ def panned(page: Page) -> None:
 
 
 def zoomed(page: Page) -> None:
-    """Go in until points are pictures."""
+    """Go in until points are images."""
     for _ in range(18):
         page.mouse.wheel(0, -40)
 
@@ -105,17 +105,17 @@ def measure(browser: Browser, file: Path, width: int, height: int) -> str:
     page.evaluate("document.getElementById('map-view').scrollIntoView()")
     page.mouse.move(500, 500)
     frames(page)
-    told = []
+    log = []
     for act in (panned, zoomed, panned):
         act(page)
         taken = sorted(frames(page))
-        told.append(f"{median(taken):6.1f} {taken[-1 - len(taken) // 20]:6.1f}")
+        log.append(f"{median(taken):6.1f} {taken[-1 - len(taken) // 20]:6.1f}")
     page.close()
-    return f"{usable / 1000:8.2f} s   " + "   ".join(told)
+    return f"{usable / 1000:8.2f} s   " + "   ".join(log)
 
 
 def main() -> None:
-    """Print a line for every number of pictures."""
+    """Print a line for every number of images."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--counts", type=int, nargs="+", default=[2_000, 20_000, 100_000])
     parser.add_argument("--width", type=int, default=1280)
@@ -123,15 +123,15 @@ def main() -> None:
     parser.add_argument("--chromium", default=shutil.which("chromium"))
     options = parser.parse_args()
     print("milliseconds of a frame: median and 95 of 100")
-    print("pictures      file     usable   points moved     zoomed   pictures moved")
+    print("images      file     usable   points moved     zoomed   images moved")
     with sync_playwright() as driver, tempfile.TemporaryDirectory() as folder:
         browser = driver.chromium.launch(
             executable_path=options.chromium, args=["--no-sandbox", "--disable-gpu"]
         )
         for count in options.counts:
-            shown = pictures(count)
+            shown = images(count)
             page = document(
-                title="Many pictures",
+                title="Many images",
                 kicker="benchmark",
                 lead="",
                 sections=[("Map", map_section(shown))],

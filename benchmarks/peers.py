@@ -13,28 +13,28 @@ from nearkin.distributed import available_cpus
 
 Loss = Callable[[list[Tensor]], Tensor]
 Wired = tuple[list[nn.Module], Any, Loss]
-"""What is trained, the transform of a picture, and the loss of a list of views."""
+"""What is trained, the transform of an image, and the loss of a list of views."""
 
 
-class Pictures(torch.utils.data.Dataset[Any]):
-    """Pictures, or the paths of some, through a transform, one by one."""
+class Images(torch.utils.data.Dataset[Any]):
+    """Images, or the paths of some, through a transform, one by one."""
 
-    def __init__(self, pictures: Sequence[Any], transform: Any) -> None:
-        self.pictures, self.transform = pictures, transform
+    def __init__(self, images: Sequence[Any], transform: Any) -> None:
+        self.images, self.transform = images, transform
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, row: int) -> Any:
         from PIL import Image
 
-        held = self.pictures[row]
+        held = self.images[row]
         opened = Image.open(held).convert("RGB") if isinstance(held, Path) else None
         return self.transform(opened or Image.fromarray(held))
 
 
 def network() -> Any:
-    """ResNet-18 with the stem for small pictures, without its classifier."""
+    """ResNet-18 with the stem for small images, without its classifier."""
     import torchvision
 
     found: Any = torchvision.models.resnet18()
@@ -157,7 +157,7 @@ def nnclr(size: int) -> Wired:
 
 
 def swav(size: int) -> Wired:
-    """Prototypes. Two views, as small pictures have."""
+    """Prototypes. Two views, as small images have."""
     from lightly.loss import SwaVLoss
     from lightly.models.modules import SwaVProjectionHead, SwaVPrototypes
     from lightly.transforms import SwaVTransform
@@ -177,7 +177,7 @@ def swav(size: int) -> Wired:
 
 def training(
     wire: Callable[[int], Wired],
-    pictures: Any,
+    images: Any,
     *,
     batch_size: int,
     size: int,
@@ -191,7 +191,7 @@ def training(
     parameters = [p for module in trained for p in module.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=weight_decay)
     loader: Iterable[list[Tensor]] = torch.utils.data.DataLoader(
-        Pictures(pictures, transform),
+        Images(images, transform),
         batch_size,
         shuffle=True,
         drop_last=True,

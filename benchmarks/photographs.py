@@ -2,14 +2,14 @@
 
     python benchmarks/photographs.py PICTURES [--enlarged 1600] [--size 224] [--count 300]
 
-Two views of each picture, as SimCLR draws them. The ways take turns, so that a busy machine slows
+Two views of each image, as SimCLR draws them. The ways take turns, so that a busy machine slows
 all of them alike, and every view is cut by the same boxes.
 
-- full: the whole picture decoded, then PIL's crop and resize, as torchvision's RandomResizedCrop.
+- full: the whole image decoded, then PIL's crop and resize, as torchvision's RandomResizedCrop.
 - ours: decoded at the smallest scale that the crops need.
 - cached: cut out of the pixels that `--cache ram` keeps; `filling` is the first time.
 
-PICTURES is what `open_images` takes. The same pictures are measured again as JPEGs with a longer
+PICTURES is what `open_images` takes. The same images are measured again as JPEGs with a longer
 side of `--enlarged` pixels, the size that cameras and the web have.
 """
 
@@ -36,15 +36,15 @@ ROUNDS = 5
 
 
 def full(images: Images, row: int, boxes: np.ndarray, size: int) -> None:
-    """Decode all of a picture, then cut."""
+    """Decode all of an image, then cut."""
     held = images.read(row)
     assert isinstance(held, bytes)
     with Image.open(io.BytesIO(held)) as opened:
-        picture = opened.convert("RGB")
-    limits = np.tile(picture.size, 2)
+        image = opened.convert("RGB")
+    limits = np.tile(image.size, 2)
     for box in np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1) * limits:
         left, top, right, bottom = (round(edge) for edge in box.tolist())
-        cut = picture.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+        cut = image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
         np.asarray(cut.resize((size, size), Image.Resampling.BICUBIC))
 
 
@@ -71,33 +71,33 @@ def compare(name: str, images: Images, size: int) -> None:
     rates = {way: len(images) / statistics.median(times) for way, times in laps.items()}
     side = np.median(images.sizes, axis=0).astype(int)
     shown = ", ".join(f"{way} {rate:.0f}" for way, rate in rates.items())
-    print(f"{name}, median {side[0]}x{side[1]}, views of {size}: pictures/s per core: {shown};")
+    print(f"{name}, median {side[0]}x{side[1]}, views of {size}: images/s per core: {shown};")
     print(f"    ours / full {rates['ours'] / rates['full']:.2f}, ", end="")
     print(f"cached / ours {rates['cached'] / rates['ours']:.2f}, ", end="")
-    print(f"kept {cache.num_bytes / len(images) / 1000:.0f} kB per picture")
+    print(f"kept {cache.num_bytes / len(images) / 1000:.0f} kB per image")
 
 
 def enlarge(images: Images, folder: Path, side: int) -> None:
-    """Save the pictures as JPEGs with a longer side of so many pixels."""
+    """Save the images as JPEGs with a longer side of so many pixels."""
     for row in range(len(images)):
         held = images.read(row)
         assert isinstance(held, bytes)
-        picture = decode(held)
-        scale = side / max(picture.size)
-        width, height = (round(scale * edge) for edge in picture.size)
-        picture.resize((width, height)).save(folder / f"{row:05d}.jpg", quality=90)
+        image = decode(held)
+        scale = side / max(image.size)
+        width, height = (round(scale * edge) for edge in image.size)
+        image.resize((width, height)).save(folder / f"{row:05d}.jpg", quality=90)
 
 
 def main() -> None:
-    """Compare on the pictures as they are, and enlarged."""
+    """Compare on the images as they are, and enlarged."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("pictures")
+    parser.add_argument("images")
     parser.add_argument("--enlarged", type=int, default=1600)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--count", type=int, default=300)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    images = open_images(options.pictures, cache=False).spread(options.count)
+    images = open_images(options.images, cache=False).spread(options.count)
     compare("as they are", images, options.size)
     with tempfile.TemporaryDirectory() as folder:
         enlarge(images, Path(folder), options.enlarged)

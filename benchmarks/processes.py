@@ -23,7 +23,7 @@ from turns import ratios
 from wired import CPU, trained
 
 from nearkin.distributed import (
-    agreed,
+    all_reduce_max,
     device_name,
     gather,
     is_first,
@@ -42,7 +42,7 @@ def timed(work: Callable[[], object], times: int = 20) -> float:
     """The median time of a call, which all processes make together."""
     laps = []
     for _ in range(times):
-        agreed(0)
+        all_reduce_max(0)
         start = time.perf_counter()
         work()
         laps.append(time.perf_counter() - start)
@@ -75,7 +75,7 @@ def work(name: str, backbone: str, batch: int) -> None:
         "bare": timed(bare(backbone, batch), times=5),
         "sum of gradients": timed(lambda: gather_sum(weights)),
         "gather of embeddings": timed(lambda: gather(rows)),
-        "message": timed(lambda: agreed(0)),
+        "message": timed(lambda: all_reduce_max(0)),
         "norms": sum(isinstance(module, _BatchNorm) for module in method.modules()),
     }
     if is_first():

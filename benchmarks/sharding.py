@@ -2,7 +2,7 @@
 
     python benchmarks/sharding.py [--backbone vit_base_patch16_224] [--size 96] [--processes 2]
 
-SimCLR with AdamW in float32, on two pictures per process. What is counted is what the tensors of
+SimCLR with AdamW in float32, on two images per process. What is counted is what the tensors of
 weights, gradients and optimizer take in a process after a step, and how far building and training
 raise the most memory the process ever held, where freed memory is handed back at once.
 """
@@ -78,7 +78,7 @@ def main() -> int:
     """Print a line for each way."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--backbone", default="vit_base_patch16_224")
-    parser.add_argument("--size", type=int, default=96, help="side of the pictures")
+    parser.add_argument("--size", type=int, default=96, help="side of the images")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     os.environ |= dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "65536")

@@ -2,9 +2,9 @@
 
     python benchmarks/steps.py [simclr moco ...] [--batch 256] [--precision fp32] [--images X.npz]
 
-ResNet-18 on 32 px pictures. The ways to train take turns:
+ResNet-18 on 32 px samples. The ways to train take turns:
 
-- nearkin: pictures in memory to committed step, as `nearkin train` runs it.
+- nearkin: images in memory to committed step, as `nearkin train` runs it.
 - bare: the same passes through the same networks, momentum branches too, with the same precision
   and optimizer, on random numbers: no views, no loss, no memories, no commit. The limit.
 - lightly: transform, heads and loss wired as in lightly's own example of the method, in float32,
@@ -98,11 +98,11 @@ def build(
     return method, build_optimizer(method, name="sgd", lr=LR, weight_decay=DECAY)
 
 
-def ours(name: str, pictures: np.ndarray, setting: Setting) -> Iterator[object]:
+def ours(name: str, samples: np.ndarray, setting: Setting) -> Iterator[object]:
     """Whole steps of nearkin's loop."""
-    method, optimizer = build(name, len(pictures), setting)
-    images = open_images(pictures)
-    classes = np.arange(len(pictures)) % 10
+    method, optimizer = build(name, len(samples), setting)
+    images = open_images(samples)
+    classes = np.arange(len(samples)) % 10
     batches = Batches(
         images,
         views_of(recipe(name).augment_small, method.num_views, more=method.more_views),
@@ -186,18 +186,18 @@ def repeated(step: Callable[[], object], times: int) -> None:
         step()
 
 
-def compare(name: str, pictures: np.ndarray, rounds: int, setting: Setting) -> None:
+def compare(name: str, samples: np.ndarray, rounds: int, setting: Setting) -> None:
     """Measure one method in turns, and print medians and ratios."""
     ways: dict[str, Callable[[], object]] = {
-        "nearkin": partial(next, ours(name, pictures, setting)),
-        "bare": partial(next, bare(name, len(pictures), setting)),
+        "nearkin": partial(next, ours(name, samples, setting)),
+        "bare": partial(next, bare(name, len(samples), setting)),
     }
     at_once = 1 if setting.device == CPU else AT_ONCE
     with ExitStack() as stack:
         if name in LIGHTLY and find_spec("lightly"):
             wired = {"batch_size": setting.batch, "size": SIZE, "lr": LR, "weight_decay": DECAY}
             where = {"device": str(setting.device)}
-            lightly = apart(training, LIGHTLY[name], pictures, **wired, **where)
+            lightly = apart(training, LIGHTLY[name], samples, **wired, **where)
             ways["lightly"] = stack.enter_context(lightly)
         laps = turns({way: partial(repeated, step, at_once) for way, step in ways.items()}, rounds)
     print(f"{name}: {at_once * setting.batch / median(laps['nearkin']):.1f} images/s")
@@ -213,17 +213,17 @@ def main() -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="auto")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", choices=("off", "on", "graphs"), default="off")
-    parser.add_argument("--images", type=Path, help="an .npz; random pictures otherwise")
+    parser.add_argument("--images", type=Path, help="an .npz; random images otherwise")
     options = parser.parse_args()
     device = choose_device(options.device)
     setting = Setting(options.batch, PRECISIONS[options.precision], device, options.compile)
     random = np.random.default_rng(0).integers(0, 256, (10_000, SIZE, SIZE, 3), dtype=np.uint8)
-    pictures = np.load(options.images)["x_train"] if options.images else random
+    samples = np.load(options.images)["x_train"] if options.images else random
     print(f"torch {torch.__version__}, {device_name(device)}, {setting}")
     if unknown := set(options.methods) - set(METHODS):
         parser.error(f"unknown: {', '.join(unknown)}")
     for name in options.methods or METHODS:
-        compare(name, pictures, options.rounds, setting)
+        compare(name, samples, options.rounds, setting)
 
 
 if __name__ == "__main__":

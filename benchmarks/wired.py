@@ -1,4 +1,4 @@
-"""A method wired to pictures, optimizer and loop as `nearkin train` wires it, step by step."""
+"""A method wired to images, optimizer and loop as `nearkin train` wires it, step by step."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,28 +36,28 @@ def trained(
     data: Path | None = None,
     workers: int = 0,
 ) -> Iterator[Method[Any]]:
-    """Steps of a method on random or other pictures, as often as it is asked for one.
+    """Steps of a method on random or other images, as often as it is asked for one.
 
     Args:
         name: The method.
         backbone: The network.
-        batch: Pictures per step, over all processes.
+        batch: Images per step, over all processes.
         total: Steps.
-        side: Of the pictures, in pixels.
+        side: Of the images, in pixels.
         augment: How views are drawn.
-        images: How many pictures there are; eight batches if 0.
+        images: How many images there are; eight batches if 0.
         views: How many views of each; as many as the method asks for if 0.
         options: Of the method.
-        data: Photographs, instead of random pictures.
+        data: Photographs, instead of random samples.
         workers: Processes that decode them.
     """
     rng = np.random.default_rng(0)
-    pictures = data or rng.integers(0, 256, (images or 8 * batch, side, side, 3), np.uint8)
+    samples = data or rng.integers(0, 256, (images or 8 * batch, side, side, 3), np.uint8)
     torch.manual_seed(0)
     kind = METHODS[name]
     method = kind(build_backbone(backbone, side), **(options or {}))
     method = method.to(memory_format=torch.channels_last)
-    opened = open_images(pictures)
+    opened = open_images(samples)
     batches = Batches(
         opened,
         views_of(augment, kind.num_views, more=kind.more_views)[: views or None],

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin.report.page.map import Coloring, PictureMap, map_section, script
+from nearkin.report.page.map import Coloring, ImageMap, map_section, script
 from nearkin.report.page.page import document
 
 try:
@@ -23,7 +23,7 @@ except ImportError:
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PADDING = 36
 WIDE = 20
-"""Pictures in a row of the small map."""
+"""Images in a row of the small map."""
 
 in_a_browser = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium"),
@@ -57,7 +57,7 @@ def sheet(tiles, columns):
 
 
 def small_map(names=None, count=300, **changes):
-    """Pictures on a grid, each of one color of its own, and of neighbors drawn at random."""
+    """Images on a grid, each of one color of its own, and of neighbors drawn at random."""
     rng = np.random.default_rng(0)
     rows = np.arange(count)
     place = np.stack([rows % WIDE, -(rows // WIDE)], axis=1).astype(np.float64)
@@ -83,7 +83,7 @@ def small_map(names=None, count=300, **changes):
         per_sheet=64,
         total=count,
     )
-    return PictureMap(**parts | changes)
+    return ImageMap(**parts | changes)
 
 
 def page_of(shown, *, served=False):
@@ -147,7 +147,7 @@ class Shown:
         return self.find("#map-canvas").bounding_box()
 
     def spot(self, shown, row):
-        """Where a picture lies in the window while the whole map is shown."""
+        """Where an image lies in the window while the whole map is shown."""
         low, high = shown.place.min(axis=0), shown.place.max(axis=0)
         size = np.array([self.box["width"], self.box["height"]])
         scale = ((size - 2 * PADDING) / (high - low)).min()
@@ -188,19 +188,19 @@ class Stub(BaseHTTPRequestHandler):
         if self.path == "/":
             return self.answer(self.held["page"].encode(), "text/html; charset=utf-8")
         if self.path == "/classes":
-            return self.tell(self.held["classes"])
-        return self.answer(self.held["picture"], "image/webp")
+            return self.on_progress(self.held["classes"])
+        return self.answer(self.held["image"], "image/webp")
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/search":
             self.held["searched"] = body
-            return self.tell(self.held["found"])
+            return self.on_progress(self.held["found"])
         said = json.loads(body)
         self.held["asked"].append((self.path, said))
         if "refuse" in self.held:
-            return self.tell({"error": self.held["refuse"]}, 409)
-        return self.tell(getattr(self, self.path.strip("/"))(**said))
+            return self.on_progress({"error": self.held["refuse"]}, 409)
+        return self.on_progress(getattr(self, self.path.strip("/"))(**said))
 
     def name(self, cluster, name):
         return self.merge([cluster], name)
@@ -219,9 +219,9 @@ class Stub(BaseHTTPRequestHandler):
         return classes
 
     def export(self, folder, numbers):
-        return {"folder": f"/runs/1/exports/{folder}", "pictures": len(numbers or range(300))}
+        return {"folder": f"/runs/1/exports/{folder}", "images": len(numbers or range(300))}
 
-    def tell(self, said, status=200):
+    def on_progress(self, said, status=200):
         self.answer(json.dumps(said).encode(), "application/json", status)
 
     def answer(self, content, kind, status=200):
@@ -243,7 +243,7 @@ def serving(shown):
     of = shown.colorings[0].of.tolist()
     held = {
         "page": page_of(shown, served=True),
-        "picture": sheet(np.full((1, 300, 300, 3), 90, np.uint8), 1),
+        "image": sheet(np.full((1, 300, 300, 3), 90, np.uint8), 1),
         "classes": {
             "editable": True,
             "classes": classes,

@@ -263,9 +263,9 @@ def differences(whole: Path, broken: Path) -> list[str]:
 
 
 def write_data(folder: Path) -> Path:
-    """Pictures of noise, of three classes."""
-    pictures = np.random.default_rng(0).integers(0, 256, (PICTURES, 16, 16, 3), dtype=np.uint8)
-    np.savez(folder / "data.npz", x=pictures, y=np.arange(PICTURES) % 3)
+    """Images of noise, of three classes."""
+    images = np.random.default_rng(0).integers(0, 256, (PICTURES, 16, 16, 3), dtype=np.uint8)
+    np.savez(folder / "data.npz", x=images, y=np.arange(PICTURES) % 3)
     return folder / "data.npz"
 
 

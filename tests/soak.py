@@ -49,14 +49,14 @@ class Watch:
 
 def soak(steps: int) -> dict[str, float]:
     watch = Watch()
-    pictures = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 3), dtype=np.uint8)
     config = TrainConfig(
         method="moco", backbone="tiny", image_size=8, batch_size=8, epochs=steps // 8, val=0.0,
         evaluate_every=max(1, steps // 80), save_every=max(1, steps // 40), workers=0,
         options={"queue_size": 32, "dim": 8, "hidden_dim": 8},
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        train(pictures, config, out=Path(folder) / "run", reporter=watch)
+        train(images, config, out=Path(folder) / "run", reporter=watch)
     done, memory, files, threads = (np.array(column) for column in zip(*watch.seen, strict=True))
     slope = np.polyfit(done / 1000, memory, 1)[0]
     return {

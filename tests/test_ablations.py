@@ -33,7 +33,7 @@ EVERY_ARM = [
 
 @pytest.fixture
 def data(tmp_path):
-    """An .npz of random pictures, 100 to train on and 20 in the test part."""
+    """An .npz of random images, 100 to train on and 20 in the test part."""
     random = np.random.default_rng(0)
     parts = {"train": 100, "test": 20}
     path = tmp_path / "random.npz"
@@ -139,46 +139,46 @@ def test_a_row_holds_what_an_arm_was_measured_at(data, tmp_path):
     assert -1 <= float(rows[1]["loss"]) <= 1
 
 
-def test_another_recipe_arm_seed_or_picture_is_another_trial(data):
-    pictures = trial.Pictures(str(data), TINY)
-    others = trial.Pictures(str(data), replace(TINY, queries=31))
+def test_another_recipe_arm_seed_or_image_is_another_trial(data):
+    images = trial.Images(str(data), TINY)
+    others = trial.Images(str(data), replace(TINY, queries=31))
     keys = {
-        trial.key(ARM, 0, TINY, pictures),
-        trial.key(ARM, 1, TINY, pictures),
-        trial.key(ARM.but(dim=8), 0, TINY, pictures),
-        trial.key(replace(ARM, batch_size=8), 0, TINY, pictures),
-        trial.key(ARM, 0, replace(TINY, lr=0.1), pictures),
+        trial.key(ARM, 0, TINY, images),
+        trial.key(ARM, 1, TINY, images),
+        trial.key(ARM.but(dim=8), 0, TINY, images),
+        trial.key(replace(ARM, batch_size=8), 0, TINY, images),
+        trial.key(ARM, 0, replace(TINY, lr=0.1), images),
         trial.key(ARM, 0, TINY, others),
     }
     assert len(keys) == 6
-    assert trial.key(ARM, 0, TINY, trial.Pictures(str(data), TINY)) in keys
+    assert trial.key(ARM, 0, TINY, trial.Images(str(data), TINY)) in keys
 
 
 def test_what_is_scored_is_neither_trained_on_nor_of_the_test_part(data):
-    pictures = trial.Pictures(str(data), TINY)
-    trained, scored = set(pictures.train.names), set(pictures.queries.names)
+    images = trial.Images(str(data), TINY)
+    trained, scored = set(images.train.names), set(images.queries.names)
     assert (len(trained), len(scored)) == (64, 32)
     assert not trained & scored
     assert all(name.startswith("train/") for name in trained | scored)
 
 
-def test_too_few_pictures_are_refused(data):
-    with pytest.raises(DataError, match="100 pictures to train on; 12000 are needed"):
-        trial.Pictures(str(data), trial.Recipe())
+def test_too_few_images_are_refused(data):
+    with pytest.raises(DataError, match="100 images to train on; 12000 are needed"):
+        trial.Images(str(data), trial.Recipe())
 
 
-def test_all_arms_of_a_seed_start_from_the_same_weights_and_see_the_same_pictures(data):
-    pictures = trial.Pictures(str(data), TINY)
+def test_all_arms_of_a_seed_start_from_the_same_weights_and_see_the_same_images(data):
+    images = trial.Images(str(data), TINY)
     start = replace(TINY, steps=0)
     knn = [
-        trial.trial(arm, 5, start, pictures)["knn"]
+        trial.trial(arm, 5, start, images)["knn"]
         for arm in (ARM, replace(arms.BYOL, batch_size=16), replace(arms.MOCO, batch_size=16))
     ]
     assert knn[0] == knn[1] == knn[2]
 
 
 def test_codes_are_the_less_balanced_the_fewer_iterations_made_them(data):
-    pictures = trial.Pictures(str(data), TINY)
+    images = trial.Images(str(data), TINY)
     torch.manual_seed(0)
     queries = unit(torch.randn(200, 64) + 2)
     found = []
@@ -186,22 +186,22 @@ def test_codes_are_the_less_balanced_the_fewer_iterations_made_them(data):
         torch.manual_seed(0)
         options = arms.SWAV.but(num_iterations=count).options
         swav = METHODS["swav"](adopt(trial.network(), 14), **options)
-        found.append(trial.imbalance(swav, queries, pictures))
+        found.append(trial.imbalance(swav, queries, images))
     assert 1 > found[0] > found[1] > found[2]
     assert found[2] < 1e-3
 
 
-def test_friends_are_counted_by_the_class_of_their_pictures(data):
-    pictures = trial.Pictures(str(data), TINY)
+def test_friends_are_counted_by_the_class_of_their_images(data):
+    images = trial.Images(str(data), TINY)
     nnclr = METHODS["nnclr"](adopt(trial.network(), 14), **arms.NNCLR.but(support_size=64).options)
-    of_class = {label: row for row, label in enumerate(pictures.train.labels.tolist())}
-    queries = torch.eye(64)[: len(pictures.queries)]
-    wanted = [of_class[label] for label in pictures.queries.labels.tolist()]
+    of_class = {label: row for row, label in enumerate(images.train.labels.tolist())}
+    queries = torch.eye(64)[: len(images.queries)]
+    wanted = [of_class[label] for label in images.queries.labels.tolist()]
     wanted[0] = next(  # one friend of another class
-        row for label, row in of_class.items() if label != pictures.queries.labels[0]
+        row for label, row in of_class.items() if label != images.queries.labels[0]
     )
     nnclr.support_set.enqueue(queries, torch.tensor(wanted))
-    found = trial.friends_of_class(nnclr, queries, pictures)
+    found = trial.friends_of_class(nnclr, queries, images)
     assert found == pytest.approx((len(queries) - 1) / len(queries))
 
 

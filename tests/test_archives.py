@@ -88,7 +88,7 @@ def test_folders_of_shards_can_be_the_sides_of_a_split(tmp_path):
     assert images.splits.tolist() == ["train"] * 4 + ["test"] * 4
 
 
-def test_a_folder_with_pictures_is_no_folder_of_shards(shards):
+def test_a_folder_with_images_is_no_folder_of_shards(shards):
     (shards / "own.jpg").write_bytes(encoded(1))
     assert open_images(shards).names == ("own.jpg",)
 
@@ -116,13 +116,13 @@ def test_what_cannot_be_used_is_listed_by_shard(shards):
     assert len(images) == 19
 
 
-def test_a_damaged_shard_and_shards_without_pictures_are_refused_in_one_line(shards, tmp_path):
+def test_a_damaged_shard_and_shards_without_images_are_refused_in_one_line(shards, tmp_path):
     (shards / "broken.tar").write_bytes(b"no archive" * 100)
     with pytest.raises(DataError, match=r"broken\.tar: not a readable archive") as found:
         open_images(shards)
     assert "\n" not in str(found.value)
     pack(tmp_path / "empty" / "0.tar", {"a.txt": b""})
-    with pytest.raises(DataError, match=r"no pictures \(found 1 x \.txt"):
+    with pytest.raises(DataError, match=r"no images \(found 1 x \.txt"):
         open_images(tmp_path / "empty")
 
 
@@ -185,11 +185,11 @@ def test_a_shard_that_was_replaced_is_not_read_from_the_old_file(shards):
     assert again.read(0) == encoded(77)
 
 
-# Classes beside the pictures, as in WebDataset
+# Classes beside the images, as in WebDataset
 
 
 def labeled(folder, classes):
-    """Two shards, in each of which pictures and their classes have one name."""
+    """Two shards, in each of which images and their classes have one name."""
     for shard in range(2):
         members = {}
         for number, label in enumerate(classes):
@@ -200,7 +200,7 @@ def labeled(folder, classes):
     return folder
 
 
-def test_files_beside_the_pictures_name_their_classes(tmp_path):
+def test_files_beside_the_images_name_their_classes(tmp_path):
     images = open_images(labeled(tmp_path / "data", [b"10\n", b"2", None, "Käfer".encode()]))
     assert images.classes == ("10", "2", "Käfer")
     assert images.labels.tolist() == [0, 1, -1, 2] * 2
@@ -213,7 +213,7 @@ def test_classes_that_are_numbers_are_ordered_as_numbers(tmp_path):
     assert images.classes == ("2", "10")
 
 
-def test_classes_beside_pictures_may_be_left_out_or_replaced(tmp_path):
+def test_classes_beside_images_may_be_left_out_or_replaced(tmp_path):
     data = labeled(tmp_path / "data", [b"0", b"1"])
     assert open_images(data, labels="none").classes == ()
     table = tmp_path / "labels.csv"

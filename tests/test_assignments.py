@@ -1,4 +1,4 @@
-"""Which class a picture belongs to and how sure that is, recomputed picture by picture."""
+"""Which class an image belongs to and how sure that is, recomputed image by image."""
 
 import math
 
@@ -29,11 +29,11 @@ def predict(features, probability, label, *, by_view=None, num_known=KNOWN):
     n, classes = probability.shape
     names = [f"animal {c}" for c in range(num_known)]
     names += [f"new-{c + 1}" for c in range(classes - num_known)]
-    agreed = np.repeat(probability.argmax(axis=1)[None], VIEWS, axis=0)
+    all_reduce_max = np.repeat(probability.argmax(axis=1)[None], VIEWS, axis=0)
     return Predictions(
-        paths=tuple(f"picture {row}.png" for row in range(n)),
+        paths=tuple(f"image {row}.png" for row in range(n)),
         probability=probability,
-        by_view=agreed if by_view is None else np.asarray(by_view),
+        by_view=all_reduce_max if by_view is None else np.asarray(by_view),
         features=unit(features),
         label=np.asarray(label),
         classes=tuple(names),
@@ -42,7 +42,7 @@ def predict(features, probability, label, *, by_view=None, num_known=KNOWN):
 
 
 def some(n=80, *, seed=0, dim=6):
-    """Every third picture has a label; the views are often of another opinion."""
+    """Every third image has a label; the views are often of another opinion."""
     rng = np.random.default_rng(seed)
     logits = 2 * rng.normal(size=(n, CLASSES))
     label = np.where(np.arange(n) % 3 == 0, rng.integers(0, KNOWN, n), UNKNOWN)
@@ -51,7 +51,7 @@ def some(n=80, *, seed=0, dim=6):
 
 
 def heaps(sizes, *, labeled=10, apart=8.0, dim=10, seed=0):
-    """Features around an axis for each class, pictures with labels first, all of them sure."""
+    """Features around an axis for each class, images with labels first, all of them sure."""
     rng = np.random.default_rng(seed)
     label = [c for c in range(KNOWN) for _ in range(labeled)]
     number = np.array(label + [c for c, size in enumerate(sizes) for _ in range(size)])
@@ -72,7 +72,7 @@ def test_the_columns_are_what_they_say(seed):
     predictions = some(seed=seed)
     found = assign(predictions)
     rows = [r for r in range(80) if predictions.label[r] == UNKNOWN]
-    assert found.paths == tuple(f"picture {r}.png" for r in rows)
+    assert found.paths == tuple(f"image {r}.png" for r in rows)
     features, cluster = predictions.features, predictions.probability.argmax(axis=1)
     means = [unit(features[predictions.label == c].mean(axis=0)) for c in range(KNOWN)]
     for i, r in enumerate(rows):
@@ -108,9 +108,9 @@ def test_a_single_possible_class_is_certain(classes):
     np.testing.assert_array_equal(found.purity, 1)
 
 
-def test_a_calibration_changes_how_sure_a_picture_is_but_not_its_class():
+def test_a_calibration_changes_how_sure_a_image_is_but_not_its_class():
     predictions = some()
-    hot = Calibration(3.0, num_pictures=9, error_before=0.3, error_after=0.1)
+    hot = Calibration(3.0, num_images=9, error_before=0.3, error_after=0.1)
     plain, calibrated = assign(predictions), assign(predictions, calibration=hot)
     np.testing.assert_array_equal(calibrated.cluster, plain.cluster)
     assert (calibrated.score < plain.score).all()
@@ -119,7 +119,7 @@ def test_a_calibration_changes_how_sure_a_picture_is_but_not_its_class():
     np.testing.assert_allclose(calibrated.score, honest.max(axis=1))
 
 
-def test_a_known_class_without_a_labeled_picture_is_nobodys_nearest():
+def test_a_known_class_without_a_labeled_image_is_nobodys_nearest():
     label = [0, 0, UNKNOWN, UNKNOWN]
     features = [[1, 0], [1, 0], [-1, 0.1], [-1, 0]]
     found = assign(predict(features, np.eye(CLASSES)[[0, 0, 2, 2]], label))
@@ -130,48 +130,48 @@ def test_a_known_class_without_a_labeled_picture_is_nobodys_nearest():
 # Flags
 
 
-def test_a_sure_picture_among_its_own_is_core():
+def test_a_sure_image_among_its_own_is_core():
     assert set(flags(heaps([12, 12, 30, 30, 30])).values()) == {"core"}
 
 
-def test_a_picture_whose_views_disagree_is_on_the_border():
+def test_a_image_whose_views_disagree_is_on_the_border():
     predictions = heaps([0, 0, 30, 30, 30])
     predictions.by_view[:3, 20] = 4  # of class 2, and 5 of 8 views are left
     predictions.by_view[:2, 21] = 4
     found = flags(predictions)
-    assert found["picture 20.png"] == "border"
-    assert found["picture 21.png"] == ""  # 6 of 8: neither core nor border
-    assert found["picture 22.png"] == "core"
+    assert found["image 20.png"] == "border"
+    assert found["image 21.png"] == ""  # 6 of 8: neither core nor border
+    assert found["image 22.png"] == "core"
 
 
-def test_a_picture_with_a_small_margin_is_on_the_border():
+def test_a_image_with_a_small_margin_is_on_the_border():
     predictions = heaps([0, 0, 30, 30, 30])
     predictions.probability[20] = [0.0, 0.0, 0.55, 0.45, 0.0]
     predictions.probability[21] = [0.0, 0.0, 0.65, 0.35, 0.0]
     found = flags(predictions)
-    assert found["picture 20.png"] == "border"
-    assert found["picture 21.png"] == ""
+    assert found["image 20.png"] == "border"
+    assert found["image 21.png"] == ""
 
 
-def test_a_picture_among_another_class_is_not_core():
+def test_a_image_among_another_class_is_not_core():
     predictions = heaps([0, 0, 30, 30, 30])
     predictions.features[20] = predictions.features[60]  # of class 2, in the middle of class 3
     found = flags(predictions)
-    assert found["picture 20.png"] == ""
+    assert found["image 20.png"] == ""
 
 
-def test_a_picture_that_lies_with_a_known_class_may_be_known():
+def test_a_image_that_lies_with_a_known_class_may_be_known():
     predictions = heaps([10, 0, 30, 30, 30])
     predictions.features[40] = predictions.features[0]  # assigned to class 2, looks like class 0
     found = assign(predictions)
-    row = found.paths.index("picture 40.png")
+    row = found.paths.index("image 40.png")
     assert found.classes[found.cluster[row]] == "new-1"
     assert found.classes[found.nearest_known[row]] == "animal 0"
     assert found.flag.count("maybe-known") == 1
     assert found.flag[row] == "maybe-known"
 
 
-def test_a_picture_does_not_vouch_for_itself():
+def test_a_image_does_not_vouch_for_itself():
     """With itself in the mean of its class of five, it would seem to be more like that."""
     novel = np.array([[0, 0, 1.0]] * 4 + [unit(np.array([0.72, 0, 0.70]))])
     to_known, to_own, to_others = (
@@ -220,13 +220,13 @@ def test_without_labels_no_class_is_known():
         assert (named["nearest_known"], named["similarity"]) == ("", None)
 
 
-def test_no_picture_without_a_label_gives_no_rows():
+def test_no_image_without_a_label_gives_no_rows():
     found = assign(predict(np.eye(3), np.eye(3), [0, 1, 0]))
     assert found.paths == found.flag == tuple(found.rows()) == ()
     assert found.cluster.shape == found.purity.shape == found.similarity.shape == (0,)
 
 
-def test_one_picture_has_no_neighbors():
+def test_one_image_has_no_neighbors():
     found = assign(predict(np.eye(3), np.eye(3), [0, 1, UNKNOWN]))
     assert np.isnan(found.purity).all()
     assert found.flag == ("tiny-cluster",)

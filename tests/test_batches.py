@@ -21,7 +21,7 @@ from nearkin.types import UNKNOWN
 CPU = torch.device("cpu")
 
 
-def small_pictures(count=40):
+def small_images(count=40):
     rng = np.random.default_rng(0)
     return rng.integers(0, 256, (count, 12, 12, 3), dtype=np.uint8)
 
@@ -38,7 +38,7 @@ def assert_same(a, b):
     assert all(torch.equal(x, y) for x, y in zip(a.views, b.views, strict=True))
 
 
-def test_an_epoch_shows_every_picture_at_most_once_and_the_next_in_another_order():
+def test_an_epoch_shows_every_image_at_most_once_and_the_next_in_another_order():
     order = Order(num_images=43, batch_size=10, seed=0)
     epochs = [[order.rows(4 * epoch + step) for step in range(4)] for epoch in range(2)]
     seen = [np.concatenate(epoch) for epoch in epochs]
@@ -48,24 +48,24 @@ def test_an_epoch_shows_every_picture_at_most_once_and_the_next_in_another_order
 
 
 def test_any_step_can_be_had_without_the_steps_before_it():
-    made = batches(small_pictures())
+    made = batches(small_images())
     straight = list(made.between(0, 12))
-    for step, batch in zip(range(7, 12), batches(small_pictures()).between(7, 12), strict=True):
+    for step, batch in zip(range(7, 12), batches(small_images()).between(7, 12), strict=True):
         assert_same(batch, straight[step])
 
 
 def test_views_depend_on_the_seed_and_the_epoch():
     rows = np.arange(8)
-    made = batches(small_pictures())
+    made = batches(small_images())
     first, again = made.views(0, rows), made.views(0, rows)
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
     assert not torch.equal(first[0], made.views(1, rows)[0])
-    assert not torch.equal(first[0], batches(small_pictures(), seed=1).views(0, rows)[0])
+    assert not torch.equal(first[0], batches(small_images(), seed=1).views(0, rows)[0])
     assert not torch.equal(first[0], first[1])
 
 
 def test_a_batch_holds_the_views_the_index_and_no_label():
-    data = (small_pictures(), np.arange(40) % 3)
+    data = (small_images(), np.arange(40) % 3)
     batch = next(batches(data).between(0, 1))
     assert [view.shape for view in batch.views] == [(8, 3, 12, 12)] * 2
     assert batch.index.tolist() == Order(40, 8, 0).rows(0).tolist()
@@ -73,7 +73,7 @@ def test_a_batch_holds_the_views_the_index_and_no_label():
 
 
 def test_multi_crop_gives_views_of_their_own_size():
-    made = batches(small_pictures(), preset="swav", views=8)
+    made = batches(small_images(), preset="swav", views=8)
     batch = next(made.between(0, 1))
     assert [view.shape[-1] for view in batch.views] == [12, 12, 5, 5, 5, 5, 5, 5]
 
@@ -89,7 +89,7 @@ def test_workers_do_not_change_photographs(photographs, workers):
 def test_loading_leaves_the_global_random_state_alone(photographs):
     before = torch.get_rng_state()
     list(batches(photographs, batch_size=4, size=32, workers=1).between(0, 2))
-    list(batches(small_pictures()).between(0, 2))
+    list(batches(small_images()).between(0, 2))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -108,15 +108,15 @@ def test_a_photograph_that_turns_bad_is_replaced_alike_with_any_number_of_worker
     assert not any(np.isin([3, 5], batch.index).any() for batch in alone)
 
 
-def test_pictures_that_do_not_fill_a_batch_are_refused():
-    with pytest.raises(DataError, match="40 pictures do not fill a batch of 41"):
-        batches(small_pictures(), batch_size=41)
+def test_images_that_do_not_fill_a_batch_are_refused():
+    with pytest.raises(DataError, match="40 images do not fill a batch of 41"):
+        batches(small_images(), batch_size=41)
 
 
 @pytest.fixture
 def small_folder(tmp_path):
     """Forty small files, of which two turn bad once they were listed."""
-    for number, pixels in enumerate(small_pictures()):
+    for number, pixels in enumerate(small_images()):
         Image.fromarray(pixels).save(tmp_path / f"{number:02d}.png")
     images = open_images(tmp_path, cache=False)
     (tmp_path / "07.png").write_bytes(b"rotten")
@@ -124,7 +124,7 @@ def small_folder(tmp_path):
     return images
 
 
-def test_a_small_picture_that_turns_bad_is_replaced_by_the_rule_for_photographs(small_folder):
+def test_a_small_image_that_turns_bad_is_replaced_by_the_rule_for_photographs(small_folder):
     order = Order(40, 8, seed=3)
     kinds = views_of("simclr_cifar", 2)
     made = Batches(small_folder, kinds, image_size=12, order=order, device=CPU)
@@ -145,21 +145,21 @@ def test_a_small_picture_that_turns_bad_is_replaced_by_the_rule_for_photographs(
         assert torch.equal(bad, good)
 
 
-def test_a_run_without_a_readable_picture_stops(small_folder, tmp_path):
+def test_a_run_without_a_readable_image_stops(small_folder, tmp_path):
     for file in tmp_path.iterdir():
         file.unlink()
     order = Order(40, 8, seed=0)
     made = Batches(
         small_folder, views_of("simclr_cifar", 2), image_size=12, order=order, device=CPU
     )
-    with pytest.raises(DataError, match=r"\.png and 8 pictures drawn in its place cannot be read"):
+    with pytest.raises(DataError, match=r"\.png and 8 images drawn in its place cannot be read"):
         next(made.between(0, 1))
 
 
-def test_large_arrays_are_cropped_like_the_same_pictures_in_files(tmp_path):
+def test_large_arrays_are_cropped_like_the_same_images_in_files(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (9, 80, 70, 3), dtype=np.uint8)
-    for number, picture in enumerate(pixels):
-        Image.fromarray(picture).save(tmp_path / f"{number}.png")
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
     given, saved = (batches(data, batch_size=4, size=32) for data in (pixels, tmp_path))
     assert given.pixels is None
     for a, b in zip(given.between(0, 4), saved.between(0, 4), strict=True):

@@ -47,13 +47,13 @@ def opened(browser, tmp_path):
 # ---------------------------------------------------------------- the map
 
 
-def test_every_class_has_its_color_where_its_pictures_lie(opened):
+def test_every_class_has_its_color_where_its_images_lie(opened):
     page = opened()
     colors = [page.color(*page.spot(SMALL, row)) for row in (21, 28, 38)]
     assert colors == [BLUE, ORANGE, GREEN]
     x, y = page.spot(SMALL, 21)
-    assert page.color(x, y - 18) == PAPER  # between two pictures
-    assert page.text("#map-count") == "300 pictures"
+    assert page.color(x, y - 18) == PAPER  # between two images
+    assert page.text("#map-count") == "300 images"
     assert page.texts("#map-legend bdi") == ["new-1", "new-2", "dog"]
     assert page.texts("#map-legend li span") == ["105", "105", "90"]
 
@@ -83,7 +83,7 @@ def test_it_is_dark_by_night(opened):
     assert page.color(x, y) == BLUE
 
 
-def test_zoomed_in_points_become_pictures(opened):
+def test_zoomed_in_points_become_images(opened):
     page = opened()
     at = page.spot(SMALL, 149)
     assert page.color(*at) == ORANGE
@@ -107,7 +107,7 @@ def test_dragging_moves_the_map(opened):
     assert page.find("#map-panel h3").count() == 0
 
 
-# ---------------------------------------------------------------- a picture
+# ---------------------------------------------------------------- an image
 
 
 def expected(row):
@@ -120,7 +120,7 @@ def near(page):
     return [label.rsplit(", ", 1) for label in labels]
 
 
-def test_a_click_shows_the_picture_and_its_neighbors_in_order(opened):
+def test_a_click_shows_the_image_and_its_neighbors_in_order(opened):
     page = opened()
     page.click(SMALL, 47)
     assert page.text("#map-panel h3") == "animals/047.jpg"
@@ -128,7 +128,7 @@ def test_a_click_shows_the_picture_and_its_neighbors_in_order(opened):
     names, similarity = zip(*near(page))
     assert list(names) == expected(47)
     assert similarity == ("0.95", "0.80", "0.65", "0.50", "0.35", "0.20")
-    assert page.page.url.endswith("#picture=104")
+    assert page.page.url.endswith("#image=104")
     page.find("#map-panel .map-tiles").first.locator("button").nth(2).click()
     assert page.text("#map-panel h3") == expected(47)[2]
     assert [name for name, _ in near(page)] == expected(int(SMALL.neighbors[47, 2]))
@@ -144,19 +144,19 @@ def test_its_class_is_shown_the_surest_first(opened):
     assert tiles.first.get_attribute("title") == SMALL.names[members[-1]]
 
 
-def test_the_address_keeps_the_open_picture(opened):
-    page = opened(after="#picture=104")
+def test_the_address_keeps_the_open_image(opened):
+    page = opened(after="#image=104")
     assert page.text("#map-panel h3") == "animals/047.jpg"
-    page.page.evaluate("location.hash = '#picture=106'")
+    page.page.evaluate("location.hash = '#image=106'")
     page.settle()
     assert page.text("#map-panel h3") == "animals/048.jpg"
-    page.page.evaluate("location.hash = '#picture=9'")
+    page.page.evaluate("location.hash = '#image=9'")
     page.settle()
     assert page.text("#map-panel h3") == "animals/048.jpg"
 
 
-def test_tiles_in_the_panel_are_those_of_the_pictures(opened):
-    page = opened(after="#picture=104")
+def test_tiles_in_the_panel_are_those_of_the_images(opened):
+    page = opened(after="#image=104")
     boxes = [tile.bounding_box() for tile in page.find("#map-panel .tile").all()[:7]]
     for row, box in zip((47, *SMALL.neighbors[47].tolist()), boxes, strict=True):
         page.turns((box["x"] + box["width"] / 2, box["y"] + 10), tile_color(row))
@@ -169,13 +169,13 @@ def test_the_filter_hides_all_others(opened):
     page = opened()
     page.find("#map-filter").fill("/04")
     page.settle()
-    assert page.text("#map-count") == "10 of 300 pictures"
+    assert page.text("#map-count") == "10 of 300 images"
     assert page.color(*page.spot(SMALL, 47)) == ORANGE
     assert page.color(*page.spot(SMALL, 67)) == PAPER
     page.click(SMALL, 67)
     assert page.find("#map-panel h3").count() == 0
     page.find("#map-filter").fill("DOG")
-    assert page.text("#map-count") == "90 of 300 pictures"
+    assert page.text("#map-count") == "90 of 300 images"
 
 
 def test_the_legend_hides_and_shows_classes(opened):
@@ -183,14 +183,14 @@ def test_the_legend_hides_and_shows_classes(opened):
     first = page.find("#map-legend li button").first
     first.click()
     assert first.get_attribute("aria-pressed") == "false"
-    assert page.text("#map-count") == "195 of 300 pictures"
+    assert page.text("#map-count") == "195 of 300 images"
     assert page.color(*page.spot(SMALL, 21)) == PAPER
     first.click()
     assert page.color(*page.spot(SMALL, 21)) == BLUE
     page.find("#map-legend").get_by_text("Hide all").click()
-    assert page.text("#map-count") == "0 of 300 pictures"
+    assert page.text("#map-count") == "0 of 300 images"
     page.find("#map-legend").get_by_text("Show all").click()
-    assert page.text("#map-count") == "300 pictures"
+    assert page.text("#map-count") == "300 images"
 
 
 def test_a_class_stands_out_while_the_pointer_is_on_its_name(opened):
@@ -223,7 +223,7 @@ def test_the_table_is_sorted_and_turned_over(opened):
 
 
 def draw_lasso(page, shown, corners):
-    """Half a picture beyond the corners, so that they are inside."""
+    """Half an image beyond the corners, so that they are inside."""
     points = np.array([page.spot(shown, row) for row in corners])
     middle = points.mean(axis=0)
     points += np.sign(points - middle) * 12
@@ -248,8 +248,8 @@ def test_a_lasso_selects_what_is_inside_and_nothing_else(opened, tmp_path):
     page.find("#map-lasso").click()
     draw_lasso(page, SMALL, (45, 48, 108, 105))
     inside = [row for row in range(300) if 2 <= row // 20 <= 5 and 5 <= row % 20 <= 8]
-    assert page.text("#map-selection h3") == "16 pictures selected"
-    assert page.said == "16 pictures selected."
+    assert page.text("#map-selection h3") == "16 images selected"
+    assert page.said == "16 images selected."
     head, *rows = saved(page, tmp_path)
     assert head == ["number", "path", "class", "upper", "score"]
     assert sorted(int(row[0]) for row in rows) == [10 + 2 * row for row in inside]
@@ -259,13 +259,13 @@ def test_a_lasso_selects_what_is_inside_and_nothing_else(opened, tmp_path):
     assert not page.find("#map-selection").is_visible()
 
 
-def test_shift_draws_too_and_hidden_pictures_are_left_out(opened):
+def test_shift_draws_too_and_hidden_images_are_left_out(opened):
     page = opened()
     page.find("#map-legend li button").nth(1).click()
     page.page.keyboard.down("Shift")
     draw_lasso(page, SMALL, (45, 48, 108, 105))
     page.page.keyboard.up("Shift")
-    assert page.text("#map-selection h3") == "8 pictures selected"
+    assert page.text("#map-selection h3") == "8 images selected"
     assert page.find("#map-selection .map-tiles li").count() == 8
 
 
@@ -298,7 +298,7 @@ def test_all_can_be_done_by_keyboard_and_is_said_aloud(opened):
     assert "#" not in page.page.url
     assert page.page.evaluate("document.activeElement.id") == "map-canvas"
     press("Space")
-    assert page.said == "1 picture selected."
+    assert page.said == "1 image selected."
     assert page.find("#map-selection .map-tiles button").get_attribute("title") == expected(row)[0]
 
 
@@ -324,7 +324,7 @@ def test_the_map_glides_unless_the_reader_wants_no_motion(opened, motion):
     for _ in range(5):
         page.find("#map-in").click()
     page.page.clock.run_for(40)
-    page.page.evaluate("location.hash = '#picture=10'")
+    page.page.evaluate("location.hash = '#image=10'")
     page.page.clock.run_for(60)
     soon = shot()
     page.page.clock.run_for(500)
@@ -335,7 +335,7 @@ def test_the_map_glides_unless_the_reader_wants_no_motion(opened, motion):
 
 
 def strange(**changes):
-    """A map with hostile names of pictures and classes."""
+    """A map with hostile names of images and classes."""
     count = len(HOSTILE)
     place = np.stack(np.divmod(np.arange(count), 4), axis=1).astype(np.float64)
     classes = Coloring("=Class", np.arange(count), tuple(HOSTILE), "".join(HOSTILE))
@@ -349,7 +349,7 @@ def elements(page):
     page.page.keyboard.down("Shift")
     draw_lasso(page, strange(), (0, 3, 11, 8))
     page.page.keyboard.up("Shift")
-    assert page.text("#map-selection h3") == "12 pictures selected"
+    assert page.text("#map-selection h3") == "12 images selected"
     every = "[...document.querySelectorAll('*')].map((one) => one.tagName)"
     return set(page.page.evaluate(every))
 
@@ -357,15 +357,15 @@ def elements(page):
 def test_hostile_names_and_classes_stay_text(opened):
     page = opened(strange())
     for row, name in enumerate(HOSTILE):
-        page.page.evaluate(f"location.hash = '#picture={10 + 2 * row}'")
+        page.page.evaluate(f"location.hash = '#image={10 + 2 * row}'")
         page.settle()
         seen = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
         assert page.find("#map-panel h3 bdi").text_content() == seen
         assert page.find("#map-panel dd").first.text_content() == seen
     plain = strange(names=[str(row) for row in range(len(HOSTILE))], colorings=SMALL_CLASSES)
-    assert elements(page) == elements(opened(plain, after="#picture=10"))
+    assert elements(page) == elements(opened(plain, after="#image=10"))
     page.find("#map-filter").fill("<img")
-    assert page.text("#map-count") == "1 of 12 pictures"
+    assert page.text("#map-count") == "1 of 12 images"
 
 
 def test_no_cell_of_a_table_is_a_formula(opened, tmp_path):
@@ -384,19 +384,19 @@ def test_no_cell_of_a_table_is_a_formula(opened, tmp_path):
 def test_a_telephone_needs_no_sideways_scrolling(opened):
     names = [f"{'long' * 30}{row}.jpg" for row in range(300)]
     page = opened(small_map(names), width=360, height=740)
-    page.page.evaluate("location.hash = '#picture=104'")
+    page.page.evaluate("location.hash = '#image=104'")
     page.find("#map-table summary").click()
     page.settle()
     assert page.page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_from_a_file_nothing_is_offered_that_needs_a_server(opened):
-    page = opened(after="#picture=104")
+    page = opened(after="#image=104")
     assert page.find("#map-served").inner_html() == ""
     assert page.find("input[type=file], form, #map-classes").count() == 0
 
 
-def test_twenty_thousand_pictures_fit_and_can_be_used(opened, tmp_path):
+def test_twenty_thousand_images_fit_and_can_be_used(opened, tmp_path):
     count = 20_000
     rng = np.random.default_rng(0)
     rough = rng.integers(24, 232, (256, 12, 12, 3)).astype(np.uint8).repeat(4, 1).repeat(4, 2)
@@ -405,7 +405,7 @@ def test_twenty_thousand_pictures_fit_and_can_be_used(opened, tmp_path):
     assert sum(map(len, sheets)) > 8_500_000  # as much as photographs take
     of = rng.integers(0, 100, count)
     large = small_map(
-        [f"class-{each:03d}/picture-{row:05d}.jpg" for row, each in enumerate(of)],
+        [f"class-{each:03d}/image-{row:05d}.jpg" for row, each in enumerate(of)],
         count=300,
         number=np.arange(count),
         place=rng.normal(size=(count, 2)),
@@ -421,11 +421,11 @@ def test_twenty_thousand_pictures_fit_and_can_be_used(opened, tmp_path):
         per_sheet=256,
         total=50_000,
     )
-    page = opened(large, after="#picture=19999")
+    page = opened(large, after="#image=19999")
     assert (tmp_path / "page.html").stat().st_size < 15_000_000
-    assert page.text("#map-count") == "20,000 pictures"
-    assert page.text("#map-panel h3").endswith("picture-19999.jpg")
-    assert "Here are 20,000 of the 50,000 pictures" in page.text("#map")
+    assert page.text("#map-count") == "20,000 images"
+    assert page.text("#map-panel h3").endswith("image-19999.jpg")
+    assert "Here are 20,000 of the 50,000 images" in page.text("#map")
 
 
 # ---------------------------------------------------------------- with a server
@@ -448,11 +448,11 @@ def status(page):
     return page.find("#map-status").inner_text()
 
 
-def test_pictures_are_shown_large(served):
+def test_images_are_shown_large(served):
     page, _ = served
     page.click(SMALL, 47)
     shown = page.find("#map-panel img")
-    assert shown.get_attribute("src") == "/picture/104"
+    assert shown.get_attribute("src") == "/image/104"
     page.until("document.querySelector('#map-panel img').naturalWidth === 300")
 
 
@@ -493,13 +493,13 @@ def test_classes_of_one_name_are_one(served):
     assert page.texts("#map-legend li span") == ["210", "90"]
 
 
-def test_selected_pictures_become_a_class_or_files(served):
+def test_selected_images_become_a_class_or_files(served):
     page, held = served
     page.find("#map-lasso").click()
     draw_lasso(page, SMALL, (45, 48, 108, 105))
     page.find("#map-selection input[placeholder='Name of a new folder']").fill("some")
-    page.find("#map-selection").get_by_text("Copy the pictures").click()
-    page.find("#map-status").get_by_text("16 pictures copied to /runs/1/exports/some").wait_for()
+    page.find("#map-selection").get_by_text("Copy the images").click()
+    page.find("#map-status").get_by_text("16 images copied to /runs/1/exports/some").wait_for()
     page.find("#map-selection input[placeholder='Name of the new class']").fill("violas")
     page.find("#map-selection").get_by_text("Make them a class").click()
     page.find("#map-legend").get_by_text("violas").wait_for()
@@ -508,10 +508,10 @@ def test_selected_pictures_become_a_class_or_files(served):
     assert len(split["numbers"]) == 16
     assert copied["numbers"] == split["numbers"]
     assert page.texts("#map-legend li span") == ["97", "97", "90", "16"]
-    page.find("#map-classes").get_by_text("Copy all pictures, by class").click()
+    page.find("#map-classes").get_by_text("Copy all images, by class").click()
     page.find("#map-classes input[placeholder='Name of a new folder']").fill("all")
-    page.find("#map-classes").get_by_text("Copy all pictures, by class").click()
-    page.find("#map-status").get_by_text("300 pictures copied").wait_for()
+    page.find("#map-classes").get_by_text("Copy all images, by class").click()
+    page.find("#map-status").get_by_text("300 images copied").wait_for()
     assert held["asked"][-1] == ("/export", {"folder": "all", "numbers": None})
 
 
@@ -524,7 +524,7 @@ def test_what_the_server_refuses_is_told_as_text(served):
     assert page.complaints.pop().startswith("Failed to load resource")  # the browser's own words
 
 
-def test_a_picture_from_outside_is_searched_for(served):
+def test_a_image_from_outside_is_searched_for(served):
     page, held = served
     held["found"] = {
         "place": [5.0, -5.0],
@@ -533,11 +533,11 @@ def test_a_picture_from_outside_is_searched_for(served):
             {"number": 7, "name": HOSTILE[0], "label": "", "similarity": 0.5},
         ],
     }
-    file = {"name": "mine.webp", "mimeType": "image/webp", "buffer": held["picture"]}
+    file = {"name": "mine.webp", "mimeType": "image/webp", "buffer": held["image"]}
     page.find(".map-bar input[type=file]").set_input_files(file)
-    page.find("#map-status").get_by_text("2 similar pictures found.").wait_for()
-    assert held["searched"] == held["picture"]
-    assert page.text("#map-panel h3") == "Your picture"
+    page.find("#map-status").get_by_text("2 similar images found.").wait_for()
+    assert held["searched"] == held["image"]
+    assert page.text("#map-panel h3") == "Your image"
     tiles = page.find("#map-panel .map-tiles li > *")
     assert [tile.get_attribute("title") for tile in tiles.all()] == [
         "animals/047.jpg, cat, 0.93",

@@ -27,10 +27,10 @@ PLACES = ("ram", "disk")
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path_factory, monkeypatch):
-    """The user's own cache folder, empty, and in it the folder of kept pictures."""
+    """The user's own cache folder, empty, and in it the folder of kept images."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    return folder / "nearkin" / "pictures"
+    return folder / "nearkin" / "images"
 
 
 def photograph(seed, size=(120, 90)):
@@ -56,7 +56,7 @@ SIDES = st.integers(2, 20_000)
 
 
 @given(width=SIDES, height=SIDES, image_size=st.integers(8, 224))
-def test_kept_pictures_keep_their_shape_and_are_never_enlarged(width, height, image_size):
+def test_kept_images_keep_their_shape_and_are_never_enlarged(width, height, image_size):
     (kept,) = kept_sizes(np.array([[width, height]], np.int32), image_size)
     side = 2 * image_size
     assert (kept >= 1).all()
@@ -68,7 +68,7 @@ def test_kept_pictures_keep_their_shape_and_are_never_enlarged(width, height, im
         assert kept.min() == min(width, height, side)
 
 
-def test_what_is_read_is_the_whole_picture_at_the_kept_size(folder):
+def test_what_is_read_is_the_whole_image_at_the_kept_size(folder):
     large = photograph(99, (800, 600))
     large.save(folder / "99.png")
     images = open_images(folder, cache=False)
@@ -94,7 +94,7 @@ def same(a, b):
     return torch.equal(a.index, b.index) and all(map(torch.equal, a.views, b.views))
 
 
-def test_batches_are_the_same_wherever_pictures_are_kept_and_with_any_workers(folder):
+def test_batches_are_the_same_wherever_images_are_kept_and_with_any_workers(folder):
     images = open_images(folder, cache=False)
     alone = list(batches(images, cache="ram").between(0, 9))
     for options in (dict(cache="disk"), dict(cache="disk"), dict(cache="ram", workers=2)):
@@ -184,7 +184,7 @@ def test_a_second_run_decodes_nothing(folder, kept):
 
 
 @pytest.mark.parametrize("change", ["content", "time", "size", "fewer"])
-def test_pictures_or_settings_that_changed_are_decoded_anew(folder, kept, change):
+def test_images_or_settings_that_changed_are_decoded_anew(folder, kept, change):
     before = Cache(open_images(folder), SIZE, "disk")
     first = looked_at(before)
     path = folder / "00.jpg"
@@ -200,7 +200,7 @@ def test_pictures_or_settings_that_changed_are_decoded_anew(folder, kept, change
     assert looked_at(before) == first  # to all but those who use it
 
 
-def test_unreadable_pictures_have_the_reason_they_have_without_a_cache(folder):
+def test_unreadable_images_have_the_reason_they_have_without_a_cache(folder):
     images = open_images(folder, cache=False)
     (folder / "02.jpg").write_bytes(b"rotten")
     (folder / "09.jpg").unlink()

@@ -33,7 +33,7 @@ def log_loss(p, correct, temperature):
 
 
 def at(temperature):
-    return Calibration(temperature, num_pictures=1, error_before=0.0, error_after=0.0)
+    return Calibration(temperature, num_images=1, error_before=0.0, error_after=0.0)
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.3, 1.0, 4.0, 20.0])
@@ -65,7 +65,7 @@ def test_what_is_calibrated_is_left_alone():
     p = softmaxes(20_000)
     fitted = fit(p, as_often_right_as_promised(p))
     assert fitted.temperature == pytest.approx(1, abs=0.05)
-    assert fitted.num_pictures == 20_000
+    assert fitted.num_images == 20_000
     assert fitted.error_before < 0.02
 
 
@@ -96,7 +96,7 @@ def test_all_right_is_cold_and_all_wrong_is_hot():
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_one_picture_is_enough(right):
+def test_one_image_is_enough(right):
     fitted = fit(np.array([[0.6, 0.3, 0.1]]), np.array([right]))
     assert 0.05 <= fitted.temperature <= 20
     assert fitted.error_before == pytest.approx(0.4 if right else 0.6)
@@ -106,11 +106,11 @@ def test_one_picture_is_enough(right):
 def test_where_no_temperature_changes_anything_it_is_one():
     certain = np.eye(3)[[0, 1, 2, 0]]
     fitted = fit(certain, np.array([True, False, True, True]))
-    assert fitted == Calibration(1.0, num_pictures=4, error_before=0.25, error_after=0.25)
+    assert fitted == Calibration(1.0, num_images=4, error_before=0.25, error_after=0.25)
     assert fit(np.ones((2, 1)), np.array([True, True])).temperature == 1
 
 
-def test_without_a_picture_there_is_nothing_to_learn():
+def test_without_a_image_there_is_nothing_to_learn():
     with pytest.raises(DataError, match="hide at least one known class"):
         fit(np.empty((0, 3)), np.empty(0, dtype=bool))
 
@@ -128,7 +128,7 @@ def test_the_error_is_the_mean_distance_over_ten_bins():
 
 
 @given(seed=st.integers(0, 99), n=st.integers(1, 50))
-def test_the_error_does_not_depend_on_the_order_of_the_pictures(seed, n):
+def test_the_error_does_not_depend_on_the_order_of_the_images(seed, n):
     rng = np.random.default_rng(seed)
     score, correct = rng.choice([0.5, 0.9, 1.0], size=n), rng.random(n) < 0.5
     shuffled = rng.permutation(n)

@@ -191,7 +191,7 @@ def test_features_are_what_the_projector_is_given():
 
 @pytest.mark.parametrize(("size", "batch_size"), [(5, 12), (24, 12), (1, 12), (0, 12), (-4, 12)])
 def test_sizes_that_do_not_fit_are_refused(size, batch_size):
-    with pytest.raises(UsageError, match=f"chunks of {size} pictures do not divide a batch of 12"):
+    with pytest.raises(UsageError, match=f"chunks of {size} images do not divide a batch of 12"):
         in_chunks(branch(), size, batch_size)
 
 

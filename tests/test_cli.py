@@ -16,8 +16,8 @@ from nearkin.cli import main
 from nearkin.methods import METHODS
 
 
-def save_pictures(folder, count, size=(24, 20), seed=0):
-    """Pictures of real structure: colored blobs on noise."""
+def save_images(folder, count, size=(24, 20), seed=0):
+    """Images of real structure: colored blobs on noise."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     for number in range(count):
@@ -28,16 +28,16 @@ def save_pictures(folder, count, size=(24, 20), seed=0):
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory):
-    return save_pictures(tmp_path_factory.mktemp("flat") / "pictures", 40)
+def images(tmp_path_factory):
+    return save_images(tmp_path_factory.mktemp("flat") / "images", 40)
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory, pictures):
-    """A finished run on flat, unlabeled pictures; read, never written."""
+def finished(tmp_path_factory, images):
+    """A finished run on flat, unlabeled images; read, never written."""
     out = tmp_path_factory.mktemp("runs") / "first"
     code = main(
-        ["train", str(pictures), "--epochs", "2", "--batch-size", "8", "--out", str(out), "-q"]
+        ["train", str(images), "--epochs", "2", "--batch-size", "8", "--out", str(out), "-q"]
     )
     assert code == 0
     return out
@@ -68,33 +68,33 @@ def test_the_configuration_of_a_run_repeats_it_to_the_bit(finished, tmp_path):
         assert (again / name).read_bytes() == (finished / name).read_bytes()
 
 
-def test_resuming_a_finished_run_changes_nothing(finished, pictures, capsys):
+def test_resuming_a_finished_run_changes_nothing(finished, images, capsys):
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*.safetensors")}
-    arguments = ["train", pictures, "--epochs", 2, "--batch-size", 8, "-o", finished, "--resume"]
+    arguments = ["train", images, "--epochs", 2, "--batch-size", 8, "-o", finished, "--resume"]
     assert main([str(argument) for argument in arguments]) == 0
     assert "already complete" in capsys.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in finished.rglob("*.safetensors")}
 
 
-def test_another_configuration_is_refused_and_the_difference_is_named(finished, pictures, capsys):
-    arguments = ["train", pictures, "--epochs", 9, "--batch-size", 8, "-o", finished, "--resume"]
+def test_another_configuration_is_refused_and_the_difference_is_named(finished, images, capsys):
+    arguments = ["train", images, "--epochs", 9, "--batch-size", 8, "-o", finished, "--resume"]
     code, line = failure(arguments, capsys)
     assert code == 2
     assert "--epochs 2 became 9" in line
 
 
 def test_a_folder_that_is_not_empty_is_refused_and_both_ways_out_are_named(
-    finished, pictures, capsys
+    finished, images, capsys
 ):
-    code, line = failure(["train", pictures, "-o", finished], capsys)
+    code, line = failure(["train", images, "-o", finished], capsys)
     assert code == 4
     assert "--resume" in line
     assert "--overwrite" in line
 
 
-def test_overwriting_replaces_a_run_and_leaves_alone_what_it_did_not_make(pictures, tmp_path):
+def test_overwriting_replaces_a_run_and_leaves_alone_what_it_did_not_make(images, tmp_path):
     out = tmp_path / "run"
-    arguments = ["train", pictures, "--epochs", 1, "--batch-size", 8, "-o", out, "-q"]
+    arguments = ["train", images, "--epochs", 1, "--batch-size", 8, "-o", out, "-q"]
     assert main([str(argument) for argument in arguments]) == 0
     (out / "notes.txt").write_text("mine")
     (out / "plots" / "thesis.png").write_text("mine")
@@ -103,11 +103,11 @@ def test_overwriting_replaces_a_run_and_leaves_alone_what_it_did_not_make(pictur
     assert tomllib.loads((out / "config.toml").read_text())["seed"] == 1
 
 
-def test_overwriting_spares_folders_that_are_no_run(pictures, tmp_path, capsys):
+def test_overwriting_spares_folders_that_are_no_run(images, tmp_path, capsys):
     out = tmp_path / "mine"
     out.mkdir()
     (out / "metrics.csv").write_text("mine")
-    code, line = failure(["train", pictures, "-o", out, "--overwrite"], capsys)
+    code, line = failure(["train", images, "-o", out, "--overwrite"], capsys)
     assert code == 4
     assert "is no run" in line
     assert (out / "metrics.csv").read_text() == "mine"
@@ -116,26 +116,26 @@ def test_overwriting_spares_folders_that_are_no_run(pictures, tmp_path, capsys):
 @pytest.mark.parametrize(
     "change", [["--dim", "0"], ["--batch-size", "1000"], ["--labels", "no.csv"]]
 )
-def test_a_refused_overwrite_has_removed_nothing(change, pictures, tmp_path, capsys):
+def test_a_refused_overwrite_has_removed_nothing(change, images, tmp_path, capsys):
     out = tmp_path / "run"
-    arguments = ["train", pictures, "--epochs", 1, "--batch-size", 8, "-o", out, "-q"]
+    arguments = ["train", images, "--epochs", 1, "--batch-size", 8, "-o", out, "-q"]
     assert main([str(argument) for argument in arguments]) == 0
     before = {path: path.read_bytes() for path in out.glob("[!.]*.*") if path.suffix != ".log"}
     failure([*arguments, "--overwrite", *change], capsys)
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_runs_inside_the_data_are_no_pictures(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(save_pictures(tmp_path / "data", 24))
+def test_runs_inside_the_data_are_no_images(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(save_images(tmp_path / "data", 24))
     arguments = ["train", ".", "--epochs", "1", "--batch-size", "8"]
     assert main(arguments) == 0
     assert main(arguments) == 0
-    assert capsys.readouterr().err.count("24 pictures") == 2
+    assert capsys.readouterr().err.count("24 images") == 2
 
 
-def test_max_time_becomes_epochs_that_the_configuration_keeps(pictures, tmp_path):
+def test_max_time_becomes_epochs_that_the_configuration_keeps(images, tmp_path):
     out = tmp_path / "run"
-    arguments = ["train", pictures, "--max-time", "1s", "--batch-size", 8, "--backbone", "tiny"]
+    arguments = ["train", images, "--max-time", "1s", "--batch-size", 8, "--backbone", "tiny"]
     assert main([str(argument) for argument in [*arguments, "-o", out, "-q"]]) == 0
     settings = tomllib.loads((out / "config.toml").read_text())
     assert settings["max_time"] == ""
@@ -143,9 +143,9 @@ def test_max_time_becomes_epochs_that_the_configuration_keeps(pictures, tmp_path
     assert main([str(argument) for argument in [*arguments, "-o", out, "-q", "--resume"]]) == 0
 
 
-def test_embeddings_do_not_replace_the_table_they_were_made_from(finished, pictures, capsys):
-    table = pictures.parent / "pictures.csv"
-    table.write_text("path\n" + "\n".join(f"pictures/{n:03d}.png" for n in range(40)) + "\n")
+def test_embeddings_do_not_replace_the_table_they_were_made_from(finished, images, capsys):
+    table = images.parent / "images.csv"
+    table.write_text("path\n" + "\n".join(f"images/{n:03d}.png" for n in range(40)) + "\n")
     code, line = failure(["embed", finished, table, "-o", table.with_suffix(".npy")], capsys)
     assert code == 2
     assert "would replace the data" in line
@@ -158,13 +158,13 @@ def test_evaluate_prints_measures_beside_their_floors_as_json(finished, capsys):
     rank = found["measures"]["encoder"]["effective rank"]
     assert rank["value"] > 0
     assert rank["protocol"]
-    assert "kNN top-1" in found["left_out"]  # these pictures have no labels
+    assert "kNN top-1" in found["left_out"]  # these images have no labels
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".npz", ".npy"])
-def test_embed_writes_a_row_per_picture(finished, pictures, tmp_path, ending):
+def test_embed_writes_a_row_per_image(finished, images, tmp_path, ending):
     path = tmp_path / f"vectors{ending}"
-    assert main(["embed", str(finished), str(pictures), "-o", str(path)]) == 0
+    assert main(["embed", str(finished), str(images), "-o", str(path)]) == 0
     if ending == ".parquet":
         from pyarrow import parquet
 
@@ -178,13 +178,13 @@ def test_embed_writes_a_row_per_picture(finished, pictures, tmp_path, ending):
         vectors = np.load(path, allow_pickle=False)
         with path.with_suffix(".csv").open(newline="") as file:
             paths = [row["path"] for row in csv.DictReader(file)]
-    assert paths == sorted(path.name for path in pictures.iterdir())
+    assert paths == sorted(path.name for path in images.iterdir())
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
 
 
-def test_unknown_endings_are_refused_before_anything_is_computed(finished, pictures, capsys):
-    code, line = failure(["embed", finished, pictures, "-o", "vectors.pt"], capsys)
+def test_unknown_endings_are_refused_before_anything_is_computed(finished, images, capsys):
+    code, line = failure(["embed", finished, images, "-o", "vectors.pt"], capsys)
     assert code == 2
     assert ".parquet" in line
 
@@ -201,23 +201,23 @@ def test_the_small_commands_answer(capsys):
 
 
 @pytest.mark.parametrize("method", [name for name, cls in METHODS.items() if not cls.uses_labels])
-def test_what_config_prints_is_a_configuration(method, tmp_path, pictures, capsys):
+def test_what_config_prints_is_a_configuration(method, tmp_path, images, capsys):
     assert main(["config", method]) == 0
     file = tmp_path / "config.toml"
     file.write_text(capsys.readouterr().out)
     out = tmp_path / "run"
-    arguments = ["train", pictures, "--config", file, "-o", out, "--epochs", 1, "-q"]
+    arguments = ["train", images, "--config", file, "-o", out, "--epochs", 1, "-q"]
     arguments += ["--batch-size", 8]
     assert main([str(argument) for argument in arguments]) == 0
 
 
 def test_known_classes_are_learned_from_and_the_others_stay_hidden(tmp_path):
     for seed, name in enumerate(["cat", "dog", "eel"]):
-        save_pictures(tmp_path / "pictures" / name, 20, seed=seed)
+        save_images(tmp_path / "images" / name, 20, seed=seed)
     weights = []
     for number, known in enumerate(["cat,dog", "dog,cat"]):
         out = tmp_path / str(number)
-        arguments = ["train", tmp_path / "pictures", "--method", "ncl", "--known", known, "-q"]
+        arguments = ["train", tmp_path / "images", "--method", "ncl", "--known", known, "-q"]
         arguments += ["--num-novel-classes", 2, "--epochs", 2, "--batch-size", 16, "-o", out]
         assert main([str(argument) for argument in arguments]) == 0
         assert tomllib.loads((out / "config.toml").read_text())["known"] == known
@@ -251,7 +251,7 @@ def test_known_classes_are_learned_from_and_the_others_stay_hidden(tmp_path):
         (["--method", "moco_end_to_end", "--key-encoder", "sam"], 2, "Did you mean same?"),
         (["--method", "moco", "--batch-size", "8", "--queue-size", "4"], 2, "a batch of 8"),
         (["--method", "moco", "--batch-size", "8", "--bn-groups", "3"], 2, "--bn-groups 3"),
-        (["--method", "moco", "--batch-size", "8", "--bn-groups", "8"], 2, "2 pictures or more"),
+        (["--method", "moco", "--batch-size", "8", "--bn-groups", "8"], 2, "2 images or more"),
         (["--method", "swav", "--queue-from", "1.5"], 2, "--queue-from 1.5 is not from 0 to 1"),
         (["--method", "swav", "--epsilon", "0"], 2, "--epsilon 0"),
         (["--method", "dino", "--target-temperature", "0"], 2, "--target-temperature 0"),
@@ -264,9 +264,9 @@ def test_known_classes_are_learned_from_and_the_others_stay_hidden(tmp_path):
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_carried_out_are_refused_before_training(
-    arguments, code, says, pictures, tmp_path, capsys
+    arguments, code, says, images, tmp_path, capsys
 ):
-    found, line = failure(["train", pictures, "-o", tmp_path / "run", *arguments], capsys)
+    found, line = failure(["train", images, "-o", tmp_path / "run", *arguments], capsys)
     assert found == code
     assert says in line
 
@@ -278,7 +278,7 @@ def test_wrong_names_on_the_command_line_exit_with_2(capsys):
     assert "fp32" in capsys.readouterr().err
 
 
-def test_values_of_the_wrong_kind_in_a_file_are_refused(pictures, tmp_path):
+def test_values_of_the_wrong_kind_in_a_file_are_refused(images, tmp_path):
     """In a process of its own: in this one, type checks of the tests would come first."""
     cases = {
         "epochs = 'ten'": "--epochs ten is not a whole number or auto",
@@ -293,42 +293,42 @@ def test_values_of_the_wrong_kind_in_a_file_are_refused(pictures, tmp_path):
         "for file in sys.argv[2:]: assert main(['train', sys.argv[1], '--config', file]) == 2"
     )
     files = [str(tmp_path / f"{number}.toml") for number in range(len(cases))]
-    command = [sys.executable, "-c", code, str(pictures), *files]
+    command = [sys.executable, "-c", code, str(images), *files]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stderr.splitlines() == [f"error: {says}" for says in cases.values()]
 
 
-def test_what_is_typed_goes_before_the_file_even_where_it_is_the_default(pictures, tmp_path):
+def test_what_is_typed_goes_before_the_file_even_where_it_is_the_default(images, tmp_path):
     file = tmp_path / "config.toml"
     file.write_text("seed = 3\nmethod = 'moco'\nepochs = 1\nbatch_size = 8\n")
     out = tmp_path / "run"
-    arguments = ["train", pictures, "--config", file, "--seed", 0, "--method", "simclr"]
+    arguments = ["train", images, "--config", file, "--seed", 0, "--method", "simclr"]
     assert main([str(argument) for argument in [*arguments, "-o", out, "-q"]]) == 0
     settings = tomllib.loads((out / "config.toml").read_text())
     assert (settings["seed"], settings["method"], settings["epochs"]) == (0, "simclr", 1)
 
 
-def test_a_refused_setting_does_not_stand_in_the_way_of_the_right_one(pictures, tmp_path, capsys):
-    arguments = ["train", pictures, "-o", tmp_path / "run", "--epochs", 1, "--batch-size", 8, "-q"]
+def test_a_refused_setting_does_not_stand_in_the_way_of_the_right_one(images, tmp_path, capsys):
+    arguments = ["train", images, "-o", tmp_path / "run", "--epochs", 1, "--batch-size", 8, "-q"]
     failure([*arguments, "--method", "simclrr"], capsys)
     failure([*arguments, "--method", "moco", "--queue-size", 1000], capsys)
     assert main([str(argument) for argument in arguments]) == 0
 
 
-def test_without_out_resume_goes_on_in_the_newest_folder(pictures, tmp_path, monkeypatch, capsys):
+def test_without_out_resume_goes_on_in_the_newest_folder(images, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    arguments = ["train", str(pictures), "--epochs", "1", "--batch-size", "8"]
+    arguments = ["train", str(images), "--epochs", "1", "--batch-size", "8"]
     assert main(arguments) == 0
     assert main(arguments) == 0
     assert main([*arguments, "--resume"]) == 0
     assert "already complete" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {
-        "pictures-simclr", "pictures-simclr-2",
+        "images-simclr", "images-simclr-2",
     }  # fmt: skip
 
 
 def test_resuming_keeps_the_labels_and_the_split_of_the_run(tmp_path, capsys):
-    data = save_pictures(tmp_path / "data", 24)
+    data = save_images(tmp_path / "data", 24)
     table = tmp_path / "labels.csv"
     parts = ["test" if n % 3 == 0 else "train" for n in range(24)]
     rows = [f"{n:03d}.png,{n % 2},{part}" for n, part in enumerate(parts)]
@@ -342,10 +342,10 @@ def test_resuming_keeps_the_labels_and_the_split_of_the_run(tmp_path, capsys):
     assert json.loads((out / "summary.json").read_text())["sizes"] == {"train": 16, "test": 8}
 
 
-def test_unknown_keys_of_a_configuration_file_are_refused(pictures, tmp_path, capsys):
+def test_unknown_keys_of_a_configuration_file_are_refused(images, tmp_path, capsys):
     file = tmp_path / "config.toml"
     file.write_text("epocs = 3\n")
-    code, line = failure(["train", pictures, "--config", file, "-o", tmp_path / "run"], capsys)
+    code, line = failure(["train", images, "--config", file, "-o", tmp_path / "run"], capsys)
     assert code == 2
     assert "epocs" in line
     assert "Did you mean epochs?" in line
@@ -356,16 +356,16 @@ def test_data_that_cannot_be_trained_on_are_refused(content, tmp_path, capsys):
     data = tmp_path / "data"
     data.mkdir()
     if content == "text":
-        (data / "readme.txt").write_text("no picture")
+        (data / "readme.txt").write_text("no image")
     if content == "one":
-        save_pictures(data, 1)
+        save_images(data, 1)
     code, line = failure(["train", data, "-o", tmp_path / "run"], capsys)
     assert code == 3
-    assert "picture" in line
+    assert "image" in line
 
 
-def test_more_unreadable_pictures_than_allowed_stop_the_run(tmp_path, capsys):
-    data = save_pictures(tmp_path / "data", 6)
+def test_more_unreadable_images_than_allowed_stop_the_run(tmp_path, capsys):
+    data = save_images(tmp_path / "data", 6)
     for number in range(4):
         (data / f"bad{number}.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     code, line = failure(["train", data, "-o", tmp_path / "run"], capsys)
@@ -374,8 +374,8 @@ def test_more_unreadable_pictures_than_allowed_stop_the_run(tmp_path, capsys):
     assert "bad0.png" in line
 
 
-def test_some_unreadable_pictures_are_listed_and_left_out(tmp_path):
-    data = save_pictures(tmp_path / "data", 30)
+def test_some_unreadable_images_are_listed_and_left_out(tmp_path):
+    data = save_images(tmp_path / "data", 30)
     (data / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     out = tmp_path / "run"
     assert (
@@ -385,8 +385,8 @@ def test_some_unreadable_pictures_are_listed_and_left_out(tmp_path):
         assert [row["path"] for row in csv.DictReader(file)] == ["bad.png"]
 
 
-def test_fewer_pictures_than_a_batch_or_a_queue_shrink_what_was_left_to_auto(tmp_path, capsys):
-    data = save_pictures(tmp_path / "data", 20)
+def test_fewer_images_than_a_batch_or_a_queue_shrink_what_was_left_to_auto(tmp_path, capsys):
+    data = save_images(tmp_path / "data", 20)
     out = tmp_path / "run"
     assert main(["train", str(data), "--method", "moco", "--epochs", "1", "-o", str(out)]) == 0
     settings = tomllib.loads((out / "config.toml").read_text())
@@ -401,7 +401,7 @@ def test_fewer_pictures_than_a_batch_or_a_queue_shrink_what_was_left_to_auto(tmp
 
 
 def test_photographs_train_with_workers_as_without(tmp_path):
-    data = save_pictures(tmp_path / "data", 24, size=(120, 90))
+    data = save_images(tmp_path / "data", 24, size=(120, 90))
     made = []
     for workers in (0, 2):
         out = tmp_path / f"run{workers}"
@@ -413,7 +413,7 @@ def test_photographs_train_with_workers_as_without(tmp_path):
 
 
 def test_labels_do_not_change_one_bit_of_the_encoder(tmp_path):
-    data = save_pictures(tmp_path / "data", 24)
+    data = save_images(tmp_path / "data", 24)
     made = []
     for seed in (0, 1):
         table = tmp_path / f"labels{seed}.csv"
@@ -437,27 +437,27 @@ def test_help_and_module_entry_work_as_a_process():
         assert verb in done.stdout
 
 
-def test_the_environment_sets_what_the_command_line_does_not(pictures, tmp_path, monkeypatch):
+def test_the_environment_sets_what_the_command_line_does_not(images, tmp_path, monkeypatch):
     monkeypatch.setenv("NEARKIN_EPOCHS", "1")
     monkeypatch.setenv("NEARKIN_BATCH_SIZE", "16")
     out = tmp_path / "run"
-    assert main(["train", str(pictures), "--batch-size", "8", "-o", str(out), "-q"]) == 0
+    assert main(["train", str(images), "--batch-size", "8", "-o", str(out), "-q"]) == 0
     settings = tomllib.loads((out / "config.toml").read_text())
     assert (settings["epochs"], settings["batch_size"]) == (1, 8)
 
 
-def test_python_has_the_names_and_defaults_of_the_command_line(finished, pictures, tmp_path):
+def test_python_has_the_names_and_defaults_of_the_command_line(finished, images, tmp_path):
     import nearkin
 
-    run = nearkin.train(pictures, epochs=2, batch_size=8, out=tmp_path / "run")
+    run = nearkin.train(images, epochs=2, batch_size=8, out=tmp_path / "run")
     assert (run.path / "metrics.csv").read_bytes() == (finished / "metrics.csv").read_bytes()
     encoder = nearkin.load(run.path)
-    picture = Image.open(next(Path(pictures).iterdir()))
-    assert encoder(encoder.transform(picture)[None]).shape == (1, encoder.dim)
+    image = Image.open(next(Path(images).iterdir()))
+    assert encoder(encoder.transform(image)[None]).shape == (1, encoder.dim)
 
 
-def test_a_run_is_not_resumed_on_pictures_that_have_changed(tmp_path, capsys):
-    data = save_pictures(tmp_path / "data", 24)
+def test_a_run_is_not_resumed_on_images_that_have_changed(tmp_path, capsys):
+    data = save_images(tmp_path / "data", 24)
     arguments = ["train", data, "--epochs", 1, "--batch-size", 8, "-o", tmp_path / "run", "-q"]
     assert main([str(argument) for argument in arguments]) == 0
     (data / "000.png").unlink()
@@ -468,9 +468,9 @@ def test_a_run_is_not_resumed_on_pictures_that_have_changed(tmp_path, capsys):
 
 @pytest.mark.parametrize("variable", ["NEARKIN_TRACEBACK", "NEARKIN_TORCHVISION"])
 def test_variables_that_are_no_settings_are_not_taken_for_options(
-    variable, pictures, tmp_path, monkeypatch, capsys
+    variable, images, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv(variable, "1")
-    arguments = ["train", str(pictures), "-o", str(tmp_path / "run"), "--epochs", "0"]
+    arguments = ["train", str(images), "-o", str(tmp_path / "run"), "--epochs", "0"]
     assert main(arguments) == 2
     assert "--epochs 0" in capsys.readouterr().err

@@ -42,7 +42,7 @@ def by_direction(x, directions, label, **options):
 
 
 def blobs(sizes, *, apart=6.0, dim=8, seed=0, labeled=10):
-    """A blob for each class on an axis of its own; the first pictures of known ones labeled."""
+    """A blob for each class on an axis of its own; the first images of known ones labeled."""
     rng = np.random.default_rng(seed)
     number = [c for c in range(KNOWN) for _ in range(labeled)]
     number += [c for c, size in enumerate(sizes) for _ in range(size)]
@@ -60,7 +60,7 @@ def describe(predictions, others=()):
 
 
 def silhouette(x, cluster):
-    """Rousseeuw 1987, with the distance 1 - cosine, picture by picture."""
+    """Rousseeuw 1987, with the distance 1 - cosine, image by image."""
     distance = 1 - x @ x.T
     values = []
     for i, own in enumerate(cluster):
@@ -122,7 +122,7 @@ def test_a_class_another_seed_cut_in_halves_is_half_stable():
     assert [c.stability for c in describe(predictions, [other])] == [0.5, 1, 1]
 
 
-def test_many_pictures_are_thinned_out_evenly_for_the_silhouette(monkeypatch):
+def test_many_images_are_thinned_out_evenly_for_the_silhouette(monkeypatch):
     predictions = blobs([0, 0, 300, 60, 10], apart=5.0)
     whole = [c.silhouette for c in describe(predictions)]
     monkeypatch.setattr(module, "SAMPLE", 180)
@@ -154,7 +154,7 @@ def test_the_most_typical_come_first_and_the_medoid_before_all():
 @pytest.mark.parametrize(
     "sizes", [(0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 1, 1), (0, 0, 2, 1), (1, 0, 2, 2)]
 )
-def test_classes_of_no_one_or_two_pictures_are_described(sizes):
+def test_classes_of_no_one_or_two_images_are_described(sizes):
     described = describe(blobs(sizes))
     assert [c.size for c in described] == [s for c, s in enumerate(sizes) if s or c >= KNOWN]
     several = sum(s > 0 for s in sizes) > 1
@@ -185,7 +185,7 @@ def test_without_labels_no_known_class_is_near():
     assert [c.nearest_known for c in described] == [""] * 4
 
 
-def test_no_pictures_without_a_label_leave_all_novel_classes_empty():
+def test_no_images_without_a_label_leave_all_novel_classes_empty():
     x = np.eye(4)
     described = describe(predict(x, x, [0, 1, 0, 1]), [np.empty(0, dtype=int)])
     assert [(c.size, c.stability) for c in described] == [(0, None), (0, None)]
@@ -272,7 +272,7 @@ def test_only_novel_classes_are_suggested():
     assert suggested(swapped) == {}
 
 
-def test_the_suggestion_does_not_depend_on_the_order_of_classes_and_pictures():
+def test_the_suggestion_does_not_depend_on_the_order_of_classes_and_images():
     predictions = halved(1)
     order, shuffled = [0, 1, 5, 3, 4, 2], np.random.default_rng(0).permutation(600)
     permuted = Predictions(

@@ -97,11 +97,9 @@ def test_numbers_that_were_found_in_other_ways_have_no_best_and_a_note(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("fingerprint", "said"), [("cc-bb", "on different pictures"), ("aa-cc", "hold out different")]
+    ("fingerprint", "said"), [("cc-bb", "on different images"), ("aa-cc", "hold out different")]
 )
-def test_runs_on_other_pictures_or_other_parts_are_compared_with_a_note(
-    tmp_path, fingerprint, said
-):
+def test_runs_on_other_images_or_other_parts_are_compared_with_a_note(tmp_path, fingerprint, said):
     runs = [training(tmp_path / "a"), training(tmp_path / "b", 0.1, fingerprint=fingerprint)]
     found = compare(runs, output=tmp_path / "compare.html")
     assert of(found, "kNN top-1")["best"] == (0 if fingerprint == "aa-cc" else None)
@@ -143,7 +141,7 @@ def test_what_does_not_compare_is_refused_in_one_line(tmp_path):
 
 
 LOG = """2026-01-01 10:00:00 nearkin 0.1.0 | cpu | seed 0 | writing /runs/a
-2026-01-01 10:00:01 data   10 pictures
+2026-01-01 10:00:01 data   10 images
 2026-01-01 11:02:03 done   /runs/a
 """
 
@@ -196,7 +194,7 @@ def test_from_the_command_line(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run as it is when all is done, on twenty pictures of which the last is gone by now."""
+    """A run as it is when all is done, on twenty images of which the last is gone by now."""
     data, path = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("runs") / "run"
     rng, path = np.random.default_rng(0), path
     for number in range(20):
@@ -238,8 +236,8 @@ def test_the_table_for_embedding_atlas_has_its_columns(run, images, tmp_path):
     stored = np.array(stored["vector"])[kept]
     cosine = stored @ stored.T - 2 * np.eye(19)
     for number, row in enumerate(rows):
-        with Image.open(io.BytesIO(row["image"]["bytes"])) as picture:
-            assert (picture.format, picture.size) == ("PNG", (48, 48))
+        with Image.open(io.BytesIO(row["image"]["bytes"])) as image:
+            assert (image.format, image.size) == ("PNG", (48, 48))
         ids, distances = row["neighbors"]["ids"], row["neighbors"]["distances"]
         assert number not in ids
         assert ids[0] == cosine[number].argmax()
@@ -275,8 +273,8 @@ def test_a_contact_sheet_from_the_command_line(run, images, tmp_path, capsys):
     path = tmp_path / "sheet.png"
     assert main(["neighbors", str(run.path), asked, "--top", "3", "--sheet", str(path)]) == 0
     assert capsys.readouterr().out.startswith(asked)
-    with Image.open(path) as picture:
-        width, height = picture.size
+    with Image.open(path) as image:
+        width, height = image.size
     assert width == 4 * (70 + 4)
     assert height == 70 + 4 + 2 * 15 + 6
     found = neighbors(run.path, [asked], top=3)

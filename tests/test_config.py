@@ -37,9 +37,9 @@ def test_any_option_value_survives_the_file(options):
 def test_a_configuration_survives_the_file(tmp_path):
     config = TrainConfig(method="moco", epochs=7, lr=1e-4, options={"temperature": 0.1})
     path = tmp_path / "config.toml"
-    path.write_text(to_toml(config, 'pictures "of" C:\\cats\n'), encoding="utf-8")
+    path.write_text(to_toml(config, 'images "of" C:\\cats\n'), encoding="utf-8")
     settings = read_toml(path)
-    assert settings.pop("data") == 'pictures "of" C:\\cats\n'
+    assert settings.pop("data") == 'images "of" C:\\cats\n'
     assert TrainConfig(**settings) == config
 
 
@@ -240,7 +240,7 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
     assert named == {name.replace("_", "-") for name in every}
 
 
-def test_a_discovery_goes_on_with_what_was_left_to_auto_and_may_load_pictures_otherwise():
+def test_a_discovery_goes_on_with_what_was_left_to_auto_and_may_load_images_otherwise():
     stored = DiscoverConfig(**CHANGED)
     left = dict.fromkeys(("classes", "epochs", "strength", "num_seeds"), "auto")
     free = dict(devices=1, workers=1, max_bad=0.2)

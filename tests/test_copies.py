@@ -1,4 +1,4 @@
-"""Copies of pictures go into a folder per class, and nowhere else."""
+"""Copies of images go into a folder per class, and nowhere else."""
 
 import io
 import re
@@ -34,7 +34,7 @@ HOSTILE = [
 
 
 def fill(root, *names):
-    """Write a small picture, each another one, under each of these names."""
+    """Write a small image, each another one, under each of these names."""
     for seed, name in enumerate(names):
         pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def copy(folder, images, classes, data=()):
 # ---------------------------------------------------------------- what is written
 
 
-def test_copies_have_the_bytes_of_the_pictures_and_lie_in_the_folders_of_their_classes(tmp_path):
+def test_copies_have_the_bytes_of_the_images_and_lie_in_the_folders_of_their_classes(tmp_path):
     images = fill(tmp_path / "data", "1.png", "2.jpg", "old/1.png", "old/deep/3.png")
     rows, classes = np.array([3, 0, 2]), ["new-1", "cat", "new-1"]
     out = tmp_path / "there" / "sorted"
@@ -72,7 +72,7 @@ def test_an_empty_folder_is_filled(tmp_path):
     assert copy(tmp_path / "out", fill(tmp_path / "data", "1.png"), ["cat"]) == 1
 
 
-def test_pictures_of_an_archive_are_copied(tmp_path):
+def test_images_of_an_archive_are_copied(tmp_path):
     made = fill(tmp_path / "data", "a/1.png", "b/1.png")
     with tarfile.open(tmp_path / "data.tar", "w") as archive:
         archive.add(tmp_path / "data", "data")
@@ -94,14 +94,14 @@ def test_pixels_become_a_png_without_loss(tmp_path, shape):
         np.testing.assert_array_equal(copied, images.read(int(name[2])))
 
 
-def test_a_picture_that_cannot_be_read_is_left_out(tmp_path):
+def test_a_image_that_cannot_be_read_is_left_out(tmp_path):
     images = fill(tmp_path / "data", "1.png", "2.png")
     (tmp_path / "data" / "1.png").unlink()
     assert copy(tmp_path / "out", images, ["cat", "cat"]) == 1
     assert list(files(tmp_path / "out")) == ["cat/2.png"]
 
 
-def test_without_pictures_nothing_is_written(tmp_path):
+def test_without_images_nothing_is_written(tmp_path):
     images = fill(tmp_path / "data", "1.png")
     assert copy_to(tmp_path / "out", images, np.arange(0), [], data=[]) == 0
     assert not (tmp_path / "out").exists()
@@ -110,7 +110,7 @@ def test_without_pictures_nothing_is_written(tmp_path):
 # ---------------------------------------------------------------- names
 
 
-def test_hostile_names_of_pictures_and_classes_stay_inside_the_folder(tmp_path):
+def test_hostile_names_of_images_and_classes_stay_inside_the_folder(tmp_path):
     names = sorted(HOSTILE, key=lambda name: name.encode("utf-8", "surrogateescape"))
     pixels = np.arange(len(names), dtype=np.uint8)[:, None, None].repeat(2, 1).repeat(2, 2)
     rows = {name: row for row, name in enumerate(names)}
@@ -161,12 +161,12 @@ def test_long_names_are_cut_and_keep_their_ending_and_their_differences():
     assert all(name.endswith(".jpeg") for name in made[:12])
 
 
-def test_many_pictures_of_one_long_beginning_have_names_of_their_own():
+def test_many_images_of_one_long_beginning_have_names_of_their_own():
     made = file_names(["x" * 300 + str(number) for number in range(50_000)])
     assert len(set(made)) == 50_000
 
 
-def test_pictures_whose_paths_exceed_a_file_name_are_copied(tmp_path):
+def test_images_whose_paths_exceed_a_file_name_are_copied(tmp_path):
     images = fill(tmp_path / "data", *("d" * 200 + "/" + "e" * 240 + f"{n}.png" for n in range(3)))
     assert copy(tmp_path / "out", images, ["猫" * 90] * 3) == 3
     assert set(files(tmp_path / "out").values()) == {images.read(row) for row in range(3)}

@@ -88,8 +88,8 @@ def test_a_step_waits_for_nothing(name):
 
 @pytest.mark.parametrize("preset", ["simclr", "simclr_cifar", "byol", "moco_v2", "characters"])
 def test_views_are_those_of_the_processor(preset):
-    pictures = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
-    images = open_images(pictures)
+    samples = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
+    images = open_images(samples)
     found = []
     for device in (GPU, CPU):
         order = Order(len(images), 32, seed=0)
@@ -111,9 +111,9 @@ def test_neighbors_are_those_of_the_processor():
 
 @pytest.mark.parametrize("precision", ["auto", "fp32", "bf16"])
 def test_a_run_on_a_gpu_is_stopped_and_goes_on(precision, tmp_path):
-    data = tmp_path / "pictures.npz"
-    pictures = np.random.default_rng(0).integers(0, 256, (128, 16, 16, 3), dtype=np.uint8)
-    np.savez(data, x=pictures, y=np.arange(128) % 4)
+    data = tmp_path / "images.npz"
+    samples = np.random.default_rng(0).integers(0, 256, (128, 16, 16, 3), dtype=np.uint8)
+    np.savez(data, x=samples, y=np.arange(128) % 4)
     settings = "--epochs 3 --batch-size 32 --backbone tiny --device cuda --save-every 1 -q"
     run = tmp_path / "run"
     command = ["train", str(data), *settings.split(), "--precision", precision, "-o", str(run)]

@@ -1,4 +1,4 @@
-"""Encoded pictures of every kind become the right RGB pixels, or a reason why not."""
+"""Encoded images of every kind become the right RGB pixels, or a reason why not."""
 
 import io
 import struct
@@ -20,14 +20,14 @@ from nearkin.data.rgb import decode
 SHARED = Path(__file__).parents[2] / "shared"
 
 
-def encode(picture, kind, **options):
+def encode(image, kind, **options):
     file = io.BytesIO()
-    picture.save(file, kind, **options)
+    image.save(file, kind, **options)
     return file.getvalue()
 
 
 def smooth(width=64, height=48):
-    """A picture without detail, which every codec keeps."""
+    """An image without detail, which every codec keeps."""
     x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     return Image.fromarray(np.stack([x, y, 255 - x], axis=2).astype(np.uint8))
 
@@ -56,17 +56,17 @@ def reason(encoded):
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format_decodes_to_the_pixels_that_were_saved(kind):
-    picture = smooth()
-    got = np.asarray(decode(encode(picture, kind)), int)
-    assert header(encode(picture, kind)) == (kind, 64, 48)
+    image = smooth()
+    got = np.asarray(decode(encode(image, kind)), int)
+    assert header(encode(image, kind)) == (kind, 64, 48)
     if kind in ("PNG", "BMP", "TIFF"):
-        assert (got == np.asarray(picture)).all()
+        assert (got == np.asarray(image)).all()
     else:
-        assert np.abs(got - np.asarray(picture)).mean() < 12
+        assert np.abs(got - np.asarray(image)).mean() < 12
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_the_eight_exif_orientations_give_the_same_picture(kind):
+def test_the_eight_exif_orientations_give_the_same_image(kind):
     upright = smooth(60, 40)
     undo = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -96,7 +96,7 @@ def test_orientation_is_that_of_pillow():
     assert (np.asarray(decode(encoded)) == np.asarray(theirs)).all()
 
 
-def test_a_broken_exif_block_does_not_cost_the_picture():
+def test_a_broken_exif_block_does_not_cost_the_image():
     plain = encode(smooth(), "JPEG")
     broken = plain[:2] + b"\xff\xe1\x00\x10Exif\0\0GARBAGE!" + plain[2:]
     assert (np.asarray(decode(broken)) == np.asarray(decode(plain))).all()
@@ -115,7 +115,7 @@ def test_what_is_transparent_becomes_white():
     assert (np.asarray(decode(encode(palette, "GIF", transparency=1))) == 255).all()
 
 
-def test_gray_and_one_bit_pictures_have_three_equal_channels():
+def test_gray_and_one_bit_images_have_three_equal_channels():
     gray = smooth().convert("L")
     assert (np.asarray(decode(encode(gray, "PNG"))) == np.asarray(gray)[..., None]).all()
     bits = noise().convert("1")
@@ -160,7 +160,7 @@ def test_of_an_animation_the_first_frame_counts(kind):
     [b"", b"\xff", b"hello world" * 50, b'<svg xmlns="http://www.w3.org/2000/svg"/>'],
     ids=["empty", "one byte", "text", "svg"],
 )
-def test_what_is_no_picture_is_called_so(encoded):
+def test_what_is_no_image_is_called_so(encoded):
     assert reason(encoded) == "not-an-image"
 
 
@@ -217,7 +217,7 @@ def test_crops_are_those_of_pillow():
     assert (part == np.asarray(full.resize((20, 20), bicubic, box=(20, 30, 60, 45)))).all()
 
 
-def test_crops_of_pixels_are_those_of_the_same_picture_encoded():
+def test_crops_of_pixels_are_those_of_the_same_image_encoded():
     boxes = np.array([[0.1, 0.2, 0.5, 0.5], [0.0, 0.0, 1.0, 1.0]])
     encoded = crops(encode(noise(80, 60), "PNG"), boxes, [32, 20])
     pixels = crops(np.asarray(noise(80, 60)), boxes, [32, 20])
@@ -235,7 +235,7 @@ def test_crops_have_the_detail_that_their_size_needs():
     assert coarse.std() < 10
 
 
-def test_crops_of_a_turned_picture_are_fractions_of_the_upright_one():
+def test_crops_of_a_turned_image_are_fractions_of_the_upright_one():
     exif = Image.Exif()
     exif[0x0112] = 6
     encoded = encode(smooth(600, 400), "JPEG", exif=exif, quality=95)
@@ -245,27 +245,27 @@ def test_crops_of_a_turned_picture_are_fractions_of_the_upright_one():
 
 
 def test_center_is_resize_then_crop():
-    picture = smooth(300, 200)
-    resized = picture.resize((384, 256), Image.Resampling.BICUBIC)
+    image = smooth(300, 200)
+    resized = image.resize((384, 256), Image.Resampling.BICUBIC)
     expected = np.asarray(resized.crop((80, 16, 304, 240)), int)
-    assert np.abs(center(encode(picture, "PNG"), 224) - expected).max() <= 2
-    small = picture.resize((48, 32), Image.Resampling.BICUBIC).crop((8, 0, 40, 32))
-    assert np.abs(center(encode(picture, "PNG"), 32) - np.asarray(small, int)).max() <= 2
+    assert np.abs(center(encode(image, "PNG"), 224) - expected).max() <= 2
+    small = image.resize((48, 32), Image.Resampling.BICUBIC).crop((8, 0, 40, 32))
+    assert np.abs(center(encode(image, "PNG"), 32) - np.asarray(small, int)).max() <= 2
 
 
-def test_center_leaves_a_picture_of_the_right_size_alone():
+def test_center_leaves_a_image_of_the_right_size_alone():
     for side in (32, 96):
         pixels = np.asarray(noise(side, side))
         assert (center(pixels, side) == pixels).all()
         assert (center(encode(noise(side, side), "PNG"), side) == pixels).all()
 
 
-def test_a_picture_that_goes_bad_after_the_scan_is_gray_and_reported(tmp_path):
+def test_a_image_that_goes_bad_after_the_scan_is_gray_and_reported(tmp_path):
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.png").write_bytes(encode(noise(), "PNG"))
     images = open_images(tmp_path, cache=False)
     (tmp_path / "b.png").unlink()
-    (tmp_path / "c.png").write_bytes(b"no longer a picture")
+    (tmp_path / "c.png").write_bytes(b"no longer an image")
     pixels, bad = load_small(images, 16)
     assert bad == {1: "unreadable", 2: "not-an-image"}
     assert (pixels[1:] == 128).all()
@@ -312,9 +312,9 @@ with tarfile.open({str(corpus)!r}) as tar:
             continue
         encoded = tar.extractfile(member).read()
         try:
-            picture = decode(encoded)
-            assert picture.mode == "RGB"
-            assert header(encoded) == (header(encoded).format, *picture.size), member.name
+            image = decode(encoded)
+            assert image.mode == "RGB"
+            assert header(encoded) == (header(encoded).format, *image.size), member.name
             print("ok", member.name)
         except BadImage as error:
             print(error.reason, member.name)

@@ -30,14 +30,14 @@ from nearkin.tables import read_csv
 KNOWN, CLASSES, EACH = 5, 8, 24
 LEFT = {
     "assignments.csv", "classes", "classifier.safetensors", "clusters.csv", "config.toml",
-    "data.json", "encoder.safetensors", "pictures.csv", "report.html", "stages", "summary.json",
+    "data.json", "encoder.safetensors", "images.csv", "report.html", "stages", "summary.json",
     "train.log",
 }  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")
 def index(tmp_path_factory):
-    """An index of pictures of its own."""
+    """An index of images of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -53,13 +53,13 @@ def digits(each, classes):
 
 def once(arguments):
     """What a command is told, of settings that are there twice the last."""
-    told, place = {}, 0
+    log, place = {}, 0
     while place < len(arguments):
         word, *after = arguments[place : place + 2]
         paired = word.startswith("--") and after and not after[0].startswith("-")
-        told[word if paired else place] = [word, *after] if paired else [word]
+        log[word if paired else place] = [word, *after] if paired else [word]
         place += 2 if paired else 1
-    return [word for words in told.values() for word in words]
+    return [word for words in log.values() for word in words]
 
 
 def run(*arguments):
@@ -103,7 +103,7 @@ def bytes_of(folder, *names):
 
 @pytest.fixture(scope="module")
 def arrays(tmp_path_factory):
-    """Digits 0 to 7 as an .npz; the numbers of its pictures are their names."""
+    """Digits 0 to 7 as an .npz; the numbers of its images are their names."""
     path = tmp_path_factory.mktemp("data") / "digits.npz"
     pixels, labels = digits(EACH, CLASSES)
     np.savez(path, x=pixels, y=labels)
@@ -112,7 +112,7 @@ def arrays(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def truth(arrays):
-    """The class of each picture by its name."""
+    """The class of each image by its name."""
     labels = np.load(arrays)["y"]
     return {f"{row:03d}": int(label) for row, label in enumerate(labels)}
 
@@ -157,7 +157,7 @@ def test_a_discovery_leaves_every_file_that_was_promised(finished, mode):
     assert {"base-loss", "rank-statistics", "simgcd-1"} <= stages or mode == "ncd"
 
 
-def test_all_pictures_without_a_label_are_assigned_once_and_no_others(finished, truth):
+def test_all_images_without_a_label_are_assigned_once_and_no_others(finished, truth):
     found = rows(finished / "assignments.csv")
     paths = [row["path"] for row in found]
     assert paths == [name for name in truth if truth[name] >= KNOWN]
@@ -196,7 +196,7 @@ def test_the_table_of_classes_counts_the_assignments_and_has_room_for_names(fini
     assert len(novel) == strict_json(finished / "summary.json")["novel"]
 
 
-def test_every_class_with_pictures_has_a_sheet_that_can_be_opened(finished):
+def test_every_class_with_images_has_a_sheet_that_can_be_opened(finished):
     full = {row["cluster"] for row in rows(finished / "clusters.csv") if int(row["size"])}
     assert {path.stem for path in (finished / "classes").iterdir()} == full
     for path in [*(finished / "classes").iterdir(), *(finished / "plots").iterdir()]:
@@ -275,12 +275,12 @@ def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
     for scores in found["scores"].values():
         for each in scores:
             assert 0 <= each["low"] <= each["value"] <= each["high"] <= 1 or "ARI" in each["name"]
-            assert "pictures" in each["protocol"]
+            assert "images" in each["protocol"]
     assert set(found["agreement"]) == set(found["scores"]) - {"nearkin"}
 
 
 def held_out(encoder):
-    """The pictures that the encoder's run held out."""
+    """The images that the encoder's run held out."""
     from pyarrow import parquet
 
     table = parquet.read_table(encoder / "embeddings.parquet").to_pydict()
@@ -290,7 +290,7 @@ def held_out(encoder):
 
 
 def hungarian(true, found):
-    """Share of pictures in the class that the best one-to-one match gives their cluster."""
+    """Share of images in the class that the best one-to-one match gives their cluster."""
     classes, y = np.unique(true, return_inverse=True)
     names, x = np.unique(found, return_inverse=True)
     count = np.zeros((len(classes), len(names)), int)
@@ -311,7 +311,7 @@ def test_scores_follow_from_the_table_and_the_truth(finished, mode, truth, encod
         if (row["path"] in test) == (part == "held out")
     ]
     true, found = [truth[row["path"]] for row in scored], [row["cluster"] for row in scored]
-    if mode == "gcd" and part == "held out":  # pictures of known classes are matched as well
+    if mode == "gcd" and part == "held out":  # images of known classes are matched as well
         assert stated["value"] <= hungarian(true, found) + 1e-12
         return
     assert stated["value"] == pytest.approx(hungarian(true, found), abs=1e-12)
@@ -322,11 +322,11 @@ def test_scores_follow_from_the_table_and_the_truth(finished, mode, truth, encod
         assert stated["value"] > chance + 0.1
 
 
-def test_held_out_pictures_of_known_classes_are_scored_by_their_own_name(finished, encoder, truth):
+def test_held_out_images_of_known_classes_are_scored_by_their_own_name(finished, encoder, truth):
     scores = strict_json(finished / "summary.json")["scores"]["nearkin"]
     (known,) = (each for each in scores if each["name"] == "known classes, held out")
     held = [path for path in held_out(encoder) if truth[path] < KNOWN]
-    assert known["protocol"].startswith(f"{len(held)} held-out labeled pictures")
+    assert known["protocol"].startswith(f"{len(held)} held-out labeled images")
     assert round(known["value"] * len(held), 6) % 1 == 0
 
 
@@ -433,14 +433,14 @@ def test_a_discovery_that_is_killed_twice_ends_where_the_unbroken_one_ends(
     assert "resuming after step" in (broken / "train.log").read_text()
 
 
-# Pictures in files
+# Images in files
 
 
 def save(folder, pixels):
-    """Pictures as PNG files of these names."""
-    for name, picture in pixels.items():
+    """Images as PNG files of these names."""
+    for name, image in pixels.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(folder / name)
+        Image.fromarray(image).save(folder / name)
     return folder
 
 
@@ -453,9 +453,9 @@ def pixels():
 
 @pytest.fixture(scope="module")
 def flat(tmp_path_factory, pixels):
-    """All in one folder, without labels: digit 3's sixth picture is called 3-05.png."""
+    """All in one folder, without labels: digit 3's sixth image is called 3-05.png."""
     named = {f"{n}-{row:02d}.png": p for n, some in pixels.items() for row, p in enumerate(some)}
-    return save(tmp_path_factory.mktemp("flat") / "pictures", named)
+    return save(tmp_path_factory.mktemp("flat") / "images", named)
 
 
 def table(path, written):
@@ -466,14 +466,14 @@ def table(path, written):
 
 @pytest.fixture(scope="module")
 def labels(tmp_path_factory, flat):
-    """A table that labels half of the pictures of digits 0, 1 and 2."""
+    """A table that labels half of the images of digits 0, 1 and 2."""
     written = [(f"{n}-{row:02d}.png", f"digit {n}") for n in range(3) for row in range(8)]
     return table(tmp_path_factory.mktemp("labels") / "labels.csv", written)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, flat, labels, encoder):
-    """A discovery of pictures in a folder, with a table of labels; read, never written."""
+    """A discovery of images in a folder, with a table of labels; read, never written."""
     out = tmp_path_factory.mktemp("runs") / "run"
     copies = out.parent / "copies"
     settings = ["--labeled", labels, "--from", encoder, *LEAST, "--epochs", 20]
@@ -485,7 +485,7 @@ def names(run_folder):
     return {row["path"] for row in rows(run_folder / "assignments.csv")}
 
 
-def test_pictures_may_be_labeled_by_a_table(found, flat):
+def test_images_may_be_labeled_by_a_table(found, flat):
     everything = {path.name for path in flat.iterdir()}
     labeled = {f"{n}-{row:02d}.png" for n in range(3) for row in range(8)}
     assert names(found) == everything - labeled
@@ -495,7 +495,7 @@ def test_pictures_may_be_labeled_by_a_table(found, flat):
     assert set(summary["scores"]["nearkin"][0]) == {"name", "value", "low", "high", "protocol"}
 
 
-def test_pictures_may_be_labeled_by_class_folders_inside_the_data(pixels, encoder, tmp_path):
+def test_images_may_be_labeled_by_class_folders_inside_the_data(pixels, encoder, tmp_path):
     data = tmp_path / "data"
     for number in range(3):
         save(
@@ -511,7 +511,7 @@ def test_pictures_may_be_labeled_by_class_folders_inside_the_data(pixels, encode
     assert strict_json(out / "summary.json")["known"] == ["digit 0", "digit 1", "digit 2"]
 
 
-def test_pictures_may_be_labeled_by_class_folders_outside_and_copies_are_recognized(
+def test_images_may_be_labeled_by_class_folders_outside_and_copies_are_recognized(
     pixels, flat, encoder, tmp_path
 ):
     """Of each class, four files are copies of the data and two are not."""
@@ -551,8 +551,8 @@ def test_a_discovery_with_copies_can_be_asked_for_again(found, flat, labels, enc
     assert "error" not in capsys.readouterr().err
 
 
-def test_pictures_that_cannot_be_read_are_listed_and_not_assigned(flat, labels, encoder, tmp_path):
-    data = shutil.copytree(flat, tmp_path / "pictures")
+def test_images_that_cannot_be_read_are_listed_and_not_assigned(flat, labels, encoder, tmp_path):
+    data = shutil.copytree(flat, tmp_path / "images")
     whole = (data / "4-00.png").read_bytes()
     (data / "cut.png").write_bytes(whole[: len(whole) * 2 // 3])
     (data / "text.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
@@ -568,7 +568,7 @@ def test_pictures_that_cannot_be_read_are_listed_and_not_assigned(flat, labels, 
 def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(pixels, tmp_path):
     """Nor does it see what is held out."""
     some = {f"{n}-{row}.png": p for n in range(4) for row, p in enumerate(pixels[n][:6])}
-    data = save(tmp_path / "pictures", some)
+    data = save(tmp_path / "images", some)
     written = [(f"{n}-{row}.png", n) for n in (0, 1) for row in range(4)]
     labeled = table(tmp_path / "labels.csv", written)
     out = tmp_path / "run"
@@ -582,11 +582,11 @@ def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(pixels, tm
     assert own.stat().st_size == pytest.approx(kept.stat().st_size, rel=0.01)
 
 
-# New pictures
+# New images
 
 
 def close(one, other):
-    """Whether rows say the same of each picture, but for rounding."""
+    """Whether rows say the same of each image, but for rounding."""
     assert [row["path"] for row in one] == [row["path"] for row in other]
     assert [row["cluster"] for row in one] == [row["cluster"] for row in other]
     for name in ("score", "margin", "entropy"):
@@ -594,7 +594,7 @@ def close(one, other):
         np.testing.assert_allclose(a, b, atol=2e-4)
 
 
-def test_pictures_of_a_discovery_are_assigned_as_they_were(found, flat, tmp_path, capsys):
+def test_images_of_a_discovery_are_assigned_as_they_were(found, flat, tmp_path, capsys):
     table = tmp_path / "again.csv"
     assert run("assign", found, flat, "-o", table) == 0
     everything = rows(table)
@@ -608,7 +608,7 @@ def test_pictures_of_a_discovery_are_assigned_as_they_were(found, flat, tmp_path
     assert counted == Counter(row["cluster"] for row in everything)
 
 
-def test_pictures_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are_listed(
+def test_images_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are_listed(
     found, flat, tmp_path, capsys
 ):
     data = tmp_path / "others"
@@ -632,17 +632,17 @@ def test_pictures_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are
     close(mine, [expected[row["path"]] for row in mine])
 
 
-def test_a_single_picture_can_be_assigned(found, flat, tmp_path, capsys):
+def test_a_single_image_can_be_assigned(found, flat, tmp_path, capsys):
     (tmp_path / "one").mkdir()
     shutil.copy(flat / "3-00.png", tmp_path / "one")
     assert run("assign", found, tmp_path / "one", "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)
     expected = {each["path"]: each for each in rows(found / "assignments.csv")}["3-00.png"]
     assert (row["path"], row["cluster"]) == ("3-00.png", expected["cluster"])
-    assert row["purity"] is None  # there is no other picture
+    assert row["purity"] is None  # there is no other image
 
 
-def test_new_pictures_are_copied_into_their_classes(found, flat, tmp_path):
+def test_new_images_are_copied_into_their_classes(found, flat, tmp_path):
     copies = tmp_path / "sorted"
     assert run("assign", found, flat, "-o", tmp_path / "new.csv", "--copy-to", copies) == 0
     for row in rows(tmp_path / "new.csv"):
@@ -650,7 +650,7 @@ def test_new_pictures_are_copied_into_their_classes(found, flat, tmp_path):
         assert copy.read_bytes() == (flat / row["path"]).read_bytes()
 
 
-def test_new_pictures_none_of_which_can_be_read_are_refused(found, flat, tmp_path, capsys):
+def test_new_images_none_of_which_can_be_read_are_refused(found, flat, tmp_path, capsys):
     (tmp_path / "bad").mkdir()
     whole = (flat / "4-00.png").read_bytes()
     (tmp_path / "bad" / "cut.png").write_bytes(whole[: len(whole) * 2 // 3])
@@ -681,9 +681,9 @@ def test_without_a_finished_discovery_nothing_is_assigned(encoder, flat, tmp_pat
 
 
 def test_assigning_does_not_replace_the_data(found, flat, tmp_path, capsys):
-    data = shutil.copytree(flat, tmp_path / "pictures")
-    listed = tmp_path / "pictures.csv"
-    listed.write_text("path\n" + "\n".join(f"pictures/{p.name}" for p in data.iterdir()) + "\n")
+    data = shutil.copytree(flat, tmp_path / "images")
+    listed = tmp_path / "images.csv"
+    listed.write_text("path\n" + "\n".join(f"images/{p.name}" for p in data.iterdir()) + "\n")
     before = listed.read_bytes()
     code, _ = refused(capsys, "assign", found, listed, "-o", listed)
     assert code == 2
@@ -717,7 +717,7 @@ def core_of(run_folder, cluster):
 
 
 def be_sure(run_folder):
-    """Flag the pictures of the largest novel class as core, as a longer training would."""
+    """Flag the images of the largest novel class as core, as a longer training would."""
     found = rows(run_folder / "assignments.csv")
     novel = Counter(row["cluster"] for row in found if row["cluster"].startswith("new-"))
     (cluster, _), *_ = novel.most_common(1)
@@ -760,7 +760,7 @@ def finished_by_hand(folder, written, named):
     return folder
 
 
-def test_only_sure_pictures_of_named_classes_are_accepted(tmp_path):
+def test_only_sure_images_of_named_classes_are_accepted(tmp_path):
     written = [("1.png", "new-1", "core"), ("2.png", "new-1", "border"), ("3.png", "new-2", "core"),
                ("4.png", "new-3", "core"), ("5.png", "new-3", "")]  # fmt: skip
     folder = finished_by_hand(
@@ -770,9 +770,7 @@ def test_only_sure_pictures_of_named_classes_are_accepted(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["-1.png", "+1.png", "=1.png", "@1.png", "'1.png", "'-1.png"])
-def test_pictures_with_names_that_a_spreadsheet_would_take_for_formulas_are_accepted(
-    path, tmp_path
-):
+def test_images_with_names_that_a_spreadsheet_would_take_for_formulas_are_accepted(path, tmp_path):
     folder = finished_by_hand(tmp_path / "run", [(path, "new-1", "core")], [("new-1", "cat")])
     assert accepted(folder) == {path: "cat"}
 
@@ -793,8 +791,8 @@ def test_what_cannot_be_accepted_is_refused(found, flat, encoder, tmp_path, caps
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, pixels):
-    """Class folders of which some pictures of every class lie below."""
-    root = tmp_path_factory.mktemp("folders") / "pictures"
+    """Class folders of which some images of every class lie below."""
+    root = tmp_path_factory.mktemp("folders") / "images"
     for number, label in enumerate(("cat", "dog", "eel", "fox")):
         save(root / label, {f"{row}.png": p for row, p in enumerate(pixels[number][:8])})
     return root
@@ -858,14 +856,14 @@ def test_labels_of_files_that_do_not_exist_are_refused(flat, tmp_path, capsys):
     assert not (tmp_path / "run" / "stages").exists()
 
 
-def test_known_classes_among_the_unlabeled_pictures_are_refused_where_all_are_to_be_novel(
+def test_known_classes_among_the_unlabeled_images_are_refused_where_all_are_to_be_novel(
     flat, labels, tmp_path, capsys
 ):
     truth = table(tmp_path / "truth.csv", [(p.name, f"digit {p.name[0]}") for p in flat.iterdir()])
     settings = ["--labeled", labels, "--truth", truth, "--mode", "ncd", "-q"]
     code, line = refused(capsys, "discover", flat, "-o", tmp_path / "run", *settings)
     assert code == 3
-    assert "24 unlabeled pictures are of known classes" in line
+    assert "24 unlabeled images are of known classes" in line
     assert "--mode gcd" in line
     assert not (tmp_path / "run" / "stages").exists()
 
@@ -926,7 +924,7 @@ def test_settings_of_another_discovery_are_not_resumed(found, flat, labels, enco
 # All of a network
 
 
-def test_parts_of_a_network_may_learn_and_new_pictures_are_sorted_by_what_was_learned(
+def test_parts_of_a_network_may_learn_and_new_images_are_sorted_by_what_was_learned(
     folders, encoder, tmp_path
 ):
     out = tmp_path / "run"

@@ -4,22 +4,22 @@ import numpy as np
 import torch
 
 from nearkin.config import DiscoverConfig
-from nearkin.discovery.data import open_material
+from nearkin.discovery.data import open_discovery_data
 from nearkin.discovery.ground import Preparation
 from nearkin.run.folder import RunFolder
-from nearkin.run.reporter import Logged, Silent
+from nearkin.run.reporter import Logger, Silent
 from nearkin.types import UNKNOWN
 
 
-def test_labels_of_held_out_pictures_are_kept_from_all_that_learns(tmp_path):
+def test_labels_of_held_out_images_are_kept_from_all_that_learns(tmp_path):
     """The material keeps them: they are what known classes are scored by."""
     data, names = tmp_path / "data.npz", np.array(["cat", "dog", "eel", "fox"])
     pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
     np.savez(data, x=pixels, y=names[np.arange(40) % 4])
     config = DiscoverConfig(known="cat,dog", classes=2, val=0.25)
-    material = open_material(str(data), config)
-    with Logged(Silent(), tmp_path / "log") as told:
-        laying = Preparation(str(data), config, RunFolder(tmp_path), torch.device("cpu"), told)
+    material = open_discovery_data(str(data), config)
+    with Logger(Silent(), tmp_path / "log") as log:
+        laying = Preparation(str(data), config, RunFolder(tmp_path), torch.device("cpu"), log)
         task = laying._task(material, None)
     learned, held_out = material.parts.train_rows, material.parts.test_rows
     assert set(material.label[held_out].tolist()) == {0, 1, UNKNOWN}

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig, read_toml
-from nearkin.discovery.data import Task, open_material
+from nearkin.discovery.data import DiscoveryTask, open_discovery_data
 from nearkin.discovery.stages import class_stage, known_stage
 from nearkin.discovery.trials import MODE_METHOD, folds, strength_options
-from nearkin.discovery.trunk import LiveTrunk
+from nearkin.discovery.trunk import FinetunedEncoder
 from nearkin.evaluation.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.settings.options import checked_options, method_options
@@ -21,7 +21,7 @@ from nearkin.training.loop import steps
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(ROOT.glob("recipes/discovery/*.toml"))
 PER_CLASS = {"cifar10": 5000}
-"""Training pictures of each class, by the data set that a recipe is called after."""
+"""Training images of each class, by the data set that a recipe is called after."""
 DROPS = {"cifar10": 170}
 """The epoch, from 0, at which the rate of its last stage drops, as its source has it."""
 SIDE, EACH, CPU = 32, 8, torch.device("cpu")
@@ -72,7 +72,7 @@ def test_a_recipe_fits_its_data_set_as_it_stands_and_with_classes_hidden(path):
 
 
 def small(path):
-    """A recipe for a few pictures: of each batch and queue, as much as they fill."""
+    """A recipe for a few images: of each batch and queue, as much as they fill."""
     settings = read_toml(path, DiscoverConfig)
     options = settings.pop("options")
     sizes = {key: min(value, 8) for key, value in options.items() if type(value) is int}
@@ -83,18 +83,18 @@ def small(path):
 
 @pytest.fixture
 def learning(path, tmp_path):
-    """The last stage of a recipe, on a few pictures of noise."""
+    """The last stage of a recipe, on a few images of noise."""
     config, (known, novel) = small(path), classes_of(path)
     names = [*known, *(f"new {number}" for number in range(novel))]
     pixels = np.random.default_rng(0).integers(0, 256, (len(names) * EACH, SIDE, SIDE, 3))
     np.savez(tmp_path / "data.npz", x=pixels.astype(np.uint8), y=np.repeat(names, EACH))
-    material = open_material(str(tmp_path / "data.npz"), config)
+    material = open_discovery_data(str(tmp_path / "data.npz"), config)
     name = read_toml(ROOT / "recipes" / path.stem / "rotnet.toml")["backbone"]
     torch.manual_seed(0)
     encoder = Encoder(build_backbone(name, SIDE), SIDE, {})
     looking = config.augment, config.num_views, config.trained, config.seed, CPU, 0
-    trunk = LiveTrunk(encoder, material.images, *looking)
-    task = Task(material.label, material.parts.train_rows, len(material.classes), novel)
+    trunk = FinetunedEncoder(encoder, material.images, *looking)
+    task = DiscoveryTask(material.label, material.parts.train_rows, len(material.classes), novel)
     assert (task.num_known, len(task.labeled)) == (len(known), len(known) * EACH)
     shared = ("epochs", "drops", "augment", "batch_size", "seed")
     base = TrainConfig(**{name: getattr(config, name) for name in shared}, precision="fp32")

@@ -16,7 +16,7 @@ from nearkin.measures.matching import cluster_accuracy, match, right
 
 def values(of, truth, found, num_known):
     """The last word of each score's name, and its value."""
-    given = of(np.array(truth), np.array(found), num_known=num_known, pictures="pictures")
+    given = of(np.array(truth), np.array(found), num_known=num_known, images="images")
     return {name.split()[-1]: value for name, value, *_ in given}
 
 
@@ -41,7 +41,7 @@ def namings(clusters, classes):
 
 
 def rights(pairs, naming):
-    """How many pictures are right under a naming."""
+    """How many images are right under a naming."""
     return sum(naming.get(c) == y for y, c in pairs)
 
 
@@ -138,7 +138,7 @@ def test_more_freedom_to_name_never_lowers_an_accuracy(pairs, num_known):
 
 @settings(max_examples=40)
 @given(pairs, st.integers(0, 4), st.randoms(use_true_random=False))
-def test_putting_a_wrong_picture_right_raises_the_accuracy(pairs, num_known, random):
+def test_putting_a_wrong_image_right_raises_the_accuracy(pairs, num_known, random):
     truth, found = (np.array(column) for column in zip(*pairs))
     for of, matched in ((gcd, joint_match), (task_agnostic, novel_match)):
         naming = matched(truth, found, num_known)
@@ -157,16 +157,16 @@ def test_known_classes_keep_their_numbers_only_where_the_protocol_says_so():
     assert gcd(truth, found, 2) == {"all": 1, "known": 1, "novel": 1}
 
 
-def test_known_pictures_in_novel_clusters_have_no_say_in_the_task_agnostic_match():
+def test_known_images_in_novel_clusters_have_no_say_in_the_task_agnostic_match():
     truth, found = [0] * 9 + [1, 1, 2], [1] * 9 + [1, 1, 2]
     assert task_agnostic(truth, found, 1) == {"all": 0.25, "known": 0, "novel": 1}
 
 
-def test_a_novel_picture_in_a_known_class_is_an_error_even_if_it_is_a_pure_one():
+def test_a_novel_image_in_a_known_class_is_an_error_even_if_it_is_a_pure_one():
     assert task_aware([1, 1, 2, 2], [0, 0, 2, 2], num_known=1)["accuracy"] == 0.5
 
 
-def test_task_aware_scores_are_of_novel_pictures_and_clusterings_as_such():
+def test_task_aware_scores_are_of_novel_images_and_clusterings_as_such():
     generator = np.random.default_rng(0)
     truth = generator.integers(6, size=300)
     found = np.where(generator.random(300) < 0.6, truth, generator.integers(2, 7, size=300))
@@ -179,17 +179,17 @@ def test_task_aware_scores_are_of_novel_pictures_and_clusterings_as_such():
     assert task_aware([0, 0, 1, 1], [5, 5, 5, 5]) == {"accuracy": 0.5, "NMI": 0, "ARI": 0}
 
 
-def test_pictures_without_a_true_class_are_left_out_and_counted():
+def test_images_without_a_true_class_are_left_out_and_counted():
     truth, found = np.array([-1, 2, 0, 3, -1, 2]), np.array([2, 2, 0, 2, 0, 2])
     first = {}
     for of in (scores.task_aware, scores.task_agnostic, scores.gcd):
-        name, value, _, _, protocol = of(truth, found, num_known=1, pictures="test pictures")[0]
+        name, value, _, _, protocol = of(truth, found, num_known=1, images="test images")[0]
         first[name] = value, protocol.split(";")[0]
-    left_out = "4 test pictures (2 without a true class left out)"
+    left_out = "4 test images (2 without a true class left out)"
     assert first == {
         "task-aware accuracy": (
             2 / 3,
-            "3 test pictures (2 without a true class and 1 of known classes left out)",
+            "3 test images (2 without a true class and 1 of known classes left out)",
         ),
         "task-agnostic accuracy, all": (0.75, left_out),
         "GCD accuracy, all": (0.75, left_out),
@@ -199,18 +199,18 @@ def test_pictures_without_a_true_class_are_left_out_and_counted():
 def test_every_protocol_says_how_clusters_were_named_and_what_the_interval_means():
     truth = found = np.array([0, 1, 2])
     for of in (scores.task_aware, scores.task_agnostic, scores.gcd):
-        *_, protocol = of(truth, found, num_known=1, pictures="pictures")[0]
+        *_, protocol = of(truth, found, num_known=1, images="images")[0]
         assert "one Hungarian match" in protocol
         assert "surplus clusters are errors, match anew in each draw" in protocol
-        assert protocol.endswith("interval as if pictures were independent, model fixed")
+        assert protocol.endswith("interval as if images were independent, model fixed")
 
 
 @pytest.mark.parametrize("of", [scores.task_aware, scores.task_agnostic, scores.gcd])
-def test_parts_without_pictures_have_no_score(of):
+def test_parts_without_images_have_no_score(of):
     none = np.zeros(0, dtype=int)
-    assert of(none, none, num_known=2, pictures="pictures") == []
-    assert of(np.array([-1, -1]), np.array([0, 3]), num_known=2, pictures="pictures") == []
-    (name, *_), *others = of(np.array([3]), np.array([5]), num_known=2, pictures="pictures")
+    assert of(none, none, num_known=2, images="images") == []
+    assert of(np.array([-1, -1]), np.array([0, 3]), num_known=2, images="images") == []
+    (name, *_), *others = of(np.array([3]), np.array([5]), num_known=2, images="images")
     assert (name.split(",")[0].split()[-1], len(others)) == (
         "accuracy",
         2 if "aware" in name else 1,
@@ -222,7 +222,7 @@ def test_intervals_match_the_clusters_of_each_draw_anew(monkeypatch):
     generator = np.random.default_rng(1)
     truth = generator.integers(5, size=60)
     found = np.where(generator.random(60) < 0.5, truth, generator.integers(5, size=60))
-    _, value, low, high, _ = scores.task_aware(truth, found, num_known=0, pictures="", seed=3)[0]
+    _, value, low, high, _ = scores.task_aware(truth, found, num_known=0, images="", seed=3)[0]
 
     def plain(rows):
         return cluster_accuracy(truth[rows], found[rows])[0]
@@ -236,7 +236,7 @@ def test_intervals_match_the_clusters_of_each_draw_anew(monkeypatch):
 
 def test_intervals_of_rare_parts_are_finite_and_hold_the_value():
     truth, found = np.array([0] + [1, 2] * 10), np.array([0] + [1, 1, 2, 2] * 5)
-    for name, value, low, high, _ in scores.gcd(truth, found, num_known=1, pictures="pictures"):
+    for name, value, low, high, _ in scores.gcd(truth, found, num_known=1, images="images"):
         assert 0 <= low <= value <= high <= 1, name
 
 
@@ -272,10 +272,10 @@ def test_a_class_without_a_cluster_comes_last_and_has_no_recall():
     assert table.classes.tolist() == [2, 4, 3]
     assert table.clusters.tolist() == [7, 6]
     assert table.recall.tolist() == [1, 1, 0]
-    assert table.class_of == {7: 2, 6: 4}  # known classes that no picture is of are not listed
+    assert table.class_of == {7: 2, 6: 4}  # known classes that no image is of are not listed
 
 
-def test_a_match_without_a_common_picture_is_not_shown():
+def test_a_match_without_a_common_image_is_not_shown():
     truth, found = np.array([0, 0, 1]), np.array([3, 3, 3])
     crossed = np.array([0, 1, 1, 1]), np.array([5, 5, 6, 6])
     assert confusion(truth, found, {3: 1, 9: 0}).class_of == {3: 1}

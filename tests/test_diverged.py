@@ -130,8 +130,8 @@ def test_the_first_parameter_with_such_a_gradient_is_named():
 def diverged(tmp_path_factory):
     """A run that a learning rate beyond reason has made diverge."""
     folder = tmp_path_factory.mktemp("diverged")
-    pictures = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
-    np.savez(folder / "data.npz", x=pictures)
+    images = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+    np.savez(folder / "data.npz", x=images)
     config = TrainConfig(
         method="barlow_twins", backbone="tiny", epochs=30, batch_size=16, optimizer="sgd",
         lr=1e9, warmup=0.5, save_every=1, precision="fp32", evaluate_every=0,
@@ -161,7 +161,7 @@ def test_a_replay_repeats_the_step_and_names_the_layer(diverged):
 
 
 def test_a_replay_asks_for_a_run_that_diverged(tmp_path):
-    pictures = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
-    train(pictures, TrainConfig(backbone="tiny", epochs=1, batch_size=16), out=tmp_path / "run")
+    images = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+    train(images, TrainConfig(backbone="tiny", epochs=1, batch_size=16), out=tmp_path / "run")
     with pytest.raises(UsageError, match="has not diverged, so there is nothing to replay"):
-        replay(tmp_path / "run", pictures)
+        replay(tmp_path / "run", images)

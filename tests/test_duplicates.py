@@ -1,4 +1,4 @@
-"""Copies are found however they were saved, and pictures that merely resemble are not merged."""
+"""Copies are found however they were saved, and images that merely resemble are not merged."""
 
 import io
 import os
@@ -21,7 +21,7 @@ CALTECH = Path(__file__).parents[2] / "shared" / "data" / "caltech99" / "caltech
 def photographs():
     """2,772 real photographs and drawings of 99 classes."""
     if not CALTECH.exists():
-        pytest.skip("the real pictures are not here")
+        pytest.skip("the real images are not here")
     return open_images(CALTECH, cache=False)
 
 
@@ -57,8 +57,8 @@ def test_copies_of_real_photographs_are_found(photographs, tmp_path):
         (folder / "original.jpg").write_bytes(original)
         (folder / "same.jpg").write_bytes(original)
         for name, change in CHANGES.items():
-            picture, options = change(decode(original))
-            picture.save(folder / name, **options)
+            image, options = change(decode(original))
+            image.save(folder / name, **options)
     planted = open_images(tmp_path, cache=False)
     found = duplicates(planted)
     originals = np.array([name.split("/")[0] for name in planted.names])
@@ -91,7 +91,7 @@ def test_the_pairs_found_are_all_there_are(photographs, found):
     assert (found.groups[sure[:, 0]] == found.groups[sure[:, 1]]).all()
 
 
-def test_plain_pictures_are_merged_only_if_they_are_the_same_file(tmp_path):
+def test_plain_images_are_merged_only_if_they_are_the_same_file(tmp_path):
     for level in range(0, 250, 25):
         Image.new("RGB", (100, 100), (level, level, level)).save(tmp_path / f"{level}.png")
     (tmp_path / "copy.png").write_bytes((tmp_path / "0.png").read_bytes())
@@ -124,7 +124,7 @@ def test_thousands_of_equal_views_become_one_group():
     assert found.num_exact == len(x) - 256
 
 
-def test_the_groups_that_pictures_had_are_kept_and_merged():
+def test_the_groups_that_images_had_are_kept_and_merged():
     x = np.random.default_rng(0).integers(0, 256, (6, 8, 8), dtype=np.uint8)
     x[5] = x[0]
     images = replace(open_images(x), groups=np.array([9, 7, 7, 3, 9, 2]))
@@ -133,7 +133,7 @@ def test_the_groups_that_pictures_had_are_kept_and_merged():
     assert found.num_near == 0
 
 
-def test_a_picture_that_has_become_unreadable_is_alone(tmp_path):
+def test_a_image_that_has_become_unreadable_is_alone(tmp_path):
     file = io.BytesIO()
     Image.new("RGB", (90, 90)).save(file, "PNG")
     for name in ("a.png", "b.png", "c.png"):
@@ -184,7 +184,7 @@ def test_without_a_cache_nothing_is_remembered_and_a_damaged_one_costs_nothing(t
     assert same(duplicates(open_images(tmp_path)), first)
 
 
-def test_memory_is_bounded_though_all_pictures_are_alike():
+def test_memory_is_bounded_though_all_images_are_alike():
     base = np.random.default_rng(0).integers(0, 240, (16, 16, 3), dtype=np.uint8)
     x = np.repeat(base[None], 6000, axis=0)
     flat = x.reshape(6000, -1)
@@ -200,7 +200,7 @@ def test_memory_is_bounded_though_all_pictures_are_alike():
     assert peak < 70e6
 
 
-def test_a_picture_that_is_readable_again_is_looked_at_again(tmp_path):
+def test_a_image_that_is_readable_again_is_looked_at_again(tmp_path):
     for name in ("a", "b"):
         noise(0).save(tmp_path / f"{name}.png")
     images = open_images(tmp_path)

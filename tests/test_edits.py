@@ -78,7 +78,7 @@ def test_merged_classes_are_one_to_a_second_round(folder):
     }
 
 
-def test_split_pictures_are_a_class_and_sure_to_be_of_it(folder):
+def test_split_images_are_a_class_and_sure_to_be_of_it(folder):
     assert split_off(folder, {"c", "e", "g\udcff"}, "violas") == "new-4"
     assert accepted(folder.path) == dict.fromkeys(["c", "e", "g\udcff"], "violas")
     assert column(folder.clusters, "cluster") == [
@@ -227,7 +227,7 @@ def full(_):
 
 
 @pytest.mark.parametrize("synced", range(6))
-def test_no_picture_is_without_a_class_whenever_it_ends(folder, monkeypatch, synced):
+def test_no_image_is_without_a_class_whenever_it_ends(folder, monkeypatch, synced):
     """Each file is synced before it gets its name, and that may be the last thing that is done."""
     sync, left = os.fsync, [None] * synced
     monkeypatch.setattr(

@@ -100,7 +100,7 @@ label_free = pytest.mark.parametrize("name", LABEL_FREE)
 def test_it_learns(name):
     """Views of an image come closer to each other than to those of other images.
 
-    To RotNet all pictures are one that stands upright. Losses need not fall: targets move, and centering raises the entropy of DINO's.
+    To RotNet all images are one that stands upright. Losses need not fall: targets move, and centering raises the entropy of DINO's.
     """
     method = small(name)
     before = likeness(method)

@@ -53,7 +53,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data):
-    """A run; its data are a folder, a row per picture."""
+    """A run; its data are a folder, a row per image."""
     out = tmp_path_factory.mktemp("runs") / "run"
     settings = {"epochs": 1, "batch-size": 8, "backbone": "tiny", "image-size": 32, "workers": 0}
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
@@ -109,7 +109,7 @@ class Page:
         assert answer.status == status
         return content
 
-    def picture(self, target):
+    def image(self, target):
         return Image.open(io.BytesIO(self.get(target)), formats=["WEBP"])
 
     def post(self, target, said, status=200):
@@ -133,8 +133,8 @@ def exploring(run, *options, cache):
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "NO_COLOR": "1"}
     environment["PYTHONPATH"] = str(Path(nearkin.__file__).parents[1])
     command = [sys.executable, "-m", "nearkin", "explore", str(run), *options]
-    told = {"stderr": subprocess.PIPE, "text": True, "env": environment}
-    with subprocess.Popen(command, **told, preexec_fn=_heeding_signals) as process:
+    log = {"stderr": subprocess.PIPE, "text": True, "env": environment}
+    with subprocess.Popen(command, **log, preexec_fn=_heeding_signals) as process:
         try:
             url = process.stderr.readline().strip()
             assert url.startswith("open "), url + process.stderr.read()
@@ -147,8 +147,8 @@ def exploring(run, *options, cache):
 def ended(page, signal_):
     """The exit code, and what has been printed since the address."""
     page.process.send_signal(signal_)
-    _, told = page.process.communicate(timeout=LIMIT)
-    return page.process.returncode, told
+    _, log = page.process.communicate(timeout=LIMIT)
+    return page.process.returncode, log
 
 
 @pytest.fixture(scope="module")
@@ -174,18 +174,18 @@ def test_the_page_is_shown_as_one_with_a_server(page):
     assert HOSTILE not in shown
 
 
-def test_pictures_are_shown_upright_and_no_larger_than_a_screen(page):
-    upright = page.picture("/picture/0")
+def test_images_are_shown_upright_and_no_larger_than_a_screen(page):
+    upright = page.image("/image/0")
     assert upright.size == (800, 1600)
     assert upright.getpixel((400, 100))[0] > 200 > 50 > upright.getpixel((400, 100))[2]
     assert upright.getpixel((400, 1500))[2] > 200
     assert "exif" not in upright.info
-    assert page.picture("/picture/4").size == (96, 72)
-    assert page.picture("/thumbnail/0").size == (96, 96)
-    page.get("/picture/14", status=404)
+    assert page.image("/image/4").size == (96, 72)
+    assert page.image("/thumbnail/0").size == (96, 96)
+    page.get("/image/14", status=404)
 
 
-def test_a_picture_is_most_similar_to_itself_and_its_copy(page, data):
+def test_a_image_is_most_similar_to_itself_and_its_copy(page, data):
     found = page.post("/search", (data / "03.png").read_bytes())
     names = [near["name"] for near in found["neighbors"]]
     assert set(names[:2]) == {"03.png", HOSTILE}
@@ -205,7 +205,7 @@ def test_a_picture_is_most_similar_to_itself_and_its_copy(page, data):
 @pytest.mark.parametrize(
     "hostile", [b"", b"GIF89a", b"<svg onload=alert(1)>", b"%!PS\n", b"\0" * 10**6]
 )
-def test_what_is_no_picture_is_not_searched_for(page, hostile):
+def test_what_is_no_image_is_not_searched_for(page, hostile):
     assert "cannot be read" in page.refused("/search", hostile, 400)
 
 
@@ -235,10 +235,10 @@ def test_nothing_is_changed_while_another_command_writes(page, explored):
     assert page.get("/classes") == before
 
 
-def test_pictures_are_copied_by_class_into_the_run_and_nowhere_else(page, explored, data):
+def test_images_are_copied_by_class_into_the_run_and_nowhere_else(page, explored, data):
     exports = explored[0] / "exports"
     copied = page.post("/export", {"folder": "all", "numbers": None})
-    assert copied == {"folder": str(exports / "all"), "pictures": 14}
+    assert copied == {"folder": str(exports / "all"), "images": 14}
     assert {path.name for path in (exports / "all").iterdir()} == {"new-1", "new-2", "unlabeled"}
     assert len(list((exports / "all" / "new-2").iterdir())) == 6
     assert (exports / "all/unlabeled/00.jpg").read_bytes() == (data / "00.jpg").read_bytes()
@@ -259,7 +259,7 @@ def test_a_run_may_be_a_strangers_and_be_deleted_while_it_is_shown(run, tmp_path
         shown = page.get("/")
         shutil.rmtree(run)
         assert page.get("/") == shown
-        assert page.picture("/picture/4").size == (96, 72)
+        assert page.image("/image/4").size == (96, 72)
         for name in ("/name", "/search"):
             assert page.refused(name, {"cluster": "new-1", "name": "x"}, 400)
         assert json.loads(page.get("/classes"))["editable"] is False

@@ -22,7 +22,7 @@ import nearkin
 from nearkin.data.images import open_images
 from nearkin.report.page.charts import line_chart, round_ticks
 from nearkin.report.page.page import Html, element, text
-from nearkin.report.page.report import Chart, ClassView, Confusion, Picture, Report, Table
+from nearkin.report.page.report import Chart, ClassView, Confusion, Report, Table, Tile
 from nearkin.report.page.sections import discovery_page
 from nearkin.report.thumbnails import thumbnails
 
@@ -45,8 +45,8 @@ HOSTILE = [
 
 def report(name="cat", uri=DOT):
     """A report with every part, in which every string from outside is `name`."""
-    picture = Picture(name, uri, 0.9876)
-    view = ClassView(name, 30, picture, (picture,) * 3, (picture,), 0.5, 0.25, -0.125, "", (name,))
+    image = Tile(name, uri, 0.9876)
+    view = ClassView(name, 30, image, (image,) * 3, (image,), 0.5, 0.25, -0.125, "", (name,))
     view = replace(view, truth=name)
     points = [(number, 0.1 * number) for number in range(2, 6)]
     return Report(
@@ -124,7 +124,7 @@ PAGES = {
     "bare": bare(),
     "disjoint": bare(mode="ncd", novel=(ClassView("new-1", 1),), interval=(1, 1)),
     "empty class": bare(novel=(ClassView("new-1", 0), ClassView("new-2", 1, score=float("nan")))),
-    "no pictures": bare(num_unlabeled=0),
+    "no images": bare(num_unlabeled=0),
 }
 every_page = pytest.mark.parametrize("given_", PAGES.values(), ids=PAGES)
 
@@ -191,7 +191,7 @@ def test_nothing_is_loaded_run_or_sent(given_):
 
 
 @every_page
-def test_the_policy_allows_this_style_and_pictures_in_the_page_and_nothing_else(given_):
+def test_the_policy_allows_this_style_and_images_in_the_page_and_nothing_else(given_):
     page = discovery_page(given_)
     (policy,) = (
         meta["content"]
@@ -231,7 +231,7 @@ def test_pages_can_be_used_without_eyes_or_a_mouse(given_):
     assert len(read.of("main")) == len(read.of("h1")) == 1
     levels = [int(tag[1]) for tag, _ in read.elements if re.fullmatch(r"h\d", tag)]
     assert all(after <= before + 1 for before, after in pairwise(levels))
-    assert all("alt" in picture for picture in read.of("img"))
+    assert all("alt" in image for image in read.of("img"))
     assert all(cell["scope"] in ("row", "col") for cell in read.of("th"))
     assert len(read.of("caption")) == len(read.of("table"))
     assert all(
@@ -251,7 +251,7 @@ def test_every_link_leads_somewhere_on_the_page(given_):
     assert sections == [target[1:] for target in read.values("href")[: len(sections)]]
 
 
-def test_the_picture_of_a_class_is_shown_large_and_all_others_with_their_scores():
+def test_the_image_of_a_class_is_shown_large_and_all_others_with_their_scores():
     read = Read(discovery_page(report()))
     assert len(read.of("figure")) == 2
     assert len(read.of("img")) == 2 * (1 + 1 + 3 + 1)  # overview, medoid, core, border
@@ -279,7 +279,7 @@ def test_the_first_paragraph_says_what_was_asked_and_found():
     )
     (lead,) = [said for said in Read(discovery_page(found)).said("p") if "came" in said]
     assert lead == (
-        "1 picture came with a label, of 14 known classes (k0, k1, k2, k3, k4, k5, k6, k7, k8, "
+        "1 image came with a label, of 14 known classes (k0, k1, k2, k3, k4, k5, k6, k7, k8, "
         "k9, k10, k11 and 2 more); 1,200 came without. Of these, 1,150 were sorted into 2 new "
         "classes, and 50 looked like one of the known classes. The number of new classes was "
         "chosen by silhouette; it may be anything from 2 to 4."
@@ -304,7 +304,7 @@ def test_new_classes_come_before_known_ones_which_can_be_opened():
     found = bare(novel=(ClassView("new-1", 3),), assigned=(ClassView("dog", 2),), num_unlabeled=5)
     page = discovery_page(found)
     assert page.index("<h3><bdi>new-1</bdi></h3>") < page.index("<summary><h3><bdi>dog</bdi>")
-    assert ": 2 pictures" in words(found)
+    assert ": 2 images" in words(found)
 
 
 def test_numbers_of_a_class_that_are_not_known_are_not_shown():
@@ -314,10 +314,10 @@ def test_numbers_of_a_class_that_are_not_known_are_not_shown():
         )
         return read.said("th"), read.said("td")
 
-    assert rows()[0] == ["Pictures"]
-    assert rows(score=float("nan"), nearest_known="new-1")[0] == ["Pictures"]
+    assert rows()[0] == ["Images"]
+    assert rows(score=float("nan"), nearest_known="new-1")[0] == ["Images"]
     names, cells = rows(score=0.5, stability=0.0, silhouette=-0.126, nearest_known="dog")
-    assert names == ["Pictures", "Score", "Stability", "Silhouette", "Most like"]
+    assert names == ["Images", "Score", "Stability", "Silhouette", "Most like"]
     assert cells[::2] == ["30 (75%)", "0.50", "0.00", "-0.13", "dog"]
 
 
@@ -459,8 +459,8 @@ def browse(tmp_path, page, *options):
 def digits_report():
     images = open_images("digits")
     found = thumbnails(images, np.arange(40))
-    pictures = tuple(Picture(images.names[row], uri, 0.9) for row, uri in found.items())
-    view = ClassView("new-1", 40, pictures[0], pictures[:24], pictures[24:36], 0.9)
+    samples = tuple(Tile(images.names[row], uri, 0.9) for row, uri in found.items())
+    view = ClassView("new-1", 40, samples[0], samples[:24], samples[24:36], 0.9)
     return replace(report(), novel=(view,), tiny=True)
 
 
@@ -477,8 +477,8 @@ def test_a_browser_shows_the_page_light_by_day_and_dark_by_night(tmp_path):
             f"--blink-settings=preferredColorScheme={number}",
         )
         assert "Content Security Policy" not in log
-        with Image.open(shot) as picture:
-            pixels = np.asarray(picture.convert("L"))
+        with Image.open(shot) as image:
+            pixels = np.asarray(image.convert("L"))
         means[scheme] = pixels[:, :20].mean(), pixels.std()
     assert means["dark"][0] < 40 < 230 < means["light"][0]
     assert min(spread for _, spread in means.values()) > 10

@@ -32,18 +32,18 @@ CONFIG = TrainConfig(
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    path = tmp_path_factory.mktemp("pictures") / "data.npz"
+def images(tmp_path_factory):
+    path = tmp_path_factory.mktemp("images") / "data.npz"
     shown = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
     np.savez(path, x=shown)
     return path
 
 
 @pytest.fixture(scope="module")
-def whole(pictures, tmp_path_factory):
+def whole(images, tmp_path_factory):
     """The run that nothing happens to."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    train(pictures, CONFIG, out=out)
+    train(images, CONFIG, out=out)
     return out
 
 
@@ -81,10 +81,10 @@ def disk():
 
 
 def test_a_disk_that_is_full_for_a_while_costs_warnings_and_nothing_else(
-    pictures, whole, disk, tmp_path
+    images, whole, disk, tmp_path
 ):
     meddler = Meddler(step_6=lambda: disk(200), step_10=lambda: disk(resource.RLIM_INFINITY))
-    train(pictures, CONFIG, out=tmp_path / "run", reporter=meddler)
+    train(images, CONFIG, out=tmp_path / "run", reporter=meddler)
     warnings = [line for line in meddler.lines if line.startswith("warning: cannot write")]
     assert len(warnings) == 2
     assert all("training goes on" in line for line in warnings)
@@ -92,15 +92,15 @@ def test_a_disk_that_is_full_for_a_while_costs_warnings_and_nothing_else(
 
 
 def test_a_disk_that_stays_full_ends_the_run_and_leaves_the_newest_checkpoint(
-    pictures, whole, disk, tmp_path
+    images, whole, disk, tmp_path
 ):
     out = tmp_path / "run"
     with pytest.raises(ResourceError, match=r"cannot write .*; make room"):
-        train(pictures, CONFIG, out=out, reporter=Meddler(step_9=lambda: disk(200)))
+        train(images, CONFIG, out=out, reporter=Meddler(step_9=lambda: disk(200)))
     disk(resource.RLIM_INFINITY)
     assert checkpoint.latest(out / "checkpoints").name == "ckpt-00000008.pt"
     assert not [path for path in out.rglob("*") if ".partial." in path.name]
-    train(pictures, CONFIG, out=out, resume=True)
+    train(images, CONFIG, out=out, resume=True)
     assert same(out, whole)
 
 
@@ -138,16 +138,16 @@ def test_a_disk_that_reads_other_bytes_than_were_written_is_noticed_at_once(tmp_
 
 
 def test_a_disk_that_cannot_be_read_is_an_error_and_no_start_from_zero(
-    pictures, tmp_path, monkeypatch
+    images, tmp_path, monkeypatch
 ):
-    train(pictures, replace(CONFIG, epochs=1), out=tmp_path / "run")
+    train(images, replace(CONFIG, epochs=1), out=tmp_path / "run")
 
     def broken(_):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(Path, "read_bytes", broken)
     with pytest.raises(CheckpointError, match="cannot read the checkpoints"):
-        train(pictures, replace(CONFIG, epochs=1), out=tmp_path / "run", resume=True)
+        train(images, replace(CONFIG, epochs=1), out=tmp_path / "run", resume=True)
 
 
 @pytest.mark.parametrize("out", ["/proc/run", "/sys/run", "x" * 300, "/" + "long/" * 900])
@@ -210,7 +210,7 @@ def test_whoever_holds_a_folder_is_named_and_a_copy_of_it_is_free(tmp_path):
 # Memory
 
 
-def test_too_little_memory_is_one_line_with_advice(pictures, tmp_path):
+def test_too_little_memory_is_one_line_with_advice(images, tmp_path):
     program = (
         "import resource, sys; import nearkin.commands.train; from nearkin.cli import main;"
         "size = int(open('/proc/self/statm').read().split()[0]) * 4096;"
@@ -218,7 +218,7 @@ def test_too_little_memory_is_one_line_with_advice(pictures, tmp_path):
         "sys.exit(main(sys.argv[1:]))"
     )
     command = [
-        sys.executable, "-c", program, "train", str(pictures), "-o", str(tmp_path / "run"),
+        sys.executable, "-c", program, "train", str(images), "-o", str(tmp_path / "run"),
         "--backbone", "resnet18", "--image-size", "224", "--batch-size", "56", "--epochs", "1",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 
 from nearkin.discovery import doubts as module
 from nearkin.discovery.classifier import Predictions
-from nearkin.discovery.findings import doubts, few_pictures, findings, hidden, unrelated
+from nearkin.discovery.findings import doubts, few_images, findings, hidden, unrelated
 from nearkin.types import UNKNOWN
 
 
@@ -17,7 +17,7 @@ def spread(n, dim=16, seed=0):
 
 
 def predicted(sizes, *, num_known, features=None, labeled=40):
-    """Unlabeled pictures, so many in each class, after labeled ones of every known class."""
+    """Unlabeled images, so many in each class, after labeled ones of every known class."""
     cluster = np.repeat(np.arange(len(sizes)), sizes)
     known = np.arange(labeled) % num_known
     n = labeled + len(cluster)
@@ -50,9 +50,9 @@ def test_a_good_discovery_warns_of_nothing(mode):
     assert texts(sizes, mode=mode, positive_rate=0.3, silhouettes=(0.2, 0.3)) == {}
 
 
-def test_novel_classes_without_pictures_are_dead():
+def test_novel_classes_without_images_are_dead():
     assert texts([30, 30, 100, 0, 90, 80, 0]) == {
-        "dead": "no picture is in 2 of 5 novel classes (new-2, new-5), so there may be fewer; "
+        "dead": "no image is in 2 of 5 novel classes (new-2, new-5), so there may be fewer; "
         "try fewer --classes, or another --seed"
     }
     assert (
@@ -61,13 +61,13 @@ def test_novel_classes_without_pictures_are_dead():
     )
 
 
-def test_known_classes_without_pictures_are_not_dead():
+def test_known_classes_without_images_are_not_dead():
     assert texts([0, 0, 50, 50, 50]) == {}
 
 
-def test_novel_classes_of_fewer_than_five_pictures_are_tiny():
+def test_novel_classes_of_fewer_than_five_images_are_tiny():
     assert texts([30, 30, 50, 4, 50, 1]) == {
-        "tiny": "fewer than 5 pictures are in 2 of 4 novel classes (new-2, new-4), too few to "
+        "tiny": "fewer than 5 images are in 2 of 4 novel classes (new-2, new-4), too few to "
         "judge these; look at them, or try fewer --classes"
     }
     assert texts([30, 30, 50, 5, 50, 5]) == {}
@@ -75,7 +75,7 @@ def test_novel_classes_of_fewer_than_five_pictures_are_tiny():
 
 def test_a_novel_class_of_more_than_three_even_shares_may_be_several():
     assert texts([500, 30, 310, 30, 30, 30]) == {
-        "merged": "310 of 400 pictures in novel classes are in new-1, 3.1 times an even share, so "
+        "merged": "310 of 400 images in novel classes are in new-1, 3.1 times an even share, so "
         "it may be several classes in one; look at it, or try more --classes"
     }
     assert texts([500, 30, 300, 40, 30, 30]) == {}
@@ -83,7 +83,7 @@ def test_a_novel_class_of_more_than_three_even_shares_may_be_several():
 
 def test_a_class_that_takes_nearly_all_is_a_collapse_and_nothing_else():
     assert texts([0, 0, 181, 0, 2, 17], mode="ncd") == {
-        "collapse": "181 of 200 unlabeled pictures are in one class, new-1, so they were not told "
+        "collapse": "181 of 200 unlabeled images are in one class, new-1, so they were not told "
         "apart; try another --seed, or train the encoder longer"
     }
     assert list(texts([181, 0, 10, 9])) == ["collapse"]
@@ -102,7 +102,7 @@ def test_features_that_differ_in_one_direction_only_have_collapsed():
 
     line = spread(160, 1) * np.ones(16, dtype=np.float32)
     assert warnings(line) == {
-        "collapse": "the features of the unlabeled pictures have an effective rank of 1.0, too "
+        "collapse": "the features of the unlabeled images have an effective rank of 1.0, too "
         "low to tell classes apart; train the encoder longer, or with stronger augmentations"
     }
     assert "rank of 0.0" in warnings(np.ones((160, 16), dtype=np.float32))["collapse"]
@@ -128,7 +128,7 @@ def test_all_pairs_of_a_single_novel_class_agree_rightly():
 
 def test_known_classes_that_blur_the_others_may_be_unrelated():
     assert unrelated(0.31, 0.12).text == (
-        "learning the known classes lowered the silhouette of clusters of unlabeled pictures from "
+        "learning the known classes lowered the silhouette of clusters of unlabeled images from "
         "0.31 to 0.12, so the two may have little in common; label classes more like the novel "
         "ones, or learn the known ones for fewer epochs"
     )
@@ -137,26 +137,26 @@ def test_known_classes_that_blur_the_others_may_be_unrelated():
     assert list(texts([30, 30, 40, 40], silhouettes=(0.31, 0.12))) == ["unrelated"]
 
 
-def test_few_pictures_are_fewer_than_twenty_for_each_novel_class():
-    assert few_pictures(99, 5).text == (
-        "99 unlabeled pictures are 19.8 for each novel class, and under 20 are too few to learn "
-        "from; add pictures, or try fewer --classes"
+def test_few_images_are_fewer_than_twenty_for_each_novel_class():
+    assert few_images(99, 5).text == (
+        "99 unlabeled images are 19.8 for each novel class, and under 20 are too few to learn "
+        "from; add images, or try fewer --classes"
     )
-    assert few_pictures(100, 5) is None
-    assert few_pictures(0, 1).kind == "few"
+    assert few_images(100, 5) is None
+    assert few_images(0, 1).kind == "few"
     features = np.random.default_rng(0).normal(size=(39, 2))
     label = np.full(39, UNKNOWN)
     assert [f.kind for f in doubts(features, label, [], num_novel=2, mode="gcd")] == ["few"]
 
 
 @pytest.mark.parametrize("mode", ["gcd", "ncd"])
-def test_no_unlabeled_picture_at_all_is_few(mode):
+def test_no_unlabeled_image_at_all_is_few(mode):
     assert list(texts([0, 0, 0, 0], mode=mode)) == ["dead"]
     nothing = np.zeros((0, 2)), np.zeros(0, np.int64)
     assert [f.kind for f in doubts(*nothing, ["a", "b"], num_novel=2, mode=mode)] == ["few"]
 
 
-# Known classes among the unlabeled pictures
+# Known classes among the unlabeled images
 
 SPLITS = [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9), (0, 2, 4, 6, 8), (7, 8, 9), (0, 1, 2, 3, 4, 5, 6, 7)]
 
@@ -206,7 +206,7 @@ def test_the_likeliest_class_is_the_one_that_is_hidden():
     assert text.endswith("look at them, and if they are of known classes, use --mode gcd")
 
 
-def test_unlabeled_pictures_may_all_be_of_known_classes():
+def test_unlabeled_images_may_all_be_of_known_classes():
     images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0)
     images, label = images[label != UNKNOWN], label[label != UNKNOWN]
     label[::2] = UNKNOWN
@@ -232,7 +232,7 @@ def test_the_length_of_features_does_not_matter():
     assert hidden(images * length, label, names) == hidden(images, label, names)
 
 
-def test_many_pictures_are_thinned_out_and_the_warning_stays(monkeypatch):
+def test_many_images_are_thinned_out_and_the_warning_stays(monkeypatch):
     images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0.5)
     monkeypatch.setattr(module, "LOOKED_AT", 700)
     thinned = hidden(images, label, names)

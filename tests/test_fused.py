@@ -19,7 +19,7 @@ from nearkin.objectives import (
     sup_con,
 )
 from nearkin.objectives import triangle as triangle_form
-from nearkin.objectives.lookup import log_total, tell_apart
+from nearkin.objectives.lookup import infonce_from_lse, masked_logsumexp
 from nearkin.objectives.products import product
 
 DEVICES = [
@@ -36,7 +36,7 @@ in_both_precisions = pytest.mark.parametrize(
 
 def plain_info_nce(query, key, negatives, t, same=None):
     positive = (query * key).sum(dim=1) / t
-    return tell_apart(positive, log_total(look_up(query, negatives, t), same))
+    return infonce_from_lse(positive, masked_logsumexp(look_up(query, negatives, t), same))
 
 
 def plain_in_batch(query, key, t):
@@ -75,7 +75,7 @@ def units(*sizes, dim=32, device="cpu", dtype=torch.float32):
     return [vectors(n, dim, seed).to(device, dtype) for seed, n in enumerate(sizes)]
 
 
-def own_entries(rows, keys, device="cpu"):
+def same_image_mask(rows, keys, device="cpu"):
     """Each query has two of its own among the first 300 keys; the fourth has none."""
     same = torch.zeros(rows, keys, dtype=torch.bool, device=device)
     place = torch.arange(rows, device=device)
@@ -95,9 +95,12 @@ def own_entries(rows, keys, device="cpu"):
 @pytest.mark.parametrize("keys", [512, 3001])
 def test_a_sum_over_a_dictionary_is_that_of_its_logits(device, dtype, tolerance, dim, t, keys):
     query, negatives = units(300, keys, dim=dim, device=device, dtype=dtype)  # several blocks
-    for same in (None, own_entries(300, keys, device)):
-        found = outcomes(lambda q: attention.log_total(q, negatives, t, same).sum(), query)  # noqa: B023
-        expected = outcomes(lambda q: log_total(look_up(q, negatives, t), same).sum(), query)  # noqa: B023
+    for same in (None, same_image_mask(300, keys, device)):
+        found = outcomes(lambda q: attention.masked_logsumexp(q, negatives, t, same).sum(), query)  # noqa: B023
+        expected = outcomes(
+            lambda q: masked_logsumexp(look_up(q, negatives, t), same).sum(),  # noqa: B023
+            query,
+        )
         alike(found, expected, tolerance)
 
 
@@ -123,9 +126,9 @@ def test_contrast_with_a_queue_is_that_of_its_logits(device, dtype, tolerance, s
 @pytest.mark.parametrize("dim", [1, 32])
 def test_how_tensors_lie_in_memory_changes_nothing(device, dim):
     query, keys = units(64, 8192, dim=dim, device=device)
-    expected = attention.log_total(query, keys, 0.1)
+    expected = attention.masked_logsumexp(query, keys, 0.1)
     for lie in (lambda x: x.T.contiguous().T, lambda x: x.repeat_interleave(2, dim=1)[:, ::2]):
-        assert torch.equal(attention.log_total(lie(query), lie(keys), 0.1), expected)
+        assert torch.equal(attention.masked_logsumexp(lie(query), lie(keys), 0.1), expected)
 
 
 @pytest.mark.parametrize("t", [0.03, 0.1])
@@ -202,7 +205,7 @@ def test_contrast_in_a_large_batch_is_that_of_its_logits(device, dtype, toleranc
 @pytest.mark.parametrize("t", [0.01, 0.07, 1.0])
 def test_contrast_with_keys_that_learn_is_that_of_its_logits(device, dtype, tolerance, t):
     inputs = units(257, 257, 3000, dim=37, device=device, dtype=dtype)
-    for same in (None, own_entries(257, 3000, device)):
+    for same in (None, same_image_mask(257, 3000, device)):
         found = outcomes(lambda *x: info_nce(*x, t, same), *inputs)  # noqa: B023
         alike(found, outcomes(lambda *x: plain_info_nce(*x, t, same), *inputs), tolerance)  # noqa: B023
 
@@ -211,10 +214,10 @@ def test_contrast_with_keys_that_learn_is_that_of_its_logits(device, dtype, tole
 def test_what_does_not_learn_changes_nothing_for_what_does(learns):
     inputs = units(257, 257, 300)
     expected = torch.autograd.grad(
-        strips.tell_apart(*(x.requires_grad_() for x in inputs), 0.1), inputs[learns]
+        strips.infonce_from_lse(*(x.requires_grad_() for x in inputs), 0.1), inputs[learns]
     )
     inputs = [x.detach().requires_grad_(i == learns) for i, x in enumerate(inputs)]
-    found = torch.autograd.grad(strips.tell_apart(*inputs, 0.1), inputs[learns])
+    found = torch.autograd.grad(strips.infonce_from_lse(*inputs, 0.1), inputs[learns])
     assert torch.equal(*found, *expected)
 
 
@@ -264,7 +267,7 @@ def test_views_too_long_for_exponentials_are_told_apart_plainly():
 EVERY = {
     "info_nce": lambda a, b, n: info_nce(a, b, n.detach(), 0.1),
     "info_nce, masked": lambda a, b, n: info_nce(
-        a, b, n.detach(), 0.1, own_entries(len(a), len(n))
+        a, b, n.detach(), 0.1, same_image_mask(len(a), len(n))
     ),
     "info_nce, keys learn": lambda a, b, n: info_nce(a, b, n, 0.1),
     "in_batch": lambda a, b, _: in_batch(a, b, 0.1),

@@ -1,4 +1,4 @@
-"""Pictures of a class: small ones for the page, and a sheet."""
+"""Images of a class: small ones for the page, and a sheet."""
 
 import base64
 import io
@@ -18,9 +18,9 @@ from nearkin.report.thumbnails import thumbnails
 def opened(uri):
     """The format and the pixels of a data URI."""
     kind, _, encoded = uri.partition(";base64,")
-    picture = Image.open(io.BytesIO(base64.b64decode(encoded, validate=True)))
-    assert kind == f"data:image/{picture.format.lower()}"
-    return picture.format, np.asarray(picture)
+    image = Image.open(io.BytesIO(base64.b64decode(encoded, validate=True)))
+    assert kind == f"data:image/{image.format.lower()}"
+    return image.format, np.asarray(image)
 
 
 def photographs(folder, *sizes):
@@ -31,7 +31,7 @@ def photographs(folder, *sizes):
     return open_images(folder, cache=False)
 
 
-def test_thumbnails_of_tiny_pictures_are_the_pictures_pixel_by_pixel():
+def test_thumbnails_of_tiny_images_are_the_images_pixel_by_pixel():
     images = open_images("digits")
     found = thumbnails(images, np.array([7, 3, 7, 1700]))
     assert sorted(found) == [3, 7, 1700]
@@ -54,13 +54,13 @@ def test_thumbnails_of_photographs_are_small_squares_of_their_middle(tmp_path, w
         assert len(uri) < 6000
 
 
-def test_the_side_can_be_chosen_and_beyond_the_pictures_own_nothing_is_enlarged(tmp_path):
+def test_the_side_can_be_chosen_and_beyond_the_images_own_nothing_is_enlarged(tmp_path):
     images = photographs(tmp_path, (80, 70), (50, 40))
     sides = {side: opened(thumbnails(images, np.arange(2), side)[0])[1].shape for side in (32, 99)}
     assert sides == {32: (32, 32, 3), 99: (70, 70, 3)}
 
 
-def test_pictures_that_cannot_be_read_are_left_out(tmp_path):
+def test_images_that_cannot_be_read_are_left_out(tmp_path):
     images = photographs(tmp_path, (80, 80), (80, 80), (80, 80))
     (tmp_path / "0.jpg").unlink()
     (tmp_path / "2.jpg").write_bytes((tmp_path / "2.jpg").read_bytes()[:300])
@@ -70,8 +70,8 @@ def test_pictures_that_cannot_be_read_are_left_out(tmp_path):
 
 
 def pixels_of(path):
-    with Image.open(path) as picture:
-        return np.asarray(picture)
+    with Image.open(path) as image:
+        return np.asarray(image)
 
 
 def sheet_of(images, groups, tmp_path):
@@ -89,7 +89,7 @@ def split_sheet(sheet, side, scale):
     return sheet[:, :margin], tiles[:, :, edge:-edge, edge:-edge][:, :, ::scale, ::scale]
 
 
-def test_a_sheet_shows_the_pictures_of_each_group_in_their_order(tmp_path):
+def test_a_sheet_shows_the_images_of_each_group_in_their_order(tmp_path):
     images = open_images("digits")
     groups = {
         "medoid": np.array([9]),
@@ -121,7 +121,7 @@ def test_a_sheet_leaves_out_what_cannot_be_read_and_keeps_the_row_of_an_empty_gr
     assert all((line < 128).any() for line in np.split(margin, 2))
 
 
-def test_a_sheet_of_pictures_none_of_which_can_be_read_is_empty(tmp_path):
+def test_a_sheet_of_images_none_of_which_can_be_read_is_empty(tmp_path):
     images = photographs(tmp_path / "data", (100, 100))
     (tmp_path / "data" / "0.jpg").unlink()
     _, tiles = split_sheet(sheet_of(images, {"core": np.array([0])}, tmp_path), 96, 1)

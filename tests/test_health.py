@@ -130,35 +130,35 @@ def test_what_is_alike_before_it_has_learned_is_no_collapse():
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def images():
     return np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
 
 
-def collapsing(pictures, out, **settings):
+def collapsing(images, out, **settings):
     """A run whose weights decay to nothing."""
     config = TrainConfig(
         backbone="tiny", image_size=16, batch_size=16, epochs=12, evaluate_every=1, lr=0.05,
         weight_decay=19.0, save_every=1000, **settings,
     )  # fmt: skip
-    return train(pictures, config, out=out)
+    return train(images, config, out=out)
 
 
-def test_a_run_that_collapses_says_so_and_goes_on(pictures, tmp_path):
-    run = collapsing(pictures, tmp_path / "run")
+def test_a_run_that_collapses_says_so_and_goes_on(images, tmp_path):
+    run = collapsing(images, tmp_path / "run")
     log = (run.path / "train.log").read_text()
     assert log.count("warning: collapsed: the embeddings use") == 1
     assert run.summary["health"]["feature_std"] < 0.65
 
 
-def test_a_run_that_is_to_stop_on_it_saves_first_and_can_go_on(pictures, tmp_path):
+def test_a_run_that_is_to_stop_on_it_saves_first_and_can_go_on(images, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(CollapsedError, match=r"collapsed: .*; stopped after step (\d+)") as error:
-        collapsing(pictures, out, on_collapse="stop")
+        collapsing(images, out, on_collapse="stop")
     assert error.value.exit_code == 7
     step = int(re.search(r"after step (\d+)", str(error.value))[1])
     assert latest(out / "checkpoints").name == f"ckpt-{step:08d}.pt"
     warned = replace(RunFolder(out).settings()[0], on_collapse="warn")
-    train(pictures, warned, out=out, resume=True)
-    whole = collapsing(pictures, tmp_path / "whole")
+    train(images, warned, out=out, resume=True)
+    whole = collapsing(images, tmp_path / "whole")
     for name in ("encoder.safetensors", "metrics.csv"):
         assert (out / name).read_bytes() == (whole.path / name).read_bytes()

@@ -42,7 +42,7 @@ def encoded(seed=0, size=(20, 10), kind="PNG"):
 
 
 def fill(root, *names):
-    """Write a small picture, each another one, under each of these names."""
+    """Write a small image, each another one, under each of these names."""
     for seed, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(encoded(seed))
@@ -81,7 +81,7 @@ def test_folders_that_look_like_classes_give_labels(tmp_path):
     [
         ("cat/1.png", "cat/2.png", "1.png", "2.png"),  # some lie in no folder
         ("cat/1.png", "cat/2.png", "cat/3.png"),  # one folder only
-        ("a/1.png", "b/1.png", "c/1.png"),  # one picture each
+        ("a/1.png", "b/1.png", "c/1.png"),  # one image each
         ("a/1.png", "a/2.png", "b/c/1.png", "b/c/2.png"),  # not equally deep
     ],
 )
@@ -164,7 +164,7 @@ def test_content_decides_and_not_the_extension(tmp_path):
     assert open_images(tmp_path).formats == {"PNG": 1, "WEBP": 1}
 
 
-def test_sizes_are_those_of_the_upright_picture(tmp_path):
+def test_sizes_are_those_of_the_upright_image(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg", exif=exif)
@@ -223,8 +223,8 @@ def test_fifty_levels_are_not_too_deep(tmp_path):
     assert len(open_images(fill(tmp_path, "/".join("d" * 50) + "/a.png"))) == 1
 
 
-def test_an_empty_folder_and_one_without_pictures_say_what_they_hold(tmp_path):
-    with pytest.raises(DataError, match=r"no pictures .*it is empty"):
+def test_an_empty_folder_and_one_without_images_say_what_they_hold(tmp_path):
+    with pytest.raises(DataError, match=r"no images .*it is empty"):
         open_images(tmp_path)
     for name in ("a.txt", "b.TXT", "c.py", "README"):
         (tmp_path / name).touch()
@@ -292,7 +292,7 @@ def table(root, text, name="table.csv"):
     return root / name
 
 
-def test_a_table_gives_pictures_labels_groups_and_splits(tmp_path):
+def test_a_table_gives_images_labels_groups_and_splits(tmp_path):
     fill(tmp_path, "x/1.png", "x/2.png", "3.png", "unlisted.png")
     text = "path,label,group,split\nx/2.png,dog,g,train\nx/1.png,cat,g,val\n./3.png,,,\n"
     images = open_images(table(tmp_path, text))
@@ -362,7 +362,7 @@ def test_a_table_of_labels_belongs_to_a_folder(tmp_path):
     assert labels_of(images) == ["x", "", "y"]
     assert images.splits.tolist() == ["test", "test", "train"]
     assert len(images.notes) == 1
-    assert "1 of 3 rows belong to no usable picture, such as 'gone.png'" in images.notes[0]
+    assert "1 of 3 rows belong to no usable image, such as 'gone.png'" in images.notes[0]
 
 
 def test_labels_that_match_nothing_show_both_sides(tmp_path):
@@ -485,14 +485,14 @@ def test_a_damaged_archive_is_refused_in_one_line(tmp_path):
         with pytest.raises(DataError, match="not a readable archive") as found:
             open_images(tmp_path / name)
         assert "\n" not in str(found.value)
-    with pytest.raises(DataError, match=r"no pictures \(found 1 x \.txt"):
+    with pytest.raises(DataError, match=r"no images \(found 1 x \.txt"):
         open_images(pack(tmp_path / "e.zip", [("a.txt", b"")]))
 
 
 # ---------------------------------------------------------------- arrays and named sets
 
 
-def test_arrays_and_npz_files_hold_the_same_pictures(tmp_path):
+def test_arrays_and_npz_files_hold_the_same_images(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (12, 8, 9, 3), dtype=np.uint8)
     y = np.arange(12) % 3
     np.savez(tmp_path / "d.npz", x=x, y=y)
@@ -541,17 +541,17 @@ def test_an_npz_may_have_two_sides_and_class_names(tmp_path):
     assert images.read(0).max() == 1
 
 
-def test_arrays_that_are_no_pictures_are_refused(tmp_path):
+def test_arrays_that_are_no_images_are_refused(tmp_path):
     x = np.zeros((4, 8, 8), np.uint8)
     for wrong in (x[0], x.reshape(4, 8, 4, 2), x[:0], x.astype(np.int64), x + np.nan, x - 1.0):
         with pytest.raises(DataError, match="give"):
             open_images(wrong)
-    with pytest.raises(DataError, match="4 pictures but 3 labels"):
+    with pytest.raises(DataError, match="4 images but 3 labels"):
         open_images((x, np.zeros(3, int)))
     with pytest.raises(DataError, match="labels of type float64"):
         open_images((x, np.zeros(4)))
-    np.savez(tmp_path / "keys.npz", pictures=x)
-    with pytest.raises(DataError, match="keys are pictures"):
+    np.savez(tmp_path / "keys.npz", images=x)
+    with pytest.raises(DataError, match="keys are images"):
         open_images(tmp_path / "keys.npz")
     np.savez(tmp_path / "names.npz", x=x, y=[0, 1, 2, 3], class_names=["a", "b"])
     with pytest.raises(DataError, match="labels from 0 to 3 for 2 classes"):
@@ -624,7 +624,7 @@ def test_a_subset_keeps_everything_of_its_rows(tmp_path):
         images.subset(np.array([3, 1]))
 
 
-def test_the_fingerprint_is_of_the_pictures_and_not_of_the_labels(tmp_path):
+def test_the_fingerprint_is_of_the_images_and_not_of_the_labels(tmp_path):
     fill(tmp_path, "a/1.png", "a/2.png", "b/3.png", "b/4.png")
     images = open_images(tmp_path)
     assert images.fingerprint == open_images(tmp_path, labels="none").fingerprint
@@ -655,7 +655,7 @@ def test_a_spread_is_even_over_the_rows(count, rows):
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 49, 50])
-def test_a_spread_has_as_many_pictures_as_it_may(count):
+def test_a_spread_has_as_many_images_as_it_may(count):
     assert len(open_images(np.zeros((50, 2, 2), np.uint8)).spread(count)) == count
 
 
@@ -701,7 +701,7 @@ def test_real_archives_have_the_classes_and_splits_they_are_known_for():
     caltech = SHARED / "data" / "caltech99" / "caltech99.tar"
     omniglot = SHARED / "data" / "omniglot" / "images_background_small1.zip"
     if not (caltech.exists() and omniglot.exists()):
-        pytest.skip("the real pictures are not here")
+        pytest.skip("the real images are not here")
     images = open_images(caltech)
     assert (len(images), len(images.classes), images.bad) == (2772, 99, ())
     assert (images.splits == "train").sum() == 22 * 99

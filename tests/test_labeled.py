@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from nearkin.data.images import open_images
-from nearkin.discovery.data import check_disjoint, label_pictures, truth_labels
+from nearkin.discovery.data import check_disjoint, label_images, truth_labels
 from nearkin.errors import DataError, UsageError
 from nearkin.types import UNKNOWN
 
@@ -29,7 +29,7 @@ def encoded(seed):
 
 
 def fill(root, *names, seed=0):
-    """Write a small picture, each another one, under each of these names."""
+    """Write a small image, each another one, under each of these names."""
     for number, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(encoded(seed + number))
@@ -43,7 +43,7 @@ def table(path, rows, delimiter=","):
 
 
 def said(found):
-    """The known class of each picture that has one, by name."""
+    """The known class of each image that has one, by name."""
     names = zip(found.images.names, found.label.tolist(), strict=True)
     return {name: found.classes[label] for name, label in names if label != UNKNOWN}
 
@@ -61,7 +61,7 @@ FLAT = ("1.png", "2.png", "3.png", "4.png", "5.png")
 
 @pytest.fixture
 def data(tmp_path):
-    """Five pictures without labels."""
+    """Five images without labels."""
     return fill(tmp_path / "data", *FLAT)
 
 
@@ -70,7 +70,7 @@ def data(tmp_path):
 
 def test_class_folders_elsewhere_are_added(tmp_path, data):
     labeled = fill(tmp_path / "known", "cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png", seed=9)
-    found = label_pictures(open_images(data), str(labeled), "")
+    found = label_images(open_images(data), str(labeled), "")
     assert found.classes == ("cat", "dog")
     assert said(found) == {
         f"{labeled}/{name}": name[:3]
@@ -86,7 +86,7 @@ def test_class_folders_elsewhere_are_added(tmp_path, data):
 def test_class_folders_inside_the_data_add_nothing(data):
     fill(data, "known/cat/1.png", "known/cat/2.png", "known/dog/1.png", "known/dog/2.png", seed=9)
     images = open_images(data)
-    found = label_pictures(images, str(data / "known"), "")
+    found = label_images(images, str(data / "known"), "")
     assert found.images.names == images.names
     assert found.images.fingerprint == images.fingerprint
     assert found.own.all()
@@ -98,10 +98,10 @@ def test_class_folders_inside_the_data_add_nothing(data):
 def test_links_to_the_data_are_seen_through(tmp_path, data):
     fill(data, "known/cat/1.png", "known/cat/2.png", "known/dog/1.png", "known/dog/2.png", seed=9)
     (tmp_path / "link").symlink_to(data)
-    found = label_pictures(open_images(tmp_path / "link"), str(tmp_path / "link/known"), "")
+    found = label_images(open_images(tmp_path / "link"), str(tmp_path / "link/known"), "")
     assert found.own.all()
     rows = [(tmp_path / "link/1.png", "a"), (data / "known/../2.png", "b")]
-    found = label_pictures(open_images(data), table(tmp_path / "t.csv", rows), "")
+    found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
     assert said(found) == {"1.png": "a", "2.png": "b"}
 
 
@@ -111,40 +111,40 @@ def test_copies_of_the_data_are_recognized_by_content(tmp_path, data):
     (labeled / "cat/again.png").write_bytes((data / "2.png").read_bytes())
     (labeled / "dog/twice.png").write_bytes((labeled / "dog/new.png").read_bytes())
     (data / "same.png").write_bytes((data / "2.png").read_bytes())
-    found = label_pictures(open_images(data), str(labeled), "")
+    found = label_images(open_images(data), str(labeled), "")
     added = {f"{labeled}/cat/new.png": "cat", f"{labeled}/dog/new.png": "dog"}
     assert said(found) == {"2.png": "cat", "same.png": "cat"} | added
     assert set(found.images.names) == {*FLAT, "same.png", *added}
     assert [found.own[found.images.names.index(name)] for name in added] == [False, False]
     assert found.own.sum() == 6
-    assert "2 pictures of the data are labeled as exact copies" in found.notes[0]
+    assert "2 images of the data are labeled as exact copies" in found.notes[0]
 
 
 def test_copies_within_the_data_share_a_label_that_a_path_gave(tmp_path, data):
     (data / "same.png").write_bytes((data / "2.png").read_bytes())
     rows = [("2.png", "cat"), ("3.png", "dog")]
-    found = label_pictures(open_images(data), table(tmp_path / "t.csv", rows), "")
+    found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
     assert said(found) == {"2.png": "cat", "same.png": "cat", "3.png": "dog"}
-    assert "1 pictures of the data" in found.notes[0]
+    assert "1 images of the data" in found.notes[0]
 
 
 def test_labels_of_the_data_themselves_stay_hidden(tmp_path):
     names = [f"{c}/{i}.png" for c in ("ant", "bee", "cat") for i in (1, 2)]
     images = open_images(fill(tmp_path / "data", *names))
     labeled = fill(tmp_path / "known", "p/1.png", "p/2.png", "q/1.png", "q/2.png", seed=9)
-    found = label_pictures(images, str(labeled), "")
+    found = label_images(images, str(labeled), "")
     assert images.classes == ("ant", "bee", "cat")
     assert found.classes == found.images.classes == ("p", "q")
     assert (found.label[found.own] == UNKNOWN).all()
     assert (found.images.labels == found.label).all()
-    found = label_pictures(images, "", "cat,ant")
+    found = label_images(images, "", "cat,ant")
     assert found.classes == found.images.classes == ("cat", "ant")
     assert found.label.tolist() == [1, 1, UNKNOWN, UNKNOWN, 0, 0]
 
 
 def test_known_classes_are_numbered_as_numbers_where_they_are(tmp_path, data):
     labeled = fill(tmp_path / "known", "10/1.png", "10/2.png", "9/1.png", "9/2.png", seed=9)
-    assert label_pictures(open_images(data), str(labeled), "").classes == ("9", "10")
+    assert label_images(open_images(data), str(labeled), "").classes == ("9", "10")
 
 
 def test_any_name_that_a_file_system_allows_can_be_labeled(tmp_path):
@@ -153,7 +153,7 @@ def test_any_name_that_a_file_system_allows_can_be_labeled(tmp_path):
     known = fill(tmp_path / "known", *(f"{name}/{name}.png" for name in odd), seed=50)
     for name in odd[:3]:
         (known / name / "copy.png").write_bytes((data / f"{name}.png").read_bytes())
-    found = label_pictures(open_images(data), str(known), "")
+    found = label_images(open_images(data), str(known), "")
     assert said(found) == {f"{known}/{n}/{n}.png": n for n in odd} | {
         f"{n}.png": n for n in odd[:3]
     }
@@ -161,25 +161,25 @@ def test_any_name_that_a_file_system_allows_can_be_labeled(tmp_path):
     assert list(found.classes) == sorted(odd, key=os.fsencode)
     assert len(found.notes) == 2
     assert all("\n" not in note for note in found.notes)
-    inside = label_pictures(open_images(tmp_path), str(known), "")
+    inside = label_images(open_images(tmp_path), str(known), "")
     assert inside.own.all()
     assert set(said(inside)) >= {f"known/{name}/{name}.png" for name in odd}
 
 
-def test_pictures_outside_all_class_folders_are_refused(tmp_path, data):
+def test_images_outside_all_class_folders_are_refused(tmp_path, data):
     labeled = fill(tmp_path / "known", "cat/1.png", "dog/1.png", "a\nb.png", seed=9)
-    message = refusal(DataError, label_pictures, open_images(data), str(labeled), "")
-    assert r"1 pictures lie in no class folder, such as 'a\nb.png'; move each" in message
+    message = refusal(DataError, label_images, open_images(data), str(labeled), "")
+    assert r"1 images lie in no class folder, such as 'a\nb.png'; move each" in message
 
 
-def test_damaged_labeled_pictures_are_bad_files_and_lend_no_class(tmp_path, data):
+def test_damaged_labeled_images_are_bad_files_and_lend_no_class(tmp_path, data):
     labeled = fill(tmp_path / "known", "cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png", seed=9)
     (labeled / "ox").mkdir()
-    (labeled / "ox/bad.png").write_text("no picture")
-    found = label_pictures(open_images(data), str(labeled), "")
+    (labeled / "ox/bad.png").write_text("no image")
+    found = label_images(open_images(data), str(labeled), "")
     assert found.classes == ("cat", "dog")
     assert [bad.name for bad in found.images.bad] == [f"{labeled}/ox/bad.png"]
-    inside = label_pictures(open_images(tmp_path), str(labeled), "")
+    inside = label_images(open_images(tmp_path), str(labeled), "")
     assert [bad.name for bad in inside.images.bad] == ["known/ox/bad.png"]
 
 
@@ -193,7 +193,7 @@ def test_an_archive_of_class_folders_is_like_the_folder(tmp_path, data):
             info = tarfile.TarInfo(name)
             info.size = len(encoded(seed))
             archive.addfile(info, io.BytesIO(encoded(seed)))
-    found = label_pictures(open_images(data), str(tmp_path / "known.tar"), "")
+    found = label_images(open_images(data), str(tmp_path / "known.tar"), "")
     prefix = f"{tmp_path}/known.tar/set"
     added = {
         f"{prefix}/cat/1.png": "cat",
@@ -209,7 +209,7 @@ def test_arrays_with_labels_may_be_added_to_arrays(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "data.npz", x=x[:5])
     np.savez(tmp_path / "known.npz", x=x[3:], y=np.array([0, 1, 1, 0, -1, 2]))
-    found = label_pictures(open_images(tmp_path / "data.npz"), str(tmp_path / "known.npz"), "")
+    found = label_images(open_images(tmp_path / "data.npz"), str(tmp_path / "known.npz"), "")
     added = {f"{tmp_path}/known.npz/{row}": c for row, c in (("2", "1"), ("3", "0"), ("5", "2"))}
     assert said(found) == {"3": "0", "4": "1"} | added
     assert len(found.images) == 8  # the array without a label is not added
@@ -219,15 +219,12 @@ def test_arrays_with_labels_may_be_added_to_arrays(tmp_path):
 
 def test_a_labeled_set_that_says_nothing_is_refused(tmp_path, data):
     np.savez(tmp_path / "known.npz", x=np.zeros((5, 8, 8), np.uint8))
-    message = refusal(
-        DataError, label_pictures, open_images(data), str(tmp_path / "known.npz"), ""
-    )
+    message = refusal(DataError, label_images, open_images(data), str(tmp_path / "known.npz"), "")
     assert "carries no labels; give class folders" in message
     for missing in ("nothing", "nothing.csv"):
         path = str(tmp_path / missing)
         assert (
-            "no such file"
-            in refusal(DataError, label_pictures, open_images(data), path, "").lower()
+            "no such file" in refusal(DataError, label_images, open_images(data), path, "").lower()
         )
 
 
@@ -239,16 +236,16 @@ def test_a_labeled_set_that_says_nothing_is_refused(tmp_path, data):
     "spelling",
     ["x/{}.png", "./x/{}.png", "x\\{}.png", "{root}/x/{}.png", "/{root}/x/{}.png", "x//./{}.png"],
 )
-def test_a_table_may_spell_the_pictures_of_the_data_in_many_ways(tmp_path, delimiter, spelling):
+def test_a_table_may_spell_the_images_of_the_data_in_many_ways(tmp_path, delimiter, spelling):
     data = fill(tmp_path / "data", *(f"x/{i}.png" for i in range(5)))
     rows = [(spelling.format(i, root=data), "ab"[i % 2]) for i in range(4)]
     path = table(tmp_path / "t.csv", rows, delimiter)
-    found = label_pictures(open_images(data), path, "")
+    found = label_images(open_images(data), path, "")
     assert said(found) == {f"x/{i}.png": "ab"[i % 2] for i in range(4)}
     assert found.own.all()
 
 
-def test_a_table_may_be_relative_to_itself_and_name_pictures_outside(tmp_path, data):
+def test_a_table_may_be_relative_to_itself_and_name_images_outside(tmp_path, data):
     fill(tmp_path / "more", "6.png", "7.png", seed=9)
     (tmp_path / "more/copy.png").write_bytes((data / "3.png").read_bytes())
     rows = [
@@ -260,7 +257,7 @@ def test_a_table_may_be_relative_to_itself_and_name_pictures_outside(tmp_path, d
         ("data/4.png", ""),
         ("gone.png", "  "),
     ]
-    found = label_pictures(open_images(data), table(tmp_path / "t.csv", rows), "")
+    found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
     outside = {f"{tmp_path}/more/6.png": "a", f"{tmp_path}/more/7.png": "b"}
     assert said(found) == {"1.png": "a", "2.png": "b", "3.png": "b"} | outside
     assert len(found.images) == 7
@@ -271,7 +268,7 @@ def test_a_table_may_be_relative_to_itself_and_name_pictures_outside(tmp_path, d
 def test_a_name_in_the_data_goes_before_one_beside_the_table(tmp_path, data):
     fill(tmp_path, "1.png", "2.png", seed=9)
     rows = [("1.png", "a"), ("2.png", "b")]
-    found = label_pictures(open_images(data), table(tmp_path / "t.csv", rows), "")
+    found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
     assert said(found) == {"1.png": "a", "2.png": "b"}
     assert found.own.all()
 
@@ -279,7 +276,7 @@ def test_a_name_in_the_data_goes_before_one_beside_the_table(tmp_path, data):
 def test_a_table_may_name_what_the_data_pass_over(tmp_path, data):
     fill(data, ".hidden/6.png", seed=9)
     rows = [("1.png", "a"), (".hidden/6.png", "b")]
-    found = label_pictures(open_images(data), table(tmp_path / "t.csv", rows), "")
+    found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
     assert said(found) == {"1.png": "a", f"{data}/.hidden/6.png": "b"}
 
 
@@ -290,7 +287,7 @@ def test_a_parquet_table_labels_arrays_by_their_numbers(tmp_path):
     columns = {"path": ["0", "3"], "label": pa.array([7, 5], pa.int64())}
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     x = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
-    found = label_pictures(open_images(x), str(tmp_path / "t.parquet"), "")
+    found = label_images(open_images(x), str(tmp_path / "t.parquet"), "")
     assert said(found) == {"0": "7", "3": "5"}
 
 
@@ -298,7 +295,7 @@ def test_the_table_that_lists_the_data_may_label_some_of_them(tmp_path, data):
     rows = [(name, {"1": "a", "2": "b"}.get(name[0], "")) for name in FLAT[:4]]
     path = table(data / "t.csv", rows)
     images = open_images(path)
-    found = label_pictures(images, path, "")
+    found = label_images(images, path, "")
     assert said(found) == {"1.png": "a", "2.png": "b"}
     assert len(found.images) == 4
 
@@ -306,7 +303,7 @@ def test_the_table_that_lists_the_data_may_label_some_of_them(tmp_path, data):
 def test_rows_of_files_that_exist_nowhere_are_refused(tmp_path, data):
     rows = [("1.png", "a"), ("gone\n1.png", "b"), ("/no/where.png", "b"), ("x\0.png", "b")]
     message = refusal(
-        DataError, label_pictures, open_images(data), table(tmp_path / "t.csv", rows), ""
+        DataError, label_images, open_images(data), table(tmp_path / "t.csv", rows), ""
     )
     assert r"3 of 4 labeled files exist neither" in message
     assert r"such as 'gone\n1.png', '/no/where.png', 'x\x00.png'" in message
@@ -315,9 +312,9 @@ def test_rows_of_files_that_exist_nowhere_are_refused(tmp_path, data):
 
 def test_labeled_files_that_cannot_be_used_are_counted(tmp_path, data):
     for name in ("data/bad.png", "bad2.png"):
-        (tmp_path / name).write_text("no picture")
+        (tmp_path / name).write_text("no image")
     rows = [("1.png", "a"), ("2.png", "b"), ("bad.png", "c"), ("bad2.png", "d"), ("data", "e")]
-    found = label_pictures(open_images(data), table(tmp_path / "t.csv", rows), "")
+    found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
     assert said(found) == {"1.png": "a", "2.png": "b"}
     examples = f"'{tmp_path}/bad2.png', '{data}', 'bad.png'"
     assert found.notes[0] == f"3 labeled files cannot be used, such as {examples}"
@@ -326,57 +323,57 @@ def test_labeled_files_that_cannot_be_used_are_counted(tmp_path, data):
 
 def test_a_table_without_labels_is_refused(tmp_path, data):
     path = table(tmp_path / "t.csv", [("1.png", ""), ("2.png", " ")])
-    message = refusal(DataError, label_pictures, open_images(data), path, "")
+    message = refusal(DataError, label_images, open_images(data), path, "")
     assert "none of 2 rows has a label; fill" in message
 
 
 # ---------------------------------------------------------------- refusals and warnings
 
 
-def test_one_picture_of_two_classes_is_refused(tmp_path, data):
+def test_one_image_of_two_classes_is_refused(tmp_path, data):
     images = open_images(data)
     labeled = fill(tmp_path / "known", "cat/1.png", "dog/1.png", seed=9)
     (labeled / "dog/copy.png").write_bytes((labeled / "cat/1.png").read_bytes())
-    message = refusal(DataError, label_pictures, images, str(labeled), "")
-    assert "1 pictures are labeled as two classes" in message
+    message = refusal(DataError, label_images, images, str(labeled), "")
+    assert "1 images are labeled as two classes" in message
     assert f"'{labeled}/cat/1.png' ('cat') and '{labeled}/dog/copy.png' ('dog')" in message
     path = table(tmp_path / "t.csv", [("1.png", "a"), (f"{data}/1.png", "b")])
-    message = refusal(DataError, label_pictures, images, path, "")
+    message = refusal(DataError, label_images, images, path, "")
     assert f"'{data}/1.png' is labeled 'a' and, in another row, 'b'" in message
     (data / "same.png").write_bytes((data / "1.png").read_bytes())
     path = table(tmp_path / "t.csv", [("1.png", "a"), ("same.png", "b")])
-    message = refusal(DataError, label_pictures, open_images(data), path, "")
+    message = refusal(DataError, label_images, open_images(data), path, "")
     assert "'1.png' ('a') and 'same.png' ('b'), which are exact copies" in message
 
 
 def test_fewer_than_two_classes_are_refused(tmp_path, data):
     labeled = fill(tmp_path / "known", "cat/1.png", "cat/2.png", seed=9)
-    message = refusal(DataError, label_pictures, open_images(data), str(labeled), "")
+    message = refusal(DataError, label_images, open_images(data), str(labeled), "")
     assert "labeled as 'cat'; give at least two" in message
-    (tmp_path / "bad.png").write_text("no picture")
+    (tmp_path / "bad.png").write_text("no image")
     path = table(tmp_path / "t.csv", [("bad.png", "a")])
-    message = refusal(DataError, label_pictures, open_images(data), path, "")
+    message = refusal(DataError, label_images, open_images(data), path, "")
     assert "labeled as nothing; give at least two" in message
 
 
 def test_nothing_left_to_discover_is_refused(tmp_path, data):
     path = table(tmp_path / "t.csv", [(name, "ab"[int(name[0]) % 2]) for name in FLAT])
-    message = refusal(DataError, label_pictures, open_images(data), path, "")
-    assert "labels all 5 pictures, so nothing is left to discover" in message
+    message = refusal(DataError, label_images, open_images(data), path, "")
+    assert "labels all 5 images, so nothing is left to discover" in message
     classes = fill(tmp_path / "c", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
-    message = refusal(DataError, label_pictures, open_images(classes), str(classes), "")
-    assert "labels all 4 pictures" in message
+    message = refusal(DataError, label_images, open_images(classes), str(classes), "")
+    assert "labels all 4 images" in message
 
 
-def test_a_class_of_one_picture_is_a_note(tmp_path, data):
+def test_a_class_of_one_image_is_a_note(tmp_path, data):
     labeled = fill(tmp_path / "known", "cat/1.png", "cat/2.png", "d\ng/1.png", seed=9)
-    found = label_pictures(open_images(data), str(labeled), "")
-    assert found.notes == (r"1 of 2 known classes have one picture only, such as 'd\ng'",)
+    found = label_images(open_images(data), str(labeled), "")
+    assert found.notes == (r"1 of 2 known classes have one image only, such as 'd\ng'",)
 
 
-def test_either_pictures_or_names_say_what_is_known(data):
+def test_either_images_or_names_say_what_is_known(data):
     for given in (("", ""), ("known", "a,b")):
-        message = refusal(UsageError, label_pictures, open_images(data), *given)
+        message = refusal(UsageError, label_images, open_images(data), *given)
         assert "either --labeled PATH, or --known A,B" in message
 
 
@@ -394,7 +391,7 @@ def test_either_pictures_or_names_say_what_is_known(data):
 def test_names_that_cannot_be_known_are_refused(tmp_path, known, message):
     names = [f"{c}/{i}.png" for c in ("ant", "bee", "cat") for i in (1, 2)]
     images = open_images(fill(tmp_path, *names))
-    assert message in refusal(UsageError, label_pictures, images, "", known)
+    assert message in refusal(UsageError, label_images, images, "", known)
 
 
 # ---------------------------------------------------------------- the truth
@@ -405,7 +402,7 @@ def classed(tmp_path):
     names = [f"{c}/{i}.png" for c in ("ant", "bee", "cat") for i in (1, 2)]
     images = open_images(fill(tmp_path / "data", *names))
     rows = [("bee/1.png", "bee"), ("cat/1.png", "cat")]
-    return images, label_pictures(images, table(tmp_path / "known.csv", rows), "")
+    return images, label_images(images, table(tmp_path / "known.csv", rows), "")
 
 
 def test_the_truth_may_be_what_the_data_say(tmp_path):
@@ -432,7 +429,7 @@ def test_the_truth_may_be_class_folders_with_the_same_paths(tmp_path, folder):
     paths = [f"{folder.format(name)}{row}.png" for row, name in enumerate(classes)]
     images = open_images(fill(tmp_path / "data", *paths), labels="none")
     labeled = fill(tmp_path / "known", "a/1.png", "a/2.png", "b/1.png", "b/2.png", seed=20)
-    found = label_pictures(images, str(labeled), "")
+    found = label_images(images, str(labeled), "")
     folders = [f"{name}/{row}.png" for row, name in enumerate(classes)]
     other = str(fill(tmp_path / "truth", *folders, "z/more.png", seed=50))
     truth, names = truth_labels(found.images, other, images, found.classes)
@@ -442,10 +439,10 @@ def test_the_truth_may_be_class_folders_with_the_same_paths(tmp_path, folder):
     assert (truth[~found.own] == UNKNOWN).all()
 
 
-def test_the_truth_of_added_pictures_is_not_asked(tmp_path, data):
+def test_the_truth_of_added_images_is_not_asked(tmp_path, data):
     labeled = fill(tmp_path / "known", "a/1.png", "a/2.png", "b/1.png", "b/2.png", seed=20)
     images = open_images(data)
-    found = label_pictures(images, str(labeled), "")
+    found = label_images(images, str(labeled), "")
     rows = [("1.png", "b"), ("2.png", "z"), (f"{labeled}/a/1.png", "b")]
     truth, names = truth_labels(
         found.images, table(tmp_path / "t.csv", rows), images, found.classes
@@ -459,7 +456,7 @@ def test_arrays_may_be_the_truth_of_arrays(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (6, 8, 8), np.uint8)
     np.savez(tmp_path / "truth.npz", x=x, y=np.array([3, 3, 4, 4, 5, -1]))
     images = open_images(x)
-    found = label_pictures(images, table(tmp_path / "t.csv", [("0", "3"), ("4", "5")]), "")
+    found = label_images(images, table(tmp_path / "t.csv", [("0", "3"), ("4", "5")]), "")
     truth, names = truth_labels(found.images, str(tmp_path / "truth.npz"), images, found.classes)
     assert names == ("3", "5", "4")
     assert truth.tolist() == [0, 0, 2, 2, 1, UNKNOWN]
@@ -486,16 +483,14 @@ def test_a_truth_that_cannot_be_used_is_refused(tmp_path, data):
     assert "no such file" in message(tmp_path / "gone.csv", images).lower()
 
 
-def test_known_classes_among_unlabeled_pictures_are_refused_in_mode_ncd(tmp_path):
+def test_known_classes_among_unlabeled_images_are_refused_in_mode_ncd(tmp_path):
     images, found = classed(tmp_path)
     truth, names = truth_labels(found.images, "data", images, found.classes)
     message = refusal(DataError, check_disjoint, truth, found.label, names, "ncd")
-    assert (
-        "2 unlabeled pictures are of known classes, by the truth: 'bee' (1), 'cat' (1)" in message
-    )
+    assert "2 unlabeled images are of known classes, by the truth: 'bee' (1), 'cat' (1)" in message
     assert "--mode gcd" in message
     check_disjoint(truth, found.label, names, "gcd")
-    whole = label_pictures(images, "", "cat,bee")
+    whole = label_images(images, "", "cat,bee")
     truth, names = truth_labels(whole.images, "data", images, whole.classes)
     check_disjoint(truth, whole.label, names, "ncd")
     check_disjoint(np.full(6, UNKNOWN), found.label, names, "ncd")
@@ -506,10 +501,10 @@ def test_everything_is_the_same_at_a_second_start(tmp_path, data):
     fill(tmp_path / "more", "1.png", "2.png", seed=20)
     rows = [("1.png", "a"), ("more/1.png", "b"), ("more/2.png", "a")]
     for given in (str(labeled), table(tmp_path / "t.csv", rows)):
-        first, second = (label_pictures(open_images(data), given, "") for _ in range(2))
+        first, second = (label_images(open_images(data), given, "") for _ in range(2))
         assert said(first) == said(second)
         assert first.images.fingerprint == second.images.fingerprint
         assert first.images.key == second.images.key != ""
     (tmp_path / "more/1.png").write_bytes(encoded(99))
-    third = label_pictures(open_images(data), given, "")
+    third = label_images(open_images(data), given, "")
     assert third.images.read(third.images.names.index(f"{tmp_path}/more/1.png")) == encoded(99)

@@ -1,4 +1,4 @@
-"""The map of pictures: the same every time, alike ones together, and new ones among their like."""
+"""The map of images: the same every time, alike ones together, and new ones among their like."""
 
 import numpy as np
 import pytest
@@ -80,7 +80,7 @@ def test_neighbors_on_the_map_are_neighbors_by_cosine(mapped):
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 9])
 @pytest.mark.parametrize("dim", [1, 7])
-def test_a_few_pictures_have_places_of_their_own(count, dim):
+def test_a_few_images_have_places_of_their_own(count, dim):
     features = np.random.default_rng(count).normal(size=(count, dim)).astype(np.float32)
     places = lay_out(features)
     assert places.shape == (count, 2)
@@ -101,31 +101,31 @@ def test_a_few_pictures_have_places_of_their_own(count, dim):
         np.full((20, 4), 1e-9, np.float32),
     ],
 )
-def test_pictures_that_are_all_alike_lie_on_one_place(features):
+def test_images_that_are_all_alike_lie_on_one_place(features):
     np.testing.assert_array_equal(lay_out(features), np.zeros((len(features), 2)))
 
 
-def test_copies_and_two_kinds_of_pictures_are_no_trouble():
+def test_copies_and_two_kinds_of_images_are_no_trouble():
     features = np.repeat(np.eye(2, 8, dtype=np.float32), 40, axis=0)
     places = lay_out(features)
     assert np.isfinite(places).all()
     assert distances(places[:40], places[40:]).min() > 0
 
 
-def test_a_picture_without_a_direction_is_no_trouble(mapped):
+def test_a_image_without_a_direction_is_no_trouble(mapped):
     features, *_ = mapped
     features = features.copy()
     features[5] = 0
     assert np.isfinite(lay_out(features)).all()
 
 
-def test_a_picture_of_the_map_is_placed_on_itself(mapped):
+def test_a_image_of_the_map_is_placed_on_itself(mapped):
     features, _, places = mapped
     found = place(features[::7] * 2, features, places)
     np.testing.assert_allclose(found, places[::7], atol=1e-3 * np.abs(places).max())
 
 
-def test_new_pictures_lie_among_their_like_and_the_map_does_not_move(mapped):
+def test_new_images_lie_among_their_like_and_the_map_does_not_move(mapped):
     features, group, places = mapped
     new, own = blobs(seed=0)
     new += 0.1 * np.random.default_rng(8).normal(size=new.shape).astype(np.float32)
@@ -137,7 +137,7 @@ def test_new_pictures_lie_among_their_like_and_the_map_does_not_move(mapped):
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_new_pictures_have_places_on_maps_of_a_few(count):
+def test_new_images_have_places_on_maps_of_a_few(count):
     features, _ = blobs()
     places = lay_out(features[:count])
     found = place(features, features[:count], places)

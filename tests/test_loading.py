@@ -106,7 +106,7 @@ def test_a_death_is_never_told_amid_a_step(folder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_that_show_pictures_to_an_encoder_are_replaced_too(folder, number):
+def test_workers_that_show_images_to_an_encoder_are_replaced_too(folder, number):
     images = open_images(folder, cache=False)
     expected = torch.cat(list(Pixels(images, 32)))
     running = iter(Pixels(images, 32, batch_size=1, workers=2))

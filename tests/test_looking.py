@@ -1,4 +1,4 @@
-"""Plots and sheets: every name can be drawn, every picture is where it belongs."""
+"""Plots and sheets: every name can be drawn, every image is where it belongs."""
 
 import json
 import warnings
@@ -15,8 +15,8 @@ from nearkin.data.sheets import save_sheet, shortened
 from nearkin.errors import DataError, OutputError
 from nearkin.report.contact import contact_sheet, neighbor_sheet
 from nearkin.report.from_training import MOST_POINTS, training_curves
-from nearkin.report.page.map import Coloring, PictureMap
-from nearkin.report.page.report import Chart, ClassView, Confusion, Picture, Report
+from nearkin.report.page.map import Coloring, ImageMap
+from nearkin.report.page.report import Chart, ClassView, Confusion, Report, Tile
 from nearkin.report.plots import COLORS, confusion_plot, curves, draw, map_plot, write_figures
 from nearkin.run.folder import PLOTS, RunFolder
 
@@ -27,9 +27,9 @@ HOSTILE = (
 
 
 def pixels_of(path):
-    with Image.open(path) as picture:
-        assert picture.format == "PNG"
-        return np.asarray(picture.convert("RGB")).astype(int)
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB")).astype(int)
 
 
 def amount(pixels, color):
@@ -43,9 +43,9 @@ def has_color(pixels, color):
     return amount(pixels, color) > 25
 
 
-def picture_map(place, *colorings):
+def image_map(place, *colorings):
     count = len(place)
-    return PictureMap(
+    return ImageMap(
         number=np.arange(count),
         names=tuple(map(str, range(count))),
         place=place,
@@ -153,7 +153,7 @@ def test_classes_of_any_number_and_name_can_be_drawn(tmp_path, count, classes):
     rng = np.random.default_rng(0)
     names = (*HOSTILE, *(f"class {number}" for number in range(classes)))[:classes]
     of = rng.integers(-1, classes, count)
-    shown = picture_map(rng.normal(size=(count, 2)), Coloring("Label", of, names))
+    shown = image_map(rng.normal(size=(count, 2)), Coloring("Label", of, names))
     pixels = pixels_of(map_plot(shown, tmp_path / "map.png"))
     assert pixels.std() > 0
     if classes <= 12 and count > 2:
@@ -168,7 +168,7 @@ def test_the_smallest_of_many_classes_are_gray_and_so_is_what_is_unknown(tmp_pat
 
     def gray(of, names):
         coloring = Coloring("Label", of, names)
-        path = map_plot(picture_map(place, coloring), tmp_path / "map.png")
+        path = map_plot(image_map(place, coloring), tmp_path / "map.png")
         return amount(pixels_of(path), "#BBBBBB")
 
     letters = gray(few, names[:11])
@@ -180,10 +180,10 @@ def test_numbers_are_drawn_with_a_scale_and_no_coloring_in_one_color(tmp_path):
     place = np.random.default_rng(0).normal(size=(60, 2))
     score = np.linspace(0, 1, 60, dtype=np.float32)
     score[:5] = np.nan
-    pixels = pixels_of(map_plot(picture_map(place, Coloring("Score", score)), tmp_path / "s.png"))
+    pixels = pixels_of(map_plot(image_map(place, Coloring("Score", score)), tmp_path / "s.png"))
     assert has_color(pixels, "#BBBBBB")
     assert not has_color(pixels, COLORS[0])
-    assert has_color(pixels_of(map_plot(picture_map(place), tmp_path / "n.png")), COLORS[0])
+    assert has_color(pixels_of(map_plot(image_map(place), tmp_path / "n.png")), COLORS[0])
 
 
 # The confusion
@@ -224,7 +224,7 @@ def test_a_shortened_name_is_short_and_can_be_seen(name):
     assert shortened(found, 20) == found
 
 
-def test_captions_stand_below_their_pictures_and_never_run_into_the_next(tmp_path):
+def test_captions_stand_below_their_images_and_never_run_into_the_next(tmp_path):
     columns = [torch.zeros(2, 3, 96, 96)] * 3
     plain = pixels_of(save_sheet(columns, tmp_path / "s.png"))
     captions = [[(name, "0.5") for name in HOSTILE[:3]], [(name,) for name in HOSTILE[6:9]]]
@@ -264,7 +264,7 @@ def tiles_of(path, columns, lines):
     return rows[:, :, 8:72, 8:72][:, :, ::4, ::4]
 
 
-def test_held_out_pictures_stand_beside_their_nearest_training_pictures(tmp_path):
+def test_held_out_images_stand_beside_their_nearest_training_images(tmp_path):
     images = digits(range(20))
     vectors = np.eye(20, dtype=np.float32)
     train = Embeddings(images, vectors, ["train"] * 20, {})
@@ -274,13 +274,13 @@ def test_held_out_pictures_stand_beside_their_nearest_training_pictures(tmp_path
     tiles = tiles_of(neighbor_sheet(train, test, tmp_path / "n.png"), 9, 2)
     assert tiles.shape[:2] == (2, 9)
     for line, (own, first, second) in zip(tiles, [(0, 4, 7), (1, 9, 3)], strict=True):
-        for tile, picture in zip(line, (asked.read(own), images.read(first), images.read(second))):
-            assert np.abs(tile - picture).max() <= 1
+        for tile, image in zip(line, (asked.read(own), images.read(first), images.read(second))):
+            assert np.abs(tile - image).max() <= 1
 
 
-def found_of(picture, *paths):
+def found_of(image, *paths):
     near = [Neighbor(0.9 - number / 10, path, "") for number, path in enumerate(paths)]
-    return Neighbors(str(picture), near)
+    return Neighbors(str(image), near)
 
 
 def test_a_contact_sheet_shows_each_query_and_its_neighbors(tmp_path):
@@ -298,7 +298,7 @@ def test_a_contact_sheet_shows_each_query_and_its_neighbors(tmp_path):
             assert np.abs(tile - shown).max() <= 1
 
 
-def test_a_contact_sheet_of_other_pictures_or_another_kind_of_file_is_refused(tmp_path):
+def test_a_contact_sheet_of_other_images_or_another_kind_of_file_is_refused(tmp_path):
     images = digits(range(20))
     Image.fromarray(images.read(3)).save(tmp_path / "a.png")
     with pytest.raises(DataError, match="none of the neighbors is among"):
@@ -313,8 +313,8 @@ def test_a_contact_sheet_of_other_pictures_or_another_kind_of_file_is_refused(tm
 
 
 def discovery(images):
-    view = ClassView("new-1", 3, core=tuple(Picture(images.names[row], "", 1.0) for row in (3, 1)))
-    lost = ClassView("\x1b[31m$", 9, core=(Picture("gone", "", 1.0),))
+    view = ClassView("new-1", 3, core=tuple(Tile(images.names[row], "", 1.0) for row in (3, 1)))
+    lost = ClassView("\x1b[31m$", 9, core=(Tile("gone", "", 1.0),))
     chart = Chart("How many", "classes", "", {"a": [(2, 0.1), (3, 0.2)]}, "", 2, (2, 3))
     return Report(
         data="digits", mode="gcd", known=("a",), num_labeled=1, num_unlabeled=2,
@@ -327,7 +327,7 @@ def discovery(images):
 def test_a_discovery_leaves_its_plots_by_names_that_the_folder_knows(tmp_path):
     images, folder = digits(range(20)), RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    shown = picture_map(np.random.default_rng(0).normal(size=(20, 2)))
+    shown = image_map(np.random.default_rng(0).normal(size=(20, 2)))
     write_figures(folder, discovery(images), shown, images)
     made = {path.name for path in folder.plots.iterdir()}
     assert made == {"class_count.png", "clusters.png", "confusion.png", "curves.png", "map.png"}
@@ -335,7 +335,7 @@ def test_a_discovery_leaves_its_plots_by_names_that_the_folder_knows(tmp_path):
     sheet = pixels_of(folder.plots / "clusters.png")
     margin = sheet.shape[1] - 12 * 80
     tiles = sheet[:, margin:].reshape(2, 80, 12, 80, 3).swapaxes(1, 2)[:, :, 8:72:4, 8:72:4]
-    assert (tiles[0] == 255).all()  # the larger one, whose pictures are gone
+    assert (tiles[0] == 255).all()  # the larger one, whose images are gone
     for tile, row in zip(tiles[1], (3, 1)):
         assert np.abs(tile - images.read(row)).max() <= 1
     assert (tiles[1][2:] == 255).all()

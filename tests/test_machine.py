@@ -59,8 +59,8 @@ def test_another_number_of_threads_is_told(folder):
 
 def filled(folder):
     folder.mkdir()
-    pictures = np.random.default_rng(0).integers(0, 256, (48, 16, 16, 3), dtype=np.uint8)
-    np.savez(folder / "data.npz", x=pictures)
+    images = np.random.default_rng(0).integers(0, 256, (48, 16, 16, 3), dtype=np.uint8)
+    np.savez(folder / "data.npz", x=images)
     return folder
 
 

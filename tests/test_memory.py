@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from nearkin.memory import MemoryBank, Queue, own_entries
+from nearkin.memory import MemoryBank, Queue, same_image_mask
 from nearkin.objectives import unit
 from nearkin.types import UNKNOWN
 
@@ -37,7 +37,7 @@ def test_a_new_queue_is_full_of_unit_vectors_of_no_image():
     queue = Queue(size=50, dim=8)
     torch.testing.assert_close(queue.keys.norm(dim=1), torch.ones(50))
     assert queue.index.tolist() == [UNKNOWN] * 50
-    assert not own_entries(torch.arange(50), queue.index).any()
+    assert not same_image_mask(torch.arange(50), queue.index).any()
 
 
 def test_the_random_keys_of_a_new_queue_point_in_all_directions_alike():
@@ -153,7 +153,7 @@ def test_a_restored_queue_goes_on_as_if_nothing_had_happened(done, labeled):
 
 
 def test_own_entries_are_those_of_the_same_image():
-    found = own_entries(torch.tensor([4, 7, 9]), torch.tensor([7, UNKNOWN, 4, 4]))
+    found = same_image_mask(torch.tensor([4, 7, 9]), torch.tensor([7, UNKNOWN, 4, 4]))
     assert found.tolist() == [
         [image == entry for entry in (7, UNKNOWN, 4, 4)] for image in (4, 7, 9)
     ]

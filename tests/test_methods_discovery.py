@@ -54,7 +54,7 @@ def mean(values):
 # RotNet
 
 
-def test_four_turns_of_a_picture_of_four_pixels_have_the_golden_loss():
+def test_four_turns_of_a_image_of_four_pixels_have_the_golden_loss():
     """Counter-clockwise, 1 2 / 3 4 has 1, then 2, 4 and 3 at its upper left, which is all that is read."""
     method = RotNet(Backbone(nn.Flatten(), 12)).double()
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_four_turns_of_a_picture_of_four_pixels_have_the_golden_loss():
     assert expected == pytest.approx(2.9137, abs=1e-4)
 
 
-def test_rotnet_is_the_cross_entropy_of_all_turns_of_all_pictures_in_one_pass():
+def test_rotnet_is_the_cross_entropy_of_all_turns_of_all_images_in_one_pass():
     method, batch = small("rotnet").double().train(), at("rotnet")
     turns = [view.rot90(turn, (1, 2)) for turn in range(4) for view in batch.views[0]]
     logits = method.turns(method.online(torch.stack(turns)))
@@ -91,7 +91,7 @@ def test_a_network_that_cannot_tell_turns_apart_loses_the_logarithm_of_four():
     assert method(at("rotnet"), 0.5).loss.item() == pytest.approx(math.log(4))
 
 
-def test_pictures_that_are_turned_before_change_nothing_where_the_head_turns_with_them():
+def test_images_that_are_turned_before_change_nothing_where_the_head_turns_with_them():
     method, batch = small("rotnet").double(), at("rotnet")
     before = method(batch, 0.5).loss
     with torch.no_grad():
@@ -101,7 +101,7 @@ def test_pictures_that_are_turned_before_change_nothing_where_the_head_turns_wit
     torch.testing.assert_close(method(turned, 0.5).loss, before)
 
 
-def test_rotnet_learns_to_tell_how_pictures_are_turned():
+def test_rotnet_learns_to_tell_how_images_are_turned():
     method = small("rotnet")
     run(method, "rotnet", total=60, until=60, batches=lambda n, s: batch_for(n, s % 4))
     view = batch_for("rotnet", 1).views[0]
@@ -306,7 +306,7 @@ def test_terms_of_labels_that_are_not_there_are_zero_and_all_is_finite(num_known
 
 @pytest.mark.parametrize("name", ["rotnet", "supervised", "simgcd"])
 @pytest.mark.parametrize("label", [UNKNOWN, 2])
-def test_one_picture_is_enough(name, label):
+def test_one_image_is_enough(name, label):
     method, batch = small(name).eval(), one_of(batch_for(name, 0), [0])
     loss = method(replace(batch, label=torch.tensor([label])), 0.5).loss
     loss.backward()

@@ -30,7 +30,7 @@ def test_networks_by_name_give_the_features_they_say(name, size, features):
 
 
 @pytest.mark.parametrize("name", ["resnet18", "timm/resnet18"])
-def test_small_pictures_are_not_shrunk_by_the_stem(name):
+def test_small_images_are_not_shrunk_by_the_stem(name):
     def stem(size):
         return build_backbone(name, size).body
 
@@ -99,7 +99,7 @@ def test_networks_of_ones_own_that_give_no_features_are_refused(result, message)
         adopt(Gives(result), 16)
 
 
-def test_pictures_too_small_for_a_network_are_refused():
+def test_images_too_small_for_a_network_are_refused():
     with pytest.raises(UsageError, match="cannot take images of 8 px"):
         build_backbone("torchvision/alexnet", 8)
 

@@ -155,8 +155,8 @@ def test_all_weight_on_the_own_key_is_info_nce(seed):
     for official in (False, True):
         found = neighborhood(query, key, queue, 0.1, 3, own_weight=1.0, official=official)
         agree(found, expected, rtol=1e-12)
-    nobody = supervised(query, key, queue, 0.1, torch.arange(4), torch.full((9,), -1))
-    agree(nobody, expected, rtol=1e-12)
+    ignore_progress = supervised(query, key, queue, 0.1, torch.arange(4), torch.full((9,), -1))
+    agree(ignore_progress, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))

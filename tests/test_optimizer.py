@@ -52,7 +52,7 @@ def net():
 
 
 def train(model, optimizer, steps, lr):
-    """Learn which of three numbers of a picture is the largest."""
+    """Learn which of three numbers of an image is the largest."""
     for step in steps:
         x = torch.randn(8, 2, 4, 4, generator=torch.Generator().manual_seed(step)).double()
         for group in optimizer.param_groups:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nearkin.distributed import agreed, available_cpus, together
+from nearkin.distributed import all_reduce_max, available_cpus, together
 from nearkin.distributed.place import Place, from_slurm, num_processes, place
 from nearkin.errors import UsageError
 from nearkin.run.folder import RunFolder
@@ -36,9 +36,9 @@ SETTINGS = [
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     rng = np.random.default_rng(0)
-    path = tmp_path_factory.mktemp("data") / "pictures.npz"
-    pictures = rng.integers(0, 256, (64, 12, 12, 3), dtype=np.uint8)
-    np.savez(path, x=pictures, y=np.arange(64) % 4)
+    path = tmp_path_factory.mktemp("data") / "images.npz"
+    images = rng.integers(0, 256, (64, 12, 12, 3), dtype=np.uint8)
+    np.savez(path, x=images, y=np.arange(64) % 4)
     return path
 
 
@@ -239,10 +239,10 @@ def test_a_process_that_hangs_ends_the_run(data, tmp_path):
 
 
 def test_a_failure_of_another_process_is_told(data, tmp_path):
-    """The first has read its pictures before they vanish."""
+    """The first has read its images before they vanish."""
     import shutil
 
-    copy = tmp_path / "pictures.npz"
+    copy = tmp_path / "images.npz"
     shutil.copy(data, copy)
     vanishing = (
         "import sys; import nearkin.commands.train as train; real = train.together;"
@@ -320,7 +320,7 @@ def processors() -> list[tuple[int, ...]]:
 
 
 def note(folder: str) -> None:
-    agreed(0)  # there are threads for messages now
+    all_reduce_max(0)  # there are threads for messages now
     found = [torch.get_num_threads(), processors()]
     Path(folder, f"{torch.distributed.get_rank()}.json").write_text(json.dumps(found))
 

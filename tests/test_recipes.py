@@ -146,14 +146,14 @@ def test_an_augmentation_has_the_numbers_of_its_paper(name):
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def images():
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
     return pixels, np.array(CLASSES)[np.arange(64) % len(CLASSES)]
 
 
 def small(path):
-    """A recipe for 64 pictures: fewer of them at a time, a tiny network, smaller sizes."""
+    """A recipe for 64 images: fewer of them at a time, a tiny network, smaller sizes."""
     settings = read_toml(path)
     options = settings.pop("options")
     sizes = {key: min(value, 32) for key, value in options.items() if type(value) is int}
@@ -177,10 +177,10 @@ def due(settings, progress):
 
 
 @each_recipe
-def test_a_recipe_builds_and_trains(path, pictures):
+def test_a_recipe_builds_and_trains(path, images):
     """Four steps, of which the last comes after MoCo v1's first drop."""
     settings = read_toml(path)
-    images = open_images(pictures)
+    images = open_images(images)
     config = resolve(small(path), images, CPU)
     assert config.augment == settings["augment"]
     torch.manual_seed(0)
@@ -219,7 +219,7 @@ def test_a_recipe_builds_and_trains(path, pictures):
         assert all(said.items() <= group.items() for group in optimizer.param_groups)
 
 
-def test_the_networks_of_the_recipes_take_pictures_of_their_size():
+def test_the_networks_of_the_recipes_take_images_of_their_size():
     recipes = map(read_toml, RECIPES)
     networks = {(recipe["backbone"], recipe["image_size"]) for recipe in recipes}
     widths = {(*network, build_backbone(*network).feature_dim) for network in networks}
@@ -231,9 +231,9 @@ def test_the_networks_of_the_recipes_take_pictures_of_their_size():
     }
 
 
-def test_a_recipe_runs_from_the_command_line(pictures, tmp_path):
-    data, out = tmp_path / "pictures.npz", tmp_path / "run"
-    np.savez(data, x=pictures[0])
+def test_a_recipe_runs_from_the_command_line(images, tmp_path):
+    data, out = tmp_path / "images.npz", tmp_path / "run"
+    np.savez(data, x=images[0])
     recipe = ROOT / "recipes" / "cifar10" / "instdisc_softmax.toml"
     typed = "--epochs 1 --batch-size 16 --backbone tiny --image-size 16 --quiet"
     assert main(["train", str(data), "--config", str(recipe), "-o", str(out), *typed.split()]) == 0

@@ -14,12 +14,12 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from nearkin.commands.discover import discover
-from nearkin.commands.report import pictures_of, report
+from nearkin.commands.report import images_of, report
 from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.report.embedded import embedded, voted
-from nearkin.report.mapping import balanced, picture_map
+from nearkin.report.mapping import balanced, image_map
 from nearkin.report.thumbnails import COLUMNS, PER_SHEET, tiles
 from nearkin.run.folder import RunFolder
 
@@ -55,7 +55,7 @@ def discovered(tmp_path_factory, data, trained):
 
 def packed(page):
     """What the page's map is made from."""
-    (found,) = re.findall(r'<script type="application/json" id="pictures">(.*?)</script>', page)
+    (found,) = re.findall(r'<script type="application/json" id="images">(.*?)</script>', page)
     return json.loads(found)
 
 
@@ -81,10 +81,10 @@ def test_the_page_says_what_was_measured_and_what_repeats_it(trained, data):
     assert "--val 0.25" in command
 
 
-def test_the_map_holds_every_picture_with_its_nearest_ones(trained):
-    images = pictures_of(trained)
+def test_the_map_holds_every_image_with_its_nearest_ones(trained):
+    images = images_of(trained)
     found = embedded(trained, images)
-    shown = picture_map(trained, found, images)
+    shown = image_map(trained, found, images)
     assert shown.total == len(shown.names) == 10 * EACH
     assert shown.names == tuple(images.names)
     cosine = found.vectors.astype(np.float64) @ found.vectors.T.astype(np.float64)
@@ -102,7 +102,7 @@ def test_the_map_holds_every_picture_with_its_nearest_ones(trained):
 
 
 def test_votes_are_the_answers_behind_the_knn_accuracy(trained):
-    found = embedded(trained, pictures_of(trained))
+    found = embedded(trained, images_of(trained))
     answers = voted(found)
     asked = answers != ""
     right = float((answers[asked] == found.labels[asked]).mean())
@@ -110,8 +110,8 @@ def test_votes_are_the_answers_behind_the_knn_accuracy(trained):
     assert right == pytest.approx(measured, abs=1e-12)
 
 
-def test_tiles_are_the_pictures_in_their_order(trained):
-    images = pictures_of(trained)
+def test_tiles_are_the_images_in_their_order(trained):
+    images = images_of(trained)
     made = tiles(images)
     assert made.side == 8
     assert len(made.sheets) == 1
@@ -175,17 +175,17 @@ def test_no_page_without_what_it_needs(trained, discovered, data, tmp_path):
         discovered.page.write_bytes(kept)
 
 
-def test_other_pictures_than_those_of_the_run_are_refused(trained, data, tmp_path):
+def test_other_images_than_those_of_the_run_are_refused(trained, data, tmp_path):
     with np.load(data) as file:
         np.savez(tmp_path / "few.npz", x=file["x"][:40], y=file["y"][:40])
-    with pytest.raises(DataError, match="give the pictures of the run"):
+    with pytest.raises(DataError, match="give the images of the run"):
         report(trained.path, tmp_path / "few.npz")
 
 
-def test_pictures_that_are_gone_are_left_out_of_the_map(trained):
-    images = pictures_of(trained)
+def test_images_that_are_gone_are_left_out_of_the_map(trained):
+    images = images_of(trained)
     few = images.subset(np.arange(0, len(images), 2))
-    shown = picture_map(trained, embedded(trained, few), few)
+    shown = image_map(trained, embedded(trained, few), few)
     assert shown.names == tuple(few.names)
     assert shown.number.tolist() == list(range(len(few)))
 
@@ -203,4 +203,4 @@ def test_pixels_stand_in_the_page_itself(trained):
 
 def test_a_folder_is_asked_for_that_is_a_run(tmp_path):
     with pytest.raises(UsageError):
-        pictures_of(RunFolder(tmp_path / "nothing"))
+        images_of(RunFolder(tmp_path / "nothing"))

@@ -27,7 +27,7 @@ def test_photographs_are_kept_where_it_was_asked_for_and_give_the_same_bits(phot
     }
     encoders = {run.folder.encoder.read_bytes() for run in runs.values()}
     assert len(encoders) == 1
-    assert list((tmp_path / "cache" / "nearkin" / "pictures").iterdir())
+    assert list((tmp_path / "cache" / "nearkin" / "images").iterdir())
     resolved, _ = runs["auto"].folder.settings()
     assert resolved.cache == "ram"  # these are far larger than what is kept of them
     fresh = train(photographs, TrainConfig(**settings, cache="off"), out=tmp_path / "off")
@@ -40,12 +40,12 @@ def losses(run):
 
 
 def test_a_batch_goes_through_in_chunks(tmp_path):
-    pictures = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3), dtype=np.uint8)
     moco = {"method": "moco", "options": {"queue_size": 16, "bn_groups": 4}, "precision": "fp32"}
-    whole = train(pictures, TrainConfig(**SMALL, **moco), out=tmp_path / "whole")
-    chunks = train(pictures, TrainConfig(**SMALL, **moco, chunk_size=2), out=tmp_path / "chunks")
+    whole = train(images, TrainConfig(**SMALL, **moco), out=tmp_path / "whole")
+    chunks = train(images, TrainConfig(**SMALL, **moco, chunk_size=2), out=tmp_path / "chunks")
     assert losses(chunks) == pytest.approx(losses(whole), rel=1e-4)
-    with pytest.raises(UsageError, match="chunks of 3 pictures do not divide a batch of 8"):
-        train(pictures, TrainConfig(**SMALL, **moco, chunk_size=3), out=tmp_path / "misfit")
+    with pytest.raises(UsageError, match="chunks of 3 images do not divide a batch of 8"):
+        train(images, TrainConfig(**SMALL, **moco, chunk_size=3), out=tmp_path / "misfit")
     with pytest.raises(UsageError, match="cannot have 4 groups of batch"):
-        train(pictures, TrainConfig(**SMALL, **moco, chunk_size=4), out=tmp_path / "other")
+        train(images, TrainConfig(**SMALL, **moco, chunk_size=4), out=tmp_path / "other")

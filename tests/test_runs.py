@@ -1,4 +1,4 @@
-"""What is done with a trained encoder: pictures into features, features into numbers and tables."""
+"""What is done with a trained encoder: images into features, features into numbers and tables."""
 
 import csv
 import os
@@ -28,13 +28,13 @@ from nearkin.training.monitor import Monitor
 CPU = torch.device("cpu")
 
 
-def save_pictures(folder, count, size=(80, 72), ending="png", seed=0):
+def save_images(folder, count, size=(80, 72), ending="png", seed=0):
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     for number in range(count):
         pixels = rng.integers(0, 256, (size[1] // 8, size[0] // 8, 3), dtype=np.uint8)
-        picture = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
-        picture.save(folder / f"{number:03d}.{ending}")
+        image = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
+        image.save(folder / f"{number:03d}.{ending}")
     return folder
 
 
@@ -44,7 +44,7 @@ def cut_short(*paths):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def write_run(folder, images, data="pictures", backbone=None, **settings):
+def write_run(folder, images, data="images", backbone=None, **settings):
     """A run as it is when training is done: the settings, and an encoder."""
     folder.mkdir(parents=True, exist_ok=True)
     asked = TrainConfig(backbone="tiny", image_size=16, epochs=1, seed=3, workers=0, **settings)
@@ -57,9 +57,9 @@ def write_run(folder, images, data="pictures", backbone=None, **settings):
     return config
 
 
-def test_fewer_pictures_than_processes_are_refused():
+def test_fewer_images_than_processes_are_refused():
     images = open_images(np.zeros((3, 8, 8, 3), np.uint8))
-    with pytest.raises(UsageError, match="more than the 3 pictures"):
+    with pytest.raises(UsageError, match="more than the 3 images"):
         resolve(TrainConfig(devices=4), images, CPU)
 
 
@@ -74,25 +74,25 @@ def test_what_is_left_to_itself_fits_what_is_asked_for():
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
+def images(tmp_path_factory):
     """Twenty photographs of two classes, of which 003 and 012 cannot be decoded."""
-    folder = tmp_path_factory.mktemp("data") / "pictures"
+    folder = tmp_path_factory.mktemp("data") / "images"
     for number, label in enumerate(("cat", "dog")):
-        save_pictures(folder / label, 10, seed=number)
+        save_images(folder / label, 10, seed=number)
     cut_short(folder / "cat" / "003.png", folder / "dog" / "002.png")
     return folder
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, pictures):
+def run(tmp_path_factory, images):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    write_run(folder, open_images(pictures), pictures, val=0.4)
+    write_run(folder, open_images(images), images, val=0.4)
     return folder
 
 
 @pytest.fixture(scope="module")
-def parts(run, pictures):
-    return open_parts(pictures, RunFolder(run).settings()[0])
+def parts(run, images):
+    return open_parts(images, RunFolder(run).settings()[0])
 
 
 @pytest.fixture(scope="module")
@@ -107,30 +107,30 @@ def measured(run, parts):
 BAD = ["cat/003.png", "dog/002.png"]
 
 
-# Unreadable pictures
+# Unreadable images
 
 
-def test_pictures_that_cannot_be_read_have_no_features_and_are_named(run, pictures):
-    found = embed(run, pictures, workers=0)
+def test_images_that_cannot_be_read_have_no_features_and_are_named(run, images):
+    found = embed(run, images, workers=0)
     assert list(found.bad) == BAD
     assert all(found.bad.values())
     assert len(found.paths) == len(found.vectors) == len(found.labels) == 18
     assert not set(BAD) & set(found.paths)
-    good = load(run).transform(Image.open(pictures / "dog" / "003.png"))[None]
+    good = load(run).transform(Image.open(images / "dog" / "003.png"))[None]
     row = found.vectors[found.paths.index("dog/003.png")]
     expected = nn.functional.normalize(load(run)(good))[0].detach().numpy()
     np.testing.assert_allclose(row, expected, atol=1e-5)
 
 
-def test_pictures_none_of_which_can_be_read_are_an_error(run, tmp_path):
-    folder = save_pictures(tmp_path / "pictures", 3)
+def test_images_none_of_which_can_be_read_are_an_error(run, tmp_path):
+    folder = save_images(tmp_path / "images", 3)
     cut_short(*folder.iterdir())
-    with pytest.raises(DataError, match="none of the 3 pictures can be read"):
+    with pytest.raises(DataError, match="none of the 3 images can be read"):
         embed(run, folder)
 
 
-def test_pictures_that_cannot_be_read_are_in_no_measure_and_in_no_table(
-    run, pictures, parts, measured
+def test_images_that_cannot_be_read_are_in_no_measure_and_in_no_table(
+    run, images, parts, measured
 ):
     found, table, *_ = measured
     assert sum(found.sizes.values()) == 18
@@ -139,14 +139,14 @@ def test_pictures_that_cannot_be_read_are_in_no_measure_and_in_no_table(
     held_out = set(parts.test.names) - set(BAD)
     assert {p for p, s in zip(table.paths, table.splits) if s == "test"} == held_out
     assert set(table.part("test").paths) == held_out
-    everything = embed(run, pictures, workers=0)
+    everything = embed(run, images, workers=0)
     np.testing.assert_allclose(table.vectors, everything.vectors, atol=1e-5)
     assert table.labels == everything.labels
     protocol = found.measures["encoder"][0].protocol
     assert f"{len(held_out)} test images; interval as if images were independent" in protocol
 
 
-def test_without_the_bad_pictures_every_number_is_the_same(run, parts, measured):
+def test_without_the_bad_images_every_number_is_the_same(run, parts, measured):
     config, _ = RunFolder(run).settings()
     good = np.array([row for row, name in enumerate(parts.images.names) if name not in BAD])
     train, test = (
@@ -165,9 +165,9 @@ def test_evaluating_leaves_the_random_numbers_of_the_caller_alone(measured):
     assert torch.equal(before, after)
 
 
-def test_where_nothing_is_held_out_only_geometry_is_measured(run, pictures):
+def test_where_nothing_is_held_out_only_geometry_is_measured(run, images):
     config = replace(RunFolder(run).settings()[0], val=0.0)
-    parts = open_parts(pictures, config)
+    parts = open_parts(images, config)
     found, table = evaluate_parts(load(run), parts, config, network=None, device=CPU)
     assert set(found.left_out) == {"kNN top-1", "linear probe", "clusters"}
     assert [m.name for m in found.measures["encoder"]][-1] == "neighbor agreement"
@@ -175,7 +175,7 @@ def test_where_nothing_is_held_out_only_geometry_is_measured(run, pictures):
     assert len(table.paths) == 18
 
 
-def test_raw_pixels_are_looked_at_for_some_training_pictures(parts, monkeypatch):
+def test_raw_pixels_are_looked_at_for_some_training_images(parts, monkeypatch):
     monkeypatch.setattr(evaluation, "PIXEL_BANK", 5)
     train, test = evaluation._pixel_tables({"train": parts.train, "test": parts.test}, 0)
     assert train.vectors.shape == (5, 3 * 32 * 32)
@@ -183,12 +183,12 @@ def test_raw_pixels_are_looked_at_for_some_training_pictures(parts, monkeypatch)
     assert len(test.vectors) == len(parts.test)
 
 
-def test_the_second_view_is_made_of_the_pictures_that_are_looked_at(run, pictures, monkeypatch):
+def test_the_second_view_is_made_of_the_images_that_are_looked_at(run, images, monkeypatch):
     monkeypatch.setattr("nearkin.evaluation.geometry.LIMIT", 4)
     config, _ = RunFolder(run).settings()
-    images = open_images(pictures)
+    images = open_images(images)
     features, seen = evaluation._second_view(load(run), images, config, CPU)
-    # Rows 0, 5, 10 and 15 of the 20 are looked at; both damaged pictures are not among them.
+    # Rows 0, 5, 10 and 15 of the 20 are looked at; both damaged images are not among them.
     assert seen.tolist() == [0, 5, 10, 15]
     assert len(features) == 4
     monkeypatch.setattr("nearkin.evaluation.geometry.LIMIT", 20)
@@ -217,14 +217,14 @@ class Bare(nn.Module):
         return self.layers(images)
 
 
-def test_a_network_of_ones_own_is_passed_by_the_same_name_everywhere(tmp_path, pictures):
+def test_a_network_of_ones_own_is_passed_by_the_same_name_everywhere(tmp_path, images):
     folder = tmp_path / "run"
-    write_run(folder, open_images(pictures), pictures, backbone=Bare(), val=0.4, labels="none")
+    write_run(folder, open_images(images), images, backbone=Bare(), val=0.4, labels="none")
     assert load(folder, backbone=Bare()).dim == 4
-    assert embed(folder, pictures, backbone=Bare(), workers=0).vectors.shape == (18, 4)
+    assert embed(folder, images, backbone=Bare(), workers=0).vectors.shape == (18, 4)
     assert set(evaluate(folder, backbone=Bare(), workers=0).measures) >= {"untrained"}
     with pytest.raises(UsageError, match="of a network of your own; pass it as `backbone`"):
-        embed(folder, pictures)
+        embed(folder, images)
 
 
 # The monitor
@@ -241,20 +241,20 @@ def look(parts, config):
 
 
 @pytest.mark.parametrize(("train", "test"), [(False, True), (True, False), (False, False)])
-def test_neighbors_are_not_asked_unless_both_sides_have_labels(run, pictures, train, test):
+def test_neighbors_are_not_asked_unless_both_sides_have_labels(run, images, train, test):
     config, _ = RunFolder(run).settings()
     side, known = np.arange(20) % 2, np.arange(20) // 2 % 2
     labels = np.where(np.where(side == 0, train, test), known, -1)
-    images = labeled_like(open_images(pictures), labels)
+    images = labeled_like(open_images(images), labels)
     parts = Parts(images, np.flatnonzero(side == 0), np.flatnonzero(side == 1))
     assert "knn" not in look(parts, config)
 
 
-def test_the_monitor_prefers_pictures_with_labels_and_leaves_out_bad_ones(run, pictures):
+def test_the_monitor_prefers_images_with_labels_and_leaves_out_bad_ones(run, images):
     config, _ = RunFolder(run).settings()
     labels = np.full(20, -1)
     labels[[0, 1, 2, 3, 4, 5]] = 0, 1, 0, 1, 0, 1  # row 3 is damaged
-    images = labeled_like(open_images(pictures), labels)
+    images = labeled_like(open_images(images), labels)
     parts = Parts(images, np.arange(0, 20, 2), np.arange(1, 20, 2))
     monitor = Monitor(parts, config, CPU)
     assert monitor.bank_labels.tolist() == [0, 0, 0]
@@ -263,7 +263,7 @@ def test_the_monitor_prefers_pictures_with_labels_and_leaves_out_bad_ones(run, p
     assert look(parts, config)["knn"] == 0.0
 
 
-# A picture as the encoder takes it
+# An image as the encoder takes it
 
 
 def rotated_jpeg(path):
@@ -286,12 +286,12 @@ def deep_png(path):
     ("name", "make"),
     [("turned.jpg", rotated_jpeg), ("clear.png", transparent_png), ("deep.png", deep_png)],
 )
-def test_a_picture_has_the_features_that_embed_gives_its_file(run, tmp_path, name, make):
+def test_a_image_has_the_features_that_embed_gives_its_file(run, tmp_path, name, make):
     make(tmp_path / name)
     stored = embed(run, tmp_path).vectors[0]
     encoder = load(run)
-    with Image.open(tmp_path / name) as picture, torch.no_grad():
-        found = encoder(encoder.transform(picture)[None])
+    with Image.open(tmp_path / name) as image, torch.no_grad():
+        found = encoder(encoder.transform(image)[None])
     np.testing.assert_allclose(nn.functional.normalize(found)[0], stored, atol=1e-6)
 
 
@@ -300,7 +300,7 @@ def test_a_picture_has_the_features_that_embed_gives_its_file(run, tmp_path, nam
 
 @pytest.mark.parametrize("ending", [".parquet", ".npz", ".npy"])
 def test_names_that_are_not_utf_8_are_written_with_their_bytes(run, tmp_path, ending):
-    folder = save_pictures(tmp_path / "pictures", 1)
+    folder = save_images(tmp_path / "images", 1)
     os.rename(folder / "000.png", os.fsencode(folder) + b"/caf\xe9.png")  # noqa: PTH104
     path = tmp_path / f"vectors{ending}"
     embed(run, folder, output=path)
@@ -366,9 +366,9 @@ def test_an_encoder_is_written_whole_or_not_at_all(run, tmp_path, monkeypatch):
     assert path.read_bytes() == before
 
 
-def test_features_do_not_depend_on_the_number_of_workers(run, pictures):
+def test_features_do_not_depend_on_the_number_of_workers(run, images):
     encoder = Encoder(load(run).backbone, 16, {})
-    images = open_images(pictures)
+    images = open_images(images)
     alone = encode_images(encoder, images, device=CPU, workers=0)
     helped = encode_images(encoder, images, device=CPU, workers=2)
     assert torch.equal(alone.features, helped.features)

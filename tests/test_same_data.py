@@ -1,4 +1,4 @@
-"""A run goes on with the pictures it was started with, or says which have changed."""
+"""A run goes on with the images it was started with, or says which have changed."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from nearkin.tables import read_csv
 CONFIG = TrainConfig(backbone="tiny", image_size=16, epochs=1, batch_size=8, workers=0)
 
 
-def picture(path, seed, size=12):
+def image(path, seed, size=12):
     noise = np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
 
@@ -24,13 +24,13 @@ def picture(path, seed, size=12):
 def run(tmp_path):
     (tmp_path / "data").mkdir()
     for number in range(20):
-        picture(tmp_path / "data" / f"{number:02d}.bmp", number)
+        image(tmp_path / "data" / f"{number:02d}.bmp", number)
     train(tmp_path / "data", CONFIG, out=tmp_path / "run")
     return tmp_path
 
 
 def add(data):
-    picture(data / "new.bmp", 99)
+    image(data / "new.bmp", 99)
 
 
 def remove(data):
@@ -42,7 +42,7 @@ def rename(data):
 
 
 def enlarge(data):
-    picture(data / "03.bmp", 3, size=14)
+    image(data / "03.bmp", 3, size=14)
 
 
 def hold_out(data):
@@ -82,15 +82,15 @@ def test_names_that_are_not_utf_8_are_noted(tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     for number in range(19):
-        picture(data / f"{number:02d}.bmp", number)
+        image(data / f"{number:02d}.bmp", number)
     (data / "04.bmp").rename(data / os.fsdecode(b"\xff.bmp"))
     train(data, CONFIG, out=tmp_path / "run")
-    noted = tmp_path / "run" / "pictures.csv"
+    noted = tmp_path / "run" / "images.csv"
     assert "\udcff.bmp" in {row["path"] for row in read_csv(noted)}
     train(data, CONFIG, out=tmp_path / "run", resume=True)
     (data / "07.bmp").unlink()
     with pytest.raises(CheckpointError, match=r"1 removed \('07\.bmp'\)"):
         train(data, CONFIG, out=tmp_path / "run", resume=True)
     noted.write_text("path,bytes\na.bmp,many\n")
-    with pytest.raises(CheckpointError, match=r"pictures\.csv cannot be used"):
+    with pytest.raises(CheckpointError, match=r"images\.csv cannot be used"):
         train(data, CONFIG, out=tmp_path / "run", resume=True)

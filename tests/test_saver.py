@@ -6,7 +6,7 @@ from small import small
 
 from nearkin.errors import ResourceError
 from nearkin.run.folder import RunFolder
-from nearkin.run.reporter import Logged, Silent
+from nearkin.run.reporter import Logger, Silent
 from nearkin.tables import Journal
 from nearkin.training import checkpoint, saver
 from nearkin.training.optimizer import build_optimizer
@@ -37,8 +37,8 @@ def made(tmp_path, monkeypatch):
     folder, method = RunFolder(tmp_path), small("simclr")
     optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
     journal = Journal(folder.metrics, ("step",), 0)
-    with Logged(Silent(), folder.log) as told:
-        yield Saver(folder, method, optimizer, journal, told, "auto", 0), clock, takes
+    with Logger(Silent(), folder.log) as log:
+        yield Saver(folder, method, optimizer, journal, log, "auto", 0), clock, takes
 
 
 def steps_saved(made, seconds, every=1.0):

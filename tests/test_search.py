@@ -1,4 +1,4 @@
-"""The pictures most similar to a picture: exact, in order, and of nothing but sound tables."""
+"""The images most similar to an image: exact, in order, and of nothing but sound tables."""
 
 import io
 import json
@@ -37,25 +37,25 @@ def write_run(folder, seed=1):
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """Thirty pictures, of which the last is a copy of the first."""
-    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+def images(tmp_path_factory):
+    """Thirty images, of which the last is a copy of the first."""
+    folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for number in range(29):
         (folder / ("cat", "dog")[number % 2]).mkdir(exist_ok=True)
         pixels = rng.integers(0, 256, (9, 10, 3), dtype=np.uint8)
-        picture = Image.fromarray(pixels).resize((80, 72))
-        picture.save(folder / ("cat", "dog")[number % 2] / f"{number:02}.png")
+        image = Image.fromarray(pixels).resize((80, 72))
+        image.save(folder / ("cat", "dog")[number % 2] / f"{number:02}.png")
     shutil.copy(folder / "cat" / "00.png", folder / "dog" / "29.png")
     return folder
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, pictures):
+def run(tmp_path_factory, images):
     """A run with its table, and tables of all other kinds beside it; read, never written."""
     folder = write_run(tmp_path_factory.mktemp("run") / "run")
     for name in ("embeddings.parquet", "table.npz"):
-        embed(folder, pictures, output=folder / name, workers=0)
-    assert main(["embed", str(folder), str(pictures), "-o", f"{folder}/parts/", "--shard=4"]) == 0
+        embed(folder, images, output=folder / name, workers=0)
+    assert main(["embed", str(folder), str(images), "-o", f"{folder}/parts/", "--shard=4"]) == 0
     return folder
 
 
@@ -135,7 +135,7 @@ def test_what_is_found_is_what_comparing_all_finds(dim, count, shard, top, tmp_p
 
 
 @pytest.mark.parametrize("queries", [1, 2, 5, 16])
-def test_equal_pictures_are_in_the_order_of_the_table_wherever_blocks_begin(queries, tmp_path):
+def test_equal_images_are_in_the_order_of_the_table_wherever_blocks_begin(queries, tmp_path):
     """For every size, since a product of matrices rounds by its shape."""
     rng = np.random.default_rng(queries)
     for count in (7, 64, 333):
@@ -148,7 +148,7 @@ def test_equal_pictures_are_in_the_order_of_the_table_wherever_blocks_begin(quer
             assert [n.path for n in found] == [f"{row}.png" for row in same]
 
 
-def test_a_thousand_equal_pictures_are_no_more_than_the_first_few(tmp_path):
+def test_a_thousand_equal_images_are_no_more_than_the_first_few(tmp_path):
     table = open_vectors(write_folder(tmp_path / "folder", np.ones((1000, 3)), 300))
     (found,) = search(table, np.ones((1, 3)), 4)
     assert [n.path for n in found] == ["0.png", "1.png", "2.png", "3.png"]
@@ -173,19 +173,17 @@ def test_rows_are_read_by_their_places(wanted, tmp_path):
 # The command
 
 
-def test_a_picture_of_the_table_is_its_own_nearest_one_and_its_copy_the_next(
-    run, pictures, capsys
-):
-    assert ask(run, pictures / "cat" / "00.png", "--top", 2, "--json") == 0
+def test_a_image_of_the_table_is_its_own_nearest_one_and_its_copy_the_next(run, images, capsys):
+    assert ask(run, images / "cat" / "00.png", "--top", 2, "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert found["picture"] == str(pictures / "cat" / "00.png")
+    assert found["image"] == str(images / "cat" / "00.png")
     assert [n["path"] for n in found["neighbors"]] == ["cat/00.png", "dog/29.png"]
     assert [n["label"] for n in found["neighbors"]] == ["cat", "dog"]
     assert [n["similarity"] for n in found["neighbors"]] == pytest.approx([1, 1], abs=1e-5)
 
 
-def test_all_kinds_of_tables_give_the_same_answer(run, pictures, capsys):
-    given = [pictures / "dog" / "03.png", pictures / "cat" / "02.png", "--json", "--top", "30"]
+def test_all_kinds_of_tables_give_the_same_answer(run, images, capsys):
+    given = [images / "dog" / "03.png", images / "cat" / "02.png", "--json", "--top", "30"]
     answers = []
     for table in ("embeddings.parquet", "table.npz", "parts"):
         assert ask(run, *given, "--in", run / table) == 0
@@ -200,7 +198,7 @@ def test_all_kinds_of_tables_give_the_same_answer(run, pictures, capsys):
     assert len(answers[0][0]["neighbors"]) == 30
 
 
-def test_a_picture_is_seen_as_embed_sees_it(run, pictures, tmp_path):
+def test_a_image_is_seen_as_embed_sees_it(run, images, tmp_path):
     """Upright, without its transparency, from 16 bits, out of any folder and by any name."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -221,9 +219,9 @@ def test_a_picture_is_seen_as_embed_sees_it(run, pictures, tmp_path):
     assert [f.neighbors[0].similarity for f in found] == pytest.approx([1] * 4, abs=1e-6)
 
 
-def test_people_are_shown_a_line_per_neighbor(run, pictures, capsys, tmp_path):
+def test_people_are_shown_a_line_per_neighbor(run, images, capsys, tmp_path):
     strange = tmp_path / "red\x1b[31m\n.png"
-    shutil.copy(pictures / "cat" / "00.png", strange)
+    shutil.copy(images / "cat" / "00.png", strange)
     assert ask(run, strange, "--top", 2) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == str(tmp_path / r"red\x1b[31m\n.png")
@@ -231,7 +229,7 @@ def test_people_are_shown_a_line_per_neighbor(run, pictures, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["text", "missing", "folder", "pipe", "torn", "bomb", "empty"])
-def test_a_picture_that_cannot_be_read_is_named(kind, run, pictures, tmp_path, capsys):
+def test_a_image_that_cannot_be_read_is_named(kind, run, images, tmp_path, capsys):
     path = tmp_path / f"{kind}.png"
     if kind == "folder":
         path.mkdir()
@@ -240,9 +238,9 @@ def test_a_picture_that_cannot_be_read_is_named(kind, run, pictures, tmp_path, c
     elif kind == "bomb":
         Image.new("1", (10_000, 10_000)).save(path)
     elif kind != "missing":
-        whole = (pictures / "cat" / "00.png").read_bytes()
+        whole = (images / "cat" / "00.png").read_bytes()
         path.write_bytes({"text": b"text", "torn": whole[: len(whole) // 2], "empty": b""}[kind])
-    line = refusal(3, capsys, run, pictures / "cat" / "00.png", path)
+    line = refusal(3, capsys, run, images / "cat" / "00.png", path)
     assert f"{kind}.png' cannot be read" in line
 
 
@@ -254,37 +252,37 @@ def test_nothing_to_look_for_is_refused(given, run, capsys):
 # Tables of something else
 
 
-def test_tables_that_are_not_there_are_refused(run, pictures, tmp_path, capsys):
-    picture = pictures / "cat" / "00.png"
+def test_tables_that_are_not_there_are_refused(run, images, tmp_path, capsys):
+    image = images / "cat" / "00.png"
     bare = tmp_path / "encoder.safetensors"
     shutil.copy(run / "encoder.safetensors", bare)
-    assert "embeddings.parquet does not exist" in refusal(2, capsys, bare, picture)
-    assert "does not exist" in refusal(2, capsys, run, picture, "--in", tmp_path / "no.npz")
-    assert "no table of features" in refusal(2, capsys, run, picture, "--in", picture)
-    assert "has no _parts.json" in refusal(2, capsys, run, picture, "--in", tmp_path)
+    assert "embeddings.parquet does not exist" in refusal(2, capsys, bare, image)
+    assert "does not exist" in refusal(2, capsys, run, image, "--in", tmp_path / "no.npz")
+    assert "no table of features" in refusal(2, capsys, run, image, "--in", image)
+    assert "has no _parts.json" in refusal(2, capsys, run, image, "--in", tmp_path)
 
 
-def test_a_folder_that_is_not_complete_is_refused(run, pictures, tmp_path, capsys):
+def test_a_folder_that_is_not_complete_is_refused(run, images, tmp_path, capsys):
     folder = shutil.copytree(run / "parts", tmp_path / "parts")
     (folder / "part-000003.parquet").unlink()
-    line = refusal(5, capsys, run, pictures / "cat" / "00.png", "--in", folder)
+    line = refusal(5, capsys, run, images / "cat" / "00.png", "--in", folder)
     assert "lacks 1 of 8 parts" in line
 
 
-def test_features_of_another_encoder_are_refused(run, pictures, tmp_path, capsys):
-    picture, other = pictures / "cat" / "00.png", write_run(tmp_path / "other", seed=2)
-    line = refusal(5, capsys, other, picture, "--in", run / "parts")
+def test_features_of_another_encoder_are_refused(run, images, tmp_path, capsys):
+    image, other = images / "cat" / "00.png", write_run(tmp_path / "other", seed=2)
+    line = refusal(5, capsys, other, image, "--in", run / "parts")
     assert "of another encoder" in line
     table = write_table(tmp_path / "t.parquet", np.ones((3, 5)))
-    line = refusal(5, capsys, run, picture, "--in", table)
+    line = refusal(5, capsys, run, image, "--in", table)
     assert "have 5 features and the encoder gives 128" in line
 
 
-def test_a_table_without_pictures_is_refused(run, pictures, tmp_path, capsys):
+def test_a_table_without_images_is_refused(run, images, tmp_path, capsys):
     nothing = pa.array([], pa.string())
     path = tmp_path / "t.parquet"
     table = write_table(path, np.ones((0, DIM)), path=nothing, label=nothing)
-    assert "no picture" in refusal(3, capsys, run, pictures / "cat" / "00.png", "--in", table)
+    assert "no image" in refusal(3, capsys, run, images / "cat" / "00.png", "--in", table)
 
 
 ROWS = np.ones((3, DIM), np.float32)
@@ -312,20 +310,20 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_table_is_refused(name, run, pictures, tmp_path, capsys):
+def test_a_hostile_table_is_refused(name, run, images, tmp_path, capsys):
     columns = {"path": ["a", "b", "c"], "label": ["", "", ""], "vector": LISTS}
     table = pa.table({k: v for k, v in (columns | HOSTILE[name]).items() if v is not None})
     parquet.write_table(table, tmp_path / "t.parquet")
-    line = refusal(5, capsys, run, pictures / "cat" / "00.png", "--in", tmp_path / "t.parquet")
+    line = refusal(5, capsys, run, images / "cat" / "00.png", "--in", tmp_path / "t.parquet")
     assert "t.parquet cannot be used" in line or "have 0 features" in line
 
 
-def test_a_sound_table_of_another_program_is_taken(run, pictures, tmp_path):
+def test_a_sound_table_of_another_program_is_taken(run, images, tmp_path):
     """Its vectors are lists of any length, in double precision, and some labels are missing."""
     columns = {"path": ["a", "b"], "label": pa.array([None, "x"], pa.string())}
     vectors = [[1.0] * DIM, [-1.0] * DIM]
     parquet.write_table(pa.table({**columns, "vector": vectors}), tmp_path / "t.parquet")
-    (found,) = nearkin.neighbors(run, [pictures / "cat/00.png"], vectors=tmp_path / "t.parquet")
+    (found,) = nearkin.neighbors(run, [images / "cat/00.png"], vectors=tmp_path / "t.parquet")
     assert [(n.path, n.label) for n in found.neighbors] == [("a", ""), ("b", "x")]
 
 
@@ -351,31 +349,31 @@ ARRAYS = {
 
 @pytest.mark.parametrize("ending", [".parquet", ".npz"])
 @pytest.mark.parametrize("name", BYTES)
-def test_a_file_that_is_no_table_is_refused(name, ending, run, pictures, tmp_path, capsys):
+def test_a_file_that_is_no_table_is_refused(name, ending, run, images, tmp_path, capsys):
     path = tmp_path / f"table{ending}"
     path.write_bytes(BYTES[name])
-    line = refusal(5, capsys, run, pictures / "cat" / "00.png", "--in", path)
+    line = refusal(5, capsys, run, images / "cat" / "00.png", "--in", path)
     assert f"table{ending} cannot be used" in line
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_hostile_arrays_are_refused(name, run, pictures, tmp_path, capsys):
+def test_hostile_arrays_are_refused(name, run, images, tmp_path, capsys):
     columns = {"path": np.array(["a", "b", "c"]), "label": np.array(["", "", ""]), "vector": ROWS}
     file = io.BytesIO()
     np.savez(file, **{k: v for k, v in (columns | ARRAYS[name]).items() if v is not None})
     (tmp_path / "t.npz").write_bytes(file.getvalue())
-    line = refusal(5, capsys, run, pictures / "cat" / "00.png", "--in", tmp_path / "t.npz")
+    line = refusal(5, capsys, run, images / "cat" / "00.png", "--in", tmp_path / "t.npz")
     assert "t.npz cannot be used" in line or "have 0 features" in line
 
 
 @pytest.mark.parametrize("place", np.linspace(0, 0.999, 12).tolist())
 def test_a_flipped_byte_is_refused_or_changes_no_more_than_numbers(
-    place, run, pictures, tmp_path, capsys
+    place, run, images, tmp_path, capsys
 ):
     content = bytearray((run / "embeddings.parquet").read_bytes())
     content[int(place * len(content))] ^= 0xFF
     (tmp_path / "t.parquet").write_bytes(content)
-    code = ask(run, pictures / "cat" / "00.png", "--in", tmp_path / "t.parquet")
+    code = ask(run, images / "cat" / "00.png", "--in", tmp_path / "t.parquet")
     assert code in (0, 3, 5), capsys.readouterr().err
 
 
@@ -406,13 +404,11 @@ def faiss():
 
 
 @pytest.mark.parametrize("table", ["parts", "embeddings.parquet", "table.npz"])
-def test_a_small_index_gives_what_comparing_all_gives(
-    table, faiss, run, pictures, tmp_path, capsys
-):
+def test_a_small_index_gives_what_comparing_all_gives(table, faiss, run, images, tmp_path, capsys):
     path = tmp_path / "x.faiss"
     assert main(["index", str(run / table), "-o", str(path)]) == 0
-    assert "30 pictures, Flat" in capsys.readouterr().out
-    given = [run, pictures / "dog" / "03.png", pictures / "cat" / "02.png", "--in", run / table]
+    assert "30 images, Flat" in capsys.readouterr().out
+    given = [run, images / "dog" / "03.png", images / "cat" / "02.png", "--in", run / table]
     given += ["--json", "--top", 3]
     assert ask(*given) == 0
     exact = capsys.readouterr().out
@@ -440,7 +436,7 @@ def large(tmp_path_factory):
 
 def test_a_large_index_finds_nine_of_ten_neighbors(large):
     note = json.loads((large / "x.faiss.json").read_text())
-    assert (note["kind"], note["pictures"]) == ("IVF892,PQ16np", 50_000)
+    assert (note["kind"], note["images"]) == ("IVF892,PQ16np", 50_000)
     table = open_vectors(large / "parts")
     queries = torch.nn.functional.normalize(torch.from_numpy(clustered(50_000, 16, 0)[:100]))
     exact = most_similar(table.blocks(), queries, 10)
@@ -460,12 +456,12 @@ def test_an_index_is_the_same_every_time(large, tmp_path):
 
 
 @pytest.fixture
-def indexed(faiss, run, pictures, tmp_path):
+def indexed(faiss, run, images, tmp_path):
     """A copy of the parts with an index; and the command that asks it."""
     folder = shutil.copytree(run / "parts", tmp_path / "parts")
     assert main(["index", str(folder), "-o", str(tmp_path / "x.faiss")]) == 0
-    picture = pictures / "cat" / "00.png"
-    return tmp_path, [run, picture, "--in", folder, "--index", tmp_path / "x.faiss"]
+    image = images / "cat" / "00.png"
+    return tmp_path, [run, image, "--in", folder, "--index", tmp_path / "x.faiss"]
 
 
 def test_an_index_of_other_vectors_is_refused(indexed, run, capsys):

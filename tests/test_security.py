@@ -36,7 +36,7 @@ PACKAGE = Path(nearkin.__file__).parent
 GIB = 2**30
 
 
-def picture(seed=0, size=(16, 16), kind="PNG", **options):
+def image(seed=0, size=(16, 16), kind="PNG", **options):
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind, **options)
@@ -217,10 +217,10 @@ ENCODERS = {
     "architecture os.system": lambda s: tensors(s, {**ENCODER, "backbone": "os.system"}),
     "architecture from a hub": lambda s: tensors(s, {**ENCODER, "backbone": "timm/hf-hub:a/b"}),
     "no architecture": lambda s: tensors(s, {"image_size": 16}),
-    "pictures of 0 px": lambda s: tensors(s, {**ENCODER, "image_size": 0}),
-    "pictures of 100,000 px": lambda s: tensors(s, {**ENCODER, "image_size": 10**5}),
-    "pictures of infinite size": lambda s: tensors(s, {**ENCODER, "image_size": float("inf")}),
-    "pictures of no size": lambda s: tensors(s, {**ENCODER, "image_size": float("nan")}),
+    "images of 0 px": lambda s: tensors(s, {**ENCODER, "image_size": 0}),
+    "images of 100,000 px": lambda s: tensors(s, {**ENCODER, "image_size": 10**5}),
+    "images of infinite size": lambda s: tensors(s, {**ENCODER, "image_size": float("inf")}),
+    "images of no size": lambda s: tensors(s, {**ENCODER, "image_size": float("nan")}),
     "a number of 10,000 digits": lambda s: tensors(s, f'{{"image_size": {"9" * 10_000}}}'),
     "a description of another kind": lambda s: tensors(s, "[]"),
     "a description without an end": lambda s: tensors(s, "[" * 100_000),
@@ -252,7 +252,7 @@ CLASSIFIERS = {
     "a temperature of 0": {"temperature": 0},
     "a temperature that is text": {"temperature": "x"},
     "a calibration by 0": {"calibration": dict.fromkeys(
-        ("temperature", "num_pictures", "error_before", "error_after"), 0)},
+        ("temperature", "num_images", "error_before", "error_after"), 0)},
     "a calibration of another kind": {"calibration": [1]},
     "no details": {"details": {}},
     "a seed that is text": {"details": {"augment": "simclr_cifar", "num_views": 2, "seed": "x"}},
@@ -306,9 +306,9 @@ PICKLE = NO_TENSORS["a pickle"]
 STAGES = {
     "kept features that are a pickle": {"stages/kept.safetensors": PICKLE},
     "kept features of 2**63 bytes": {"stages/kept.safetensors": sized(2**63)},
-    "kept features of other pictures": {"stages/kept.safetensors": save(
+    "kept features of other images": {"stages/kept.safetensors": save(
         {"center": torch.ones(3, 128), "views": torch.ones(2, 3, 128)}, {"bad": "{}"})},
-    "a trial of other pictures": {"stages/trials/gcd-0-0.5.npz": arrays(
+    "a trial of other images": {"stages/trials/gcd-0-0.5.npz": arrays(
         probability=np.full((2, 4), 0.25), correct=np.array([True, False]))},
     "a trial that is one array": {"stages/trials/gcd-0-0.5.npz": npy(np.ones(3))},
     "a trial that is a pickle": {"stages/trials/gcd-0-0.5.npz": PICKLE},
@@ -339,17 +339,17 @@ HOSTILE_NAMES = [
 
 
 def hostile_folder(path):
-    """Two classes of pictures with such names, and as many files that are no pictures."""
+    """Two classes of images with such names, and as many files that are no images."""
     for seed, class_name in enumerate(("<script>", STEERS)):
-        files = {name: picture(seed * 99 + row) for row, name in enumerate(HOSTILE_NAMES)}
+        files = {name: image(seed * 99 + row) for row, name in enumerate(HOSTILE_NAMES)}
         folder_of(path / class_name, files)
     for name in HOSTILE_NAMES:
-        (path / STEERS / name.replace(".png", ".jpg")).write_bytes(b"no picture")
+        (path / STEERS / name.replace(".png", ".jpg")).write_bytes(b"no image")
     return path
 
 
 def overlapping(members, size):
-    """A zip of so many pictures of so many zeros each, which all share the same few bytes."""
+    """A zip of so many images of so many zeros each, which all share the same few bytes."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     packed = b"".join(packer.compress(bytes(2**20)) for _ in range(size >> 20)) + packer.flush()
     sizes = (0, len(packed), size, 5, 0)
@@ -361,7 +361,7 @@ def overlapping(members, size):
 
 
 def png(side, pixels=b"", extra=b""):
-    """A picture of one bit per pixel."""
+    """An image of one bit per pixel."""
 
     def chunk(kind, data):
         return (
@@ -373,7 +373,7 @@ def png(side, pixels=b"", extra=b""):
 
 
 def bombs():
-    """Small files that are large pictures."""
+    """Small files that are large images."""
     text = b"k\0\0" + zlib.compress(bytes(100_000_000))
     note = (
         struct.pack(">I", len(text))
@@ -381,7 +381,7 @@ def bombs():
         + text
         + struct.pack(">I", zlib.crc32(b"zTXt" + text))
     )
-    jpeg = bytearray(picture(kind="JPEG"))
+    jpeg = bytearray(image(kind="JPEG"))
     frame = jpeg.index(b"\xff\xc0")
     jpeg[frame + 5 : frame + 9] = struct.pack(">HH", 65_500, 65_500)
     two = io.BytesIO()
@@ -397,7 +397,7 @@ def bombs():
         "text.png": png(16, zlib.compress(bytes(48)), note),
         "65k.jpg": bytes(jpeg),
         "frames.gif": gif[:second] + gif[second:-1] * 10_000 + b";",
-        "good.png": picture(),
+        "good.png": image(),
     }
 
 
@@ -424,8 +424,8 @@ def other_formats():
 
 
 def special_files(path):
-    """Everything but regular files under the names of pictures; one picture."""
-    folder_of(path, {"good.png": picture()})
+    """Everything but regular files under the names of images; one image."""
+    folder_of(path, {"good.png": image()})
     (path / "folder.jpg").mkdir()
     os.mkfifo(path / "pipe.jpg")
     os.mknod(path / "socket.jpg", stat.S_IFSOCK | 0o600)
@@ -440,21 +440,21 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("security")
 
 
-def add_pictures(commands, place, encoder):
+def add_images(commands, place, encoder):
     folder_of(place / "bombs", bombs())
     (place / "bomb.zip").write_bytes(overlapping(8, 200 * 2**20))
     formats = {f"{kind}.jpg": content for kind, content in other_formats().items()}
-    folder_of(place / "formats", {**formats, "good.png": picture()})
+    folder_of(place / "formats", {**formats, "good.png": image()})
     special_files(place / "special")
     for name in ("bombs", "formats", "special", "bomb.zip"):
         commands.add(name, "embed", encoder, place / name, "-o", f"{name}.npy")
 
 
-def add_weights(commands, place, state, pictures):
+def add_weights(commands, place, state, images):
     encoders = NO_TENSORS | {name: make(state) for name, make in ENCODERS.items()}
     for number, (name, content) in enumerate(encoders.items()):
         folder_of(place / f"encoder{number}", {"encoder.safetensors": content})
-        commands.add(f"encoder: {name}", "embed", f"encoder{number}", pictures, "-o", "x.npz")
+        commands.add(f"encoder: {name}", "embed", f"encoder{number}", images, "-o", "x.npz")
     heads = {"heads.weight": torch.ones(3, 128)}
     classifiers = NO_TENSORS | {"sound": tensors(heads, CLASSIFIER)}
     classifiers |= {n: tensors(heads, CLASSIFIER | change) for n, change in CLASSIFIERS.items()}
@@ -463,12 +463,12 @@ def add_weights(commands, place, state, pictures):
     for number, (name, content) in enumerate(classifiers.items()):
         files = {"classifier.safetensors": content, "encoder.safetensors": tensors(state, ENCODER)}
         folder_of(place / f"classifier{number}", files)
-        commands.add(f"classifier: {name}", "assign", f"classifier{number}", pictures)
+        commands.add(f"classifier: {name}", "assign", f"classifier{number}", images)
 
 
 def add_stages(commands, place, encoder):
     for name in "abcdef":
-        files = {f"{row}.png": picture(100 * ord(name) + row) for row in range(6)}
+        files = {f"{row}.png": image(100 * ord(name) + row) for row in range(6)}
         folder_of(place / "classes" / name, files)
     looks = {"center": torch.ones(36, 128), "views": torch.ones(2, 36, 128)}
     kept = save(looks, metadata={"bad": "{}"})
@@ -482,13 +482,13 @@ def add_stages(commands, place, encoder):
         commands.add(f"stage: {name}", "discover", place / "classes", "-o", folder, *settings)
 
 
-def add_settings(commands, place, pictures):
+def add_settings(commands, place, images):
     for number, (name, content) in enumerate(CONFIGS.items()):
         (place / f"{number}.toml").write_bytes(content)
-        commands.add(f"config: {name}", "train", pictures, "--config", f"{number}.toml", "-o", "x")
+        commands.add(f"config: {name}", "train", images, "--config", f"{number}.toml", "-o", "x")
 
 
-def add_names(commands, place, state, pictures):
+def add_names(commands, place, state, images):
     hostile = hostile_folder(place / "hostile")
     settings = ["--epochs", 1, "--batch-size", 8, "--backbone", "tiny", "--max-bad", 0.5]
     commands.add("train", "train", hostile, "-o", "run", *settings)
@@ -496,11 +496,11 @@ def add_names(commands, place, state, pictures):
     commands.add("check", "check", hostile)
     commands.add("left out", "embed", "good.safetensors", hostile, "-o", "hostile.npy")
     (place / "key.toml").write_text(f"{json.dumps(STEERS)} = 1")
-    commands.add("key", "train", pictures, "--config", "key.toml", "-o", "x")
+    commands.add("key", "train", images, "--config", "key.toml", "-o", "x")
     (place / "heading.csv").write_text(f'"{STEERS}",label\n')
     commands.add("heading", "embed", "good.safetensors", "heading.csv", "-o", "x.npz")
     (place / "name.safetensors").write_bytes(tensors(state, {**ENCODER, "backbone": STEERS}))
-    commands.add("architecture", "embed", "name.safetensors", pictures, "-o", "x.npz")
+    commands.add("architecture", "embed", "name.safetensors", images, "-o", "x.npz")
 
 
 @pytest.fixture(scope="module")
@@ -509,14 +509,14 @@ def answers(place):
     if not Path("/proc/self/status").exists():
         pytest.skip("the memory of a process is read from /proc")
     commands, state, encoder = Commands(place), tiny(), place / "good.safetensors"
-    pictures = folder_of(place / "pictures", {"0.png": picture(0), "1.png": picture(1)})
+    images = folder_of(place / "images", {"0.png": image(0), "1.png": image(1)})
     encoder.write_bytes(tensors(state, ENCODER))
-    commands.add("warm", "embed", encoder, pictures, "-o", "warm.npz")
-    add_pictures(commands, place, encoder)
-    add_weights(commands, place, state, pictures)
+    commands.add("warm", "embed", encoder, images, "-o", "warm.npz")
+    add_images(commands, place, encoder)
+    add_weights(commands, place, state, images)
     add_stages(commands, place, encoder)
-    add_settings(commands, place, pictures)
-    add_names(commands, place, state, pictures)
+    add_settings(commands, place, images)
+    add_names(commands, place, state, images)
     return commands.run()
 
 
@@ -553,7 +553,7 @@ def test_hostile_files_of_a_discovery_are_refused(name, answers):
 @pytest.mark.parametrize(
     "bad",
     ["no JSON", '{"x": "y"}', '{"1": "y"}', "[1]", "[" * 100_000],
-    ids=["no JSON", "no number", "no such picture", "no table", "no end"],
+    ids=["no JSON", "no number", "no such image", "no table", "no end"],
 )
 def test_kept_features_with_a_hostile_description_are_refused(bad, tmp_path):
     path = tmp_path / "kept.safetensors"
@@ -568,7 +568,7 @@ def test_kept_features_with_a_hostile_description_are_refused(bad, tmp_path):
     ("center", "views", "count"),
     [((3, 2), (2, 3, 2), 4), ((3, 2), (2, 4, 2), 3), ((3, 2), (3, 2), 3), ((3,), (2, 3), 3)],
 )
-def test_kept_features_of_other_pictures_are_refused(center, views, count, tmp_path):
+def test_kept_features_of_other_images_are_refused(center, views, count, tmp_path):
     path = tmp_path / "kept.safetensors"
     path.write_bytes(
         save({"center": torch.ones(center), "views": torch.ones(views)}, {"bad": "{}"})
@@ -583,7 +583,7 @@ def test_an_encoder_that_is_a_folder_is_refused(tmp_path):
         load(tmp_path)
 
 
-# ---------------------------------------------------------------- S5, S7 to S11: pictures
+# ---------------------------------------------------------------- S5, S7 to S11: images
 
 
 def test_bombs_are_left_out_without_being_inflated(answers, place):
@@ -607,8 +607,8 @@ def test_a_small_archive_of_large_members_is_not_inflated_all_at_once(answers, p
     assert answers["bomb.zip"].grown < 600e6
 
 
-def test_what_other_decoders_would_open_is_no_picture(answers, place):
-    assert answers["formats"].out.startswith("1 pictures")
+def test_what_other_decoders_would_open_is_no_image(answers, place):
+    assert answers["formats"].out.startswith("1 images")
     images = open_images(place / "formats", cache=False)
     assert images.names == ("good.png",)
     assert {bad.reason for bad in images.bad} == {"not-an-image"}
@@ -616,7 +616,7 @@ def test_what_other_decoders_would_open_is_no_picture(answers, place):
 
 
 def test_what_is_no_regular_file_is_not_opened(answers, place):
-    assert answers["special"].out.startswith("1 pictures")
+    assert answers["special"].out.startswith("1 images")
     images = open_images(place / "special", cache=False)
     assert {bad.name: bad.reason for bad in images.bad} == {
         "environ.jpg": "link leaves the folder",
@@ -630,7 +630,7 @@ def test_what_is_no_regular_file_is_not_opened(answers, place):
 
 
 def test_a_table_of_labels_opens_no_devices_and_pipes(tmp_path):
-    data = folder_of(tmp_path / "data", {"0.png": picture(0), "1.png": picture(1)})
+    data = folder_of(tmp_path / "data", {"0.png": image(0), "1.png": image(1)})
     os.mkfifo(tmp_path / "pipe.png")
     labels = tmp_path / "labels.csv"
     labels.write_text("path,label\n/dev/zero,a\npipe.png,b\n0.png,c\n")
@@ -643,7 +643,7 @@ def test_a_table_of_labels_opens_no_devices_and_pipes(tmp_path):
 
 
 def test_a_chain_of_links_is_followed_as_far_as_the_system_does(tmp_path):
-    folder_of(tmp_path / "data", {"0.png": picture()})
+    folder_of(tmp_path / "data", {"0.png": image()})
     for number in range(1, 101):
         (tmp_path / "data" / f"{number}.png").symlink_to(f"{number - 1}.png")
     images = open_images(tmp_path / "data")
@@ -653,14 +653,14 @@ def test_a_chain_of_links_is_followed_as_far_as_the_system_does(tmp_path):
 
 
 def test_a_table_leads_through_no_link_out_of_its_folder(tmp_path):
-    folder_of(tmp_path / "outside", {"secret.png": picture(0)})
-    data = folder_of(tmp_path / "data", {"own.png": picture(1)})
+    folder_of(tmp_path / "outside", {"secret.png": image(0)})
+    data = folder_of(tmp_path / "data", {"own.png": image(1)})
     (data / "folder").symlink_to(tmp_path / "outside")
     (data / "inside").mkdir()
     (data / "inside" / "back").symlink_to(tmp_path / "outside")
     (data / "around").symlink_to("inside")
     (data / "same").symlink_to(data)
-    folder_of(tmp_path / "outside" / "deep", {"secret.png": picture(0)})
+    folder_of(tmp_path / "outside" / "deep", {"secret.png": image(0)})
     leaving = ["folder/secret.png", "folder/deep/secret.png", "around/back/secret.png",
                "same/around/back/deep/secret.png"]  # fmt: skip
     (data / "table.csv").write_text("\n".join(["path", "own.png", "same/own.png", *leaving]))
@@ -690,7 +690,7 @@ def test_hostile_names_neither_steer_the_terminal_nor_forge_lines_of_the_log(ans
     done = answers["train"]
     log = (place / "run" / "train.log").read_text(encoding="utf-8")
     assert done.code == 0, done.err
-    assert "24 pictures" in log
+    assert "24 images" in log
     assert "12 unreadable" in log
     for text in (done.out, done.err, log):
         assert control_characters(text) == set()
@@ -753,7 +753,7 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_hostile_label_is_a_name_and_nothing_else(name, tmp_path):
-    data = folder_of(tmp_path / "data", {"0.png": picture(0), "1.png": picture(1)})
+    data = folder_of(tmp_path / "data", {"0.png": image(0), "1.png": image(1)})
     content, label = TABLES[name]
     labels = tmp_path / "labels.csv"
     labels.write_bytes(content.encode())
@@ -782,7 +782,7 @@ def test_a_hostile_label_is_a_name_and_nothing_else(name, tmp_path):
          "absolute", "split", "empty", "zeros"],
 )  # fmt: skip
 def test_a_hostile_table_is_refused_in_one_line(content, tmp_path):
-    data = folder_of(tmp_path / "data", {"0.png": picture(0), "1.png": picture(1)})
+    data = folder_of(tmp_path / "data", {"0.png": image(0), "1.png": image(1)})
     (data / "table.csv").write_bytes(content)
     with pytest.raises(DataError, match=r"table\.csv") as found:
         open_images(data / "table.csv")

@@ -28,7 +28,7 @@ class Shop:
     def __init__(self):
         self.asked = []
         self.error = None
-        self.told = []
+        self.log = []
 
     def page(self):
         return PAGE
@@ -36,11 +36,11 @@ class Shop:
     def policy(self):
         return POLICY
 
-    def picture(self, number):
-        self.asked.append(("picture", number))
+    def image(self, number):
+        self.asked.append(("image", number))
         return b"RIFF" if number < PICTURES else None
 
-    thumbnail = picture
+    thumbnail = image
 
     def search(self, encoded):
         return self.change("search", len(encoded))
@@ -69,7 +69,7 @@ class Shop:
 
 @contextmanager
 def served(site, **options):
-    with Server(told=site.told.append, **options) as server:
+    with Server(log=site.log.append, **options) as server:
         thread = threading.Thread(target=server.serve, args=(site,))
         thread.start()
         try:
@@ -90,7 +90,7 @@ def server():
 def site(server):
     site = server.site
     site.asked.clear()
-    site.told.clear()
+    site.log.clear()
     site.error = None
     return site
 
@@ -157,9 +157,9 @@ def error_of(answer, status):
     assert answer is not None
     found, headers, content = answer
     assert (found, headers["Content-Type"]) == (status, "application/json")
-    (told,) = json.loads(content).values()
-    assert told == " ".join(told.split())
-    return told
+    (log,) = json.loads(content).values()
+    assert log == " ".join(log.split())
+    return log
 
 
 # ---------------------------------------------------------------- what the page itself gets
@@ -167,7 +167,7 @@ def error_of(answer, status):
 
 def test_the_page_gets_what_it_asks_for(server, site):
     assert ask(server)[2].decode() == PAGE
-    assert ask(server, "/picture/7")[2] == ask(server, "/thumbnail/7")[2] == b"RIFF"
+    assert ask(server, "/image/7")[2] == ask(server, "/thumbnail/7")[2] == b"RIFF"
     assert json.loads(ask(server, "/classes")[2])["classes"]
     said = {
         "/name": {"cluster": "new-1", "name": "violins"},
@@ -177,7 +177,7 @@ def test_the_page_gets_what_it_asks_for(server, site):
     }
     for target, body in said.items():
         assert json.loads(post(server, target, body)[2]) == {"done": target[1:]}
-    assert ask(server, "/search", "POST", b"picture")[0] == 200
+    assert ask(server, "/search", "POST", b"image")[0] == 200
     assert site.asked[-5:] == [
         ("name", "new-1", "violins"), ("merge", ["new-1", "new-3"], "violins"),
         ("split", [3, 8], ""), ("export", "all", None), ("search", 7),
@@ -207,7 +207,7 @@ def test_headers_are_these_and_no_others(server, site):
     cookie = f"nearkin-{server.port}={server.token}; HttpOnly; SameSite=Strict; Path=/"
     expected = {
         "/": ("text/html; charset=utf-8", f"{POLICY}; frame-ancestors 'none'", {}),
-        "/picture/0": ("image/webp", nothing, {}),
+        "/image/0": ("image/webp", nothing, {}),
         "/classes": ("application/json", nothing, {}),
         "/nothing": ("application/json", nothing, {}),
         start: ("text/plain", nothing, {"Location": "/", "Set-Cookie": cookie}),
@@ -238,7 +238,7 @@ def test_another_host_is_refused(server, site, host, method):
     """S13: it is how a page of a stranger's name would come by what is served here."""
     given = [host] if isinstance(host, str) else host
     hosts = None if given is None else [one.format(port=server.port) for one in given]
-    found, _, content = ask(server, "/picture/1", method, Host=hosts)
+    found, _, content = ask(server, "/image/1", method, Host=hosts)
     assert (found, site.asked) == (421, [])
     assert b"RIFF" not in content
 
@@ -313,9 +313,9 @@ def test_without_the_token_nothing_is_told(server, site):
     ]
     for given in attempts:
         headers = {"Cookie": None, **given}
-        for target in ("/", "/picture/1", "/classes", f"/picture/1?token={token}", "/nothing"):
+        for target in ("/", "/image/1", "/classes", f"/image/1?token={token}", "/nothing"):
             error_of(ask(server, target, **headers), 403)
-        error_of(ask(server, "/search", "POST", b"picture", **headers), 403)
+        error_of(ask(server, "/search", "POST", b"image", **headers), 403)
         error_of(ask(server, f"/?token={token}", "POST", **headers), 403)
     wrong = ["", "0" * 32, token[:-1], f"{token}0", f"{token}&x", f"%{ord(token[0]):x}{token[1:]}"]
     for said in wrong:
@@ -356,9 +356,9 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS, ids=repr)
-def test_pictures_are_had_by_number_only(server, site, path):
+def test_images_are_had_by_number_only(server, site, path):
     """S16."""
-    for kind in ("picture", "thumbnail"):
+    for kind in ("image", "thumbnail"):
         found = ask(server, f"/{kind}/{path}")
         assert found[0] == (400 if {" ", "\t", "\x0b"} & set(path) else 404)
         assert b"RIFF" not in found[2]
@@ -369,8 +369,8 @@ def test_pictures_are_had_by_number_only(server, site, path):
 @pytest.mark.parametrize(
     "target",
     [
-        "/../", "/picture", "/Picture/1", "//picture/1", "/index.html", "/classes/", "/classes?",
-        "/?", "/?x=1", "/.%2e/", "http://127.0.0.1/picture/1", "http://evil.example/", "*", "picture/1",
+        "/../", "/image", "/Image/1", "//image/1", "/index.html", "/classes/", "/classes?",
+        "/?", "/?x=1", "/.%2e/", "http://127.0.0.1/image/1", "http://evil.example/", "*", "image/1",
         "/%70icture/1", "/favicon.ico", "/search", "/name", "/static/../../x", "\0",
     ],
 )  # fmt: skip
@@ -391,7 +391,7 @@ def test_there_is_nothing_else(server, site, target):
 )  # fmt: skip
 def test_a_request_whose_end_can_be_disputed_is_refused(server, site, line):
     """Beside the usual length; what follows it is never taken for a second request."""
-    second = head(server, "/picture/1")
+    second = head(server, "/image/1")
     request = head(server, "/search", "POST", Content_Length="0").replace(
         b"\r\n\r\n", f"\r\n{line}\r\n\r\n".encode()
     )
@@ -417,9 +417,9 @@ def test_a_body_needs_a_length_that_is_not_too_large(server, site):
 
 
 def test_one_request_is_answered_per_connection(server, site):
-    request = head(server, "/picture/1", Connection="keep-alive")
+    request = head(server, "/image/1", Connection="keep-alive")
     assert sent(server, request * 3)[2] == b"RIFF"
-    assert site.asked == [("picture", 1)]
+    assert site.asked == [("image", 1)]
 
 
 @pytest.mark.parametrize(
@@ -454,23 +454,23 @@ def test_what_is_no_request_is_refused(server, site, request_, status):
 def test_what_is_said_has_to_be_of_the_right_kind(server, site, body):
     error_of(ask(server, "/split", "POST", body), 400)
     assert site.asked == []
-    assert site.told == []
+    assert site.log == []
 
 
 @pytest.mark.parametrize(
     ("error", "status", "told"),
     [
         (UsageError("no such\nclass"), 400, "no such class"),
-        (DataError("no picture"), 400, "no picture"),
+        (DataError("no image"), 400, "no image"),
         (OutputError("in use by process 7"), 409, "in use by process 7"),
         (RuntimeError("/home/me/secret"), 500, "a bug in nearkin; see the terminal"),
         (OSError("disk"), 500, "a bug in nearkin; see the terminal"),
     ],
 )
-def test_what_goes_wrong_is_told_in_one_line(server, site, error, status, told):
+def test_what_goes_wrong_is_told_in_one_line(server, site, error, status, log):
     site.error = error
-    assert error_of(ask(server, "/search", "POST"), status) == told
-    assert site.told == (
+    assert error_of(ask(server, "/search", "POST"), status) == log
+    assert site.log == (
         [f"error: a bug in nearkin: {type(error).__name__}: {error}"] * (status == 500)
     )
 
@@ -506,7 +506,7 @@ def test_the_slow_and_the_large_keep_nobody_from_being_answered():
                     endless.sendall(b"a" * 2**14)
             error_of(parsed(heard(endless)), 431)
         assert ask(server)[0] == 200
-        assert server.site.told == []
+        assert server.site.log == []
 
 
 def test_a_body_that_ends_early_changes_nothing(server, site):
@@ -563,7 +563,7 @@ def test_what_is_under_way_is_finished_before_the_end():
 def test_a_port_in_use_is_named():
     with served(Shop()) as server:
         with pytest.raises(PortError, match=f"port {server.port} of 127.0.0.1 .*choose another"):
-            Server(port=server.port, told=print)
+            Server(port=server.port, log=print)
         assert ask(server)[0] == 200
     with served(Shop(), port=server.port) as again:
         assert again.port == server.port
@@ -575,7 +575,7 @@ def test_a_port_in_use_is_named():
 )
 def test_where_nothing_can_listen_is_said(host, port):
     with pytest.raises(PortError, match="cannot listen"):
-        Server(host=host, port=port, told=print)
+        Server(host=host, port=port, log=print)
 
 
 def test_another_host_has_to_be_called_by_its_name():
@@ -594,4 +594,4 @@ def test_nothing_is_printed_whatever_is_asked(server, site, capfd):
     for target in (server.url.partition(str(server.port))[2], "/\x1b[31m", "/?token=x", "\0"):
         ask(server, target)
     assert capfd.readouterr() == ("", "")
-    assert site.told == []
+    assert site.log == []

@@ -15,7 +15,7 @@ from torch import nn
 import nearkin.distributed.sharding as sharding
 import nearkin.training.lars as lars
 from nearkin.config import TrainConfig
-from nearkin.distributed import agreed, collect, whole
+from nearkin.distributed import all_reduce_max, collect, whole
 from nearkin.errors import DivergedError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import Backbone, build_backbone, small_resnet
@@ -123,7 +123,7 @@ def train_on_rank(rank: int, out: str) -> None:
                 checkpoint.take_part(HALF, network, optimizer)
             else:
                 checkpoint.save(Path(out, name), HALF, network, optimizer)
-            agreed(0)  # it is written
+            all_reduce_max(0)  # it is written
             found += train(network, optimizer, name, STEPS, HALF, rank, 2)
             collect(method, network)
             torch.save((found, method.state_dict()), f"{out}/{name}-{rank}.pt")

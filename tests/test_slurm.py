@@ -43,8 +43,8 @@ def job(request, tmp_path):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         number = str(found.getsockname()[1] % 10_000)
-    pictures = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
-    np.savez(tmp_path / "data.npz", x=pictures)
+    images = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", x=images)
 
     def start(out):
         settings = "--backbone tiny --batch-size 16 --epochs 30 --evaluate-every 0 --save-every 7"

@@ -10,9 +10,9 @@ import torch
 from nearkin.config import TrainConfig
 from nearkin.data.images import open_images
 from nearkin.data.order import Order, Streams
-from nearkin.discovery.data import Task
+from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.stages import class_stage, known_stage
-from nearkin.discovery.trunk import FrozenTrunk, KeptViews, LiveTrunk, Looks, freeze, look
+from nearkin.discovery.trunk import FinetunedEncoder, FrozenEncoder, KeptViews, Looks, freeze, look
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import Encoder
 from nearkin.methods import METHODS
@@ -24,7 +24,7 @@ KEPT, IMAGES, DIM = 4, 30, 5
 
 
 def marked():
-    """Features that say of which view and which picture they are."""
+    """Features that say of which view and which image they are."""
     view, image = torch.meshgrid(torch.arange(KEPT), torch.arange(IMAGES), indexing="ij")
     rest = torch.zeros(KEPT, IMAGES, DIM - 2)
     return torch.cat([torch.stack([view, image], dim=2).float(), rest], dim=2)
@@ -40,7 +40,7 @@ def kept_views(num_views=2, order=None, labels=None):
 
 
 @pytest.mark.parametrize("num_views", [1, 2, KEPT])
-def test_a_step_sees_different_kept_views_of_the_same_pictures(num_views):
+def test_a_step_sees_different_kept_views_of_the_same_images(num_views):
     feed = kept_views(num_views)
     for step, batch in enumerate(feed.between(0, 9)):
         rows = feed.order.rows(step)
@@ -54,7 +54,7 @@ def test_a_step_sees_different_kept_views_of_the_same_pictures(num_views):
         assert all(len(set(row)) == num_views for row in chosen.tolist())
 
 
-def test_every_kept_view_of_every_picture_comes_first_at_some_time():
+def test_every_kept_view_of_every_image_comes_first_at_some_time():
     first = torch.cat([batch.views[0][:, :2, 0, 0] for batch in kept_views().between(0, 120)])
     assert len(first.unique(dim=0)) == KEPT * IMAGES
 
@@ -74,8 +74,8 @@ def test_any_start_gives_the_same_batches(start):
         assert torch.equal(expected.label, found.label)
 
 
-def test_the_views_of_a_picture_do_not_depend_on_its_company():
-    """Nor on the batch size: only on the seed, the epoch and the picture."""
+def test_the_views_of_a_image_do_not_depend_on_its_company():
+    """Nor on the batch size: only on the seed, the epoch and the image."""
 
     def chosen(batch_size, seed=3):
         feed = kept_views(order=Order(IMAGES, batch_size, seed))
@@ -102,7 +102,7 @@ def test_the_same_feed_can_be_read_again():
     assert all(torch.equal(a.views[1], b.views[1]) for a, b in zip(once, again, strict=True))
 
 
-def test_pictures_without_a_label_have_none_in_a_batch_either():
+def test_images_without_a_label_have_none_in_a_batch_either():
     labels = np.where(np.arange(IMAGES) < 6, np.arange(IMAGES) % 2, UNKNOWN)
     order = Streams(np.arange(6), np.arange(6, IMAGES), 8, seed=1)
     for batch in kept_views(order=order, labels=labels).between(0, 6):
@@ -133,11 +133,11 @@ def base(**settings):
 
 
 def frozen(labeled, unlabeled, num_novel=2):
-    """A trunk and a task of so many pictures of two known and of two novel classes."""
+    """A trunk and a task of so many images of two known and of two novel classes."""
     sizes = [labeled - labeled // 2, labeled // 2, unlabeled - unlabeled // 2, unlabeled // 2]
     looks, truth = blobs(sizes)
     label = np.where(truth < 2, truth, UNKNOWN)
-    return FrozenTrunk(looks, CPU), Task(label, np.arange(len(label)), 2, num_novel)
+    return FrozenEncoder(looks, CPU), DiscoveryTask(label, np.arange(len(label)), 2, num_novel)
 
 
 def state(method):
@@ -163,14 +163,14 @@ def trained(labeled, unlabeled, method, num_novel=2, options=None, **settings):
     return known, stage
 
 
-def test_a_task_knows_its_labeled_and_its_unlabeled_pictures():
+def test_a_task_knows_its_labeled_and_its_unlabeled_images():
     label = np.array([0, UNKNOWN, 1, UNKNOWN, 0])
-    task = Task(label, np.array([1, 2, 3, 4]), 2, 1)  # picture 0 is held out
+    task = DiscoveryTask(label, np.array([1, 2, 3, 4]), 2, 1)  # image 0 is held out
     assert task.labeled.tolist() == [2, 4]
     assert task.unlabeled.tolist() == [1, 3]
 
 
-def test_the_first_stage_sees_labeled_pictures_only():
+def test_the_first_stage_sees_labeled_images_only():
     trunk, task = frozen(20, 30)
     known = known_stage(trunk, task, base(epochs=3))
     seen = torch.cat([batch.index for batch in known.feed.between(0, 9)])
@@ -178,7 +178,7 @@ def test_the_first_stage_sees_labeled_pictures_only():
     assert known.config.method == "supervised"
 
 
-def test_the_second_stage_sees_all_pictures_and_half_of_each_batch_is_labeled():
+def test_the_second_stage_sees_all_images_and_half_of_each_batch_is_labeled():
     trunk, task = frozen(20, 30)
     stage = class_stage(trunk, task, base(), known_stage(trunk, task, base()).method, "ncl", {})
     for batch in stage.feed.between(0, 6):
@@ -188,7 +188,7 @@ def test_the_second_stage_sees_all_pictures_and_half_of_each_batch_is_labeled():
     assert set(seen.tolist()) == set(range(50))
 
 
-def test_pictures_that_are_held_out_are_never_seen():
+def test_images_that_are_held_out_are_never_seen():
     trunk, task = frozen(20, 30)
     held_out = np.arange(0, 50, 5)
     task = replace(task, rows=np.setdiff1d(task.rows, held_out))
@@ -250,11 +250,11 @@ def test_training_leaves_the_random_numbers_of_the_caller_alone():
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-# Stages of few pictures
+# Stages of few images
 
 
 @pytest.mark.parametrize("unlabeled", [5, 12, 30])
-def test_the_queue_is_at_most_half_of_the_unlabeled_pictures(unlabeled):
+def test_the_queue_is_at_most_half_of_the_unlabeled_images(unlabeled):
     _, stage = trained(20, unlabeled, "ncl")
     sizes = {len(stage.method.novel_queue.keys), len(stage.method.known_queue.keys)}
     assert sizes == {stage.config.options["queue_size"]}
@@ -264,7 +264,7 @@ def test_the_queue_is_at_most_half_of_the_unlabeled_pictures(unlabeled):
 
 
 def test_a_queue_that_was_asked_for_and_is_too_large_is_refused():
-    with pytest.raises(UsageError, match="--queue-size 20 is more than half of the 30 pictures"):
+    with pytest.raises(UsageError, match="--queue-size 20 is more than half of the 30 images"):
         trained(20, 30, "ncl", options={"queue_size": 20})
 
 
@@ -272,7 +272,7 @@ def test_a_queue_that_was_asked_for_and_is_too_large_is_refused():
 @pytest.mark.parametrize(
     ("labeled", "unlabeled"), [(2, 2), (2, 30), (3, 5), (4, 40), (40, 2), (40, 3), (60, 11)]
 )
-def test_few_pictures_are_learned_from(method, labeled, unlabeled):
+def test_few_images_are_learned_from(method, labeled, unlabeled):
     known, stage = trained(labeled, unlabeled, method)
     assert finite(known.method)
     assert finite(stage.method)
@@ -283,8 +283,8 @@ def test_few_pictures_are_learned_from(method, labeled, unlabeled):
 
 @pytest.mark.parametrize("batch_size", [16, 128])
 @pytest.mark.parametrize(("labeled", "unlabeled"), [(60, 40), (200, 41), (30, 500), (100, 100)])
-def test_a_batch_that_the_pictures_do_not_fill_shrinks(labeled, unlabeled, batch_size):
-    """Half of it stays labeled, if there are so many; an epoch sees nearly every picture."""
+def test_a_batch_that_the_images_do_not_fill_shrinks(labeled, unlabeled, batch_size):
+    """Half of it stays labeled, if there are so many; an epoch sees nearly every image."""
     trunk, task = frozen(labeled, unlabeled)
     settings = base(batch_size=batch_size)
     before = known_stage(trunk, task, settings).method
@@ -300,17 +300,17 @@ def test_a_batch_that_the_pictures_do_not_fill_shrinks(labeled, unlabeled, batch
 
 @pytest.mark.parametrize(("labeled", "unlabeled"), [(0, 20), (1, 20), (20, 0), (20, 1), (1, 1)])
 @pytest.mark.parametrize("method", ["ncl", "simgcd"])
-def test_too_few_pictures_are_learned_from_or_refused_in_one_line(method, labeled, unlabeled):
+def test_too_few_images_are_learned_from_or_refused_in_one_line(method, labeled, unlabeled):
     refusal = None
     try:
         known, stage = trained(labeled, unlabeled, method)
     except DataError as error:
         refusal = str(error)
-    assert "picture" in refusal if refusal else finite(known.method) and finite(stage.method)
+    assert "image" in refusal if refusal else finite(known.method) and finite(stage.method)
 
 
 @pytest.mark.parametrize("method", ["ncl", "simgcd"])
-def test_as_many_classes_as_unlabeled_pictures_are_learned(method):
+def test_as_many_classes_as_unlabeled_images_are_learned(method):
     _, stage = trained(12, 6, method, num_novel=6)
     assert finite(stage.method)
 
@@ -324,7 +324,7 @@ def test_no_pairs_and_all_pairs_are_learned_from(rate):
 def test_equal_features_are_learned_from():
     looks = Looks(torch.ones(40, 6), torch.ones(3, 40, 6))
     label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNKNOWN)
-    trunk, task = FrozenTrunk(looks, CPU), Task(label, np.arange(40), 2, 2)
+    trunk, task = FrozenEncoder(looks, CPU), DiscoveryTask(label, np.arange(40), 2, 2)
     known = known_stage(trunk, task, base())
     known.try_out()
     for method in ("ncl", "simgcd"):
@@ -366,17 +366,17 @@ def test_a_share_of_the_steps_can_be_tried_out():
 
 @pytest.fixture(scope="module")
 def live():
-    """A live trunk on 40 pictures of which half are labeled."""
+    """A live trunk on 40 images of which half are labeled."""
     rng = np.random.default_rng(0)
     images = open_images(rng.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8))
     torch.manual_seed(0)
     encoder = Encoder(build_backbone("tiny", 8), 8, {})
 
     def trunk(trained="all"):
-        return LiveTrunk(encoder, images, "characters", 2, trained, 0, CPU, 0)
+        return FinetunedEncoder(encoder, images, "characters", 2, trained, 0, CPU, 0)
 
     label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNKNOWN)
-    return trunk, Task(label, np.arange(40), 2, 2)
+    return trunk, DiscoveryTask(label, np.arange(40), 2, 2)
 
 
 def parameters(backbone):
@@ -422,7 +422,7 @@ def test_freezing_leaves_named_parts_to_learn():
     assert learn == {n for n, _ in network.body.named_parameters() if n.startswith("2.")}
 
 
-def test_a_look_at_pictures_is_a_function_of_the_seed(live):
+def test_a_look_at_images_is_a_function_of_the_seed(live):
     trunk = live[0]()
 
     def seen(seed):
@@ -437,7 +437,7 @@ def test_a_look_at_pictures_is_a_function_of_the_seed(live):
     assert not torch.equal(one.views[0], one.views[1])
 
 
-def test_a_look_shows_the_features_of_the_pictures_in_their_order(live):
+def test_a_look_shows_the_features_of_the_images_in_their_order(live):
     trunk = live[0]()
     found = look(trunk.encoder, trunk.images, "characters", 2, 0, CPU, 0)[0]
     rows = np.array([4, 17, 31])

@@ -1,4 +1,4 @@
-"""Heads that start at clusters: no class begins without pictures, and the clusters are k-means'."""
+"""Heads that start at clusters: no class begins without images, and the clusters are k-means'."""
 
 from dataclasses import replace
 
@@ -8,9 +8,9 @@ import torch
 
 from nearkin.config import TrainConfig
 from nearkin.discovery.classifier import class_probability, heads_of, on_top, still
-from nearkin.discovery.data import Task
+from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.stages import class_stage, known_stage, start_of
-from nearkin.discovery.trunk import FrozenTrunk, Looks
+from nearkin.discovery.trunk import FrozenEncoder, Looks
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.types import UNKNOWN
 
@@ -23,7 +23,7 @@ BASE = TrainConfig(
 
 @pytest.fixture(scope="module")
 def begun():
-    """Many classes of few pictures, and a network that has learned the known ones."""
+    """Many classes of few images, and a network that has learned the known ones."""
     rng = np.random.default_rng(0)
     truth = rng.permutation(np.repeat(np.arange(KNOWN + NOVEL), EACH))
     centers = 3 * rng.normal(size=(KNOWN + NOVEL, 16))
@@ -31,8 +31,8 @@ def begun():
     views = center + 0.3 * torch.from_numpy(rng.normal(size=(2, *center.shape))).float()
     center[:HELD_OUT] = torch.nan  # nobody may look at what is held out
     label = np.where(truth < KNOWN, truth, UNKNOWN)
-    task = Task(label, np.arange(HELD_OUT, len(truth)), KNOWN, NOVEL)
-    trunk = FrozenTrunk(Looks(center, views), torch.device("cpu"))
+    task = DiscoveryTask(label, np.arange(HELD_OUT, len(truth)), KNOWN, NOVEL)
+    trunk = FrozenEncoder(Looks(center, views), torch.device("cpu"))
     stage = known_stage(trunk, task, BASE)
     stage.try_out()
     return trunk, task, truth, stage.method, start_of(trunk, stage.method, task, seed=0)
@@ -46,7 +46,7 @@ def classes_of(trunk, task, method, disjoint):
     return found.argmax(dim=1).numpy()
 
 
-def test_clusters_are_of_the_pictures_to_learn_from_and_of_the_unlabeled_ones_among_them(begun):
+def test_clusters_are_of_the_images_to_learn_from_and_of_the_unlabeled_ones_among_them(begun):
     _, task, truth, _, start = begun
     label = task.label[task.rows]
     novel, joint = start.novel.numpy(), start.joint.numpy()
@@ -59,7 +59,7 @@ def test_clusters_are_of_the_pictures_to_learn_from_and_of_the_unlabeled_ones_am
 
 
 @pytest.mark.parametrize("method", ["ncl", "simgcd"])
-def test_a_head_starts_with_the_pictures_of_its_cluster(begun, method):
+def test_a_head_starts_with_the_images_of_its_cluster(begun, method):
     trunk, task, truth, known, start = begun
     disjoint = method == "ncl"
     found = {}
@@ -94,7 +94,7 @@ def test_a_start_depends_on_its_seed_and_no_other(begun):
     assert torch.equal(again.joint, start.joint)
 
 
-def test_heads_of_fewer_pictures_than_classes_start_somewhere(begun):
+def test_heads_of_fewer_images_than_classes_start_somewhere(begun):
     trunk, task, _, known, _ = begun
     few = replace(task, rows=np.concatenate([task.labeled, task.unlabeled[:8]]))
     stage = class_stage(trunk, few, BASE, known, "ncl", {}, start_of(trunk, known, few, 0))

@@ -1,4 +1,4 @@
-"""Two streams in every batch: each picture as often as it should be, from seed and step alone."""
+"""Two streams in every batch: each image as often as it should be, from seed and step alone."""
 
 import pickle
 
@@ -14,7 +14,7 @@ NONE = np.zeros(0, np.int64)
 
 
 def streams(num_labeled=30, num_unlabeled=50, batch_size=8, seed=3, **more):
-    """Labeled pictures have the even rows, unlabeled ones the odd rows."""
+    """Labeled images have the even rows, unlabeled ones the odd rows."""
     labeled, unlabeled = 2 * np.arange(num_labeled), 2 * np.arange(num_unlabeled) + 1
     return Streams(labeled, unlabeled, batch_size, seed, **more)
 
@@ -32,7 +32,7 @@ SIZES = {
 
 
 @given(step=st.integers(0, 1000), **SIZES)
-def test_every_batch_has_the_same_parts_and_no_picture_twice(step, **sizes):
+def test_every_batch_has_the_same_parts_and_no_image_twice(step, **sizes):
     expected = min(int(sizes["share"] * sizes["batch_size"]), sizes["num_labeled"])
     if sizes["num_unlabeled"] < sizes["batch_size"] - expected:
         with pytest.raises(DataError, match="do not fill"):
@@ -47,7 +47,7 @@ def test_every_batch_has_the_same_parts_and_no_picture_twice(step, **sizes):
     assert set(of("unlabeled", rows)) <= set(range(1, 2 * sizes["num_unlabeled"], 2))
 
 
-def test_an_epoch_is_one_pass_over_the_unlabeled_pictures():
+def test_an_epoch_is_one_pass_over_the_unlabeled_images():
     order = streams()
     assert order.steps_per_epoch == 50 // 4
     assert [order.epoch(step) for step in (0, 11, 12, 23, 24)] == [0, 0, 1, 1, 2]
@@ -61,7 +61,7 @@ def test_an_epoch_is_one_pass_over_the_unlabeled_pictures():
     assert set(passes[0]) | set(passes[1]) | set(passes[2]) == set(range(1, 100, 2))
 
 
-def test_labeled_pictures_begin_anew_as_often_as_needed():
+def test_labeled_images_begin_anew_as_often_as_needed():
     """Thirty of them, four a step: passes of seven steps, across the borders of epochs."""
     order = streams()
     passes = []
@@ -82,7 +82,7 @@ def test_a_step_does_not_depend_on_the_steps_before():
     assert streams(seed=4).rows(39).tolist() != expected[39]
 
 
-def test_too_few_labeled_pictures_leave_their_places_to_unlabeled_ones():
+def test_too_few_labeled_images_leave_their_places_to_unlabeled_ones():
     order = streams(num_labeled=3, batch_size=16)
     assert order.num_labeled == 3
     assert order.steps_per_epoch == 50 // 13
@@ -91,7 +91,7 @@ def test_too_few_labeled_pictures_leave_their_places_to_unlabeled_ones():
 
 
 @pytest.mark.parametrize("more", [{"num_labeled": 0}, {"share": 0.0}])
-def test_without_labeled_pictures_it_is_the_usual_order(more):
+def test_without_labeled_images_it_is_the_usual_order(more):
     order, usual = streams(**more), Order(50, 8, 3)
     assert order.steps_per_epoch == usual.steps_per_epoch
     for step in range(15):
@@ -114,14 +114,14 @@ def test_every_process_has_its_share_of_both_streams(parts):
             assert len(of("labeled", own)) == 4 // parts
 
 
-def test_no_unlabeled_pictures_are_refused_before_any_step():
-    with pytest.raises(DataError, match="0 unlabeled pictures do not fill their 4 places"):
+def test_no_unlabeled_images_are_refused_before_any_step():
+    with pytest.raises(DataError, match="0 unlabeled images do not fill their 4 places"):
         Streams(np.arange(9), NONE, 8, 0)
-    with pytest.raises(DataError, match=r"3 unlabeled pictures .* a batch of 8; give more"):
+    with pytest.raises(DataError, match=r"3 unlabeled images .* a batch of 8; give more"):
         streams(num_unlabeled=3)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
-def test_a_share_that_leaves_no_unlabeled_picture_is_refused(share):
+def test_a_share_that_leaves_no_unlabeled_image_is_refused(share):
     with pytest.raises(ValueError, match="leaves no place"):
         streams(share=share)

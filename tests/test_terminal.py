@@ -208,7 +208,7 @@ def test_an_error_leaves_nothing_of_the_line():
 def test_names_that_an_encoding_cannot_spell_are_escaped(tmp_path):
     for name in ("a.png", "b.png"):
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / name)
-    (tmp_path / "é.png").write_bytes(b"no picture")
+    (tmp_path / "é.png").write_bytes(b"no image")
     code, out, _ = in_pipe([*COMMAND, "check", str(tmp_path)], PYTHONIOENCODING="ascii")
     assert code == 0
     assert "\\xe9.png: not-an-image" in out
@@ -237,7 +237,7 @@ class Clock:
 
 def test_only_steps_made_now_and_no_pauses_count_for_speed():
     clock = Clock()
-    pace = Pace(1000, pictures=8, clock=clock)
+    pace = Pace(1000, images=8, clock=clock)
     clock.now = 30.0  # the first step warms up
     assert pace.reach(901) == ["0:30 so far"]  # 900 were made by an earlier start
     for done in range(902, 911):
@@ -263,12 +263,12 @@ def test_speed_is_that_of_the_last_steps():
 
 
 def test_what_is_tracked_is_told_after_each_batch_and_unchanged():
-    told = []
-    tell = under("part 1 of 2", lambda *heard: told.append(heard))
+    log = []
+    on_progress = under("part 1 of 2", lambda *heard: log.append(heard))
     batches = [[1, 2, 3], [4, 5]]
-    assert list(tracked(batches, 5, "features", tell)) == batches
-    assert [(done, total) for done, total, _ in told] == [(3, 5), (5, 5)]
-    assert all(text.startswith("part 1 of 2: features") for _, _, text in told)
+    assert list(tracked(batches, 5, "features", on_progress)) == batches
+    assert [(done, total) for done, total, _ in log] == [(3, 5), (5, 5)]
+    assert all(text.startswith("part 1 of 2: features") for _, _, text in log)
 
 
 def test_the_command_line_needs_nothing_that_only_unix_has(data, tmp_path, monkeypatch, capsys):
@@ -276,7 +276,7 @@ def test_the_command_line_needs_nothing_that_only_unix_has(data, tmp_path, monke
     code = f"import sys; sys.modules.update({absent}); import nearkin.cli as c; c.main(['--help'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
     assert done.returncode == 0, done.stderr
-    assert b"Learn from pictures" in done.stdout
+    assert b"Learn from images" in done.stdout
     monkeypatch.setitem(sys.modules, "fcntl", None)
     assert main(["train", str(data), "-o", str(tmp_path / "run")]) == 2
     assert "WSL" in capsys.readouterr().err

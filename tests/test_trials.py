@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearkin.config import TrainConfig
-from nearkin.discovery.data import Task
+from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.trials import (
     FOLDS,
     STRENGTHS,
@@ -22,7 +22,7 @@ from nearkin.discovery.trials import (
     mean_accuracy,
     strength_options,
 )
-from nearkin.discovery.trunk import FrozenTrunk, Looks
+from nearkin.discovery.trunk import FrozenEncoder, Looks
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -32,10 +32,10 @@ STRENGTH = {"ncd": (0.25, 0.75), "gcd": (0.5, 2.0)}
 MODES = ("ncd", "gcd")
 
 
-def pictures(seed=0):
-    """Features of five known classes and of other pictures, and the task of finding two more.
+def images(seed=0):
+    """Features of five known classes and of other images, and the task of finding two more.
 
-    One picture of each known class is held out, and has features that would spoil anything.
+    One image of each known class is held out, and has features that would spoil anything.
     """
     rng = np.random.default_rng(seed)
     truth = np.concatenate([np.repeat(np.arange(KNOWN), EACH + 1), KNOWN + np.arange(OTHERS) % 2])
@@ -47,7 +47,7 @@ def pictures(seed=0):
     held_out = [np.flatnonzero(label == number)[0] for number in range(KNOWN)]
     center[held_out] = torch.nan
     rows = np.setdiff1d(np.arange(len(label)), held_out)
-    return Looks(center, center + 0.3 * noise), Task(label, rows, KNOWN, 2)
+    return Looks(center, center + 0.3 * noise), DiscoveryTask(label, rows, KNOWN, 2)
 
 
 BASE = TrainConfig(
@@ -58,7 +58,7 @@ BASE = TrainConfig(
 
 def trials(folder, mode, looks, task, **base):
     return Trials(
-        FrozenTrunk(looks, CPU), task, replace(BASE, **base), mode, folder, {}, "clusters"
+        FrozenEncoder(looks, CPU), task, replace(BASE, **base), mode, folder, {}, "clusters"
     )
 
 
@@ -66,7 +66,7 @@ def trials(folder, mode, looks, task, **base):
 def whole(request, tmp_path_factory):
     """All trials of a mode in one go: the mode, the folder and the trials."""
     folder = tmp_path_factory.mktemp(request.param)
-    looks, task = pictures()
+    looks, task = images()
     found = list(trials(folder, request.param, looks, task).run(STRENGTH[request.param]))
     return request.param, folder, found
 
@@ -103,7 +103,7 @@ def test_a_quarter_of_the_classes_is_hidden_and_two_at_the_least(num_known, hidd
 @pytest.mark.parametrize("num_known", [2, 3])
 def test_few_known_classes_are_not_hidden(num_known, tmp_path):
     assert folds(num_known, seed=0) == []
-    looks, task = pictures()
+    looks, task = images()
     few = replace(task, label=np.where(task.label < num_known, task.label, UNKNOWN))
     few = replace(few, num_known=num_known)
     assert list(trials(tmp_path, "ncd", looks, few).run((0.5,))) == []
@@ -153,19 +153,19 @@ def test_a_trial_asks_for_hidden_classes_and_in_mode_gcd_for_half_of_the_others(
 def test_what_is_hidden_and_what_nobody_knows_changes_not_a_bit_of_what_is_learned(
     whole, tmp_path
 ):
-    """Which hidden picture is of which hidden class is looked at only to count what is right.
+    """Which hidden image is of which hidden class is looked at only to count what is right.
 
-    Pictures without a known class have no part in a trial at all, nor have those held out.
+    Images without a known class have no part in a trial at all, nor have those held out.
     """
     mode, _, found = whole
-    looks, task = pictures()
+    looks, task = images()
     hidden = np.intersect1d(task.rows, np.flatnonzero(np.isin(task.label, folds(KNOWN, 0)[0])))
     label = task.label.copy()
     label[hidden] = np.random.default_rng(1).permutation(label[hidden])
     assert (label != task.label).any()
-    nobody = np.flatnonzero(label == UNKNOWN)
-    looks.center[nobody], looks.views[:, nobody] = torch.nan, torch.nan
-    rows = np.setdiff1d(task.rows, nobody[:3])
+    ignore_progress = np.flatnonzero(label == UNKNOWN)
+    looks.center[ignore_progress], looks.views[:, ignore_progress] = torch.nan, torch.nan
+    rows = np.setdiff1d(task.rows, ignore_progress[:3])
     other = replace(task, label=label, rows=rows)
     running = trials(tmp_path, mode, looks, other).run(STRENGTH[mode][:1])
     first = next(running)
@@ -187,44 +187,44 @@ def test_a_stopped_run_repeats_no_finished_trial(whole, tmp_path):
     last.unlink()
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*[0-9].npz")}
     assert len(finished) == len(found) - 1
-    looks, task = pictures()
+    looks, task = images()
     again = list(trials(tmp_path, mode, looks, task).run(STRENGTH[mode]))
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert same(again, found)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in folder.iterdir()}
 
 
-def test_finished_trials_need_no_pictures(whole):
+def test_finished_trials_need_no_images(whole):
     """They are read from their files: nothing is trained again."""
     mode, folder, found = whole
-    looks, task = pictures()
+    looks, task = images()
     gone = Looks(looks.center * torch.nan, looks.views * torch.nan)
     assert same(list(trials(folder, mode, gone, task).run(STRENGTH[mode])), found)
 
 
-# Few pictures
+# Few images
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_classes_of_one_picture_are_tried_or_refused_in_one_line(mode, tmp_path):
-    looks, task = pictures()
+def test_classes_of_one_image_are_tried_or_refused_in_one_line(mode, tmp_path):
+    looks, task = images()
     keep = [np.flatnonzero(task.label == number)[1] for number in range(KNOWN)]
     rest = np.flatnonzero(task.label == UNKNOWN)
     task = replace(task, rows=np.sort(np.concatenate([keep, rest])))
-    found, refusal = [], "picture"
+    found, refusal = [], "image"
     try:
         found = list(trials(tmp_path, mode, looks, task).run((0.5,)))
     except DataError as error:
         refusal = str(error)
-    assert "picture" in refusal
+    assert "image" in refusal
     assert all(np.isfinite(trial.probability).all() for trial in found)
     assert all(0 <= trial.accuracy <= 1 for trial in found)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_more_labeled_pictures_than_hidden_ones_fill_a_batch(mode, tmp_path):
+def test_more_labeled_images_than_hidden_ones_fill_a_batch(mode, tmp_path):
     """The usual batch is larger than a few small classes."""
-    looks, task = pictures()
+    looks, task = images()
     found = next(trials(tmp_path, mode, looks, task, batch_size=64, epochs=1).run((0.5,)))
     assert np.isfinite(found.probability).all()
 

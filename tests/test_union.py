@@ -1,4 +1,4 @@
-"""Two sets of pictures as one: order, classes, groups, reading; and exact copies."""
+"""Two sets of images as one: order, classes, groups, reading; and exact copies."""
 
 import io
 import os
@@ -47,7 +47,7 @@ def two(tmp_path):
     return open_images(first), open_images(second)
 
 
-def test_pictures_are_in_byte_order_under_their_names(tmp_path):
+def test_images_are_in_byte_order_under_their_names(tmp_path):
     first, second = two(tmp_path)
     both = union(first, second, "b/")
     names = ["9/a.png", "9/b.png", "b/ant/1.png", "b/ant/2.png", "b/cat/1.png", "b/cat/2.png"]
@@ -56,7 +56,7 @@ def test_pictures_are_in_byte_order_under_their_names(tmp_path):
 
 
 def test_a_union_is_the_folder_that_holds_both(tmp_path):
-    """Moved into one folder, the same pictures open as the same thing."""
+    """Moved into one folder, the same images open as the same thing."""
     for side, names in (("", ("c/1.png", "c/2.png", "d/1.png")), ("e", ("e/1.png", "e/2.png"))):
         fill(tmp_path / "whole", *names, seed=len(side) * 9)
         fill(
@@ -99,7 +99,7 @@ def test_groups_stay_apart_and_splits_stay(tmp_path):
     assert split(both, 0.1, 0)[1].tolist() == [3, 5]
 
 
-def test_each_picture_is_read_from_where_it_is(tmp_path):
+def test_each_image_is_read_from_where_it_is(tmp_path):
     first, second = two(tmp_path)
     x = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
     # The prefix is that of names of the first, too, and a union may be part of another.
@@ -117,14 +117,14 @@ def test_each_picture_is_read_from_where_it_is(tmp_path):
 def test_a_name_that_is_taken_is_refused(tmp_path):
     first, second = two(tmp_path)
     with pytest.raises(
-        DataError, match=r"2 pictures have the names .* 'cat/1\.png'; rename"
+        DataError, match=r"2 images have the names .* 'cat/1\.png'; rename"
     ) as error:
         union(union(first, second, ""), second.subset(np.array([2, 3])), "")
     assert "\n" not in str(error.value)
     assert len(union(first, second, "")) == 8
 
 
-def test_one_large_picture_makes_the_union_large(tmp_path):
+def test_one_large_image_makes_the_union_large(tmp_path):
     small, large = fill(tmp_path / "s", "a.png"), fill(tmp_path / "l", "b.png", size=(65, 9))
     images = [open_images(small), open_images(large)]
     assert not union(*images, "x/").is_small
@@ -135,7 +135,7 @@ def test_one_large_picture_makes_the_union_large(tmp_path):
 def test_bad_files_and_notes_of_both_are_kept(tmp_path):
     for side in "12":
         fill(tmp_path / side, "a.png")
-        (tmp_path / side / "bad.png").write_text("no picture")
+        (tmp_path / side / "bad.png").write_text("no image")
         (tmp_path / f"{side}.csv").write_text(f"path,label\na.png,x\ngone{side}.png,x\n")
     images = [open_images(tmp_path / s, labels=str(tmp_path / f"{s}.csv")) for s in "12"]
     both = union(*images, "b/")
@@ -173,7 +173,7 @@ def test_an_empty_set_adds_nothing(tmp_path):
     both = union(first, second.subset(np.zeros(0, np.int64)), "b/")
     assert both.names == first.names
     assert labels_of(both) == labels_of(first)
-    assert both.classes == ("9", "ant", "cat")  # a class without pictures stays one
+    assert both.classes == ("9", "ant", "cat")  # a class without images stays one
 
 
 def test_names_that_are_not_unicode_keep_their_order(tmp_path):
@@ -210,7 +210,7 @@ def test_arrays_are_copies_if_shape_and_pixels_agree():
     assert copies(both, range(4)) == [[0, 1]]
 
 
-def test_a_picture_that_became_unreadable_has_no_copies(tmp_path):
+def test_a_image_that_became_unreadable_has_no_copies(tmp_path):
     fill(tmp_path, "a.png")
     for name in ("b.png", "c.png", "d.png"):
         (tmp_path / name).write_bytes((tmp_path / "a.png").read_bytes())

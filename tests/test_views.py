@@ -36,7 +36,7 @@ EVERYTHING = View(
 )
 
 
-def pictures(count: int, size: int = 32, channels: int = 3, seed: int = 0) -> torch.Tensor:
+def samples(count: int, size: int = 32, channels: int = 3, seed: int = 0) -> torch.Tensor:
     return torch.rand(count, channels, size, size, generator=torch.Generator().manual_seed(seed))
 
 
@@ -67,7 +67,7 @@ def assert_close(ours, theirs, tolerance: float = CLOSE) -> None:
 )
 @pytest.mark.parametrize("channels", [1, 3])
 def test_color_is_changed_as_torchvision_does(ours, reference, strengths, channels):
-    images = pictures(9, channels=channels)
+    images = samples(9, channels=channels)
     images[0, :, :8] = 0  # hue and saturation of black, white and gray are nobody's
     images[0, :, 8:16] = 1
     images[0, :, 16:24] = 0.5
@@ -78,7 +78,7 @@ def test_color_is_changed_as_torchvision_does(ours, reference, strengths, channe
 
 
 def test_gray_and_solarized_as_torchvision_does():
-    images = pictures(4)
+    images = samples(4)
     images[0, 0, 0, 0] = 0.5
     assert_close(transforms.grayscale(images), TF.rgb_to_grayscale(images, num_output_channels=3))
     assert_close(transforms.solarize(images), TF.solarize(images, 0.5))
@@ -86,14 +86,14 @@ def test_gray_and_solarized_as_torchvision_does():
 
 @pytest.mark.parametrize(("size", "kernel"), [(8, 3), (32, 3), (64, 7), (96, 9), (224, 23)])
 def test_each_image_is_blurred_with_its_own_sigma(size, kernel):
-    images, sigma = pictures(3, size), torch.tensor([0.1, 0.9, 2.0])
+    images, sigma = samples(3, size), torch.tensor([0.1, 0.9, 2.0])
     expected = [TF.gaussian_blur(x, kernel, s.item()) for x, s in zip(images, sigma)]
     assert_close(transforms.blur(images, sigma), torch.stack(expected))
 
 
-def test_warp_is_torchvisions_affine_on_a_picture_with_repeated_edges():
+def test_warp_is_torchvisions_affine_on_a_image_with_repeated_edges():
     """The tolerance is that of sampling places: their rounding times 32 pixels."""
-    images, pad = pictures(4), 32
+    images, pad = samples(4), 32
     angle = torch.tensor([0.0, 15.0, -40.0, 90.0])
     shift = torch.tensor([[0.25, -0.125], [0.0, 0.0], [0.125, 0.25], [-0.0625, 0.0]])
     padded = TF.pad(images, [pad], padding_mode="edge")
@@ -115,7 +115,7 @@ def test_warp_is_torchvisions_affine_on_a_picture_with_repeated_edges():
 
 
 def test_a_flip_swaps_left_and_right():
-    assert torch.equal(transforms.flip(pictures(2)), TF.hflip(pictures(2)))
+    assert torch.equal(transforms.flip(samples(2)), TF.hflip(samples(2)))
 
 
 # Crops
@@ -125,7 +125,7 @@ BOXES = np.array([[0, 0, 32, 32], [3, 5, 20, 11], [31, 0, 1, 32], [8, 8, 16, 24]
 
 @pytest.mark.parametrize("size", [8, 20, 32, 64])
 def test_crops_are_pillows_both_larger_and_smaller(size):
-    images = pictures(4)
+    images = samples(4)
     expected = [
         Image.fromarray(channel.numpy()).resize(
             (size, size), Image.Resampling.BILINEAR, box=(x, y, x + w, y + h)
@@ -139,7 +139,7 @@ def test_crops_are_pillows_both_larger_and_smaller(size):
 
 def test_enlarged_crops_are_torchvisions():
     """But for the outermost half pixel, where torchvision cannot see beside the box."""
-    images = pictures(4)
+    images = samples(4)
     ours = crop(images, BOXES / 32, 64)
     for row, (x, y, w, h) in enumerate(BOXES.astype(int).tolist()):
         theirs = TF.resized_crop(images[row], y, x, h, w, [64, 64], antialias=False)
@@ -148,8 +148,8 @@ def test_enlarged_crops_are_torchvisions():
         assert_close(ours[row][inner], theirs[inner])
 
 
-def test_the_whole_picture_at_its_own_size_is_itself():
-    pixels = (pictures(2) * 255).to(torch.uint8)
+def test_the_whole_image_at_its_own_size_is_itself():
+    pixels = (samples(2) * 255).to(torch.uint8)
     whole = np.tile(np.array([0, 0, 1, 1], np.float32), (2, 1))
     assert torch.equal(crop(pixels, whole, 32), pixels / 255)
     assert torch.equal(crop(pixels.to(memory_format=torch.channels_last), whole, 32), pixels / 255)
@@ -176,7 +176,7 @@ def test_boxes_are_distributed_like_torchvisions(width, height, scale):
 
 
 @given(width=st.integers(1, 300), height=st.integers(1, 300), seed=st.integers(0, 1000))
-def test_boxes_lie_in_the_picture(width, height, seed):
+def test_boxes_lie_in_the_image(width, height, seed):
     view = View(scale=(0.0, 1.0), ratio=(0.01, 100.0))
     left, top, wide, tall = drawn(view, 20, width=width, height=height, seed=seed).box.T
     assert (left >= 0).all()
@@ -187,7 +187,7 @@ def test_boxes_lie_in_the_picture(width, height, seed):
     assert (top + tall <= 1 + 1e-6).all()
 
 
-def test_pictures_of_many_sizes_are_drawn_together():
+def test_images_of_many_sizes_are_drawn_together():
     sizes = np.array([[20, 300, 64], [90, 30, 64]])
     together = drawn(View(), 3, width=sizes[0], height=sizes[1])
     for row, (width, height) in enumerate(sizes.T.tolist()):
@@ -257,7 +257,7 @@ def test_switching_one_operation_off_moves_no_other():
 
 @pytest.mark.parametrize("changed", ["seed", "epoch", "number"])
 def test_views_differ(changed):
-    images = pictures(8)
+    images = samples(8)
     a, b = (augment(images, drawn(EVERYTHING, 8, **{changed: value})) for value in (0, 1))
     assert ((a - b).abs().amax(dim=(1, 2, 3)) > 0.01).all()
 
@@ -286,7 +286,7 @@ def one_by_one(image: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 def test_a_view_is_what_torchvision_makes_of_each_image():
     """Order included. Solarizing is a jump, so pixels within rounding of 0.5 do not count."""
-    images, view = pictures(64), replace(EVERYTHING, translate=0.0, rotate=0.0)
+    images, view = samples(64), replace(EVERYTHING, translate=0.0, rotate=0.0)
     draws = drawn(view, 64)
     ours = augment(images, draws)
     theirs = torch.stack([one_by_one(x, only(draws, [row])) for row, x in enumerate(images)])
@@ -299,7 +299,7 @@ def test_a_view_is_what_torchvision_makes_of_each_image():
 @given(rows=st.lists(st.integers(0, 15), min_size=1, max_size=16))
 def test_an_image_gets_the_same_view_in_any_company(rows):
     """Up to the last bits, which some processors' matrix products owe to the batch's size."""
-    images, view = pictures(16), replace(EVERYTHING, solarize=0.0)
+    images, view = samples(16), replace(EVERYTHING, solarize=0.0)
     draws = drawn(view, 16)
     everyone = augment(crop(images, draws.box, 32), draws)
     index = np.array(rows)
@@ -309,8 +309,8 @@ def test_an_image_gets_the_same_view_in_any_company(rows):
 
 
 def test_images_of_a_batch_share_nothing():
-    """The same picture many times over: every copy is drawn for itself."""
-    images = pictures(1).expand(32, -1, -1, -1)
+    """The same image many times over: every copy is drawn for itself."""
+    images = samples(1).expand(32, -1, -1, -1)
     for view in (EVERYTHING, SMALL, *AUGMENTATIONS["byol"]):
         draws = drawn(view, 32)
         views = augment(crop(images, draws.box, 32), draws)
@@ -319,22 +319,22 @@ def test_images_of_a_batch_share_nothing():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_probability_zero_leaves_the_image_as_it_is(channels):
-    images = pictures(4, channels=channels)
+    images = samples(4, channels=channels)
     strong = View(brightness=0.8, contrast=0.8, saturation=0.8, hue=0.5)
     assert torch.equal(augment(images, drawn(strong, 4)), images)
     assert torch.equal(augment(images, drawn(View(jitter=1.0), 4)), images)
 
 
 def test_what_is_given_is_not_written_to():
-    images = pictures(16)
+    images = samples(16)
     before = images.clone()
     augment(images, drawn(EVERYTHING, 16))
     assert torch.equal(images, before)
 
 
-def test_one_channel_is_a_gray_picture():
+def test_one_channel_is_a_gray_image():
     """Color changes treat it as they treat three equal channels."""
-    gray = pictures(16, channels=1)
+    gray = samples(16, channels=1)
     draws = drawn(replace(EVERYTHING, solarize=0.0), 16)
     three = augment(gray.expand(-1, 3, -1, -1), draws)
     one = augment(gray, draws)
@@ -352,7 +352,7 @@ def test_one_channel_is_a_gray_picture():
     seed=st.integers(0, 2**32),
 )
 def test_any_view_is_finite_and_between_0_and_1(name, size, stored, channels, seed):
-    images = (pictures(3, stored, channels, seed) * 255).to(torch.uint8)
+    images = (samples(3, stored, channels, seed) * 255).to(torch.uint8)
     for number, view in enumerate(AUGMENTATIONS[name]):
         draws = drawn(view, 3, stored, seed=seed, number=number)
         views = augment(crop(images, draws.box, size), draws)
@@ -364,7 +364,7 @@ def test_any_view_is_finite_and_between_0_and_1(name, size, stored, channels, se
 
 
 def test_normalize_is_torchvisions_and_keeps_the_layout():
-    views = augment(pictures(2), drawn(SMALL, 2))
+    views = augment(samples(2), drawn(SMALL, 2))
     assert_close(normalize(views), TF.normalize(views, MEAN, STD))
     assert normalize(views).is_contiguous(memory_format=torch.channels_last)
 

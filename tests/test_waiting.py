@@ -112,8 +112,8 @@ class Waited(TorchDispatchMode):
 
 @pytest.mark.parametrize("preset", AUGMENTATIONS)
 def test_views_are_given_to_a_gpu_without_waiting(preset):
-    pictures = np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), dtype=np.uint8)
-    gpu, images = torch.device("cuda:0"), open_images(pictures)
+    samples = np.random.default_rng(0).integers(0, 256, (16, 32, 32, 3), dtype=np.uint8)
+    gpu, images = torch.device("cuda:0"), open_images(samples)
     with FakeTensorMode():
         order = Order(len(images), 8, seed=0)
         batches = Batches(images, views_of(preset, 2), image_size=32, order=order, device=gpu)

@@ -1,9 +1,9 @@
-"""A paper's ablation in shape: small network, small pictures, three seeds.
+"""A paper's ablation in shape: small network, small images, three seeds.
 
     python benchmarks/ablations/ablate.py PAPER --data fashion_mnist.npz [--out DIR] [--threads 1]
 
 The papers are simsiam, byol, moco, instdisc, swav and nnclr. Each arm is trained with each seed,
-from the same weights, on the same pictures in the same order. A row is added to DIR/PAPER.csv when
+from the same weights, on the same images in the same order. A row is added to DIR/PAPER.csv when
 an arm is done, so the same command continues after it was stopped. At the end a table is printed
 and DIR/PAPER.png drawn.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from arms import PAPERS, Arm, Panel
 from summary import UNTRAINED, Row, draw, table
-from trial import Pictures, Recipe, key, trial
+from trial import ImageSet, Recipe, key, trial
 
 from nearkin.errors import NearkinError
 from nearkin.tables import read_csv, replace_text
@@ -57,20 +57,20 @@ def ablate(
     seeds: Iterable[int] = SEEDS,
 ) -> str:
     """Do what is missing in the file, draw the plot beside it, and return the table."""
-    pictures = Pictures(data, recipe)
+    images = ImageSet(data, recipe)
     rows = {row["key"]: dict(row) for row in read_csv(path)} if path.exists() else {}
     arms: dict[str, list[Row]] = {}
     for name, arm, seed, how in planned(panels, recipe, seeds):
-        this = key(arm, seed, how, pictures)
+        this = key(arm, seed, how, images)
         if this not in rows:
-            found = trial(arm, seed, how, pictures)
+            found = trial(arm, seed, how, images)
             numbers = {column: repr(value) for column, value in found.items()}
             about = {"key": this, "arm": name, "seed": str(seed), "steps": str(how.steps)}
             rows[this] = about | numbers
             write(path, rows.values())
             print(f"{name}, seed {seed}: kNN {found['knn']:.3f}", flush=True)
         arms.setdefault(name, []).append(rows[this])
-    raw = pictures.raw()
+    raw = images.raw()
     draw(path.with_suffix(".png"), panels, arms, raw)
     return table(arms, raw)
 

@@ -76,7 +76,7 @@ SWAV = Arm("swav", {"dim": 64, "hidden_dim": 128, "num_prototypes": 100, "queue_
 NNCLR = Arm("nnclr", {"dim": 64, "hidden_dim": 128, "predictor_dim": 256, "support_size": 4096})
 
 GROUP = 32
-"""Pictures that share their batch statistics in MoCo and its end-to-end baseline."""
+"""Images that share their batch statistics in MoCo and its end-to-end baseline."""
 
 
 def of_batch(arm: Arm, batch_size: int) -> Arm:

@@ -37,7 +37,7 @@ from nearkin.training.schedules import warmup_cosine
 
 CPU = torch.device("cpu")
 PIECE = 500
-"""Pictures encoded at once."""
+"""Images encoded at once."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Recipe:
     warmup: float = 0.1
     image_size: int = 14
     train: int = 10_000
-    """Pictures to train on, which are the bank of kNN as well."""
+    """Images to train on, which are the bank of kNN as well."""
     queries: int = 2_000
-    """Pictures held out of the training part to be scored."""
+    """Images held out of the training part to be scored."""
 
 
 DRAWN: dict[str, Any] = {
@@ -62,11 +62,11 @@ DRAWN: dict[str, Any] = {
     "brightness": 0.4,
     "contrast": 0.4,
 }
-"""Every view of every arm. For gray pictures: nothing here changes a hue."""
+"""Every view of every arm. For gray images: nothing here changes a hue."""
 
 
-class Pictures:
-    """Pictures of the training part, at random: some to train on, and others to score.
+class ImageSet:
+    """Images of the training part, at random: some to train on, and others to score.
 
     Args:
         data: As for `nearkin train`. A test part is never used.
@@ -81,7 +81,7 @@ class Pictures:
         rows = np.flatnonzero(images.splits != "test")
         needed = recipe.train + recipe.queries
         if len(rows) < needed:
-            raise DataError(f"{data}: {len(rows)} pictures to train on; {needed} are needed")
+            raise DataError(f"{data}: {len(rows)} images to train on; {needed} are needed")
         drawn = rows[permutation(0, 0, len(rows))]
         self.train = images.subset(np.sort(drawn[: recipe.train]))
         self.queries = images.subset(np.sort(drawn[recipe.train : needed]))
@@ -108,7 +108,7 @@ class Pictures:
         return self.knn(pixels(train, mean), pixels(queries, mean))
 
     def knn(self, bank: Tensor, queries: Tensor) -> float:
-        """The share of scored pictures whose class wins their neighbors' vote."""
+        """The share of scored images whose class wins their neighbors' vote."""
         labels = self.train.labels, self.queries.labels
         k = num_neighbors(len(bank))
         return knn(bank, labels[0], queries, labels[1], k=k).value
@@ -124,35 +124,35 @@ def network() -> nn.Sequential:
     return nn.Sequential(*layers, Block(32, 64, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-def key(arm: Arm, seed: int, recipe: Recipe, pictures: Pictures) -> str:
+def key(arm: Arm, seed: int, recipe: Recipe, images: ImageSet) -> str:
     """A name for all that decides a trial, but for the code and the number of threads."""
-    decides = [asdict(arm), seed, asdict(recipe), DRAWN, pictures.fingerprint]
+    decides = [asdict(arm), seed, asdict(recipe), DRAWN, images.fingerprint]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def trial(arm: Arm, seed: int, recipe: Recipe, pictures: Pictures) -> dict[str, float]:
+def trial(arm: Arm, seed: int, recipe: Recipe, images: ImageSet) -> dict[str, float]:
     """Train one arm with one seed, and measure it at its last step."""
     torch.manual_seed(seed)
     backbone = adopt(network(), recipe.image_size)
     options: dict[str, Any] = dict(arm.options)
     if "num_images" in inspect.signature(METHODS[arm.method].__init__).parameters:
-        options["num_images"] = len(pictures.train)
+        options["num_images"] = len(images.train)
     method = METHODS[arm.method](backbone, **options)
     method.to(memory_format=torch.channels_last)
-    losses = train(method, arm.batch_size, seed, recipe, pictures)[-100:] or [np.nan]
-    found = measure(method.eval(), pictures)
+    losses = train(method, arm.batch_size, seed, recipe, images)[-100:] or [np.nan]
+    found = measure(method.eval(), images)
     return found | {"loss": float(np.mean(losses)), "loss_sd": float(np.std(losses))}
 
 
 def train(
-    method: Method[Any], batch_size: int, seed: int, recipe: Recipe, pictures: Pictures
+    method: Method[Any], batch_size: int, seed: int, recipe: Recipe, images: ImageSet
 ) -> list[float]:
     """Train a method, and return the losses."""
     batches = Batches(
-        pictures.train,
+        images.train,
         (View(**DRAWN),) * method.num_views,
         image_size=recipe.image_size,
-        order=Order(len(pictures.train), batch_size, seed),
+        order=Order(len(images.train), batch_size, seed),
         device=CPU,
     )
     decay = recipe.weight_decay
@@ -168,38 +168,38 @@ def train(
     return [step.loss.item() for _, step in run]
 
 
-def measure(method: Method[Any], pictures: Pictures) -> dict[str, float]:
+def measure(method: Method[Any], images: ImageSet) -> dict[str, float]:
     """The numbers of one row: features are the backbone's, embeddings the projector's."""
-    features = [encode(method.backbone, shown.split(PIECE)) for shown in pictures.shown]
+    features = [encode(method.backbone, shown.split(PIECE)) for shown in images.shown]
     bank, queries = (encode(method.online.projector, each.split(PIECE)) for each in features)
     found = {
-        "knn": pictures.knn(*features),
-        "knn_embedding": pictures.knn(bank, queries),
+        "knn": images.knn(*features),
+        "knn_embedding": images.knn(bank, queries),
         "effective_rank_features": health(features[1])["effective_rank"],
         **health(queries),
     }
     special = SPECIAL.get(type(method), {})
-    return found | {name: of(method, queries, pictures) for name, of in special.items()}
+    return found | {name: of(method, queries, images) for name, of in special.items()}
 
 
-def imbalance(method: SwAV, queries: Tensor, pictures: Pictures) -> float:
+def imbalance(method: SwAV, queries: Tensor, images: ImageSet) -> float:
     """Share of the codes' mass that would have to move for all prototypes to have the same."""
-    del pictures
+    del images
     scores = unit(queries) @ method.prototypes.detach().T
     mass = sinkhorn(scores, method.epsilon, method.num_iterations).mean(dim=0)
     return float((mass - 1 / len(mass)).abs().sum() / 2)
 
 
-def friends_of_class(method: NNCLR, queries: Tensor, pictures: Pictures) -> float:
+def friends_of_class(method: NNCLR, queries: Tensor, images: ImageSet) -> float:
     """Share of the drawn neighbors in the support set that have the query's class."""
     support = method.support_set
     _, rows = nearest(support.keys, queries, method.num_neighbors)
     owners = support.index[rows].numpy()
-    same = pictures.train.labels[owners] == pictures.queries.labels[:, None]
+    same = images.train.labels[owners] == images.queries.labels[:, None]
     return float((same & (owners >= 0)).mean())
 
 
-SPECIAL: dict[type, dict[str, Callable[[Any, Tensor, Pictures], float]]] = {
+SPECIAL: dict[type, dict[str, Callable[[Any, Tensor, ImageSet], float]]] = {
     SwAV: {"code_imbalance": imbalance},
     NNCLR: {"friends_of_class": friends_of_class},
 }

@@ -1,8 +1,8 @@
-"""Compare ways of finding novel classes on the same features, pictures and steps.
+"""Compare ways of finding novel classes on the same features, images and steps.
 
     python benchmarks/discovery/compare.py cifar10 --folder RUNS -o docs/discovery/cifar10.csv
 
-RUNS holds, for every seed, pictures drawn by pictures.py (cifar10-1.npz) and an encoder trained on
+RUNS holds, for every seed, images drawn by images.py (cifar10-1.npz) and an encoder trained on
 them without labels (runs/cifar10-1). Seed 0 only chooses the strength of each arm,
 by hiding known classes; the others are reported. A row is written once its arm is done, so a
 stopped comparison goes on where it was. Protocol: docs/discovery.md.
@@ -22,10 +22,9 @@ from jaxtyping import Int64
 
 from nearkin.config import TrainConfig, Value
 from nearkin.data.images import Images, open_images
-from nearkin.discovery.arms import Arm, clustered_arm, trained_arm
+from nearkin.discovery.arms import ALONE, Arm, clustered_arm, trained_arm
 from nearkin.discovery.classifier import on_top, still
-from nearkin.discovery.data import Task
-from nearkin.discovery.arms import ALONE
+from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import class_stage, known_stage, start_of
 from nearkin.discovery.trials import (
@@ -37,7 +36,7 @@ from nearkin.discovery.trials import (
     best,
     strength_options,
 )
-from nearkin.discovery.trunk import FrozenTrunk, look, read_looks, write_looks
+from nearkin.discovery.trunk import FrozenEncoder, look, read_looks, write_looks
 from nearkin.evaluation.encoder import load
 from nearkin.measures.matching import cluster_accuracy, right
 from nearkin.run.settings.build import resolve
@@ -80,7 +79,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """The pictures of one seed and what its encoder sees of them."""
+    """The images of one seed and what its encoder sees of them."""
 
     name: str
     seed: int
@@ -111,7 +110,7 @@ class Bench:
         return self.folder / "runs" / f"{self.name}-{self.seed}"
 
     @cached_property
-    def trunk(self) -> FrozenTrunk:
+    def trunk(self) -> FrozenEncoder:
         """The frozen encoder; what it sees is computed once and kept."""
         path = self._run / "kept.safetensors"
         if not path.exists():
@@ -119,15 +118,15 @@ class Bench:
             looks, bad = look(encoder, self.images, self.base.augment, VIEWS, self.seed, CPU, 0)
             write_looks(path, looks, bad)
         kept = read_looks(path, len(self.images))[0]
-        return FrozenTrunk(replace(kept, views=kept.views[:VIEWS]), CPU)
+        return FrozenEncoder(replace(kept, views=kept.views[:VIEWS]), CPU)
 
     def truth(self, novel: tuple[int, ...]) -> Int64[np.ndarray, " images"]:
         """Classes, the known ones first."""
         order = [number for number in range(10) if number not in novel] + list(novel)
         return np.asarray(np.argsort(order)[self.images.labels], np.int64)
 
-    def task(self, novel: tuple[int, ...], mode: Mode) -> Task:
-        """Novel classes are unlabeled; of the others, in mode gcd, half of the pictures too."""
+    def task(self, novel: tuple[int, ...], mode: Mode) -> DiscoveryTask:
+        """Novel classes are unlabeled; of the others, in mode gcd, half of the images too."""
         label = self.truth(novel)
         label[label >= 10 - len(novel)] = UNKNOWN
         if mode == "gcd":
@@ -136,7 +135,7 @@ class Bench:
         train = np.flatnonzero(self.images.splits == "train")
         held_out = np.flatnonzero(self.images.splits == "test")
         label[held_out] = UNKNOWN
-        return Task(label, train, 10 - len(novel), len(novel))
+        return DiscoveryTask(label, train, 10 - len(novel), len(novel))
 
 
 def starts_of(arm: str) -> str:
@@ -146,7 +145,7 @@ def starts_of(arm: str) -> str:
 
 def strength_of(bench: Bench, mode: Mode, arm: str, options: dict[str, Value]) -> float:
     """What hiding known classes of the usual split says, for one arm."""
-    task = bench.task(NOVEL["first"], "ncd")  # all known pictures have their label
+    task = bench.task(NOVEL["first"], "ncd")  # all known images have their label
     folder = bench.folder / "trials" / bench.name / arm.replace(" ", "-")
     every = Trials(bench.trunk, task, bench.base, mode, folder, options, starts_of(arm))
     trials = list(every.run(STRENGTHS[mode]))
@@ -157,9 +156,9 @@ def strength_of(bench: Bench, mode: Mode, arm: str, options: dict[str, Value]) -
 
 
 def measured(
-    bench: Bench, task: Task, truth: Int64[np.ndarray, " images"], arm: Arm, mode: Mode
+    bench: Bench, task: DiscoveryTask, truth: Int64[np.ndarray, " images"], arm: Arm, mode: Mode
 ) -> dict[str, float]:
-    """How well the classes of an arm fit the truth: unlabeled pictures, and test pictures."""
+    """How well the classes of an arm fit the truth: unlabeled images, and test images."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     rows, test = task.unlabeled, np.flatnonzero(bench.images.splits == "test")

@@ -49,7 +49,7 @@ APART = 0.24
 WIDTH = 0.2
 """Of the line at a mean."""
 Pair = tuple[str, str]
-"""A split and a seed, for which all arms have the same pictures and features."""
+"""A split and a seed, for which all arms have the same images and features."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _plot(axis: Axes, results: Results) -> None:
         axis.plot([], [], marker, color=color, markersize=5, label=f"split {split}")
     axis.plot([], [], color="gray", label="mean of its seeds")
     axis.set_title(f"{results.name}, mode {results.mode}", fontsize=10, pad=20)
-    axis.set_ylabel("accuracy on unlabeled training pictures", fontsize=9)
+    axis.set_ylabel("accuracy on unlabeled training images", fontsize=9)
     axis.set_xticks(range(len(results.arms)), results.arms, fontsize=9)
     for label in axis.get_xticklabels():
         label.set(rotation=25, ha="right", rotation_mode="anchor")

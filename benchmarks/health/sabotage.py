@@ -45,7 +45,7 @@ class Arm:
     lr: float = 1.0
     weight_decay: float = 1.0
     aligned: bool = False
-    """Whether the loss is only that views of a picture are alike, which equal embeddings are."""
+    """Whether the loss is only that views of an image are alike, which equal embeddings are."""
     seeds: tuple[int, ...] = SEEDS[:1]
 
 

@@ -30,11 +30,11 @@ def train(
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> Run:
-    """Train an encoder on pictures without labels, and measure it.
+    """Train an encoder on images without labels, and measure it.
 
     Args:
         data: A folder, a table, an archive, an .npz, a name such as `digits`, or arrays: uint8
-            pictures of shape (n, height, width, 3), or a pair of pictures and labels.
+            images of shape (n, height, width, 3), or a pair of images and labels.
         out: The run folder; `runs/DATA-METHOD` if None.
         resume: Continue the run that is in `out`.
         overwrite: Replace the run that is in `out`.
@@ -75,7 +75,7 @@ def discover(
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> Run:
-    """Find the classes among pictures of which some have a known class.
+    """Find the classes among images of which some have a known class.
 
     Args:
         data: What `nearkin.train` takes.

@@ -17,7 +17,7 @@ class UsageError(NearkinError):
 
 
 class DataError(NearkinError):
-    """Pictures or labels that cannot be used."""
+    """Images or labels that cannot be used."""
 
     exit_code = 3
 

@@ -10,7 +10,7 @@ from nearkin.objectives import unit
 from nearkin.types import UNKNOWN
 
 
-def own_entries(
+def same_image_mask(
     index: Int[Tensor, " batch"], entries: Int[Tensor, " keys"]
 ) -> Bool[Tensor, "batch keys"]:
     """Which entries of a memory show the image that a query shows.
@@ -22,7 +22,7 @@ def own_entries(
     return index[:, None] == entries[None, :]
 
 
-class Visits(NamedTuple):
+class KeyUpdate(NamedTuple):
     """What a step leaves for a memory to write: images, by index, and the keys they were given."""
 
     images: Int[Tensor, " batch"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-Tell = Callable[[int, int, str], object]
+ProgressCallback = Callable[[int, int, str], object]
 """Hears how many of how many are done, and how it stands: parts that are two spaces apart, of
 which only the first may be shown."""
 
@@ -16,22 +16,24 @@ MARKS: Final = 60
 """Moments, each a second or more after the one before, over which speed is taken."""
 
 
-def nobody(done: int, total: int, text: str) -> None:
+def ignore_progress(done: int, total: int, text: str) -> None:
     """Hear it, and do nothing."""
 
 
-def under(name: str, tell: Tell) -> Tell:
+def under(name: str, on_progress: ProgressCallback) -> ProgressCallback:
     """The same listener, who is told what it is that a part is of."""
-    return lambda done, total, text: tell(done, total, f"{name}: {text}")
+    return lambda done, total, text: on_progress(done, total, f"{name}: {text}")
 
 
-def tracked(batches: Iterable[Batch], total: int, what: str, tell: Tell) -> Iterator[Batch]:
-    """The batches of `total` pictures; whenever one is done, `tell` hears how far it is."""
+def tracked(
+    batches: Iterable[Batch], total: int, what: str, on_progress: ProgressCallback
+) -> Iterator[Batch]:
+    """The batches of `total` images; whenever one is done, `on_progress` hears how far it is."""
     pace, done = Pace(total), 0
     for batch in batches:
         yield batch
         done += len(batch)
-        tell(done, total, "  ".join([what, *pace.reach(done)]))
+        on_progress(done, total, "  ".join([what, *pace.reach(done)]))
 
 
 class Pace:
@@ -41,14 +43,14 @@ class Pace:
 
     Args:
         total: How many steps there are.
-        pictures: In a step.
+        images: In a step.
         clock: Seconds from any start.
     """
 
     def __init__(
-        self, total: int, pictures: int = 1, clock: Callable[[], float] = time.perf_counter
+        self, total: int, images: int = 1, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.total, self.pictures, self.clock = total, pictures, clock
+        self.total, self.images, self.clock = total, images, clock
         self._began = clock()
         self._paused = 0.0
         self._newest = 0.0, 0
@@ -72,13 +74,13 @@ class Pace:
 
     @property
     def speed(self) -> list[str]:
-        """The time left, and pictures per second; nothing as long as neither is known."""
+        """The time left, and images per second; nothing as long as neither is known."""
         (then, first), (now, done) = self._marks[0] if self._marks else self._newest, self._newest
         if now <= then or done <= first:
             return []
         rate = (done - first) / (now - then)
-        left, pictures = (self.total - done) / rate, rate * self.pictures
-        return [f"{_span(left)} left", f"{pictures:.{0 if pictures >= 10 else 1}f} img/s"]
+        left, images = (self.total - done) / rate, rate * self.images
+        return [f"{_span(left)} left", f"{images:.{0 if images >= 10 else 1}f} img/s"]
 
 
 def _span(seconds: float) -> str:

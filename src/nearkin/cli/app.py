@@ -12,7 +12,7 @@ from cyclopts.config import Env
 from nearkin.tables import printable
 from nearkin.version import __version__
 
-HELP = """Learn from pictures without labels which are alike.
+HELP = """Learn from images without labels which are alike.
 
 nearkin demo
 

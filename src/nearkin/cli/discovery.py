@@ -34,7 +34,7 @@ def discover(
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
     **options: str,
 ) -> None:
-    """Find the classes among pictures of which some have a known class.
+    """Find the classes among images of which some have a known class.
 
     Args:
         data: A folder, a CSV or Parquet table, a zip or tar, an .npz, or a name such as digits.
@@ -52,9 +52,7 @@ def discover(
     settings = read_toml(config_file, DiscoverConfig) if config_file else {}
     stored, settings = settings.pop("data", None), merged(settings, config, options)
     if data is None and stored is None:
-        raise UsageError(
-            "no pictures given; say nearkin discover DATA, or --config with a data key"
-        )
+        raise UsageError("no images given; say nearkin discover DATA, or --config with a data key")
     from nearkin.commands.discover import discover as run_discover
     from nearkin.distributed import is_first
     from nearkin.run.folder import lines
@@ -82,13 +80,13 @@ def assign(
     copy_to: Path | None = None,
     json: Flag = False,
 ) -> None:
-    """Sort new pictures into the classes of a discovery, without training.
+    """Sort new images into the classes of a discovery, without training.
 
     Args:
         run: The run folder of a discovery.
-        data: The pictures.
+        data: The images.
         output: A CSV like the assignments.csv of the run.
-        copy_to: A new folder to sort the pictures into, by class.
+        copy_to: A new folder to sort the images into, by class.
         json: Print the assignments as JSON.
     """
     if not alone():

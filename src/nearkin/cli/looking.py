@@ -21,7 +21,7 @@ def report(
 
     Args:
         run: A run folder.
-        data: Its pictures, if they are no longer where they were.
+        data: Its images, if they are no longer where they were.
         output: Where to; the report.html of the run if not given.
     """
     from nearkin.commands.report import report as run_report
@@ -39,11 +39,11 @@ def explore(
     host: str = "127.0.0.1",
     i_know: Flag = False,
 ) -> None:
-    """Look around in a run with a browser: search, name classes, copy pictures; Ctrl-C ends it.
+    """Look around in a run with a browser: search, name classes, copy images; Ctrl-C ends it.
 
     Args:
         run: A run folder.
-        data: Its pictures, if they are no longer where they were.
+        data: Its images, if they are no longer where they were.
         port: Where to listen; 0 is any port that is free.
         host: The address to listen on. Other than of this computer alone, it needs --i-know.
         i_know: Whoever can listen in on the way will see all that is shown, and the secret.
@@ -82,15 +82,15 @@ def export(
     format: Literal["atlas"],
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
 ) -> None:
-    """Write the pictures of a run, their places and their neighbors for another program.
+    """Write the images of a run, their places and their neighbors for another program.
 
     Args:
         run: A run folder.
-        data: Its pictures, if they are no longer where they were.
+        data: Its images, if they are no longer where they were.
         format: atlas is the Parquet table that Embedding Atlas reads.
         output: The file.
     """
     from nearkin.commands.export import export as run_export
 
     count = run_export(run, output, data, format=format)
-    print(f"{count} pictures: {output.resolve()}")
+    print(f"{count} images: {output.resolve()}")

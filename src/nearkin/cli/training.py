@@ -39,12 +39,12 @@ def check(
     scan: Literal["headers", "full"] = "headers",
     json: Flag = False,
 ) -> None:
-    """Look at pictures before training: counts, sizes, bad files, duplicates, proposed settings.
+    """Look at images before training: counts, sizes, bad files, duplicates, proposed settings.
 
     Args:
         data: A folder, a CSV or Parquet table, a zip or tar, an .npz, or a name such as digits.
         labels: For scoring only: auto, none, folders, or a table with columns path and label.
-        scan: headers opens every file; full decodes every picture.
+        scan: headers opens every file; full decodes every image.
         json: Print the findings as JSON.
     """
     from nearkin.commands.check import check as run_check
@@ -68,7 +68,7 @@ def train(
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
     **options: str,
 ) -> None:
-    """Train an encoder on pictures without labels, and measure it.
+    """Train an encoder on images without labels, and measure it.
 
     Args:
         data: A folder, a CSV or Parquet table, a zip or tar, an .npz, or a name such as digits.
@@ -86,7 +86,7 @@ def train(
     settings = read_toml(config_file) if config_file else {}
     stored, settings = settings.pop("data", None), merged(settings, config, options)
     if data is None and stored is None:
-        raise UsageError("no pictures given; say nearkin train DATA, or --config with a data key")
+        raise UsageError("no images given; say nearkin train DATA, or --config with a data key")
     from nearkin.commands.evaluate import rows_of
     from nearkin.commands.train import train as run_train
     from nearkin.distributed import is_first
@@ -110,7 +110,7 @@ def replay(run: Path, data: str | None = None, /) -> None:
 
     Args:
         run: A run folder.
-        data: Its pictures, if they are no longer where they were.
+        data: Its images, if they are no longer where they were.
     """
     from nearkin.commands.replay import replay as run_replay
 

@@ -16,7 +16,7 @@ def evaluate(run: Path, data: str | None = None, /, *, json: Flag = False) -> No
 
     Args:
         run: A run folder.
-        data: Other pictures than those of the run.
+        data: Other images than those of the run.
         json: Print the measures as JSON.
     """
     if not alone():
@@ -39,16 +39,16 @@ def embed(
     shard: int = 65_536,
     part: str = "",
 ) -> None:
-    """Write the features of pictures as .parquet, .npz, or .npy with a .csv beside it.
+    """Write the features of images as .parquet, .npz, or .npy with a .csv beside it.
 
     Into a folder, they are written in parts, with only one part in memory: what is there is not
     made again, and processes that torchrun or srun has started divide the parts.
 
     Args:
         run: A run folder, or an encoder.safetensors.
-        data: The pictures: what `nearkin train` takes.
+        data: The images: what `nearkin train` takes.
         output: The file, whose ending says how it is written; or a folder: its name ends in /.
-        shard: Pictures of a part.
+        shard: Images of a part.
         part: I/N, such as 1/8: make the I-th of N shares of the parts, as a job of an array.
     """
     from nearkin.distributed import is_first
@@ -64,7 +64,7 @@ def embed(
             show(None, False, made.lines(Path(output)))
         return
     count, dim = made.vectors.shape
-    print(f"{count} pictures, {dim} features each: {Path(output).resolve()}")
+    print(f"{count} images, {dim} features each: {Path(output).resolve()}")
     for path, reason in made.bad.items():
         print(f"left out {path!r}: {reason}", file=sys.stderr)
 
@@ -73,7 +73,7 @@ def embed(
 def neighbors(
     run: Path,
     /,
-    *pictures: str,
+    *images: str,
     vectors: Annotated[Path | None, Parameter(name="--in")] = None,
     index: Path | None = None,
     top: int = 10,
@@ -81,22 +81,22 @@ def neighbors(
     data: str | None = None,
     json: Flag = False,
 ) -> None:
-    """Show which pictures are most similar to some.
+    """Show which images are most similar to some.
 
     Args:
         run: A run folder, or an encoder.safetensors.
-        pictures: Files, each of which is looked for.
+        images: Files, each of which is looked for.
         vectors: What `nearkin embed` has written, to be searched; by default the features of the
-            run's own pictures.
+            run's own images.
         index: What `nearkin index` has made of them; faster, and may miss some.
         top: How many to show.
-        sheet: Also make a picture of them, such as sheet.png.
-        data: The pictures to show on it, if they are not those of the run.
+        sheet: Also make an image of them, such as sheet.png.
+        data: The images to show on it, if they are not those of the run.
         json: Print them as JSON.
     """
     from nearkin.commands.neighbors import neighbors as run_neighbors
 
-    found = run_neighbors(run, pictures, vectors=vectors, index=index, top=top)
+    found = run_neighbors(run, images, vectors=vectors, index=index, top=top)
     if sheet is not None:
         from nearkin.commands.export import sheet as run_sheet
 
@@ -118,4 +118,4 @@ def index(
     from nearkin.commands.index import build_index
 
     made = build_index(vectors, output)
-    print(f"{made.pictures} pictures, {made.kind}: {output.resolve()}")
+    print(f"{made.images} images, {made.kind}: {output.resolve()}")

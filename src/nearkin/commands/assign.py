@@ -1,4 +1,4 @@
-"""`nearkin assign`: new pictures into the classes of a discovery, without training."""
+"""`nearkin assign`: new images into the classes of a discovery, without training."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from nearkin.types import UNKNOWN
 
 @dataclass(frozen=True, eq=False)
 class Assigned:
-    """New pictures in the classes of a discovery."""
+    """New images in the classes of a discovery."""
 
     images: Images
     """Those that could be read, in the order of the assignments."""
@@ -34,11 +34,11 @@ class Assigned:
     """The others, with the reason."""
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A dictionary per picture, with the columns of assignments.csv."""
+        """A dictionary per image, with the columns of assignments.csv."""
         return [dict(zip(COLUMNS, row, strict=True)) for row in self.assignments.rows()]
 
     def lines(self) -> list[str]:
-        """How many pictures went where, for people."""
+        """How many images went where, for people."""
         numbers, counts = np.unique(self.assignments.cluster, return_counts=True)
         names = [self.assignments.classes[number] for number in numbers]
         width = max(map(len, names))
@@ -56,13 +56,13 @@ def assign(
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> Assigned:
-    """Sort new pictures into the classes that a discovery found.
+    """Sort new images into the classes that a discovery found.
 
     Args:
         run: The run folder of the discovery.
         data: What `open_images` takes.
         output: A CSV file like assignments.csv.
-        copy_to: A new folder to sort the pictures into, by class.
+        copy_to: A new folder to sort the images into, by class.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per processor.
         reporter: Who is told how it goes.
@@ -81,8 +81,8 @@ def assign(
         check_destination(Path(copy_to), [data_name(data)])
     if output is not None:
         spare(Path(output), data)
-    tell = (reporter or Silent()).progress
-    images = open_images(data, labels="none", tell=tell)
+    on_progress = (reporter or Silent()).progress
+    images = open_images(data, labels="none", on_progress=on_progress)
     said = classifier.details
     looks, bad = look(
         encoder,
@@ -92,11 +92,11 @@ def assign(
         said["seed"],
         choose_device(device),
         available_cpus() if workers == "auto" else workers,
-        tell,
+        on_progress,
     )
     rows = np.setdiff1d(np.arange(len(images)), list(bad))
     if not len(rows):
-        raise DataError(f"none of the {len(images)} pictures can be read; look at the files")
+        raise DataError(f"none of the {len(images)} images can be read; look at the files")
     shown, nothing = images.subset(rows), np.full(len(rows), UNKNOWN)
     predictions = classifier.predict(rows_of(looks, rows), tuple(shown.names), nothing)
     found = assigned(predictions, calibration=classifier.calibration)

@@ -1,4 +1,4 @@
-"""`nearkin check`: what there is to know about pictures before training on them."""
+"""`nearkin check`: what there is to know about images before training on them."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ from nearkin.training.fit import seconds_per_epoch
 from nearkin.training.loop import seeded
 
 TIMED_BATCH = 32
-"""Pictures per step when the cost of photographs is estimated: a full batch takes minutes."""
+"""Images per step when the cost of photographs is estimated: a full batch takes minutes."""
 LOOKED_AT = 2_000
-"""Pictures, at most, that the looks at color and orientation need."""
+"""Images, at most, that the looks at color and orientation need."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found about some pictures."""
+    """What was found about some images."""
 
     images: Images
     exact: int
@@ -46,7 +46,7 @@ class Findings:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "pictures": len(self.images),
+            "images": len(self.images),
             "formats": dict(self.images.formats),
             "classes": self._classes(),
             "width": _range(self.images.sizes[:, 0]),
@@ -70,7 +70,7 @@ class Findings:
         (low, middle, high), (least, median, most) = found["width"], found["height"]
         formats = ", ".join(f"{count} {kind}" for kind, count in found["formats"].items())
         lines = [
-            f"pictures    {found['pictures']} ({formats})",
+            f"images    {found['images']} ({formats})",
             f"width       {low} to {high} px, median {middle}",
             f"height      {least} to {most} px, median {median}",
             f"labels      {_summary(found['classes'])}",
@@ -96,7 +96,7 @@ def _summary(classes: dict[str, int]) -> str:
     if not classes:
         return "none; they are not needed"
     counts = classes.values()
-    return f"{len(classes)} classes of {min(counts)} to {max(counts)} pictures, for scoring only"
+    return f"{len(classes)} classes of {min(counts)} to {max(counts)} images, for scoring only"
 
 
 def _duration(hours: float) -> str:
@@ -110,17 +110,17 @@ def check(
     scan: Literal["headers", "full"] = "headers",
     reporter: Reporter | None = None,
 ) -> Findings:
-    """Look at pictures: counts, sizes, bad files, duplicates, proposed settings.
+    """Look at images: counts, sizes, bad files, duplicates, proposed settings.
 
     Args:
         data: What `open_images` takes.
         labels: Where labels come from, as for `TrainConfig`.
-        scan: `headers` opens every file, `full` decodes every picture.
+        scan: `headers` opens every file, `full` decodes every image.
         reporter: Who is told how it goes.
     """
-    tell = (reporter or Silent()).progress
-    images = open_images(data, labels=labels, full=scan == "full", tell=tell)
-    found = duplicates(images, tell)
+    on_progress = (reporter or Silent()).progress
+    images = open_images(data, labels=labels, full=scan == "full", on_progress=on_progress)
+    found = duplicates(images, on_progress)
     warnings = copies(found.num_exact, "exact", images) + copies(found.num_near, "near", images)
     hours, megabytes = None, None
     try:
@@ -159,7 +159,7 @@ def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[flo
 
 
 def erased(images: Images, augment: str) -> list[str]:
-    """Warnings that an augmentation erases what tells the classes of these pictures apart.
+    """Warnings that an augmentation erases what tells the classes of these images apart.
 
     Whether color alone names the classes, or a mirror image does no longer, is found by the
     nearest neighbors of thumbnails. Without labels nothing can be said.
@@ -188,7 +188,7 @@ def erased(images: Images, augment: str) -> list[str]:
 
 
 def _accuracy(bank: torch.Tensor, queries: torch.Tensor, labels: np.ndarray) -> float:
-    """Accuracy of kNN for every second picture by the others; 0 without labels."""
+    """Accuracy of kNN for every second image by the others; 0 without labels."""
     mean = bank.flatten(1).mean(dim=0)
     known, asked = bank.flatten(1)[::2] - mean, queries.flatten(1)[1::2] - mean
     try:

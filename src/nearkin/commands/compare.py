@@ -17,10 +17,10 @@ LINES: Final = 4
 """In one chart; a page tells no more kinds of line apart."""
 NOTE: Final = (
     "The best is marked where the next lies outside its 95 % interval. Intervals tell of the "
-    "pictures that are scored; how much other seeds differ, only runs of other seeds tell."
+    "images that are scored; how much other seeds differ, only runs of other seeds tell."
 )
 OTHER_PICTURES: Final = (
-    "The runs are on different pictures: their numbers do not compare, and no best is marked."
+    "The runs are on different images: their numbers do not compare, and no best is marked."
 )
 
 
@@ -31,13 +31,13 @@ class Compared:
     name: str
     of: tuple[Measure | None, ...]
     """That of each run, or nothing if it has none."""
-    same_pictures: bool
+    same_images: bool
 
     @property
     def alike(self) -> bool:
         """Whether it was found in the same way everywhere."""
         ways = {measure.protocol for measure in self.of if measure is not None}
-        return self.same_pictures and len(ways) == 1
+        return self.same_images and len(ways) == 1
 
     @property
     def best(self) -> int | None:
@@ -179,7 +179,7 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
             "one kind"
         )
     names = dict.fromkeys(name for run in found for name in run.measures)
-    same = len({run.pictures for run in found}) == 1
+    same = len({run.images for run in found}) == 1
     measures = tuple(
         Compared(name, tuple(run.measures.get(name) for run in found), same) for name in names
     )
@@ -205,7 +205,7 @@ def _notes(runs: Sequence[Finished], measures: Sequence[Compared]) -> list[str]:
     notes = []
     if len({run.division for run in runs}) > 1:
         notes.append(
-            "The runs hold out different pictures: part of the differences is that, and a picture "
+            "The runs hold out different images: part of the differences is that, and an image "
             "that one is scored on another may have been trained on."
         )
     other = ", ".join(measure.name for measure in measures if not measure.alike)

@@ -53,11 +53,11 @@ def demo(
         overwrite: Replace an earlier demo.
         reporter: Who is told how it goes.
     """
-    told, folder = reporter or Silent(), Path(out)
+    log, folder = reporter or Silent(), Path(out)
     settings = TrainConfig(method="simclr", epochs=90, val=0.2, options={"temperature": 0.2})
-    told.line("1/2 train: digits, without labels")
-    trained = train("digits", settings, out=folder / "train", overwrite=overwrite, reporter=told)
-    told.line("2/2 discover: labels for 0 to 4 only")
+    log.line("1/2 train: digits, without labels")
+    trained = train("digits", settings, out=folder / "train", overwrite=overwrite, reporter=log)
+    log.line("2/2 discover: labels for 0 to 4 only")
     found = DiscoverConfig(
         known="0,1,2,3,4",
         mode="ncd",
@@ -67,6 +67,6 @@ def demo(
         num_views=4,
     )
     discovered = discover(
-        "digits", found, out=folder / "discover", overwrite=overwrite, reporter=told
+        "digits", found, out=folder / "discover", overwrite=overwrite, reporter=log
     )
     return Demo(trained, discovered)

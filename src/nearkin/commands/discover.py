@@ -27,9 +27,15 @@ from nearkin.discovery.classifier import (
     still,
     write_classifier,
 )
-from nearkin.discovery.data import USUAL_BATCH, Material, Task, batch_size, open_material
+from nearkin.discovery.data import (
+    USUAL_BATCH,
+    DiscoveryData,
+    DiscoveryTask,
+    batch_size,
+    open_discovery_data,
+)
 from nearkin.discovery.findings import findings
-from nearkin.discovery.ground import Ground, Preparation
+from nearkin.discovery.ground import DiscoveryState, Preparation
 from nearkin.discovery.learn import Learned, Learning
 from nearkin.discovery.others import follow
 from nearkin.discovery.outcome import Outcome
@@ -43,14 +49,14 @@ from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.run.failures import foreseen
 from nearkin.run.folder import RunFolder, clear, data_name
 from nearkin.run.opened import default_folder, opened
-from nearkin.run.reporter import Logged, Reporter, Silent
+from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.run.settings.options import checked_options, method_class
 from nearkin.tables import read_numbers
 from nearkin.types import UNKNOWN
 from nearkin.version import __version__
 
 LOOKED_AT = 2000
-"""Pictures whose silhouettes are compared."""
+"""Images whose silhouettes are compared."""
 
 
 def discover(
@@ -62,7 +68,7 @@ def discover(
     overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> Run:
-    """Find the classes among pictures of which some have a known class.
+    """Find the classes among images of which some have a known class.
 
     Args:
         data: What `open_images` takes.
@@ -87,18 +93,18 @@ def discover(
         check_destination(Path(config.copy_to), [data_name(data)])
     with (
         opened(path, resume=resume, overwrite=overwrite) as folder,
-        Logged(reporter or Silent(), folder.log) as told,
+        Logger(reporter or Silent(), folder.log) as log,
     ):
         if resume and folder.config.exists():
             config = continued(config, folder.discovery_settings()[0])
         device = choose_device(config.device)
-        told.line(
+        log.line(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
             f"writing {path.resolve()}"
         )
-        material = open_material(data, config, folder.bad_files, told.progress)
+        material = open_discovery_data(data, config, folder.bad_files, log.progress)
         for line in material.lines():
-            told.line(line)
+            log.line(line)
         _fitting(material, config)
         write_bad_files(folder.bad_files, material.images)
         if overwrite:
@@ -106,16 +112,16 @@ def discover(
         same_data(folder, material.parts)
         if folder.summary.exists():
             with company(1, follow):  # or processes that somebody else has started would wait
-                told.line("already complete")
+                log.line("already complete")
             return Run(folder)
         folder.write_settings(config, data_name(data))
         with foreseen(USUAL_BATCH):
             with company(config.devices, follow, data):
-                ground = Preparation(data, config, folder, device, told).run(material)
-                learned = Learning(config, folder, ground, told).run()
-            told.line("reading off the classes")
-            write_outcome(_find(ground, learned, config, folder, data_name(data)), told)
-        told.line(f"done   {path.resolve()}")
+                ground = Preparation(data, config, folder, device, log).run(material)
+                learned = Learning(config, folder, ground, log).run()
+            log.line("reading off the classes")
+            write_outcome(_find(ground, learned, config, folder, data_name(data)), log)
+        log.line(f"done   {path.resolve()}")
     return Run(folder)
 
 
@@ -140,22 +146,22 @@ def _asked(config: DiscoverConfig) -> DiscoverConfig:
     return replace(config, options=options)
 
 
-def _fitting(material: Material, config: DiscoverConfig) -> None:
-    """Refuse settings that ask for more pictures than there are."""
+def _fitting(material: DiscoveryData, config: DiscoverConfig) -> None:
+    """Refuse settings that ask for more images than there are."""
     rows = material.parts.train_rows
     unlabeled = int((material.label[rows] == UNKNOWN).sum())
     if config.classes != "auto" and config.classes > unlabeled:
         raise DataError(
-            f"{config.classes} novel classes among {unlabeled} unlabeled pictures; give fewer "
-            "with --classes, or more pictures"
+            f"{config.classes} novel classes among {unlabeled} unlabeled images; give fewer "
+            "with --classes, or more images"
         )
     batch_size(material, config)
 
 
 def _find(
-    ground: Ground, learned: Learned, config: DiscoverConfig, folder: RunFolder, data: str
+    ground: DiscoveryState, learned: Learned, config: DiscoverConfig, folder: RunFolder, data: str
 ) -> Outcome:
-    """Read the classes off what was learned, and keep what sorts new pictures into them."""
+    """Read the classes off what was learned, and keep what sorts new images into them."""
     material, task, trunk = ground.material, ground.task, ground.trunk
     looks, layer = trunk.seen(learned.ours[0])
     classifier = Classifier(
@@ -202,7 +208,7 @@ def _find(
     )
 
 
-def clustered(ground: Ground) -> dict[str, Arm]:
+def clustered(ground: DiscoveryState) -> dict[str, Arm]:
     """K-means: on features that no label has touched, and on raw pixels unless they are many."""
     task, seed, images = ground.task, ground.base.seed, ground.material.images
     arms = {"k-means": clustered_arm(ground.frozen.kept.center, task, seed)}
@@ -231,9 +237,9 @@ def calibrated(trials: Sequence[Trial], strength: float) -> Calibration | None:
 
 
 def blurred(
-    before: Float[Tensor, "images _"], predictions: Predictions, task: Task
+    before: Float[Tensor, "images _"], predictions: Predictions, task: DiscoveryTask
 ) -> tuple[float, float]:
-    """Silhouettes of k-means of some unlabeled pictures, before and after learning from labels."""
+    """Silhouettes of k-means of some unlabeled images, before and after learning from labels."""
     from sklearn.metrics import silhouette_score
 
     rows = task.unlabeled[:: len(task.unlabeled) // LOOKED_AT + 1]

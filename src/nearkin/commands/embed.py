@@ -1,4 +1,4 @@
-"""`nearkin embed`: the features of pictures as a table other tools read."""
+"""`nearkin embed`: the features of images as a table other tools read."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from nearkin.errors import DataError, OutputError, UsageError
 from nearkin.evaluation.encode import encode
 from nearkin.evaluation.encoder import Encoder, load
 from nearkin.objectives import unit
-from nearkin.pace import Tell, nobody, tracked
+from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.run.failures import foreseen
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.tables import write_csv
@@ -31,12 +31,12 @@ FORMATS = (".parquet", ".npz", ".npy")
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """Features of pictures: row i of `vectors` belongs to the i-th of `images`."""
+    """Features of images: row i of `vectors` belongs to the i-th of `images`."""
 
     images: Images
     """Those that could be read."""
     vectors: np.ndarray
-    """float32 of shape (pictures, features), each of length one."""
+    """float32 of shape (images, features), each of length one."""
     splits: list[str]
     """`train` or `test`; empty where neither is said."""
     bad: dict[str, str]
@@ -44,7 +44,7 @@ class Embeddings:
 
     @property
     def paths(self) -> list[str]:
-        """The pictures' names."""
+        """The images' names."""
         return list(self.images.names)
 
     @property
@@ -54,7 +54,7 @@ class Embeddings:
         return [classes[label] if label >= 0 else "" for label in self.images.labels.tolist()]
 
     def part(self, split: str) -> "Embeddings":
-        """The pictures of one side of the split."""
+        """The images of one side of the split."""
         rows = np.flatnonzero(np.array(self.splits) == split)
         splits = [split] * len(rows)
         return Embeddings(self.images.subset(rows), self.vectors[rows], splits, self.bad)
@@ -123,16 +123,20 @@ def embed(
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> Embeddings:
-    """Features of pictures, all in memory; see `nearkin.embed`, which has these arguments, too."""
+    """Features of images, all in memory; see `nearkin.embed`, which has these arguments, too."""
     if output is not None:
         check_format(Path(output))
         spare(Path(output), data)
-    tell = (reporter or Silent()).progress
-    encoder, images = load(run, backbone=backbone), open_images(data, tell=tell)
+    on_progress = (reporter or Silent()).progress
+    encoder, images = load(run, backbone=backbone), open_images(data, on_progress=on_progress)
     processes = available_cpus() if workers == "auto" else workers
     with foreseen():
         found = encode_images(
-            encoder, images, device=choose_device(device), workers=processes, tell=tell
+            encoder,
+            images,
+            device=choose_device(device),
+            workers=processes,
+            on_progress=on_progress,
         )
     embeddings = table(found.images, found.features, found.images.splits.tolist(), found.bad)
     if output is not None:
@@ -141,7 +145,7 @@ def embed(
 
 
 def spare(output: Path, data: Any) -> None:
-    """Refuse to write over the very table the pictures come from."""
+    """Refuse to write over the very table the images come from."""
     written = {output.resolve(), output.with_suffix(".csv").resolve()}
     if isinstance(data, str | Path) and Path(data).resolve() in written:
         raise UsageError(f"{output} would replace the data {data}; give -o another name")
@@ -149,11 +153,11 @@ def spare(output: Path, data: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Features of those of some pictures that could be read."""
+    """Features of those of some images that could be read."""
 
     images: Images
     rows: np.ndarray
-    """Where these pictures are among all that were asked for."""
+    """Where these images are among all that were asked for."""
     features: Float[Tensor, "n d"]
     bad: dict[str, str]
     """The names of the others, with the reason."""
@@ -165,16 +169,18 @@ def encode_images(
     *,
     device: torch.device,
     workers: int,
-    tell: Tell = nobody,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> Encoded:
-    """Features of pictures, as the encoder gives them. It is moved to the device.
+    """Features of images, as the encoder gives them. It is moved to the device.
 
     Raises:
-        DataError: If there are no pictures, or none that can be read.
+        DataError: If there are no images, or none that can be read.
     """
-    found = encode_readable(encoder, images, device=device, workers=workers, tell=tell)
+    found = encode_readable(
+        encoder, images, device=device, workers=workers, on_progress=on_progress
+    )
     if not len(found.rows):
-        raise DataError(f"none of the {len(images)} pictures can be read; look at the files")
+        raise DataError(f"none of the {len(images)} images can be read; look at the files")
     return found
 
 
@@ -184,12 +190,12 @@ def encode_readable(
     *,
     device: torch.device,
     workers: int,
-    tell: Tell = nobody,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> Encoded:
-    """The same of pictures of which maybe none can be read."""
+    """The same of images of which maybe none can be read."""
     encoder.to(device).to(memory_format=torch.channels_last)
     shown = Pixels(images, encoder.image_size, workers=workers)
-    features = encode_pixels(encoder, tracked(shown, len(images), "features", tell), device)
+    features = encode_pixels(encoder, tracked(shown, len(images), "features", on_progress), device)
     rows = np.delete(np.arange(len(images)), sorted(shown.bad))
     bad = {images.names[row]: reason for row, reason in sorted(shown.bad.items())}
     return Encoded(images.subset(rows), rows, features[torch.from_numpy(rows)], bad)
@@ -198,14 +204,14 @@ def encode_readable(
 def encode_pixels(
     network: nn.Module, batches: Iterable[UInt8[Tensor, "_ 3 _ _"]], device: torch.device
 ) -> Float[Tensor, "n d"]:
-    """Features of pictures that are already pixels, by a network on that device."""
+    """Features of images that are already pixels, by a network on that device."""
     return encode(network, (to_network(batch.to(device)) for batch in batches))
 
 
 def table(
     images: Images, features: Float[Tensor, "n d"], splits: list[str], bad: dict[str, str]
 ) -> Embeddings:
-    """Features of pictures with what is known about each."""
+    """Features of images with what is known about each."""
     return Embeddings(images, unit(features).numpy(), splits, bad)
 
 

@@ -29,7 +29,7 @@ from nearkin.evaluation.features import Features, known
 from nearkin.evaluation.geometry import looked_at
 from nearkin.evaluation.knn import num_neighbors
 from nearkin.evaluation.measure import Measure
-from nearkin.pace import Tell, nobody, tracked, under
+from nearkin.pace import ProgressCallback, ignore_progress, tracked, under
 from nearkin.run.failures import foreseen
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
@@ -38,7 +38,7 @@ from nearkin.training.loop import seeded
 from nearkin.types import UNKNOWN
 
 PIXEL_BANK = 50_000
-"""Training pictures, at most, whose raw pixels are looked at; evenly spread among all."""
+"""Training images, at most, whose raw pixels are looked at; evenly spread among all."""
 
 
 def evaluate(
@@ -54,7 +54,7 @@ def evaluate(
 
     Args:
         run: A run folder.
-        data: Other pictures than those of the run; they are split like those.
+        data: Other images than those of the run; they are split like those.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per processor.
@@ -73,11 +73,16 @@ def evaluate(
         raise UsageError(f"{run} was trained on arrays, which it does not keep; pass them as data")
     config = replace(config, workers=available_cpus() if workers == "auto" else workers)
     encoder = load(folder.path, backbone=backbone)
-    tell = (reporter or Silent()).progress
-    parts = open_parts(stored if data is None else data, config, tell=tell)
+    on_progress = (reporter or Silent()).progress
+    parts = open_parts(stored if data is None else data, config, on_progress=on_progress)
     with foreseen():
         found, _ = evaluate_parts(
-            encoder, parts, config, network=backbone, device=choose_device(device), tell=tell
+            encoder,
+            parts,
+            config,
+            network=backbone,
+            device=choose_device(device),
+            on_progress=on_progress,
         )
     return found
 
@@ -89,11 +94,11 @@ def evaluate_parts(
     *,
     network: nn.Module | None,
     device: torch.device,
-    tell: Tell = nobody,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[Evaluation, Embeddings]:
-    """Measure an encoder on pictures that are already open and divided.
+    """Measure an encoder on images that are already open and divided.
 
-    Pictures that cannot be read count nowhere.
+    Images that cannot be read count nowhere.
 
     Returns:
         The measures, and the encoder's features of both parts, in the order of the data.
@@ -101,20 +106,22 @@ def evaluate_parts(
     with seeded(config.seed, torch.device("cpu")):  # the network that training started from
         untrained = Encoder(named_backbone(config, network), encoder.image_size, {})
     images = {"train": parts.train} | ({"test": parts.test} if len(parts.test) else {})
-    encoded = _encode_parts(encoder, images, config, device, under("encoder", tell))
+    encoded = _encode_parts(encoder, images, config, device, under("encoder", on_progress))
     readable = {name: part.images for name, part in encoded.items()}
-    floor = _encode_parts(untrained, readable, config, device, under("untrained network", tell))
+    floor = _encode_parts(
+        untrained, readable, config, device, under("untrained network", on_progress)
+    )
     tables = {
         "encoder": _tables(encoder, encoded, config, device),
         "untrained": _tables(untrained, floor, config, device),
-        "pixels": _pixel_tables(readable, int(config.workers), tell),
+        "pixels": _pixel_tables(readable, int(config.workers), on_progress),
     }
     k = num_neighbors(int(known(readable["train"].labels).sum()))
-    return measure(tables, seed=config.seed, k=k, tell=tell), _joined(parts, encoded)
+    return measure(tables, seed=config.seed, k=k, on_progress=on_progress), _joined(parts, encoded)
 
 
 def unlabeled(images: Images) -> Images:
-    """Pictures without their labels: what was trained on is no test of anything but geometry."""
+    """Images without their labels: what was trained on is no test of anything but geometry."""
     return replace(images, labels=np.full_like(images.labels, UNKNOWN))
 
 
@@ -123,12 +130,12 @@ def _encode_parts(
     images: Mapping[str, Images],
     config: TrainConfig,
     device: torch.device,
-    tell: Tell,
+    on_progress: ProgressCallback,
 ) -> dict[str, Encoded]:
     """Features of the `train` part, and of the `test` part if there is one."""
     workers = int(config.workers)
     return {
-        name: encode_images(encoder, part, device=device, workers=workers, tell=tell)
+        name: encode_images(encoder, part, device=device, workers=workers, on_progress=on_progress)
         for name, part in images.items()
     }
 
@@ -148,9 +155,9 @@ def _tables(
 def _second_view(
     encoder: Encoder, images: Images, config: TrainConfig, device: torch.device
 ) -> tuple[Float[Tensor, "seen d"], Int[np.ndarray, " seen"]]:
-    """Features of a view of some pictures, drawn as in training, and which pictures these are.
+    """Features of a view of some images, drawn as in training, and which images these are.
 
-    The features should hardly differ from those of the pictures themselves.
+    The features should hardly differ from those of the images themselves.
     """
     chosen = looked_at(len(images))
     some = images.subset(chosen)
@@ -164,26 +171,26 @@ def _second_view(
     rows = np.arange(len(some))
     pieces = np.array_split(rows, range(256, len(some), 256))
     features = encode(encoder, (normalize(batches.views(0, piece)[0]) for piece in pieces))
-    own = np.setdiff1d(rows, list(batches.bad))  # the others show another picture's view
+    own = np.setdiff1d(rows, list(batches.bad))  # the others show another image's view
     return features[torch.from_numpy(own)], chosen[own]
 
 
 def _pixel_tables(
-    readable: Mapping[str, Images], workers: int, tell: Tell = nobody
+    readable: Mapping[str, Images], workers: int, on_progress: ProgressCallback = ignore_progress
 ) -> tuple[Features, Features]:
     train = readable["train"].spread(PIXEL_BANK)
     test = readable.get("test", unlabeled(train))
-    bank, queries = pixel_features(train, test, workers, tell)
+    bank, queries = pixel_features(train, test, workers, on_progress)
     return Features(bank, train.labels, train.groups), Features(queries, test.labels, test.groups)
 
 
 def pixel_features(
-    train: Images, test: Images, workers: int, tell: Tell = nobody
+    train: Images, test: Images, workers: int, on_progress: ProgressCallback = ignore_progress
 ) -> tuple[Float[Tensor, "train d"], Float[Tensor, "test d"]]:
     """Raw pixels as features, less the mean of the first."""
     shown = []
     for part in (train,) if test is train else (train, test):
-        read = tracked(Pixels(part, SIDE, workers=workers), len(part), "raw pixels", tell)
+        read = tracked(Pixels(part, SIDE, workers=workers), len(part), "raw pixels", on_progress)
         shown.append(torch.cat(list(read)).movedim(1, 3).numpy())
     mean = mean_pixels(shown[0])
     found = [pixels(part, mean) for part in shown]

@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nearkin.commands.report import pictures_of
+from nearkin.commands.report import images_of
 from nearkin.errors import UsageError
 from nearkin.report.page.server import LOOPBACK, Server
 from nearkin.report.served import RunSite
@@ -27,7 +27,7 @@ def explore(
 
     Args:
         run: A run folder.
-        data: Its pictures, if they are no longer where they were.
+        data: Its images, if they are no longer where they were.
         port: Where to listen; 0 is any port that is free.
         host: The address to listen on.
         i_know: Allow other addresses than those of this computer alone. What is sent can then be
@@ -41,8 +41,8 @@ def explore(
     reporter = reporter or Silent()
     _check_host(host, i_know)
     folder = RunFolder(Path(run))
-    with Server(host=host, port=port, told=reporter.line) as server:
-        site = RunSite(folder, pictures_of(folder, data))
+    with Server(host=host, port=port, log=reporter.line) as server:
+        site = RunSite(folder, images_of(folder, data))
         reporter.line(f"open {server.url}")
         reporter.line("Ctrl-C ends it")
         # Of SIGTERM and SIGHUP, the command line makes the latter.

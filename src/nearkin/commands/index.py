@@ -17,16 +17,16 @@ from nearkin.evaluation.vectors import Vectors, open_vectors
 from nearkin.tables import usable
 
 FLAT: Final = 50_000
-"""Below so many pictures, all are compared; above, those of the nearest lists."""
+"""Below so many images, all are compared; above, those of the nearest lists."""
 MOST_LISTS: Final = 65_536
 TRAINED: Final = 50
-"""Pictures per list, and per code, that they are learned from; faiss asks for 39 at least."""
+"""Images per list, and per code, that they are learned from; faiss asks for 39 at least."""
 CODES: Final = 64
-"""Bytes, at most, that a picture takes in the index, beside 8 for its place."""
+"""Bytes, at most, that an image takes in the index, beside 8 for its place."""
 PROBES: Final = 64
 """Lists that are looked into."""
 SHORTLIST: Final = 10
-"""So many times more pictures than are asked for are compared by their true features."""
+"""So many times more images than are asked for are compared by their true features."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Made:
 
     kind: str
     """As the index_factory of faiss reads it."""
-    pictures: int
+    images: int
     dim: int
     vectors: str
     """The fingerprint of what it is of."""
@@ -61,7 +61,7 @@ def build_index(vectors: str | Path, output: str | Path) -> Made:
     faiss, table = _faiss(), open_vectors(Path(vectors))
     count = len(table)
     if not count:
-        raise DataError(f"{vectors} has no picture; give vectors of some")
+        raise DataError(f"{vectors} has no image; give vectors of some")
     dim = next(table.blocks()).vectors.shape[1]
     kind, sample = kind_of_index(count, dim)
     index = faiss.index_factory(dim, kind, faiss.METRIC_INNER_PRODUCT)
@@ -80,10 +80,10 @@ def build_index(vectors: str | Path, output: str | Path) -> Made:
 
 
 def kind_of_index(count: int, dim: int) -> tuple[str, int]:
-    """The kind of index for so many pictures, and how many of them it is to be learned from.
+    """The kind of index for so many images, and how many of them it is to be learned from.
 
     `Flat` compares all. Above, inverted lists of product codes (Jégou et al. 2011): four times
-    the root of the number of pictures, as faiss advises, and as many bytes for a picture as its
+    the root of the number of images, as faiss advises, and as many bytes for an image as its
     features can be cut into equal pieces, up to 64. Features that cannot be cut get a byte each.
     `np` leaves out what only a search by Hamming distance needs, and most of the time went to.
 
@@ -119,7 +119,7 @@ def shortlist(
         index = faiss.read_index(faiss.PyCallbackIOReader(file.read))
         if hasattr(index, "nprobe"):
             index.nprobe = PROBES
-        _, places = index.search(queries.numpy(), min(SHORTLIST * top, made.pictures))
+        _, places = index.search(queries.numpy(), min(SHORTLIST * top, made.images))
     return np.unique(places[places >= 0])
 
 

@@ -46,7 +46,7 @@ def config_lines(method: str) -> list[str]:
         lines.append(f"# {notes[name]} Typed as {option(name)}.")
         fitted = name in shrink(cls)  # given, it would have to fit
         if fitted:
-            lines.append("# Left alone, it shrinks to what the pictures and the batch allow.")
+            lines.append("# Left alone, it shrinks to what the images and the batch allow.")
         mark = "# " if fitted else ""
         lines.append(f"{mark}{name} = {toml_value(value)}")
     return lines

@@ -142,11 +142,11 @@ def page(name: str, root: Path = REPOSITORY) -> str:
 
 
 def takes(cls: type[Method[Any]]) -> str:
-    """What a method is given of each picture."""
+    """What a method is given of each image."""
     views = "one view" if cls.num_views == 1 else f"{cls.num_views} views"
     more = ", and smaller ones where the augmentation draws them" if cls.more_views else ""
     labels = ", and the labels of known classes" if cls.uses_labels else ""
-    return f"It takes {views} of each picture{more}{labels}."
+    return f"It takes {views} of each image{more}{labels}."
 
 
 def written(cls: type[Method[Any]]) -> str:
@@ -173,7 +173,7 @@ def options(name: str) -> list[str]:
         "it is under *here*."
     )
     if shrunk := ", ".join(f"`{option(key)}`" for key in shrink(cls)):
-        remark += f" Left alone, these shrink to what the pictures and the batch allow: {shrunk}."
+        remark += f" Left alone, these shrink to what the images and the batch allow: {shrunk}."
     return [_table(["option", "meaning", "default", "here"], rows), remark]
 
 

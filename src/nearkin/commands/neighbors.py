@@ -1,4 +1,4 @@
-"""`nearkin neighbors`: the pictures that a picture is most similar to."""
+"""`nearkin neighbors`: the images that an image is most similar to."""
 
 import os
 import stat
@@ -30,7 +30,7 @@ SLACK: Final = 1e-3
 
 @dataclass(frozen=True)
 class Neighbor:
-    """A picture of a table, and how similar it is."""
+    """An image of a table, and how similar it is."""
 
     similarity: float
     """The cosine."""
@@ -41,9 +41,9 @@ class Neighbor:
 
 @dataclass(frozen=True)
 class Neighbors:
-    """The pictures of a table that a picture is most similar to."""
+    """The images of a table that an image is most similar to."""
 
-    picture: str
+    image: str
     neighbors: list[Neighbor]
     """The most similar first; equals in the order of the table."""
 
@@ -54,12 +54,12 @@ class Neighbors:
     def lines(self) -> list[str]:
         """For people."""
         found = [f"  {n.similarity:6.3f}  {n.path}  {n.label}".rstrip() for n in self.neighbors]
-        return [self.picture, *found]
+        return [self.image, *found]
 
 
 def neighbors(
     run: str | Path,
-    pictures: Sequence[str | Path],
+    files: Sequence[str | Path],
     *,
     vectors: str | Path | None = None,
     index: str | Path | None = None,
@@ -67,11 +67,11 @@ def neighbors(
     backbone: nn.Module | None = None,
     device: str = "auto",
 ) -> list[Neighbors]:
-    """The most similar pictures to each of some pictures, by the features of a run.
+    """The most similar images to each of some images, by the features of a run.
 
     Args:
         run: A run folder, or its encoder.safetensors.
-        pictures: Files. A picture that is in the table, too, is its own most similar one.
+        files: Images. An image that is in the table, too, is its own most similar one.
         vectors: What to search: a folder of parts, a .parquet or an .npz that `embed` has made of
             the same encoder; by default the run's own embeddings.parquet.
         index: Made of these vectors by `nearkin index`. Then not all of them are compared, and
@@ -82,19 +82,19 @@ def neighbors(
 
     Raises:
         UsageError: If there is no such thing.
-        DataError: If a picture cannot be read.
+        DataError: If an image cannot be read.
         CheckpointError: If the vectors or the index are damaged, or of something else.
     """
-    if top < 1 or not pictures:
-        raise UsageError("nothing to look for; give at least one picture, and --top 1 or more")
+    if top < 1 or not files:
+        raise UsageError("nothing to look for; give at least one image, and --top 1 or more")
     encoder, table = load(run, backbone=backbone), _table(Path(run), vectors)
-    queries = _features(encoder, pictures, choose_device(device))
+    queries = _features(encoder, files, choose_device(device))
     if index is None:
         blocks = table.blocks()
     else:
         blocks = table.blocks(shortlist(Path(index), table, queries, top))
     found = most_similar(blocks, queries, top)
-    return [Neighbors(str(name), near) for name, near in zip(pictures, found, strict=True)]
+    return [Neighbors(str(name), near) for name, near in zip(files, found, strict=True)]
 
 
 def _table(run: Path, vectors: str | Path | None) -> Vectors:
@@ -109,10 +109,10 @@ def _table(run: Path, vectors: str | Path | None) -> Vectors:
 
 
 def _features(
-    encoder: Encoder, pictures: Sequence[str | Path], device: torch.device
-) -> Float[Tensor, "pictures dim"]:
+    encoder: Encoder, files: Sequence[str | Path], device: torch.device
+) -> Float[Tensor, "images dim"]:
     """Features of files, read and encoded just as `embed` does it."""
-    names = [os.path.abspath(picture) for picture in pictures]  # noqa: PTH100  (keeps links)
+    names = [os.path.abspath(image) for image in files]  # noqa: PTH100  (keeps links)
     listing = Listing("", Folder(Path("/")), {name: _state(name) for name in names})
     images = open_files(listing, cache=False)
     bad = {file.name: file.reason for file in images.bad}
@@ -121,7 +121,7 @@ def _features(
         bad = found.bad
     if bad:
         name, reason = next(iter(bad.items()))
-        raise DataError(f"{name!r} cannot be read ({reason}); give pictures")
+        raise DataError(f"{name!r} cannot be read ({reason}); give images")
     rows = {name: row for row, name in enumerate(images.names)}
     return unit(found.features[[rows[name] for name in names]])
 
@@ -130,9 +130,9 @@ def _state(name: str) -> Stat:
     try:
         found = Path(name).stat()
     except OSError as error:
-        raise DataError(f"{name!r} cannot be read ({error.strerror}); give pictures") from error
+        raise DataError(f"{name!r} cannot be read ({error.strerror}); give images") from error
     if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
-        raise DataError(f"{name!r} cannot be read (not a regular file); give pictures")
+        raise DataError(f"{name!r} cannot be read (not a regular file); give images")
     return Stat(found.st_size, found.st_mtime_ns)
 
 
@@ -171,7 +171,7 @@ def most_similar(
             found.sort(key=lambda one: one[:2])
             del found[top:]
     if not best[0]:
-        raise DataError("there is no picture to compare with; give vectors of some")
+        raise DataError("there is no image to compare with; give vectors of some")
     return [[neighbor for _, _, neighbor in found] for found in best]
 
 

@@ -23,7 +23,7 @@ from nearkin.training.fit import optimizer_for, steps_of
 from nearkin.types import Batch
 
 NAMED: Final = 5
-"""Pictures of the batch, or tensors of the state, whose names are given."""
+"""Images of the batch, or tensors of the state, whose names are given."""
 
 
 def replay(
@@ -33,7 +33,7 @@ def replay(
 
     Args:
         run: A run folder.
-        data: The pictures of the run, if they are no longer where they were.
+        data: The images of the run, if they are no longer where they were.
         network: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
 
@@ -43,7 +43,7 @@ def replay(
 
     Raises:
         UsageError: If the run has not diverged.
-        CheckpointError: If the pictures are not those of the run.
+        CheckpointError: If the images are not those of the run.
     """
     folder = RunFolder(Path(run))
     config, stored = folder.settings()
@@ -111,4 +111,4 @@ def _shown(batch: Batch, images: Images) -> str:
     low = min(view.min().item() for view in batch.views)
     high = max(view.max().item() for view in batch.views)
     names = ", ".join(repr(images.names[row]) for row in batch.index[:NAMED].tolist())
-    return f"shown: {len(batch.index)} pictures, pixels from {low:.2f} to {high:.2f}: {names}, ..."
+    return f"shown: {len(batch.index)} images, pixels from {low:.2f} to {high:.2f}: {names}, ..."

@@ -1,4 +1,4 @@
-"""`nearkin train`: from a folder of pictures to a measured encoder."""
+"""`nearkin train`: from a folder of images to a measured encoder."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from nearkin.data.batches import Batches
 from nearkin.data.order import Order
 from nearkin.data.sheets import augmentation_sheet
 from nearkin.data.split import Parts, copies, open_parts, same_data, write_bad_files
-from nearkin.distributed import choose_device, device_name, from_first, is_first, together
+from nearkin.distributed import broadcast_bytes, choose_device, device_name, is_first, together
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.evaluation.encoder import CUSTOM, initialize, load, write_encoder
 from nearkin.method import Method
@@ -27,7 +27,7 @@ from nearkin.report.write import write_page
 from nearkin.run.failures import foreseen
 from nearkin.run.folder import RunFolder, clear, data_name
 from nearkin.run.opened import default_folder, opened
-from nearkin.run.reporter import Logged, Reporter, Silent
+from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.run.settings.build import build_method, named_backbone, resolve, views_for
 from nearkin.run.settings.describe import describe, shrunk
 from nearkin.run.settings.options import checked_options, known_classes, known_labels
@@ -66,7 +66,7 @@ def train(
     network: nn.Module | None = None,
     reporter: Reporter | None = None,
 ) -> Run:
-    """Train an encoder on pictures and measure it.
+    """Train an encoder on images and measure it.
 
     Args:
         data: What `open_images` takes: a folder, a table, an archive, arrays, or a name.
@@ -92,7 +92,7 @@ def train(
         raise UsageError("--overwrite would remove the run that --init-from names; choose --out")
     with (
         opened(path, resume=resume, overwrite=overwrite) as folder,
-        Logged(reporter or Silent(), folder.log) as told,
+        Logger(reporter or Silent(), folder.log) as log,
     ):
         if resume and not folder.config.exists() and latest(folder.checkpoints):
             raise CheckpointError(
@@ -102,21 +102,21 @@ def train(
         if resume and folder.config.exists():
             config = continued(config, folder.settings()[0])
         device = choose_device(config.device)
-        told.line(
+        log.line(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
             f"writing {path.resolve()}"
         )
-        parts = open_parts(data, config, folder.bad_files, told.progress)
+        parts = open_parts(data, config, folder.bad_files, log.progress)
         warnings = copies(parts.num_exact, "exact", parts.images)
         for line in [parts.describe(), *parts.images.notes, *(f"warning: {w}" for w in warnings)]:
-            told.line(line)
+            log.line(line)
         config = resolve(config, parts.train, device)
         if overwrite:
             clear(folder)
         same_data(folder, parts)
         with foreseen(int(config.batch_size)):
-            _run(folder, config, parts, data, network, device, told)
-        told.line(f"done   {path.resolve()}")
+            _run(folder, config, parts, data, network, device, log)
+        log.line(f"done   {path.resolve()}")
     return Run(folder)
 
 
@@ -140,35 +140,35 @@ def _run(
     data: Any,
     network: nn.Module | None,
     device: torch.device,
-    told: Logged,
+    log: Logger,
 ) -> None:
     """Build everything, train to the last step, and measure."""
     with together(config.devices, follow, data, network):
-        from_first(json.dumps([asdict(config), str(folder.path)]).encode())
+        broadcast_bytes(json.dumps([asdict(config), str(folder.path)]).encode())
         method, batches = built(config, parts, device, network)
         config = timed(config, method, batches)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))
         for line in [describe(config), *shrunk(config, len(parts.train))]:
-            told.line(line)
+            log.line(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
-        told.line(f"look at the augmentations before waiting: {sheet.resolve()}")
-        monitor = Monitor(parts, config, device, told.progress)
-        worked = fit(folder, config, method, batches, monitor, told)
+        log.line(f"look at the augmentations before waiting: {sheet.resolve()}")
+        monitor = Monitor(parts, config, device, log.progress)
+        worked = fit(folder, config, method, batches, monitor, log)
     if worked or not folder.summary.exists():
-        _finish(folder, config, method, batches, monitor, parts, network, told)
+        _finish(folder, config, method, batches, monitor, parts, network, log)
     if worked or not folder.report.exists():
         write_page(folder, parts.images)
-        told.line(f"look   {folder.report.resolve()}")
+        log.line(f"look   {folder.report.resolve()}")
     else:
-        told.line("already complete")
+        log.line("already complete")
 
 
 def follow(data: Any, network: nn.Module | None = None) -> RunFolder:
     """What all processes but the first do: the same steps, each with its part of every batch."""
     with together(1, follow):
-        settings, path = json.loads(from_first(b""))
+        settings, path = json.loads(broadcast_bytes(b""))
         config = TrainConfig(**settings)
         parts = open_parts(data, config)
         method, batches = built(config, parts, choose_device(config.device), network)
@@ -208,28 +208,28 @@ def _finish(
     monitor: Monitor,
     parts: Parts,
     network: nn.Module | None,
-    told: Logged,
+    log: Logger,
 ) -> None:
     """Everything that follows the last step: the encoder as a file, and what it is worth."""
     details = _details(config)
     write_encoder(folder.encoder, method.backbone, details)
     seen = monitor.look(method)
-    told.line(f"health {verdict(seen, type(method))}")
+    log.line(f"health {verdict(seen, type(method))}")
     encoder = load(folder.path, backbone=network)
     evaluation, embeddings = evaluate_parts(
-        encoder, parts, config, network=network, device=batches.device, tell=told.progress
+        encoder, parts, config, network=network, device=batches.device, on_progress=log.progress
     )
     embeddings.write(folder.embeddings)
     found = {parts.train.names[row]: reason for row, reason in batches.bad.items()}
     found |= embeddings.bad
     write_bad_files(folder.bad_files, parts.images, found)
     if found:
-        told.line(f"warning: {len(found)} pictures cannot be decoded, see bad_files.csv")
+        log.line(f"warning: {len(found)} images cannot be decoded, see bad_files.csv")
     if len(parts.test):
         plot = folder.plots / "neighbors.png"
         neighbor_sheet(embeddings.part("train"), embeddings.part("test"), plot)
     folder.write_summary({**details, "health": seen, **evaluation.to_dict()})
-    told.note("\n".join(table_lines(evaluation)))
+    log.note("\n".join(table_lines(evaluation)))
 
 
 def _details(config: TrainConfig) -> dict[str, Any]:

@@ -44,11 +44,11 @@ class TrainConfig:
     backbone: str = "auto"
     """The network to train; `nearkin backbones` lists them."""
     epochs: int | Auto = "auto"
-    """Passes over the pictures."""
+    """Passes over the images."""
     max_time: str = ""
     """Length as time, such as 45m or 2h: turned into epochs by a measurement at the start."""
     batch_size: int | Auto = "auto"
-    """Pictures per step, over all processes."""
+    """Images per step, over all processes."""
     optimizer: Literal["auto", "sgd", "lars", "adamw"] = "auto"
     """What turns gradients into steps."""
     lr: float | Auto = "auto"
@@ -78,7 +78,7 @@ class TrainConfig:
     known: str = ""
     """Classes whose labels a method may learn from, by name, after commas."""
     val: float = 0.1
-    """Share of the pictures held out for scoring, where the data name no test part."""
+    """Share of the images held out for scoring, where the data name no test part."""
     evaluate_every: int | Auto = "auto"
     """Epochs between looks at health and kNN accuracy; 0 means only at the end."""
     on_collapse: Literal["warn", "stop"] = "warn"
@@ -102,11 +102,11 @@ class TrainConfig:
     cache: Literal["auto", "ram", "disk", "off"] = "auto"
     """Where photographs are kept once they are decoded, at twice the side of a view."""
     chunk_size: int = 0
-    """Pictures that go through the networks at a time, to save memory; 0 means the batch."""
+    """Images that go through the networks at a time, to save memory; 0 means the batch."""
     scan: Literal["headers", "full"] = "headers"
-    """What is looked at before training: the header of every file, or every picture decoded."""
+    """What is looked at before training: the header of every file, or every image decoded."""
     max_bad: float = 0.1
-    """Largest share of unreadable pictures to go on with."""
+    """Largest share of unreadable images to go on with."""
     init_from: str = ""
     """A run, or its encoder.safetensors, whose weights to start from."""
     options: Mapping[str, Value] = field(default_factory=dict)
@@ -141,16 +141,16 @@ DISCOVER_RANGES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoverConfig:
-    """Settings of a discovery. `auto` is replaced by what the pictures call for."""
+    """Settings of a discovery. `auto` is replaced by what the images call for."""
 
     labeled: str = ""
-    """Pictures of known classes: class folders, or a table with the columns path and label."""
+    """Images of known classes: class folders, or a table with the columns path and label."""
     known: str = ""
     """Instead: names, after commas, of classes whose labels in the data count."""
     classes: int | Auto = "auto"
     """Novel classes to find; auto estimates how many there are."""
     mode: Literal["gcd", "ncd"] = "gcd"
-    """Whether unlabeled pictures may be of known classes (gcd), or are all of novel ones (ncd)."""
+    """Whether unlabeled images may be of known classes (gcd), or are all of novel ones (ncd)."""
     from_run: str = ""
     """A run whose encoder to stand on, instead of training one."""
     method: str = "simclr"
@@ -158,13 +158,13 @@ class DiscoverConfig:
     trained: str = "top"
     """What learns from labels: a layer on `top` of the encoder, `all` of it, or named parts."""
     epochs: int | Auto = "auto"
-    """Passes over the unlabeled pictures in the last stage."""
+    """Passes over the unlabeled images in the last stage."""
     known_epochs: int | Auto = "auto"
-    """Passes over the labeled pictures in the stage before it."""
+    """Passes over the labeled images in the stage before it."""
     drops: str = ""
     """Shares of the last stage, after commas, at which the learning rate drops to a tenth."""
     batch_size: int | Auto = "auto"
-    """Pictures per step, half of them labeled."""
+    """Images per step, half of them labeled."""
     start: Literal["clusters", "random"] = "clusters"
     """Where classes start in the last stage: at clusters of the features, or anywhere."""
     strength: float | Auto = "auto"
@@ -176,15 +176,15 @@ class DiscoverConfig:
     augment: str = "auto"
     """How views are drawn."""
     num_views: int = 8
-    """Views kept of each picture, where the encoder stays as it is."""
+    """Views kept of each image, where the encoder stays as it is."""
     truth: str = ""
     """For scoring only: `data` for the data's own labels, or a table or folders."""
     copy_to: str = ""
-    """A new folder to sort the pictures into, by class."""
+    """A new folder to sort the images into, by class."""
     accept: str = ""
     """An earlier discovery, whose named classes become known ones."""
     val: float = 0.1
-    """Share of the pictures held out for scoring, where the data name no test part."""
+    """Share of the images held out for scoring, where the data name no test part."""
     seed: int = 0
     """Decides everything that is drawn."""
     device: str = "auto"
@@ -196,9 +196,9 @@ class DiscoverConfig:
     cache: Literal["auto", "ram", "disk", "off"] = "auto"
     """Where photographs that a network learns from are kept once they are decoded."""
     scan: Literal["headers", "full"] = "headers"
-    """What is looked at before training: the header of every file, or every picture decoded."""
+    """What is looked at before training: the header of every file, or every image decoded."""
     max_bad: float = 0.1
-    """Largest share of unreadable pictures to go on with."""
+    """Largest share of unreadable images to go on with."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the last stage's method: of ncl (ncd) or simgcd (gcd)."""
 

@@ -1,4 +1,4 @@
-"""Pictures in a .zip, a .tar, a .tar.gz or in many .tar shards, read in place: never extracted."""
+"""Images in a .zip, a .tar, a .tar.gz or in many .tar shards, read in place: never extracted."""
 
 import gzip
 import io
@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.labels import in_bytes, stem
-from nearkin.data.sources import BadFile, Files, Found, Listing, is_hidden, is_picture, no_pictures
+from nearkin.data.sources import BadFile, Files, Found, Listing, is_hidden, is_image, no_images
 from nearkin.errors import DataError
 
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
@@ -30,7 +30,7 @@ MAX_UNPACKED: Final = 2**30
 MAX_OPEN: Final = 128
 """Archives that a process keeps open; the data may be thousands of shards."""
 CLASS: Final = ".cls"
-"""Ending of a member that says, in text, what class the picture beside it is of."""
+"""Ending of a member that says, in text, what class the image beside it is of."""
 LONGEST: Final = 200
 """Bytes of it that are read."""
 DAMAGED: Final = (
@@ -124,28 +124,28 @@ class Archive:
 
 
 def list_archive(path: Path) -> Listing:
-    """Find the pictures in an archive.
+    """Find the images in an archive.
 
     Refused, that is listed as bad, are members with an absolute name, a '..' or the name of an
     earlier one, links, devices, encrypted ones and those of an unusual compression.
 
     Raises:
-        DataError: it is damaged, too large to unpack, or holds no pictures.
+        DataError: it is damaged, too large to unpack, or holds no images.
     """
     return _list(path, {"": path})
 
 
 def list_shards(root: Path, shards: Iterable[str]) -> Listing:
-    """Find the pictures in .tar files below a folder, as if each were a folder of that name.
+    """Find the images in .tar files below a folder, as if each were a folder of that name.
 
     Raises:
-        DataError: one is damaged, or they hold no pictures.
+        DataError: one is damaged, or they hold no images.
     """
     return _list(root, {f"{shard}/": root / shard for shard in shards})
 
 
 def _list(where: Path, archives: dict[str, Path]) -> Listing:
-    """Find the pictures in archives; their names begin with what the archive is called here."""
+    """Find the images in archives; their names begin with what the archive is called here."""
     opened: list[Path | bytes] = []
     files, classes, bad, others = Found(2 + 5), Found(5), list[BadFile](), list[str]()
     modified = [path.stat().st_mtime_ns for path in archives.values()]
@@ -156,7 +156,7 @@ def _list(where: Path, archives: dict[str, Path]) -> Listing:
             for name, place, refusal in members:
                 if name.endswith(CLASS) and not refusal:
                     classes.add(start + name, len(opened), *place)
-                elif not is_picture(name):
+                elif not is_image(name):
                     others.append(name)
                 elif refusal or name in met:
                     bad.append(BadFile(start + name, refusal or "duplicate name", place.bytes))
@@ -165,7 +165,7 @@ def _list(where: Path, archives: dict[str, Path]) -> Listing:
                     files.add(start + name, place.bytes, written, len(opened), *place)
         opened.append(data)
     if not files.names and not bad:
-        raise no_pictures(str(where), others)
+        raise no_images(str(where), others)
     names, numbers = files.in_order()
     source = Archive(opened, max(modified), names, numbers[:, 2:])
     with _readable(where):

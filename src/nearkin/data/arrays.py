@@ -1,4 +1,4 @@
-"""Pictures that are already pixels: arrays and .npz files."""
+"""Images that are already pixels: arrays and .npz files."""
 
 import zipfile
 import zlib
@@ -21,15 +21,15 @@ class Arrays:
     rows: Mapping[str, int]
 
     def read(self, name: str, limit: int | None = None) -> np.ndarray:
-        """A picture's RGB pixels."""
+        """An image's RGB pixels."""
         del limit
-        picture = self.pixels[self.rows[name]]
-        return np.repeat(picture[..., None], 3, axis=2) if picture.ndim == 2 else picture
+        image = self.pixels[self.rows[name]]
+        return np.repeat(image[..., None], 3, axis=2) if image.ndim == 2 else image
 
 
 @dataclass(frozen=True)
 class Part:
-    """The pictures of one side of the split ('' where there is none), and their labels."""
+    """The images of one side of the split ('' where there is none), and their labels."""
 
     split: str
     pixels: np.ndarray
@@ -39,15 +39,15 @@ class Part:
 
 
 def join(where: str, parts: Sequence[Part]) -> tuple[Arrays, Said]:
-    """Put the parts into one array, and name each picture by its split and number.
+    """Put the parts into one array, and name each image by its split and number.
 
     Raises:
-        DataError: the arrays are not pictures, or pictures and labels do not fit together.
+        DataError: the arrays are not images, or images and labels do not fit together.
     """
     parts = sorted(parts, key=lambda part: part.split)
-    pixels = [_pictures(where, part.pixels) for part in parts]
+    pixels = [_images(where, part.pixels) for part in parts]
     if len({array.shape[1:] for array in pixels}) > 1:
-        raise DataError(f"{where}: train and test pictures differ in shape; give one shape")
+        raise DataError(f"{where}: train and test images differ in shape; give one shape")
     names: list[str] = []
     labels: list[str] = []
     for part in parts:
@@ -61,7 +61,7 @@ def join(where: str, parts: Sequence[Part]) -> tuple[Arrays, Said]:
     return Arrays(everything, rows), Said(labels, [""] * len(names), splits)
 
 
-def _pictures(where: str, pixels: np.ndarray) -> np.ndarray:
+def _images(where: str, pixels: np.ndarray) -> np.ndarray:
     if pixels.ndim == 4 and pixels.shape[3] == 1:
         pixels = pixels[..., 0]
     if pixels.ndim not in (3, 4) or pixels.shape[3:] not in ((), (3,)) or 0 in pixels.shape:
@@ -84,7 +84,7 @@ def _labels(where: str, part: Part) -> list[str]:
         return [""] * count
     labels = part.labels.ravel()
     if len(labels) != count:
-        raise DataError(f"{where}: {count} pictures but {len(labels)} labels; give one each")
+        raise DataError(f"{where}: {count} images but {len(labels)} labels; give one each")
     if labels.dtype.kind not in "iuUS":
         raise DataError(f"{where}: labels of type {labels.dtype}; give whole numbers or text")
     if labels.dtype.kind in "US":
@@ -107,7 +107,7 @@ def _named(where: str, labels: np.ndarray, classes: tuple[str, ...] | None) -> l
 
 
 def from_npz(path: Path) -> list[Part]:
-    """The pictures of an .npz file: x (or images), y (or labels), or x_train, y_train, x_test...
+    """The images of an .npz file: x (or images), y (or labels), or x_train, y_train, x_test...
 
     Without x_test, x_val is held out instead; beside it, it is left aside. The key class_names,
     if there, names the classes 0, 1, ... Nothing is ever unpickled.
@@ -131,7 +131,7 @@ def from_npz(path: Path) -> list[Part]:
             parts.append(Part(split, pixels, labels, classes))
     if not parts:
         keys = ", ".join(held) or "none"
-        raise DataError(f"{path}: keys are {keys}; call the pictures x, or x_train and x_test")
+        raise DataError(f"{path}: keys are {keys}; call the images x, or x_train and x_test")
     return parts
 
 

@@ -4,7 +4,7 @@ They are applied in one order: crop, jitter, gray, blur, solarize, flip. That is
 but for InstDisc and MoCo v1, which remove color first and jitter then. It makes no difference to
 an image that keeps its color, and one that loses it is gray either way, only not of the very
 same brightness. Crops of photographs are resampled bicubically, as by SimCLR's and BYOL's code,
-those of small pictures in memory bilinearly; both average over what they shrink.
+those of small images in memory bilinearly; both average over what they shrink.
 """
 
 from dataclasses import replace

@@ -30,9 +30,9 @@ class Crops:
     views: tuple[UInt8[Tensor, "batch _ _ channel"], ...]
     epoch: int
     rows: np.ndarray
-    """The pictures that are shown, substitutes included."""
+    """The images that are shown, substitutes included."""
     bad: dict[int, str]
-    """Pictures that could not be read, with the reason."""
+    """Images that could not be read, with the reason."""
 
 
 class Photographs(Dataset[Crops]):
@@ -40,8 +40,8 @@ class Photographs(Dataset[Crops]):
 
     Args:
         drawing: How they are drawn.
-        order: Which pictures each step sees.
-        cache: What holds the pictures; without it, each crop is decoded as it is needed.
+        order: Which images each step sees.
+        cache: What holds the images; without it, each crop is decoded as it is needed.
     """
 
     def __init__(self, drawing: Drawing, order: Ordered, cache: Cache | None = None) -> None:
@@ -57,7 +57,7 @@ class Photographs(Dataset[Crops]):
     def load(self, epoch: int, rows: np.ndarray) -> Crops:
         """The crops of these photographs, or of their substitutes, in one epoch."""
         bad: dict[int, str] = {}
-        shown, pictures = [], []
+        shown, drawn = [], []
         for row in rows.tolist():
             attempts = (
                 (candidate, self._crops(epoch, candidate, bad))
@@ -65,12 +65,12 @@ class Photographs(Dataset[Crops]):
             )
             good, views = next(attempt for attempt in attempts if attempt[1])
             shown.append(good)
-            pictures.append(views)
-        stacked = (torch.from_numpy(np.stack(view)) for view in zip(*pictures, strict=True))
+            drawn.append(views)
+        stacked = (torch.from_numpy(np.stack(view)) for view in zip(*drawn, strict=True))
         return Crops(tuple(stacked), epoch, np.array(shown), bad)
 
     def _crops(self, epoch: int, row: int, bad: dict[int, str]) -> list[np.ndarray]:
-        """The crops of a picture, or none and a note in `bad`."""
+        """The crops of an image, or none and a note in `bad`."""
         boxes = [draws.box[0] for draws in self.drawing.views(epoch, np.array([row]))]
         try:
             return crops(self.source.read(row), np.stack(boxes), self.drawing.sides)
@@ -88,7 +88,7 @@ class Feed(Protocol):
 
     @property
     def order(self) -> Ordered:
-        """Which pictures each step sees."""
+        """Which images each step sees."""
 
     def between(self, start: int, stop: int) -> Iterator[Batch]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
@@ -98,17 +98,17 @@ class Batches:
     """The batches of a training run. Without `labels`, no method meets one.
 
     Args:
-        images: What to train on; a picture's index is its row here.
+        images: What to train on; an image's index is its row here.
         kinds: How each view is drawn.
         image_size: Side in pixels of whole views.
-        order: Which pictures each step sees.
+        order: Which images each step sees.
         device: Where views are computed.
         workers: Processes that decode photographs; 0 decodes in this one.
         cache: "ram" or "disk" to decode photographs once, at a bounded size; see `Cache`.
         labels: Classes for a method that uses labels; unknown ones if None.
 
     Raises:
-        DataError: If the pictures do not fill a batch.
+        DataError: If the images do not fill a batch.
         UsageError, ResourceError: If they cannot be kept as `cache` says.
     """
 
@@ -126,8 +126,8 @@ class Batches:
     ) -> None:
         if order.steps_per_epoch == 0:
             raise DataError(
-                f"{len(images)} pictures do not fill a batch of {order.batch_size}; "
-                "give a smaller --batch-size or more pictures"
+                f"{len(images)} images do not fill a batch of {order.batch_size}; "
+                "give a smaller --batch-size or more images"
             )
         self.images = images
         self.order = order
@@ -142,7 +142,7 @@ class Batches:
         self.bad: dict[int, str] = {}
         """Rows that turned out unreadable, with the reason; others took their place."""
         self.pixels: Tensor | None = None
-        """All pictures, if they are small."""
+        """All images, if they are small."""
         if images.is_small:
             pixels, self.bad = load_small(images, image_size)
             self.pixels = channels_first(torch.from_numpy(pixels)).to(device)
@@ -154,15 +154,15 @@ class Batches:
                 rows = self.order.rows(step)[share(self.order.batch_size)]
                 yield self._batch(*self._from_memory(self.pixels, self.order.epoch(step), rows))
             return
-        pictures = len(range(self.order.batch_size)[share(self.order.batch_size)])
+        size = len(range(self.order.batch_size)[share(self.order.batch_size)])
         data, workers = self.photographs, self.workers
-        for loaded in loaded_ahead(data, start, stop, workers, pictures=pictures):
+        for loaded in loaded_ahead(data, start, stop, workers, images=size):
             yield self._batch(*self._from_files(loaded))
 
     def views(self, epoch: int, rows: np.ndarray) -> Views:
-        """The views of these pictures in one epoch, as pictures in [0, 1].
+        """The views of these images in one epoch, as images in [0, 1].
 
-        A picture that cannot be read is replaced as in training.
+        An image that cannot be read is replaced as in training.
         """
         if self.pixels is None:
             return self._from_files(self.photographs.load(epoch, rows))[0]

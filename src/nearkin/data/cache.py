@@ -26,22 +26,22 @@ from nearkin.errors import ResourceError, UsageError
 VERSION: Final = 1
 """Of what is kept; another version has other files."""
 DETAIL: Final = 2
-"""The shorter side of a kept picture, in sides of a view."""
+"""The shorter side of a kept image, in sides of a view."""
 LONGEST: Final = 4
-"""How many times as long as wide a picture is kept with all of that detail."""
+"""How many times as long as wide an image is kept with all of that detail."""
 
 
 def kept_sizes(
     sizes: Int[np.ndarray, "images 2"], image_size: int
 ) -> Int64[np.ndarray, "images 2"]:
-    """Width and height at which pictures are kept: a function of nothing else.
+    """Width and height at which images are kept: a function of nothing else.
 
     The shorter side has twice the pixels of a view. So a crop of a quarter of the area is still
     cut from as many pixels as it gets, and smaller ones are enlarged. Nothing is enlarged to be
     kept, and what is longer than 4:1 is shrunk until it is no larger than that.
 
     Args:
-        sizes: The pictures' widths and heights.
+        sizes: The images' widths and heights.
         image_size: Side of whole views in pixels.
     """
     side, area = DETAIL * image_size, sizes.prod(axis=1, dtype=np.int64)
@@ -53,8 +53,8 @@ def kept_sizes(
 class Cache:
     """Reads photographs as pixels of their `kept_sizes`, and decodes each of them once.
 
-    What is read depends on the picture and the image size alone: not on which process decoded
-    it, nor when, nor where it is kept. A checksum is written behind the pixels of a picture, and
+    What is read depends on the image and the image size alone: not on which process decoded
+    it, nor when, nor where it is kept. A checksum is written behind the pixels of an image, and
     each process looks at it before it trusts them, so what was half written is decoded again.
     Can be pickled: every process of this machine may open it for as long as this one lives.
 
@@ -72,7 +72,7 @@ class Cache:
         self.images = images
         self.sizes = kept_sizes(images.sizes, image_size)
         self.ends = 4 * len(images) + np.cumsum(3 * self.sizes.prod(axis=1))
-        """Where each picture's pixels end; checksums of four bytes lie before all pixels."""
+        """Where each image's pixels end; checksums of four bytes lie before all pixels."""
         path = _on_disk(images, image_size, self.num_bytes) if place == "disk" else None
         self._open(_in_memory(self.num_bytes) if path is None else os.open(path, os.O_RDWR))
         own = f"/proc/{os.getpid()}/fd/{self._descriptor}"  # also leads to what was removed
@@ -98,7 +98,7 @@ class Cache:
         self._open(os.open(self.path, os.O_RDWR))
 
     def read(self, row: int) -> UInt8[np.ndarray, "_ _ 3"]:
-        """A picture's pixels, decoded unless somebody has done so.
+        """An image's pixels, decoded unless somebody has done so.
 
         Raises:
             BadImage: It has to be decoded, and cannot be.
@@ -120,12 +120,12 @@ class Cache:
 
     def _decoded(self, row: int, width: int, height: int) -> UInt8[np.ndarray, "_ _ 3"]:
         held = self.images.read(row)
-        picture = (
+        image = (
             decode(held, min_side=min(width, height))
             if isinstance(held, bytes)
             else Image.fromarray(held)
         )
-        return np.array(picture.resize((width, height), Image.Resampling.BICUBIC))
+        return np.array(image.resize((width, height), Image.Resampling.BICUBIC))
 
 
 def _checksum(pixels: np.ndarray) -> bytes:
@@ -142,7 +142,7 @@ def _in_memory(size: int) -> int:
 
 
 def _on_disk(images: Images, image_size: int, size: int) -> str:
-    """The file for these pictures; what was kept of the same data before is removed.
+    """The file for these images; what was kept of the same data before is removed.
 
     Raises:
         ResourceError: It cannot be made.
@@ -151,7 +151,7 @@ def _on_disk(images: Images, image_size: int, size: int) -> str:
     known = hashlib.sha256(f"{images.fingerprint} {image_size} {decoders} ".encode())
     known.update(images.modified.tobytes())
     data = hashlib.sha256(images.key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    path = kept_folder("pictures") / f"{data}-{known.hexdigest()[:32]}"
+    path = kept_folder("images") / f"{data}-{known.hexdigest()[:32]}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.stat().st_size != size:
@@ -179,7 +179,7 @@ def cache_for(images: Images, image_size: int, *, memory: int, disk: int) -> str
     more than a little: in memory, if half of what is free there holds them, or on the disk.
 
     Args:
-        images: The pictures.
+        images: The images.
         image_size: Side of whole views in pixels.
         memory: Free bytes; see `free_memory`.
         disk: Free bytes; see `free_disk`.
@@ -195,8 +195,8 @@ def cache_for(images: Images, image_size: int, *, memory: int, disk: int) -> str
 
 
 def free_disk() -> int:
-    """Free bytes where pictures would be kept."""
-    folder = kept_folder("pictures")
+    """Free bytes where images would be kept."""
+    folder = kept_folder("images")
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free

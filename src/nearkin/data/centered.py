@@ -1,4 +1,4 @@
-"""Pictures as an encoder sees them outside training: whole, centered, one size."""
+"""Images as an encoder sees them outside training: whole, centered, one size."""
 
 import math
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from nearkin.data.views import normalize
 
 @dataclass(frozen=True, slots=True)
 class Middles:
-    """The middles of some pictures."""
+    """The middles of some images."""
 
     pixels: UInt8[Tensor, "batch size size 3"]
     bad: dict[int, str]
@@ -28,7 +28,7 @@ class Middles:
 
 
 class Centered(Dataset[Middles]):
-    """Pictures batch by batch: each one's central square, mid-gray if it cannot be read."""
+    """Images batch by batch: each one's central square, mid-gray if it cannot be read."""
 
     def __init__(self, images: Images, size: int, batch_size: int) -> None:
         self.images = images
@@ -52,13 +52,13 @@ class Centered(Dataset[Middles]):
 
 
 class Pixels:
-    """All pictures in order, batch by batch: uint8 of shape (batch, 3, size, size).
+    """All images in order, batch by batch: uint8 of shape (batch, 3, size, size).
 
     Unreadable ones are mid-gray, so that all others keep their places, and are listed in `bad`:
     whoever computes anything of them must leave those out.
 
     Args:
-        images: Which pictures.
+        images: Which images.
         size: Their side in pixels.
         batch_size: How many at a time.
         workers: Processes that decode photographs; 0 decodes in this one.
@@ -74,8 +74,8 @@ class Pixels:
 
     def __iter__(self) -> Iterator[UInt8[Tensor, "batch 3 size size"]]:
         """The batches; see `loaded_ahead` for what happens if workers are lost."""
-        data, pictures = self.centered, self.centered.batch_size
-        for shown in loaded_ahead(data, 0, len(data), self.workers, pictures=pictures):
+        data, size = self.centered, self.centered.batch_size
+        for shown in loaded_ahead(data, 0, len(data), self.workers, images=size):
             self.bad.update(shown.bad)
             yield channels_first(shown.pixels)
 

@@ -1,4 +1,4 @@
-"""Pictures sorted into folders, a folder per class."""
+"""Images sorted into folders, a folder per class."""
 
 import os
 import re
@@ -30,20 +30,20 @@ def copy_to(
     *,
     data: Iterable[str],
 ) -> int:
-    """Write a copy of each picture into the folder of its class.
+    """Write a copy of each image into the folder of its class.
 
-    Encoded pictures keep their bytes, pixels become a PNG. Folders and copies are called as
-    `file_names` says; the folders that a picture was in become a part of its name.
+    Encoded images keep their bytes, pixels become a PNG. Folders and copies are called as
+    `file_names` says; the folders that an image was in become a part of its name.
 
     Args:
         folder: Where to: a new folder, or an empty one.
-        images: The pictures.
+        images: The images.
         rows: Which of them.
         classes: The name of the class of each row.
-        data: What the pictures came from, as the user wrote it.
+        data: What the images came from, as the user wrote it.
 
     Returns:
-        How many were written. A picture that cannot be read is left out.
+        How many were written. An image that cannot be read is left out.
 
     Raises:
         UsageError: The folder lies inside the data, where the next run would find the copies.
@@ -73,7 +73,7 @@ def check_destination(folder: Path, data: Iterable[str]) -> None:
     for root in (Path(name).expanduser() for name in data):
         if root.is_dir() and _real(folder).is_relative_to(_real(root)):
             raise UsageError(
-                f"{folder} lies inside {root}, and copies would be taken for more pictures; "
+                f"{folder} lies inside {root}, and copies would be taken for more images; "
                 "choose a --copy-to outside"
             )
     try:
@@ -121,7 +121,7 @@ def _names(images: Images, rows: Iterable[int]) -> list[str]:
 
 
 def _copy(images: Images, row: int, path: Path) -> bool:
-    """Write a picture to a file that is not there yet; whether it could be read."""
+    """Write an image to a file that is not there yet; whether it could be read."""
     try:
         held = images.read(row)
     except BadImage:

@@ -1,4 +1,4 @@
-"""The views of one picture: crops for training, the middle for everything else.
+"""The views of one image: crops for training, the middle for everything else.
 
 Nothing here is random: who calls decides where to cut.
 """
@@ -21,54 +21,54 @@ CENTER: Final = 0.875
 
 
 def crops(
-    picture: bytes | UInt8[np.ndarray, "_ _ 3"],
+    source: bytes | UInt8[np.ndarray, "_ _ 3"],
     boxes: Float[np.ndarray, "views 4"],
     sizes: Sequence[int],
 ) -> list[UInt8[np.ndarray, "_ _ 3"]]:
-    """Cut several square views out of a picture that is decoded once.
+    """Cut several square views out of an image that is decoded once.
 
     Decodes at the smallest scale that still gives every crop the pixels it needs. Resampling
     is bicubic with antialiasing, as in the papers.
 
     Args:
-        picture: the file's bytes, or pixels.
-        boxes: left, top, width and height of each crop, as fractions of the upright picture.
+        source: the file's bytes, or pixels.
+        boxes: left, top, width and height of each crop, as fractions of the upright image.
         sizes: the side of each view in pixels.
 
     Raises:
         BadImage: as `decode` does.
     """
-    if isinstance(picture, bytes):
-        image = _decode_for(picture, boxes, sizes)
+    if isinstance(source, bytes):
+        image = _decode_for(source, boxes, sizes)
     else:
-        image = Image.fromarray(picture)
+        image = Image.fromarray(source)
     return [_crop(image, box, side) for box, side in zip(boxes, sizes, strict=True)]
 
 
 def _decode_for(
     encoded: bytes, boxes: Float[np.ndarray, "views 4"], sizes: Sequence[int]
 ) -> Image.Image:
-    with opened(encoded) as picture:
-        size = upright_size(picture)
+    with opened(encoded) as image:
+        size = upright_size(image)
         needed = np.asarray(sizes)[:, None] / (boxes[:, 2:] * size)
-        return load(picture, math.ceil(min(size) * needed.max()))
+        return load(image, math.ceil(min(size) * needed.max()))
 
 
 def center(
-    picture: bytes | UInt8[np.ndarray, "_ _ 3"], size: int
+    source: bytes | UInt8[np.ndarray, "_ _ 3"], size: int
 ) -> UInt8[np.ndarray, "{size} {size} 3"]:
-    """The evaluation view: the middle of a picture, without randomness.
+    """The evaluation view: the middle of an image, without randomness.
 
     Keeps the central square of .875 of the shorter side, as the papers do at 224 pixels; the
-    whole shorter side for views below 64 pixels or a picture that already has the right size.
+    whole shorter side for views below 64 pixels or an image that already has the right size.
 
     Raises:
         BadImage: as `decode` does.
     """
-    if isinstance(picture, bytes):
-        image = decode(picture, min_side=math.ceil(size / CENTER))
+    if isinstance(source, bytes):
+        image = decode(source, min_side=math.ceil(size / CENTER))
     else:
-        image = Image.fromarray(picture)
+        image = Image.fromarray(source)
     whole = size < 64 or image.size == (size, size)
     extent = np.minimum(1, min(image.size) * (1 if whole else CENTER) / np.array(image.size))
     return _crop(image, np.concatenate([(1 - extent) / 2, extent]), size)
@@ -77,7 +77,7 @@ def center(
 def load_small(
     images: Images, size: int
 ) -> tuple[UInt8[np.ndarray, "images {size} {size} 3"], dict[int, str]]:
-    """Every picture's `center` in one array, for data that fit in memory.
+    """Every image's `center` in one array, for data that fit in memory.
 
     Returns:
         The pixels, and the reason for each row that turned out to be bad. Those are gray.
@@ -93,9 +93,9 @@ def load_small(
 
 
 def _crop(
-    picture: Image.Image, box: Float[np.ndarray, " 4"], size: int
+    image: Image.Image, box: Float[np.ndarray, " 4"], size: int
 ) -> UInt8[np.ndarray, "{size} {size} 3"]:
-    limits = np.tile(picture.size, 2)
+    limits = np.tile(image.size, 2)
     corners = np.concatenate([box[:2], box[:2] + box[2:]]).clip(0, 1) * limits
     region = (corners[0], corners[1], corners[2], corners[3])
-    return np.array(picture.resize((size, size), Image.Resampling.BICUBIC, box=region))
+    return np.array(image.resize((size, size), Image.Resampling.BICUBIC, box=region))

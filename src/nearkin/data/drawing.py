@@ -1,4 +1,4 @@
-"""What is drawn at random for the pictures of a run: their views, and who stands in for whom."""
+"""What is drawn at random for the images of a run: their views, and who stands in for whom."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -12,20 +12,20 @@ from nearkin.data.views import Draws, View, draw
 from nearkin.errors import DataError
 
 SUBSTITUTE: Final = 255
-"""The view number whose draws choose a substitute for a picture that turns out unreadable."""
+"""The view number whose draws choose a substitute for an image that turns out unreadable."""
 ATTEMPTS: Final = 8
-"""How many substitutes are tried for one picture."""
+"""How many substitutes are tried for one image."""
 
 
 class Drawing:
-    """Draws views and substitutes: functions of the seed, the epoch and the picture alone.
+    """Draws views and substitutes: functions of the seed, the epoch and the image alone.
 
     So they are the same with any number of workers, and in memory as from files.
 
     Args:
         images: What is shown.
         kinds: How each view is drawn.
-        image_size: Side in pixels of whole views, and of small pictures before they are
+        image_size: Side in pixels of whole views, and of small images before they are
             cropped.
         seed: The run's.
     """
@@ -40,10 +40,10 @@ class Drawing:
         """Of each view, in pixels."""
         small = np.full((len(images), 2), image_size, np.int32)
         self.cropped = small if images.is_small else images.sizes
-        """Width and height in pixels of the pictures that crops are cut from."""
+        """Width and height in pixels of the images that crops are cut from."""
 
     def views(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> list[Draws]:
-        """What is drawn for each view of these pictures in one epoch."""
+        """What is drawn for each view of these images in one epoch."""
         width, height = self.cropped[rows].T
         return [
             draw(
@@ -59,7 +59,7 @@ class Drawing:
         ]
 
     def candidates(self, epoch: int, row: int) -> Iterator[int]:
-        """The picture itself and then, for as long as none can be read, its substitutes.
+        """The image itself and then, for as long as none can be read, its substitutes.
 
         Raises:
             DataError: If more than `ATTEMPTS` substitutes are asked for.
@@ -68,6 +68,6 @@ class Drawing:
         places = uniform(self.seed, epoch, np.array([row]), SUBSTITUTE, ATTEMPTS)[0]
         yield from (places * len(self.images)).astype(int).tolist()
         raise DataError(
-            f"{self.images.names[row]} and {ATTEMPTS} pictures drawn in its place cannot be "
+            f"{self.images.names[row]} and {ATTEMPTS} images drawn in its place cannot be "
             "read; `nearkin check` lists what is wrong"
         )

@@ -1,4 +1,4 @@
-"""Thumbnails and digests: as much of every picture as it takes to find copies."""
+"""Thumbnails and digests: as much of every image as it takes to find copies."""
 
 import hashlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from nearkin.data.header import BadImage
 from nearkin.data.images import Images
 from nearkin.data.rgb import decode
 from nearkin.data.scan import index_path, recall, remember
-from nearkin.pace import Tell, nobody, tracked
+from nearkin.pace import ProgressCallback, ignore_progress, tracked
 
 SIDE: Final = 16
 """Of a thumbnail. Finer ones tell resized copies apart."""
@@ -22,13 +22,13 @@ DIGEST: Final = 32
 """Bytes of a SHA-256."""
 THREADS: Final = 8
 HASHED_AT_ONCE: Final = 2**10
-"""Pictures that are looked at before it is told how far it is."""
+"""Images that are looked at before it is told how far it is."""
 
 
 def thumbnails(
-    images: Images, tell: Tell = nobody
+    images: Images, on_progress: ProgressCallback = ignore_progress
 ) -> tuple[UInt8[np.ndarray, "images digest"], UInt8[np.ndarray, "images features"]]:
-    """Each picture's SHA-256 and its tiny version; zeros for one that cannot be read.
+    """Each image's SHA-256 and its tiny version; zeros for one that cannot be read.
 
     Of files, both are remembered, so that none is decoded twice unless it changes.
     """
@@ -43,7 +43,7 @@ def thumbnails(
     fresh = np.flatnonzero(~(known & digests.any(axis=1)))
     blocks = np.split(fresh, range(HASHED_AT_ONCE, len(fresh), BLOCK)) if len(fresh) else []
     with ThreadPoolExecutor(THREADS) as pool:
-        for rows in tracked(blocks, len(fresh), "looking for copies", tell):
+        for rows in tracked(blocks, len(fresh), "looking for copies", on_progress):
             looks = pool.map(lambda row: _look(images, row), rows.tolist())
             for row, look in zip(rows, looks, strict=True):
                 digests[row], tiny[row] = look
@@ -56,55 +56,55 @@ def _look(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
     try:
         held = images.read(row)
         if isinstance(held, bytes):
-            picture = decode(held, min_side=4 * SIDE)
+            image = decode(held, min_side=4 * SIDE)
         else:
-            picture = Image.fromarray(held)
+            image = Image.fromarray(held)
             held = held.tobytes()
     except BadImage:
         return np.zeros(DIGEST, np.uint8), np.zeros(3 * SIDE**2, np.uint8)
     digest = np.frombuffer(hashlib.sha256(held).digest(), np.uint8)
-    return digest, np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
+    return digest, np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
 
 
 ALIKE: Final = 0.98
 """Least correlation of two thumbnails of copies."""
 ALIKE_SMALL: Final = 0.995
-"""The same for pictures up to 64 pixels: handwritten digits reach .98 without being copies."""
+"""The same for images up to 64 pixels: handwritten digits reach .98 without being copies."""
 PLAIN: Final = 3.0
 """Standard deviation, in gray levels, below which a thumbnail shows too little to compare."""
 TABLES: Final = 32
 BITS: Final = 24
 """Per table: two thumbnails that correlate by .98 share at least one key at 99.9 %."""
 REACH: Final = 16
-"""Pictures compared with one another in a bucket; keeps thousands of like ones affordable."""
+"""Images compared with one another in a bucket; keeps thousands of like ones affordable."""
 BLOCK: Final = 2**11
 """Thumbnails held as floats, or pairs correlated, at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Duplicates:
-    """Which pictures show the same."""
+    """Which images show the same."""
 
     groups: Int64[np.ndarray, " images"]
-    """Each picture's group: the first row of all its copies, and of the groups it had before."""
+    """Each image's group: the first row of all its copies, and of the groups it had before."""
     num_exact: int
-    """Pictures that are byte for byte a copy of an earlier one."""
+    """Images that are byte for byte a copy of an earlier one."""
     num_near: int
-    """Further pictures that look the same as an earlier one."""
+    """Further images that look the same as an earlier one."""
 
 
-def duplicates(images: Images, tell: Tell = nobody) -> Duplicates:
-    """Group exact copies (by SHA-256) and near copies, and merge the groups the pictures had.
+def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) -> Duplicates:
+    """Group exact copies (by SHA-256) and near copies, and merge the groups the images had.
 
-    Two pictures are near copies if their thumbnails, each color channel without its mean,
+    Two images are near copies if their thumbnails, each color channel without its mean,
     correlate by .98 or more. So size, compression, brightness and contrast may differ, not the
     section that is shown. Which pairs are compared at all is decided by the signs of random
     projections (Charikar 2002, "Similarity estimation techniques from rounding algorithms"),
-    in a time and a memory nearly proportional to the number of pictures.
+    in a time and a memory nearly proportional to the number of images.
     """
-    digests, tiny = thumbnails(images, tell)
+    digests, tiny = thumbnails(images, on_progress)
     first: dict[bytes | int, int] = {}
-    # A picture that cannot be read has no digest, and is nobody's copy.
+    # An image that cannot be read has no digest, and is nobody's copy.
     keys = (digest.tobytes() if digest.any() else row for row, digest in enumerate(digests))
     exact = np.array([first.setdefault(key, row) for row, key in enumerate(keys)], np.int64)
     copies = _merge_near(exact, tiny, ALIKE_SMALL if images.is_small else ALIKE)
@@ -116,7 +116,7 @@ def duplicates(images: Images, tell: Tell = nobody) -> Duplicates:
 
 
 def _pairs(groups: Int64[np.ndarray, " images"]) -> Int64[np.ndarray, "images 2"]:
-    """Each picture's row, and the first row of its group."""
+    """Each image's row, and the first row of its group."""
     _, first, group = np.unique(groups, return_index=True, return_inverse=True)
     return np.stack([np.arange(len(groups)), first[group]], axis=1)
 

@@ -1,4 +1,4 @@
-"""Pictures in a folder, flat or nested to any depth."""
+"""Images in a folder, flat or nested to any depth."""
 
 import os
 import stat
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from nearkin.data.archive import list_shards
-from nearkin.data.sources import BadFile, Files, Found, Listing, is_hidden, is_picture, no_pictures
+from nearkin.data.sources import BadFile, Files, Found, Listing, is_hidden, is_image, no_images
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Folder:
 
 
 MARKER: Final = ".nearkin-run"
-"""A file in every run folder, so that the plots of a run never count as pictures."""
+"""A file in every run folder, so that the plots of a run never count as images."""
 
 
 def list_folder(root: Path) -> Listing:
-    """Find the pictures below a folder or, where it holds none, in the .tar files below it.
+    """Find the images below a folder or, where it holds none, in the .tar files below it.
 
     Hidden files and folders and the folders of runs are passed over. A link is followed only to
     a target inside the folder. Every folder is entered once, real ones before links to them,
@@ -43,7 +43,7 @@ def list_folder(root: Path) -> Listing:
     for name, found in _walk(root):
         if isinstance(found, BadFile):
             bad.append(found)
-        elif not is_picture(name):
+        elif not is_image(name):
             others.append(name)
         elif stat.S_ISREG(found.st_mode):
             files.add(name, found.st_size, found.st_mtime_ns)
@@ -54,7 +54,7 @@ def list_folder(root: Path) -> Listing:
         listing = list_shards(root, sorted(shards))
         return replace(listing, bad=listing.bad + bad)
     if not files.names and not bad:
-        raise no_pictures(str(root), others)
+        raise no_images(str(root), others)
     return Listing(str(root), Folder(root), Files(*files.in_order()), bad)
 
 

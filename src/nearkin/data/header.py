@@ -1,4 +1,4 @@
-"""What can be known of an encoded picture before its pixels are decoded, and what is refused."""
+"""What can be known of an encoded image before its pixels are decoded, and what is refused."""
 
 import io
 import threading
@@ -15,13 +15,13 @@ MAGIC: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"GIF8", b"BM", 
 """How files of these formats begin; without that, no decoder takes a file for its own."""
 MAX_BYTES: Final = 256 * 2**20
 MIN_SIDE: Final = 2
-"""Pictures with a shorter side than this hold no shape to learn from."""
+"""Images with a shorter side than this hold no shape to learn from."""
 SWAPPED: Final = (5, 6, 7, 8)
 """Exif orientations that exchange width and height."""
 
 
 class BadImage(Exception):  # noqa: N818  (a finding about a file, not a failure of the program)
-    """A picture that cannot be used; `reason` says why.
+    """An image that cannot be used; `reason` says why.
 
     Reasons: not-an-image, truncated, too-large, too-small, unreadable.
     """
@@ -32,7 +32,7 @@ class BadImage(Exception):  # noqa: N818  (a finding about a file, not a failure
 
 
 class Header(NamedTuple):
-    """A picture's format, and its size in pixels as one looks at it (after exif orientation)."""
+    """An image's format, and its size in pixels as one looks at it (after exif orientation)."""
 
     format: str
     width: int
@@ -69,7 +69,7 @@ quiet = _Quiet()
 
 @contextmanager
 def opened(encoded: bytes) -> Iterator[Image.Image]:
-    """The picture, identified and within the limits, but not yet decoded.
+    """The image, identified and within the limits, but not yet decoded.
 
     Inside the block, whatever Pillow raises becomes a `BadImage`, and its warnings are dropped.
     """
@@ -77,10 +77,10 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
         raise BadImage("too-large")
     with quiet:
         try:
-            with Image.open(io.BytesIO(encoded), formats=FORMATS) as picture:
-                if min(picture.size) < MIN_SIDE:
+            with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+                if min(image.size) < MIN_SIDE:
                     raise BadImage("too-small")
-                yield picture
+                yield image
         except BadImage:
             raise
         except Exception as error:
@@ -99,35 +99,35 @@ def _reason(error: Exception, encoded: bytes) -> str:
     return "unreadable"
 
 
-def orientation(picture: Image.Image) -> int:
+def orientation(image: Image.Image) -> int:
     """The exif orientation, 1 to 8, still to be applied; 1 where it is absent or broken.
 
     Pillow applies a TIFF's own. A PNG's exif counts only where it precedes the pixels, for
     otherwise its header could not be read without decoding it all.
     """
-    pending = picture.format != "PNG" or {"exif", "Raw profile type exif"} & picture.info.keys()
-    if picture.format == "TIFF" or not pending:
+    pending = image.format != "PNG" or {"exif", "Raw profile type exif"} & image.info.keys()
+    if image.format == "TIFF" or not pending:
         return 1
     try:
-        value = picture.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # exif is an ornament: a broken one must not cost the picture
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # exif is an ornament: a broken one must not cost the image
         return 1
     return value if value in range(1, 9) else 1
 
 
-def upright_size(picture: Image.Image) -> tuple[int, int]:
+def upright_size(image: Image.Image) -> tuple[int, int]:
     """Width and height after exif orientation."""
-    width, height = picture.size
-    return (height, width) if orientation(picture) in SWAPPED else (width, height)
+    width, height = image.size
+    return (height, width) if orientation(image) in SWAPPED else (width, height)
 
 
 def header(encoded: bytes) -> Header:
-    """Format and size of an encoded picture, or of its beginning.
+    """Format and size of an encoded image, or of its beginning.
 
     Raises:
-        BadImage: it is not a picture of an allowed format and size.
+        BadImage: it is not an image of an allowed format and size.
     """
-    with opened(encoded) as picture:
-        # The multi-picture variant of JPEG is, for its first picture, a JPEG.
-        name = "JPEG" if picture.format == "MPO" else str(picture.format)
-        return Header(name, *upright_size(picture))
+    with opened(encoded) as image:
+        # The multi-image variant of JPEG is, for its first image, a JPEG.
+        name = "JPEG" if image.format == "MPO" else str(image.format)
+        return Header(name, *upright_size(image))

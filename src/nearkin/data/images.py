@@ -1,4 +1,4 @@
-"""All kinds of data that hold encoded pictures, by the name of the file or folder."""
+"""All kinds of data that hold encoded images, by the name of the file or folder."""
 
 import hashlib
 from collections import Counter
@@ -21,15 +21,15 @@ from nearkin.data.scan import scan
 from nearkin.data.sources import BadFile, Listing, Source
 from nearkin.data.table import TABLES, Row, list_table, match, read_table, said_by_rows
 from nearkin.errors import DataError
-from nearkin.pace import Tell, nobody
+from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.types import UNKNOWN
 
 
 def list_files(path: Path) -> tuple[Listing, dict[str, Row] | None]:
-    """Find the pictures in a folder, an archive or a table; and, of a table, its rows.
+    """Find the images in a folder, an archive or a table; and, of a table, its rows.
 
     Raises:
-        DataError: it is none of these, is damaged, or holds no pictures.
+        DataError: it is none of these, is damaged, or holds no images.
     """
     if path.is_dir():
         return list_folder(path), None
@@ -47,7 +47,7 @@ MAX_PIXELS: Final = 50_000_000
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Pictures in a fixed order: that of their names' bytes. A picture's row is its index.
+    """Images in a fixed order: that of their names' bytes. An image's row is its index.
 
     Can be pickled, and read from any thread or worker process.
     """
@@ -57,7 +57,7 @@ class Images:
     labels: Int64[np.ndarray, " images"]
     """Class numbers, or `UNKNOWN`."""
     groups: Int64[np.ndarray, " images"]
-    """Pictures of one group, such as near-duplicates, never fall on two sides of a split."""
+    """Images of one group, such as near-duplicates, never fall on two sides of a split."""
     splits: Shaped[np.ndarray, " images"]
     """The side of the split that the data themselves name: 'train', 'test', or '' for none."""
     classes: tuple[str, ...]
@@ -65,9 +65,9 @@ class Images:
     sizes: Int32[np.ndarray, "images 2"]
     """Width and height in pixels, after exif orientation."""
     num_bytes: Int64[np.ndarray, " images"]
-    """Of the encoded picture, or of its pixels."""
+    """Of the encoded image, or of its pixels."""
     kinds: Shaped[np.ndarray, " images"]
-    """Each picture's format: JPEG, PNG, ..., or array."""
+    """Each image's format: JPEG, PNG, ..., or array."""
     modified: Int64[np.ndarray, " images"]
     """When each file was last written, in nanoseconds."""
     source: Source
@@ -82,7 +82,7 @@ class Images:
         return len(self.names)
 
     def read(self, row: SupportsIndex) -> bytes | np.ndarray:
-        """A picture's encoded bytes or, from arrays, its uint8 pixels (height, width, 3).
+        """An image's encoded bytes or, from arrays, its uint8 pixels (height, width, 3).
 
         Raises:
             BadImage: the file has become unreadable.
@@ -93,7 +93,7 @@ class Images:
             raise BadImage("unreadable") from error
 
     def subset(self, rows: Shaped[np.ndarray, " rows"]) -> "Images":
-        """The pictures in these rows, given in ascending order, with the same classes.
+        """The images in these rows, given in ascending order, with the same classes.
 
         Raises:
             ValueError: rows are out of order, so the subset would not be sorted by name.
@@ -114,7 +114,7 @@ class Images:
         )
 
     def spread(self, count: int) -> "Images":
-        """At most `count` pictures, evenly spread over the rows, first and last included."""
+        """At most `count` images, evenly spread over the rows, first and last included."""
         rows = np.linspace(0, len(self) - 1, min(count, len(self)))
         return self.subset(np.unique(rows.astype(np.int64)))
 
@@ -125,7 +125,7 @@ class Images:
 
     @property
     def formats(self) -> Mapping[str, int]:
-        """How many pictures there are of each format, the most frequent first."""
+        """How many images there are of each format, the most frequent first."""
         return dict(Counter(self.kinds.tolist()).most_common())
 
     @property
@@ -151,9 +151,9 @@ def open_images(
     max_pixels: int = MAX_PIXELS,
     cache: bool = True,
     full: bool = False,
-    tell: Tell = nobody,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> Images:
-    """Find all pictures, check their headers, and read off what is said about them.
+    """Find all images, check their headers, and read off what is said about them.
 
     Args:
         data: a folder, flat or nested; a .csv or .parquet with the column path and, optionally,
@@ -161,16 +161,16 @@ def open_images(
             .npz with x and y, or x_train, y_train, x_test, y_test; pixels, or (pixels, labels),
             as arrays; "digits", or "torchvision:NAME" for a set that is already on disk.
         labels: "auto": what the data say or, in folders, the class folders if they look like
-            some; "none"; "folders": each picture's folder, in any case; or the path of a table
+            some; "none"; "folders": each image's folder, in any case; or the path of a table
             with the columns path and label. Such a table may say something of only some
-            pictures; its rows without a picture are counted in `notes`.
-        max_pixels: larger pictures are bad.
+            images; its rows without an image are counted in `notes`.
+        max_pixels: larger images are bad.
         cache: remember headers and thumbnails, so that a second start reads and decodes none.
-        full: decode every picture now, which also finds damage behind the header.
-        tell: hears how far the look at all files is.
+        full: decode every image now, which also finds damage behind the header.
+        on_progress: hears how far the look at all files is.
 
     Raises:
-        DataError: there are no usable pictures, or what is said about them contradicts itself.
+        DataError: there are no usable images, or what is said about them contradicts itself.
             A damaged file does not raise: it is listed in `bad`.
     """
     if not isinstance(data, str | Path):
@@ -179,14 +179,16 @@ def open_images(
         return _from_parts(str(data), from_name(str(data)), labels)
     path = Path(data).expanduser()
     if not path.exists():
-        raise DataError(f"{path}: no such file or folder; give the path of your pictures")
+        raise DataError(f"{path}: no such file or folder; give the path of your images")
     if path.suffix.lower() == ".npz":
         return _from_parts(str(path), from_npz(path), labels)
     listing, rows = list_files(path)
-    images = open_files(listing, max_pixels=max_pixels, cache=cache, full=full, tell=tell)
+    images = open_files(
+        listing, max_pixels=max_pixels, cache=cache, full=full, on_progress=on_progress
+    )
     if not images.names:
         raise DataError(
-            f"{path}: none of {len(images.bad)} pictures can be used, such as "
+            f"{path}: none of {len(images.bad)} images can be used, such as "
             f"{images.bad[0].name!r} ({images.bad[0].reason}); look at the files"
         )
     own = said_by_rows(rows, images.names) if rows is not None else None
@@ -201,11 +203,11 @@ def open_files(
     max_pixels: int = MAX_PIXELS,
     cache: bool = True,
     full: bool = False,
-    tell: Tell = nobody,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> Images:
     """Check the headers of listed files, as `open_images` does; there may be no usable ones."""
     pixels = max_pixels if full else 0
-    kinds, sizes = scan(listing, decoded_pixels=pixels, cache=cache, tell=tell)
+    kinds, sizes = scan(listing, decoded_pixels=pixels, cache=cache, on_progress=on_progress)
     kinds[sizes.prod(axis=1, dtype=np.int64) > max_pixels] = b"too-large"
     good = np.isin(kinds, np.array(FORMATS, np.bytes_))
     (names, states), rows = listing.columns, np.flatnonzero(good)

@@ -1,4 +1,4 @@
-"""What the data say about their pictures: class, group and side of the split."""
+"""What the data say about their images: class, group and side of the split."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ SIDES: Final = {
 
 @dataclass(frozen=True)
 class Said:
-    """One entry per picture, each '' where nothing is said."""
+    """One entry per image, each '' where nothing is said."""
 
     labels: Sequence[str]
     groups: Sequence[str]
@@ -39,7 +39,7 @@ class Said:
         return Said(self.labels, groups, splits)
 
     def numbered(self) -> tuple[tuple[str, ...], Int64[np.ndarray, " images"]]:
-        """The class names, in order, and each picture's position among them.
+        """The class names, in order, and each image's position among them.
 
         Classes that are all whole numbers are ordered as numbers, others by their bytes.
         """
@@ -52,7 +52,7 @@ class Said:
         return tuple(classes), np.array([number[name] for name in self.labels], np.int64)
 
     def grouped(self) -> Int64[np.ndarray, " images"]:
-        """Each picture's group: the row of the group's first picture, its own by default."""
+        """Each image's group: the row of the group's first image, its own by default."""
         first: dict[str, int] = {}
         rows = enumerate(self.groups)
         return np.array([first.setdefault(g, i) if g else i for i, g in rows], np.int64)
@@ -67,16 +67,16 @@ def said_by_folders(names: Sequence[str], labels: str) -> Said:
     """Read classes and splits off the folders.
 
     A wrapper folder that holds everything is passed over. If all top-level folders are then
-    called train, val, test or the like, they set the split. Of what remains, a picture's folder
-    is its class, if the folders look like classes: every picture lies in one, all equally deep,
-    at least two of them, with two pictures or more on average. A .tar shard is no folder.
+    called train, val, test or the like, they set the split. Of what remains, an image's folder
+    is its class, if the folders look like classes: every image lies in one, all equally deep,
+    at least two of them, with two images or more on average. A .tar shard is no folder.
 
     Args:
-        names: the pictures' names.
+        names: the images' names.
         labels: "auto", "folders" to insist on classes, or "none" for splits alone.
 
     Raises:
-        DataError: "folders" is asked for, and a picture lies in no folder.
+        DataError: "folders" is asked for, and an image lies in no folder.
     """
     folders: dict[str, int] = {}
     numbers = (folders.setdefault(name.rpartition("/")[0], len(folders)) for name in names)
@@ -98,11 +98,11 @@ def said_by_folders(names: Sequence[str], labels: str) -> Said:
 
 
 def said_beside(names: Sequence[str], labels: Mapping[str, str]) -> Said:
-    """Read classes off what lies beside the pictures, as in WebDataset, and splits off folders.
+    """Read classes off what lies beside the images, as in WebDataset, and splits off folders.
 
     Args:
-        names: the pictures' names.
-        labels: each picture's class, by its `stem`.
+        names: the images' names.
+        labels: each image's class, by its `stem`.
     """
     nothing = [""] * len(names)
     own = Said([labels.get(stem(name), "") for name in names], nothing, nothing)
@@ -132,7 +132,7 @@ def _unwrapped(paths: list[list[str]]) -> list[list[str]]:
     return paths
 
 
-def _are_classes(classes: list[list[str]], pictures: int) -> bool:
+def _are_classes(classes: list[list[str]], images: int) -> bool:
     distinct = set(map(tuple, classes))
     depths = set(map(len, distinct))
-    return len(depths) == 1 and depths != {0} and 2 <= len(distinct) <= pictures / 2
+    return len(depths) == 1 and depths != {0} and 2 <= len(distinct) <= images / 2

@@ -24,13 +24,13 @@ def lost(error: Exception) -> bool:
     return str(error).startswith("DataLoader worker (pid")
 
 
-def told(error: Exception) -> str:
+def log(error: Exception) -> str:
     """The first sentence of an error."""
     return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
 
 
 def loaded_ahead(
-    data: Dataset[Loaded], start: int, stop: int, workers: int, *, pictures: int
+    data: Dataset[Loaded], start: int, stop: int, workers: int, *, images: int
 ) -> Iterator[Loaded]:
     """The items of the steps from `start` to before `stop`, in order.
 
@@ -42,12 +42,12 @@ def loaded_ahead(
         start: The first step.
         stop: The step after the last.
         workers: Processes; with 0, this one loads what it needs.
-        pictures: How many pictures a step reads; more may take longer before a worker hangs.
+        images: How many images a step reads; more may take longer before a worker hangs.
 
     Raises:
         RuntimeError, ConnectionError, EOFError: If that happens for a second time; see `lost`.
     """
-    seconds = max(PATIENCE, pictures // 4)
+    seconds = max(PATIENCE, images // 4)
     step, replaced = start, False
     while step < stop:
         loaded, processes = _started(data, range(step, stop), workers)
@@ -60,7 +60,7 @@ def loaded_ahead(
             if replaced or not lost(error):
                 raise
             replaced = True
-            warnings.warn(f"{told(error)}; workers are replaced at step {step}", stacklevel=2)
+            warnings.warn(f"{log(error)}; workers are replaced at step {step}", stacklevel=2)
 
 
 def _started(

@@ -21,7 +21,7 @@ def is_name(data: str) -> bool:
 
 
 def from_name(data: str) -> list[Part]:
-    """The pictures of "digits" or "torchvision:NAME". Nothing is ever downloaded.
+    """The images of "digits" or "torchvision:NAME". Nothing is ever downloaded.
 
     The root of torchvision's sets is the environment variable NEARKIN_TORCHVISION, or
     ~/.cache/nearkin/torchvision.

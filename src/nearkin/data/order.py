@@ -1,4 +1,4 @@
-"""Which pictures each step sees: a function of the seed and the step, with nothing to save."""
+"""Which images each step sees: a function of the seed and the step, with nothing to save."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -13,39 +13,39 @@ from nearkin.errors import DataError
 
 @runtime_checkable
 class Ordered(Protocol):
-    """What says which pictures each step sees, whatever came before it."""
+    """What says which images each step sees, whatever came before it."""
 
     @property
     def batch_size(self) -> int:
-        """Pictures per step, over all processes."""
+        """Images per step, over all processes."""
 
     @property
     def seed(self) -> int:
-        """Of what is drawn for the pictures, too."""
+        """Of what is drawn for the images, too."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in a pass over the pictures."""
+        """Whole batches in a pass over the images."""
 
     def epoch(self, step: int) -> int:
         """The epoch, from 0, that a step belongs to."""
 
     def rows(self, step: int) -> np.ndarray:
-        """The pictures of one step, over all processes; int64 of shape (batch,)."""
+        """The images of one step, over all processes; int64 of shape (batch,)."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """A new permutation of the pictures every epoch, cut into batches."""
+    """A new permutation of the images every epoch, cut into batches."""
 
     num_images: int
     batch_size: int
-    """Pictures per step, over all processes."""
+    """Images per step, over all processes."""
     seed: int
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in the data; the pictures left over differ from epoch to epoch."""
+        """Whole batches in the data; the images left over differ from epoch to epoch."""
         return self.num_images // self.batch_size
 
     def epoch(self, step: int) -> int:
@@ -53,7 +53,7 @@ class Order:
         return step // self.steps_per_epoch
 
     def rows(self, step: int) -> np.ndarray:
-        """The pictures of one step, over all processes; int64 of shape (batch,)."""
+        """The images of one step, over all processes; int64 of shape (batch,)."""
         epoch, place = divmod(step, self.steps_per_epoch)
         order = _shuffled(self.seed, epoch, self.num_images)
         return order[place * self.batch_size : (place + 1) * self.batch_size]
@@ -66,45 +66,45 @@ def _shuffled(seed: int, epoch: int, size: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Streams:
-    """An `Order` of two streams: every batch has as many labeled pictures as every other.
+    """An `Order` of two streams: every batch has as many labeled images as every other.
 
-    An epoch is one pass over the unlabeled pictures. The labeled ones begin anew, in a new
-    order, whenever they do not fill another batch. Pictures that are left over at the end of a
-    pass differ from pass to pass, and no batch has a picture twice.
+    An epoch is one pass over the unlabeled images. The labeled ones begin anew, in a new
+    order, whenever they do not fill another batch. Images that are left over at the end of a
+    pass differ from pass to pass, and no batch has an image twice.
 
     Raises:
-        DataError: If the unlabeled pictures do not fill their places in one batch.
+        DataError: If the unlabeled images do not fill their places in one batch.
         ValueError: If `share` leaves them none.
     """
 
     labeled: Int64[np.ndarray, " labeled"]
-    """Rows of the pictures of the first stream; there may be none."""
+    """Rows of the images of the first stream; there may be none."""
     unlabeled: Int64[np.ndarray, " unlabeled"]
-    """Rows of the pictures of the second."""
+    """Rows of the images of the second."""
     batch_size: int
-    """Pictures per step, over all processes."""
+    """Images per step, over all processes."""
     seed: int
     share: float = 0.5
-    """Of a batch that is labeled, from 0 to below 1; less where there are too few pictures."""
+    """Of a batch that is labeled, from 0 to below 1; less where there are too few images."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1:
-            raise ValueError(f"a share of {self.share} leaves no place for unlabeled pictures")
+            raise ValueError(f"a share of {self.share} leaves no place for unlabeled images")
         if self.steps_per_epoch == 0:
             raise DataError(
-                f"{len(self.unlabeled)} unlabeled pictures do not fill their "
+                f"{len(self.unlabeled)} unlabeled images do not fill their "
                 f"{self._unlabeled_order.batch_size} places in a batch of {self.batch_size}; "
                 "give more of them, or a smaller --batch-size"
             )
 
     @property
     def num_labeled(self) -> int:
-        """How many pictures of a batch are labeled."""
+        """How many images of a batch are labeled."""
         return min(int(self.share * self.batch_size), len(self.labeled))
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in a pass over the unlabeled pictures."""
+        """Batches in a pass over the unlabeled images."""
         return self._unlabeled_order.steps_per_epoch
 
     def epoch(self, step: int) -> int:
@@ -112,7 +112,7 @@ class Streams:
         return self._unlabeled_order.epoch(step)
 
     def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
-        """The pictures of one step, over all processes.
+        """The images of one step, over all processes.
 
         Both streams are spread evenly over the batch, so that every process has its share.
         """

@@ -1,4 +1,4 @@
-"""Two sets of pictures as one, and which pictures of a set are there twice."""
+"""Two sets of images as one, and which images of a set are there twice."""
 
 import hashlib
 import os
@@ -26,35 +26,35 @@ from nearkin.types import UNKNOWN
 
 @dataclass(frozen=True)
 class Either:
-    """Reads each picture from the one of two sources that has it."""
+    """Reads each image from the one of two sources that has it."""
 
     first: Source
     second: Source
     prefix: str
     """Stands before the names that the second source knows."""
     added: frozenset[str]
-    """The names, with the prefix, of the second source's pictures."""
+    """The names, with the prefix, of the second source's images."""
 
     def read(self, name: str, limit: int | None = None) -> bytes | np.ndarray:
-        """The picture's bytes, or the first `limit` of them; or its pixels."""
+        """The image's bytes, or the first `limit` of them; or its pixels."""
         if name in self.added:
             return self.second.read(name.removeprefix(self.prefix), limit)
         return self.first.read(name, limit)
 
 
 def union(first: Images, second: Images, prefix: str) -> Images:
-    """The pictures of both: the first's under their names, the second's under prefix + name.
+    """The images of both: the first's under their names, the second's under prefix + name.
 
     Classes of one name become one; groups stay apart.
 
     Raises:
-        DataError: A picture of the second would have the name of one of the first.
+        DataError: An image of the second would have the name of one of the first.
     """
     added = [prefix + name for name in second.names]
     twice = sorted(set(added).intersection(first.names))
     if twice:
         raise DataError(
-            f"{len(twice)} pictures have the names of others, such as {twice[0]!r}; rename them"
+            f"{len(twice)} images have the names of others, such as {twice[0]!r}; rename them"
         )
     names = [*first.names, *added]
     rows = np.array(sorted(range(len(names)), key=lambda row: in_bytes(names[row])), np.int64)
@@ -82,9 +82,9 @@ def union(first: Images, second: Images, prefix: str) -> Images:
 
 
 def copies(images: Images, rows: Iterable[int]) -> list[list[int]]:
-    """The rows of pictures that are exact copies of one another, for copies of these rows.
+    """The rows of images that are exact copies of one another, for copies of these rows.
 
-    Copies are files with the same SHA-256, or arrays with the same pixels. Only pictures of the
+    Copies are files with the same SHA-256, or arrays with the same pixels. Only images of the
     same size as one of `rows`, in bytes and in pixels, are read. Unreadable ones have no copies.
 
     Returns:
@@ -107,7 +107,7 @@ def copies(images: Images, rows: Iterable[int]) -> list[list[int]]:
 
 @dataclass(frozen=True, eq=False)
 class Recognized:
-    """Labeled pictures: some in the data, by their paths, and some outside."""
+    """Labeled images: some in the data, by their paths, and some outside."""
 
     classes: dict[str, str]
     """The class of each by its name, which is the data's or that of the union with `outside`."""
@@ -131,7 +131,7 @@ def recognize(images: Images, labeled: str) -> Recognized:
             no class at all.
     """
     data = _Data(images)
-    return _table(data, Path(labeled)) if is_table(labeled) else _pictures(data, labeled)
+    return _table(data, Path(labeled)) if is_table(labeled) else _images(data, labeled)
 
 
 def is_table(where: str) -> bool:
@@ -140,12 +140,12 @@ def is_table(where: str) -> bool:
 
 
 def read_classes(where: str) -> tuple[Images, list[str]]:
-    """All pictures of a folder, an archive or arrays, and the class of each.
+    """All images of a folder, an archive or arrays, and the class of each.
 
-    A picture's folder is its class; arrays bring labels, '' where they say nothing.
+    An image's folder is its class; arrays bring labels, '' where they say nothing.
 
     Raises:
-        DataError: There are no pictures, or some lie in no class folder.
+        DataError: There are no images, or some lie in no class folder.
     """
     images = open_images(where)
     if isinstance(images.source, Arrays):
@@ -153,14 +153,14 @@ def read_classes(where: str) -> tuple[Images, list[str]]:
     stray = [name for name in images.names if "/" not in name]
     if stray:
         raise DataError(
-            f"{where}: {len(stray)} pictures lie in no class folder, such as {examples(stray)}; "
+            f"{where}: {len(stray)} images lie in no class folder, such as {examples(stray)}; "
             "move each into the folder of its class"
         )
     return images, list(said_by_folders(images.names, "folders").labels)
 
 
 def class_names(images: Images) -> list[str]:
-    """Each picture's class, '' where it has none."""
+    """Each image's class, '' where it has none."""
     names = (*images.classes, "")
     return [names[label] for label in images.labels.tolist()]
 
@@ -171,7 +171,7 @@ def examples(names: Iterable[str]) -> str:
 
 
 class _Data:
-    """The pictures of the data by name and, where they lie in a folder, by path."""
+    """The images of the data by name and, where they lie in a folder, by path."""
 
     def __init__(self, images: Images) -> None:
         self.names = {*images.names, *(bad.name for bad in images.bad)}
@@ -180,7 +180,7 @@ class _Data:
         self.resolved = lru_cache(maxsize=2**10)(os.path.realpath)
 
     def at(self, path: str) -> str | None:
-        """The name of the picture at an absolute path; None if it is none of the data."""
+        """The name of the image at an absolute path; None if it is none of the data."""
         folder, file = split(path)
         for spelled in (path, join(self.resolved(folder), file)) if self.root else ():
             name = spelled.removeprefix(self.root)
@@ -189,7 +189,7 @@ class _Data:
         return None
 
     def find(self, folder: str, written: str) -> str | None:
-        """The name of the picture that a table in this folder means.
+        """The name of the image that a table in this folder means.
 
         Returns:
             An absolute path for a file outside the data; None if there is no such file.
@@ -234,7 +234,7 @@ def _table(data: _Data, path: Path) -> Recognized:
     return Recognized(classes, open_files(listing), "/")
 
 
-def _pictures(data: _Data, labeled: str) -> Recognized:
+def _images(data: _Data, labeled: str) -> Recognized:
     images, said = read_classes(labeled)
     if not any(said):
         raise DataError(f"{labeled}: carries no labels; give class folders, or a table")

@@ -1,7 +1,7 @@
 """From encoded bytes to RGB pixels, whatever they are encoded as.
 
 Any thread or process may decode. What cannot be decoded is a `BadImage` with a reason, whatever
-the decoder raised. Damage that a format cannot detect (an uncompressed or a JPEG picture with
+the decoder raised. Damage that a format cannot detect (an uncompressed or a JPEG image with
 flipped bits) decodes to damaged pixels.
 """
 
@@ -43,35 +43,35 @@ def decode(encoded: bytes, *, min_side: int | None = None) -> Image.Image:
             pixels at which Pillow suspects a bomb; `open_images` admits fewer), too-small (a
             side of one pixel) or unreadable.
     """
-    with opened(encoded) as picture:
-        return load(picture, min_side)
+    with opened(encoded) as image:
+        return load(image, min_side)
 
 
-def load(picture: Image.Image, min_side: int | None) -> Image.Image:
-    """Decode an opened picture; only to be called inside `opened`."""
-    turn = orientation(picture)
-    if min_side is not None and picture.format in ("JPEG", "MPO"):
-        picture.draft(None, (min_side, min_side))
-    picture.load()
-    color = _rgb(picture)
+def load(image: Image.Image, min_side: int | None) -> Image.Image:
+    """Decode an opened image; only to be called inside `opened`."""
+    turn = orientation(image)
+    if min_side is not None and image.format in ("JPEG", "MPO"):
+        image.draft(None, (min_side, min_side))
+    image.load()
+    color = _rgb(image)
     return color if turn == 1 else color.transpose(UPRIGHT[turn])
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode.startswith("I") or picture.mode == "F":
-        return _eight_bits(picture).convert("RGB")
-    if picture.has_transparency_data:
-        white = Image.new("RGBA", picture.size, "white")
-        return Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
-    return picture.convert("RGB")
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I") or image.mode == "F":
+        return _eight_bits(image).convert("RGB")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")
 
 
-def _eight_bits(picture: Image.Image) -> Image.Image:
+def _eight_bits(image: Image.Image) -> Image.Image:
     """Gray of 16 bits, 32 bits or floats as gray of 8 bits."""
-    pixels = np.nan_to_num(np.asarray(picture, np.float64), posinf=0, neginf=0)
+    pixels = np.nan_to_num(np.asarray(image, np.float64), posinf=0, neginf=0)
     low, high = pixels.min(), pixels.max()
-    if picture.mode.startswith("I;16"):
-        tags = getattr(picture, "tag_v2", {})
+    if image.mode.startswith("I;16"):
+        tags = getattr(image, "tag_v2", {})
         low, high = 0.0, 2.0 ** int(tags.get(BITS_PER_SAMPLE, (16,))[0]) - 1
     scaled = (pixels - low) / max(high - low, np.finfo(np.float64).tiny)
     return Image.fromarray(np.rint(255 * scaled.clip(0, 1)).astype(np.uint8))

@@ -25,7 +25,7 @@ from nearkin.data.loading import loaded_ahead
 from nearkin.data.rgb import decode
 from nearkin.data.sources import Listing, Source
 from nearkin.distributed import available_cpus
-from nearkin.pace import Tell, nobody, tracked
+from nearkin.pace import ProgressCallback, ignore_progress, tracked
 
 VERSION: Final = 1
 """Of the remembered files; another version has other names."""
@@ -133,16 +133,20 @@ class Headers(NamedTuple):
 
 
 def scan(
-    listing: Listing, *, decoded_pixels: int = 0, cache: bool = True, tell: Tell = nobody
+    listing: Listing,
+    *,
+    decoded_pixels: int = 0,
+    cache: bool = True,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> Headers:
     """Read the header of every listed file, or recall it if the file has not changed since.
 
     Args:
         listing: the files.
-        decoded_pixels: decode every picture of at most so many pixels, which finds damage
+        decoded_pixels: decode every image of at most so many pixels, which finds damage
             behind the header.
         cache: use and keep the index.
-        tell: hears how far it is.
+        on_progress: hears how far it is.
     """
     names, states = listing.columns
     headers = Headers(np.full(len(names), b"not-an-image"), np.zeros((len(names), 2), np.int32))
@@ -152,9 +156,9 @@ def scan(
     fresh = np.flatnonzero(~known)
     looks = _Looks(listing, fresh, decoded_pixels)
     workers = available_cpus() if len(fresh) >= MANY else 0
-    loaded = loaded_ahead(looks, 0, len(looks), workers, pictures=BLOCK)
-    what = "decoding all pictures" if decoded_pixels else "looking at all files"
-    seen_now = tracked(loaded, len(fresh), what, tell)
+    loaded = loaded_ahead(looks, 0, len(looks), workers, images=BLOCK)
+    what = "decoding all images" if decoded_pixels else "looking at all files"
+    seen_now = tracked(loaded, len(fresh), what, on_progress)
     for block, found in zip(looks.blocks, seen_now, strict=True):
         headers.kinds[block] = [seen.format for seen in found]
         headers.sizes[block] = [seen[1:] for seen in found]

@@ -1,4 +1,4 @@
-"""Rows of pictures as one picture: what is said of them stands beside and below."""
+"""Rows of images as one image: what is said of them stands beside and below."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ from nearkin.report.thumbnails import squares
 from nearkin.tables import printable
 
 MIN_SIDE: Final = 64
-"""Smaller pictures are enlarged to about this many pixels, for people to see."""
+"""Smaller images are enlarged to about this many pixels, for people to see."""
 COLUMNS: Final = 12
-"""Pictures in a row of a class."""
+"""Images in a row of a class."""
 SIDE: Final = 96
 LINE: Final = 15
 """Pixels between two lines of text."""
@@ -37,13 +37,13 @@ def save_sheet(
     labels: Sequence[str] = (),
     captions: Sequence[Sequence[Lines]] = (),
 ) -> Path:
-    """Save columns of pictures as one, small ones enlarged and a column's own size kept.
+    """Save columns of images as one, small ones enlarged and a column's own size kept.
 
     Args:
-        columns: Pictures in [0, 1], each with its own side.
+        columns: Images in [0, 1], each with its own side.
         path: The file.
         labels: What to write in front of each row.
-        captions: What to write below the pictures of each row; long lines are shortened.
+        captions: What to write below the images of each row; long lines are shortened.
     """
     side = max(column.shape[-1] for column in columns)
     tiles = torch.stack([_padded(column, side) for column in columns], dim=1)
@@ -121,7 +121,7 @@ def shortened(text: str, most: int) -> str:
 def pixels_of(
     images: Images, rows: Int[np.ndarray, " rows"], side: int
 ) -> Float[Tensor, "rows 3 {side} {side}"]:
-    """The middles of pictures in the order of `rows`, which may name one twice, in [0, 1]."""
+    """The middles of images in the order of `rows`, which may name one twice, in [0, 1]."""
     unique, places = np.unique(rows, return_inverse=True)
     batches = list(Pixels(images.subset(unique), side))
     return torch.cat(batches)[torch.from_numpy(places)] / 255
@@ -133,11 +133,11 @@ def class_sheet(
     path: Path,
     workers: int = 0,
 ) -> Path:
-    """Show groups of pictures in rows, each with its name in front.
+    """Show groups of images in rows, each with its name in front.
 
     Args:
-        images: The pictures.
-        groups: Rows of the pictures of each group, such as `border`, in the order to be shown.
+        images: The images.
+        groups: Rows of the images of each group, such as `border`, in the order to be shown.
             Those that cannot be read are left out.
         path: The file.
         workers: Processes that decode photographs.
@@ -160,13 +160,13 @@ def class_sheet(
 
 EXAMPLES = 8
 DRAWS = 4
-"""Epochs shown: each picture is drawn anew in every one of them."""
+"""Epochs shown: each image is drawn anew in every one of them."""
 
 
 def augmentation_sheet(batches: Batches, path: Path) -> Path:
-    """Show pictures of the first step beside the views that training will see of them.
+    """Show images of the first step beside the views that training will see of them.
 
-    One row per picture: itself, then every view in each of the first epochs. Made before the
+    One row per image: itself, then every view in each of the first epochs. Made before the
     first step, since a wrong augmentation is the commonest silent mistake.
     """
     rows = np.sort(batches.order.rows(0))[:EXAMPLES]

@@ -1,4 +1,4 @@
-"""What every kind of data offers: pictures that are read by name, from any thread or process."""
+"""What every kind of data offers: images that are read by name, from any thread or process."""
 
 from array import array
 from collections import Counter
@@ -29,10 +29,10 @@ class BadFile:
 
 @runtime_checkable
 class Source(Protocol):
-    """Where pictures come from. Holds no open files, so it can be pickled, forked and shared."""
+    """Where images come from. Holds no open files, so it can be pickled, forked and shared."""
 
     def read(self, name: str, limit: int | None = None) -> bytes | np.ndarray:
-        """A picture's encoded bytes (the first `limit` of them) or its pixels.
+        """An image's encoded bytes (the first `limit` of them) or its pixels.
 
         Raises:
             OSError: it cannot be read.
@@ -58,7 +58,7 @@ class Files(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The files that look like pictures, before any of them is opened."""
+    """The files that look like images, before any of them is opened."""
 
     key: str
     """The absolute path, by which the index of headers is remembered."""
@@ -67,7 +67,7 @@ class Listing:
     """A few may be given by name."""
     bad: list[BadFile] = field(default_factory=list[BadFile])
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What files beside the pictures say of them, by the `stem` of both."""
+    """What files beside the images say of them, by the `stem` of both."""
 
     @cached_property
     def columns(self) -> Files:
@@ -112,16 +112,16 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in parts)
 
 
-def is_picture(name: str) -> bool:
-    """Whether a file is called like a picture."""
+def is_image(name: str) -> bool:
+    """Whether a file is called like an image."""
     return splitext(name)[1].lower() in EXTENSIONS
 
 
-def no_pictures(where: str, others: Iterable[str]) -> DataError:
-    """The error for data without pictures, which says what there was instead."""
+def no_images(where: str, others: Iterable[str]) -> DataError:
+    """The error for data without images, which says what there was instead."""
     seen = Counter(splitext(name)[1].lower() or "no extension" for name in others)
     found = ", ".join(f"{count} x {suffix}" for suffix, count in seen.most_common(5))
     return DataError(
-        f"{where}: no pictures ({f'found {found}' if found else 'it is empty'}); "
+        f"{where}: no images ({f'found {found}' if found else 'it is empty'}); "
         f"give files ending in {' '.join(sorted(EXTENSIONS))}"
     )

@@ -1,4 +1,4 @@
-"""Holding pictures out: what is scored is never trained on."""
+"""Holding images out: what is scored is never trained on."""
 
 import hashlib
 import json
@@ -15,30 +15,30 @@ from nearkin.config import TrainConfig
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
 from nearkin.errors import CheckpointError, DataError
-from nearkin.pace import Tell, nobody
+from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, replace_text, usable, write_csv
 
 
 def names_a_test_part(images: Images) -> bool:
-    """Whether the data themselves say which pictures to score: some, but not all."""
+    """Whether the data themselves say which images to score: some, but not all."""
     return bool(0 < (images.splits == "test").sum() < len(images))
 
 
 def split(
     images: Images, share: float, seed: int
 ) -> tuple[Int64[np.ndarray, " train"], Int64[np.ndarray, " test"]]:
-    """Divide the pictures into rows to train on and rows to score. Labels have no say in it.
+    """Divide the images into rows to train on and rows to score. Labels have no say in it.
 
-    Where the data themselves name test pictures, those are scored, and all others trained on.
+    Where the data themselves name test images, those are scored, and all others trained on.
     Otherwise a group goes to the test side if a hash of the seed and its smallest name, spread
-    evenly over 0...1, lies below `share`. So a picture stays on its side when others come or
+    evenly over 0...1, lies below `share`. So an image stays on its side when others come or
     go. A group that is larger than all that is to be held out always trains. Only where all
     this would leave a side empty does one group change over: the one with the most extreme hash
     or, where all are that large, a smallest one.
 
     Args:
-        images: the pictures; no group is divided.
+        images: the images; no group is divided.
         share: how much to hold out, between 0 and 1.
         seed: another seed, another split.
 
@@ -48,8 +48,8 @@ def split(
     test = images.splits == "test" if names_a_test_part(images) else _drawn(images, share, seed)
     if test.all() or not test.any():
         raise DataError(
-            f"{len(images)} pictures cannot be divided in two parts of {1 - share:g} and "
-            f"{share:g}; give more pictures, or none that are all alike"
+            f"{len(images)} images cannot be divided in two parts of {1 - share:g} and "
+            f"{share:g}; give more images, or none that are all alike"
         )
     return np.flatnonzero(~test), np.flatnonzero(test)
 
@@ -76,22 +76,22 @@ def _place(name: str, seed: int) -> float:
 
 
 COMPARED: Final = 100_000
-"""Pictures among which copies are looked for, at most: half a millisecond for each."""
+"""Images among which copies are looked for, at most: half a millisecond for each."""
 
 NAMED: Final = 10
-"""Unreadable pictures that an error names."""
+"""Unreadable images that an error names."""
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """All pictures of the data, and their two parts."""
+    """All images of the data, and their two parts."""
 
     images: Images
     train_rows: np.ndarray
     test_rows: np.ndarray
     """Held out: scored, never trained on. Empty if nothing is held out."""
     num_exact: int = 0
-    """Pictures that are exact copies of others, as far as was looked for them."""
+    """Images that are exact copies of others, as far as was looked for them."""
 
     @cached_property
     def train(self) -> Images:
@@ -105,7 +105,7 @@ class Parts:
 
     @property
     def fingerprint(self) -> str:
-        """Of the pictures and of which of them are trained on."""
+        """Of the images and of which of them are trained on."""
         rows = hashlib.sha256(self.train_rows.tobytes()).hexdigest()
         return f"{self.images.fingerprint}-{rows}"
 
@@ -117,7 +117,7 @@ class Parts:
         labels = f"{len(images.classes)} classes, for scoring only" if images.classes else "none"
         bad = f"; {len(images.bad)} unreadable, see bad_files.csv" if images.bad else ""
         return (
-            f"data   {len(images)} pictures ({kinds}), median {side[0]}x{side[1]} px; "
+            f"data   {len(images)} images ({kinds}), median {side[0]}x{side[1]} px; "
             f"labels: {labels}; {len(self.test)} held out for scoring{bad}"
         )
 
@@ -130,22 +130,27 @@ def copies(count: int, kind: str, images: Images) -> list[str]:
 
 
 def open_parts(
-    data: Any, config: TrainConfig, listed: Path | None = None, tell: Tell = nobody
+    data: Any,
+    config: TrainConfig,
+    listed: Path | None = None,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> Parts:
     """Open the data and hold a part of them out.
 
     Args:
         data: What `open_images` takes.
         config: How they are read and divided.
-        listed: The file to list unreadable pictures in.
-        tell: Hears how far the looks at all files are.
+        listed: The file to list unreadable images in.
+        on_progress: Hears how far the looks at all files are.
 
     Raises:
-        DataError: If there are no pictures, or more than `max_bad` of them are unreadable.
+        DataError: If there are no images, or more than `max_bad` of them are unreadable.
     """
-    images = open_images(data, labels=config.labels, full=config.scan == "full", tell=tell)
+    images = open_images(
+        data, labels=config.labels, full=config.scan == "full", on_progress=on_progress
+    )
     refuse_bad(images, config.max_bad, listed)
-    return divide(images, config.val, config.seed, tell)
+    return divide(images, config.val, config.seed, on_progress)
 
 
 def refuse_bad(images: Images, most: float, listed: Path | None = None) -> None:
@@ -161,43 +166,45 @@ def refuse_bad(images: Images, most: float, listed: Path | None = None) -> None:
         first = ", ".join(f"{bad.name!r} ({bad.reason})" for bad in images.bad[:NAMED])
         more = f" and {bad - NAMED} more" if bad > NAMED else ""
         raise DataError(
-            f"{bad} of {count} pictures are unreadable: {first}{more}; remove them, or allow more "
+            f"{bad} of {count} images are unreadable: {first}{more}; remove them, or allow more "
             "with --max-bad"
         )
 
 
-def divide(images: Images, share: float, seed: int, tell: Tell = nobody) -> Parts:
-    """Hold a share of the pictures out, or what the data themselves name.
+def divide(
+    images: Images, share: float, seed: int, on_progress: ProgressCallback = ignore_progress
+) -> Parts:
+    """Hold a share of the images out, or what the data themselves name.
 
     Where the data name no test part, groups of near-duplicates stay on one side: a burst that
     is split over both would be found again, and the score would be a lie. Among very many
-    pictures they are not looked for, which is noted.
+    images they are not looked for, which is noted.
     """
     if names_a_test_part(images):
         return Parts(images, *split(images, share, seed))
     if share == 0:
         return Parts(images, np.arange(len(images)), np.zeros(0, np.int64))
     if len(images) > COMPARED:
-        note = f"more than {COMPARED:,} pictures: copies are not looked for, and may be held out"
+        note = f"more than {COMPARED:,} images: copies are not looked for, and may be held out"
         images = replace(images, notes=(*images.notes, note))
         return Parts(images, *split(images, share, seed))
-    found = duplicates(images, tell)
+    found = duplicates(images, on_progress)
     grouped = replace(images, groups=found.groups)
     return Parts(grouped, *split(grouped, share, seed), found.num_exact)
 
 
 def same_data(folder: RunFolder, parts: Parts) -> None:
-    """Note in a run folder which pictures it has, or refuse others than those noted there.
+    """Note in a run folder which images it has, or refuse others than those noted there.
 
     Raises:
         CheckpointError: If a run is resumed on data that have changed: its order, its views and
-            its memories belong to the pictures it was started with. The difference is named.
+            its memories belong to the images it was started with. The difference is named.
     """
     now = {"train": len(parts.train), "test": len(parts.test), "fingerprint": parts.fingerprint}
     names, sizes = parts.images.names, parts.images.num_bytes
     if not folder.data.exists():
         rows = zip(names, sizes.tolist(), strict=True)
-        write_csv(folder.pictures, ("path", "bytes"), rows)
+        write_csv(folder.images, ("path", "bytes"), rows)
         replace_text(folder.data, json.dumps(now) + "\n")
         return
     with usable(folder.data, "start anew with --init-from this run"):
@@ -205,18 +212,18 @@ def same_data(folder: RunFolder, parts: Parts) -> None:
         then = {name: noted[name] for name in now}
     if then == now:
         return
-    with usable(folder.pictures, "start anew with --init-from this run"):
-        before = {row["path"]: int(row["bytes"]) for row in read_csv(folder.pictures)}
+    with usable(folder.images, "start anew with --init-from this run"):
+        before = {row["path"]: int(row["bytes"]) for row in read_csv(folder.images)}
     differences = _differences(before, dict(zip(names, sizes.tolist(), strict=True)))
     raise CheckpointError(
         f"the data have changed since the run was started: {differences}; {then['train']} "
-        f"pictures to train on and {then['test']} held out then, {now['train']} and "
+        f"images to train on and {then['test']} held out then, {now['train']} and "
         f"{now['test']} now; bring them back, or start anew with --init-from this run"
     )
 
 
 def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
-    """Which pictures came, went or changed, with an example of each."""
+    """Which images came, went or changed, with an example of each."""
     kinds = {
         "added": now.keys() - then.keys(),
         "removed": then.keys() - now.keys(),
@@ -227,7 +234,7 @@ def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
 
 
 def write_bad_files(path: Path, images: Images, found: Mapping[str, str] | None = None) -> None:
-    """List the pictures that could not be read: at the start, and `found` while training."""
+    """List the images that could not be read: at the start, and `found` while training."""
     rows: list[tuple[str, str, object]] = [(bad.name, bad.reason, bad.bytes) for bad in images.bad]
     rows += [(name, reason, "") for name, reason in sorted((found or {}).items())]
     if rows:

@@ -1,4 +1,4 @@
-"""Labels, groups and splits in a CSV or Parquet file, which may also be the list of pictures."""
+"""Labels, groups and splits in a CSV or Parquet file, which may also be the list of images."""
 
 import csv
 import os
@@ -17,7 +17,7 @@ TABLES: Final = (".csv", ".parquet")
 
 
 class Row(NamedTuple):
-    """What a table says about one picture; '' where it says nothing."""
+    """What a table says about one image; '' where it says nothing."""
 
     label: str
     group: str
@@ -30,7 +30,7 @@ def read_table(path: Path, required: Sequence[str] = ("path",)) -> dict[str, Row
     """Read the columns path, label, group and split; a row's key is its path.
 
     A CSV is UTF-8, with commas or semicolons. Cells are text and nothing else: no formula is
-    ever evaluated. A picture listed twice alike counts once.
+    ever evaluated. An image listed twice alike counts once.
 
     Raises:
         DataError: the file cannot be read, lacks a required column or contradicts itself.
@@ -42,7 +42,7 @@ def read_table(path: Path, required: Sequence[str] = ("path",)) -> dict[str, Row
         if side and side not in SIDES:
             raise DataError(f"{path}, line {line}: split {side!r}; say train, val or test")
         if not cells["path"]:
-            raise DataError(f"{path}, line {line}: no path; give every picture its own")
+            raise DataError(f"{path}, line {line}: no path; give every image its own")
         label, group = (cells.get(column, "").strip() for column in ("label", "group"))
         row = Row(label, group, SIDES.get(side, ""), line)
         first = rows.setdefault(cells["path"].removeprefix("./"), row)
@@ -52,7 +52,7 @@ def read_table(path: Path, required: Sequence[str] = ("path",)) -> dict[str, Row
                 f"in line {line}; keep one of them"
             )
     if not rows:
-        raise DataError(f"{path}: no rows; give one per picture")
+        raise DataError(f"{path}: no rows; give one per image")
     return rows
 
 
@@ -99,10 +99,10 @@ def _check_columns(path: Path, columns: Sequence[str], required: Sequence[str]) 
 
 
 def list_table(path: Path, rows: Mapping[str, Row]) -> tuple[Listing, dict[str, Row]]:
-    """The pictures that a table lists, by paths relative to its own folder.
+    """The images that a table lists, by paths relative to its own folder.
 
     Returns:
-        The pictures, and the rows under the pictures' names.
+        The images, and the rows under the images' names.
 
     Raises:
         DataError: a path leads out of the folder, or to no file.
@@ -136,7 +136,7 @@ def _name(path: Path, written: str, row: Row) -> str:
     if name.startswith("/") or ".." in name.split("/"):
         raise DataError(
             f"{path}, line {row.line}: {written!r} leads out of the table's folder; "
-            "move the table above the pictures"
+            "move the table above the images"
         )
     return name
 
@@ -144,31 +144,31 @@ def _name(path: Path, written: str, row: Row) -> str:
 def match(
     path: Path, rows: Mapping[str, Row], names: Collection[str]
 ) -> tuple[dict[str, Row], tuple[str, ...]]:
-    """Look the rows of a table of labels up among the pictures; no file is opened.
+    """Look the rows of a table of labels up among the images; no file is opened.
 
     Returns:
-        The rows by picture, and a note if there are rows that belong to none.
+        The rows by image, and a note if there are rows that belong to none.
 
     Raises:
-        DataError: no row belongs to any picture.
+        DataError: no row belongs to any image.
     """
     known = frozenset(names)
     written = {(name if name in known else name.replace("\\", "/")): name for name in rows}
     found = {name: rows[written[name]] for name in written.keys() & known}
     if not found:
         raise DataError(
-            f"{path}: labels {_examples(rows)}, but the pictures are called "
+            f"{path}: labels {_examples(rows)}, but the images are called "
             f"{_examples(names)}; write the paths as they are below the data"
         )
     stray = [name for name in written if name not in known]
     if not stray:
         return found, ()
-    note = f"{path}: {len(stray)} of {len(rows)} rows belong to no usable picture"
+    note = f"{path}: {len(stray)} of {len(rows)} rows belong to no usable image"
     return found, (f"{note}, such as {_examples(stray)}",)
 
 
 def said_by_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Said:
-    """What a table says about these pictures."""
+    """What a table says about these images."""
     silent = Row("", "", "", 0)
     said = [rows.get(name, silent) for name in names]
     return Said([r.label for r in said], [r.group for r in said], [r.split for r in said])

@@ -30,15 +30,15 @@ def random_boxes(
     """Boxes of whole pixels with the distribution of torchvision's `RandomResizedCrop`.
 
     The area is uniform and the logarithm of the aspect ratio too; the first of `ATTEMPTS` boxes
-    that fits is put anywhere in the picture, and where none fits, the largest one of an allowed
+    that fits is put anywhere in the image, and where none fits, the largest one of an allowed
     ratio is put at the center.
 
     Args:
         u: Uniform numbers: areas and ratios of the attempts, then the place, left and top.
-        scale: Smallest and largest share of the picture's area.
+        scale: Smallest and largest share of the image's area.
         ratio: Smallest and largest width / height.
-        width: The pictures' widths in pixels.
-        height: The pictures' heights in pixels.
+        width: The images' widths in pixels.
+        height: The images' heights in pixels.
 
     Returns:
         Left, top, width and height of each box, in pixels.

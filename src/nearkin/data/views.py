@@ -46,7 +46,7 @@ class View:
     """
 
     scale: tuple[float, float] = (0.2, 1.0)
-    """Smallest and largest share of the picture's area that is shown, 0 to 1."""
+    """Smallest and largest share of the image's area that is shown, 0 to 1."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Smallest and largest width / height of what is shown, 0.01 to 100."""
     flip: float = 0.0
@@ -99,7 +99,7 @@ class Draws:
     """What was drawn for one view of each image of a batch."""
 
     box: Float32[np.ndarray, "batch 4"]
-    """Left, top, width and height of the crop, as shares of the picture."""
+    """Left, top, width and height of the crop, as shares of the image."""
     angle: Float32[np.ndarray, " batch"]
     """Degrees, clockwise."""
     shift: Float32[np.ndarray, "batch 2"]
@@ -136,8 +136,8 @@ def draw(
         epoch: Which pass over the data.
         index: Which images.
         number: Which view of the images.
-        width: The pictures' widths in pixels; crops are whole pixels of them.
-        height: The pictures' heights in pixels.
+        width: The images' widths in pixels; crops are whole pixels of them.
+        height: The images' heights in pixels.
     """
     u = uniform(seed, epoch, index, number, SLOTS)
     place, u = np.split(u, [2 * ATTEMPTS + 2], axis=1)

@@ -1,1 +1,1 @@
-"""Discovery of classes: how many there are, which picture belongs where, and how sure that is."""
+"""Discovery of classes: how many there are, which image belongs where, and how sure that is."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearkin.config import Value
 from nearkin.discovery.classifier import class_probability, heads_of, on_top, still
-from nearkin.discovery.data import Task
+from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.trunk import Trunk
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.method import Method
@@ -27,7 +27,7 @@ BASELINES: Final[dict[str, dict[str, Value]]] = {
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """The classes that one way of looking for them finds, for all pictures."""
+    """The classes that one way of looking for them finds, for all images."""
 
     joint: Int64[np.ndarray, " images"]
     """Of all classes, known and novel."""
@@ -48,11 +48,11 @@ def trained_arm(trunk: Trunk, method: Method[Any], num_known: int) -> Arm:
     return Arm(joint, novel)
 
 
-def clustered_arm(features: Float[Tensor, "images dim"], task: Task, seed: int) -> Arm:
+def clustered_arm(features: Float[Tensor, "images dim"], task: DiscoveryTask, seed: int) -> Arm:
     """K-means on features that no label has touched, fitted to what is learned from.
 
-    All classes: labeled pictures stay in their class. Novel classes: unlabeled pictures alone.
-    Other pictures go to the nearest center.
+    All classes: labeled images stay in their class. Novel classes: unlabeled images alone.
+    Other images go to the nearest center.
     """
     x = compact(features).astype(np.float64)
     nothing = np.full(len(task.unlabeled), UNKNOWN)

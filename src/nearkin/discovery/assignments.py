@@ -1,4 +1,4 @@
-"""Which class each picture without a label belongs to, and how sure that is."""
+"""Which class each image without a label belongs to, and how sure that is."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,41 +29,41 @@ COLUMNS: Final = (
 """The columns of `Assignments.rows`."""
 
 NEIGHBORS: Final = 20
-"""How many pictures purity looks at."""
+"""How many images purity looks at."""
 SURE: Final = 0.5
 """A margin this large leaves less than half of the probability to all other classes."""
 UNSURE: Final = 0.2
 STEADY: Final = 0.9
 UNSTEADY: Final = 0.75
 FEW: Final = 5
-"""A novel class with fewer pictures is tiny."""
+"""A novel class with fewer images is tiny."""
 
 
 @dataclass(frozen=True, eq=False)
 class Assignments:
-    """One row per picture without a label, in the order of the predictions."""
+    """One row per image without a label, in the order of the predictions."""
 
     paths: tuple[str, ...]
-    """The pictures' names."""
-    cluster: Int[np.ndarray, " pictures"]
+    """The images' names."""
+    cluster: Int[np.ndarray, " images"]
     """The number of the most probable class."""
-    score: Float[np.ndarray, " pictures"]
+    score: Float[np.ndarray, " images"]
     """Its probability p1: calibrated if a calibration was given, else too high as a rule."""
-    margin: Float[np.ndarray, " pictures"]
+    margin: Float[np.ndarray, " images"]
     """p1 - p2, from 0 to 1: how far the second most probable class is behind."""
-    entropy: Float[np.ndarray, " pictures"]
+    entropy: Float[np.ndarray, " images"]
     """Of the probabilities, as a share of the largest possible: 0 is certain, 1 a blind guess."""
-    agreement: Float[np.ndarray, " pictures"]
+    agreement: Float[np.ndarray, " images"]
     """Share of the augmented views whose most probable class is the assigned one."""
-    purity: Float[np.ndarray, " pictures"]
-    """Share of the 20 nearest other pictures without a label that have the same class; NaN where
+    purity: Float[np.ndarray, " images"]
+    """Share of the 20 nearest other images without a label that have the same class; NaN where
     there is no other."""
-    nearest_known: Int[np.ndarray, " pictures"]
-    """The known class whose labeled pictures have the most similar mean feature, or `UNKNOWN`."""
-    similarity: Float[np.ndarray, " pictures"]
-    """The cosine similarity to that mean; NaN where no picture has a label."""
+    nearest_known: Int[np.ndarray, " images"]
+    """The known class whose labeled images have the most similar mean feature, or `UNKNOWN`."""
+    similarity: Float[np.ndarray, " images"]
+    """The cosine similarity to that mean; NaN where no image has a label."""
     flag: tuple[str, ...]
-    """One word about the picture, or none; see `assign`."""
+    """One word about the image, or none; see `assign`."""
     classes: tuple[str, ...]
     """Names of all classes."""
 
@@ -88,20 +88,20 @@ def rounded(value: float | None) -> float | None:
 
 
 def assign(predictions: Predictions, *, calibration: Calibration | None = None) -> Assignments:
-    """The most probable class of each picture without a label, and signs of how sure it is.
+    """The most probable class of each image without a label, and signs of how sure it is.
 
     A flag is the first of these that holds:
 
-    - `tiny-cluster`: its novel class has fewer pictures than 5, or than a tenth of the median of
+    - `tiny-cluster`: its novel class has fewer images than 5, or than a tenth of the median of
       the novel classes that have any.
     - `maybe-known`: its class is novel, but its feature is more similar to the mean of a known
-      class than to the mean of the other pictures of its own.
+      class than to the mean of the other images of its own.
     - `border`: fewer than 75 % of its views say the same, or its margin is below 0.2.
     - `core`: its margin is at least 0.5, and at least 90 % of its views and half of its nearest
       neighbors say the same.
 
     Args:
-        predictions: Of all pictures. Those with a label only show where the known classes are.
+        predictions: Of all images. Those with a label only show where the known classes are.
         calibration: Turns probabilities that are too sure into honest ones.
     """
     rows = predictions.label == UNKNOWN
@@ -143,7 +143,7 @@ def nearest_known_class(
 ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """The known class with the mean feature most similar to each row, and the cosine similarity.
 
-    The means are of the pictures with labels. Without any: `UNKNOWN`, and NaN.
+    The means are of the images with labels. Without any: `UNKNOWN`, and NaN.
     """
     known = np.unique(predictions.label[predictions.label != UNKNOWN])
     if not len(known):
@@ -157,7 +157,7 @@ def nearest_known_class(
 def class_sums(
     features: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"], num_classes: int
 ) -> Float[np.ndarray, "num_classes dim"]:
-    """The sum of the features of each class; zeros for a class without pictures."""
+    """The sum of the features of each class; zeros for a class without images."""
     sums = np.zeros((num_classes, features.shape[1]), dtype=features.dtype)
     for number in range(num_classes):
         sums[number] = features[cluster == number].sum(axis=0)
@@ -174,7 +174,7 @@ def _own_similarity(
 ) -> Float[np.ndarray, " n"]:
     """Cosine similarity to the mean of the others of the class.
 
-    A mean with the picture in it would be too similar, the more so the fewer there are.
+    A mean with the image in it would be too similar, the more so the fewer there are.
     """
     sums = class_sums(features, cluster, int(cluster.max(initial=0)) + 1)
     others = unit_rows(sums[cluster] - features)
@@ -192,7 +192,7 @@ def _purity(
 
 
 def _entropy(probability: Float[np.ndarray, "n classes"]) -> Float[np.ndarray, " n"]:
-    """In units of the largest; 0 where no more than one class is possible for any picture."""
+    """In units of the largest; 0 where no more than one class is possible for any image."""
     from scipy.special import entr
 
     possible = int((probability > 0).any(axis=0).sum())

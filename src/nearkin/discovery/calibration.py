@@ -20,12 +20,12 @@ class Calibration:
     """One temperature for log-probabilities, and what it does to their error."""
 
     temperature: float
-    num_pictures: int
-    """How many pictures it was fitted to."""
+    num_images: int
+    """How many images it was fitted to."""
     error_before: float
     """Expected calibration error of the largest probability, from 0 to 1."""
     error_after: float
-    """The same with the temperature, on the same pictures."""
+    """The same with the temperature, on the same images."""
 
     def apply(self, probability: Float[np.ndarray, "n classes"]) -> Float[np.ndarray, "n classes"]:
         """`p^(1 / temperature)`, scaled so that rows sum to 1.
@@ -43,14 +43,14 @@ def fit(
     It has the least binary log-loss against `correct` of all from 0.05 to 20, and is 1 where
     nothing is better. Temperature scaling is from Guo et al. On calibration of modern neural
     networks. ICML 2017, arXiv:1706.04599, section 4.2. They score the probability of the true
-    class; a class that was found has no true counterpart, only a right or wrong picture.
+    class; a class that was found has no true counterpart, only a right or wrong image.
 
     Args:
-        probability: Of the classes, for pictures whose true class was hidden from the classifier.
+        probability: Of the classes, for images whose true class was hidden from the classifier.
         correct: Whether the most probable class turned out to be right.
 
     Raises:
-        DataError: If there is no picture.
+        DataError: If there is no image.
 
     >>> certain = np.array([[0.99, 0.01]] * 4)
     >>> fitted = fit(certain, np.array([True, True, True, False]))
@@ -60,7 +60,7 @@ def fit(
     from scipy.optimize import minimize_scalar
 
     if not len(correct):
-        raise DataError("no picture to calibrate with; hide at least one known class")
+        raise DataError("no image to calibrate with; hide at least one known class")
 
     def loss(log_temperature: float) -> float:
         largest = _heat(probability, np.exp(log_temperature)).max(axis=1)
@@ -73,16 +73,16 @@ def fit(
     after = _heat(probability, temperature).max(axis=1)
     return Calibration(
         temperature=temperature,
-        num_pictures=len(correct),
+        num_images=len(correct),
         error_before=calibration_error(probability.max(axis=1), correct),
         error_after=calibration_error(after, correct),
     )
 
 
 def calibration_error(score: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"]) -> float:
-    """Mean distance between what pictures' scores promise and how often they are right.
+    """Mean distance between what images' scores promise and how often they are right.
 
-    The expected calibration error over ten bins with the same number of pictures (Nixon et al.
+    The expected calibration error over ten bins with the same number of images (Nixon et al.
     Measuring calibration in deep learning. 2019, arXiv:1904.01685), but for equal scores, which
     share a bin. 0 is best, 1 worst.
 

@@ -1,4 +1,4 @@
-"""What a classifier of known and novel classes says about pictures."""
+"""What a classifier of known and novel classes says about images."""
 
 import copy
 import json
@@ -25,27 +25,27 @@ from nearkin.tables import usable, write_whole
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """One row per picture. The known classes come first, in their order, then the novel ones."""
+    """One row per image. The known classes come first, in their order, then the novel ones."""
 
     paths: tuple[str, ...]
-    """The pictures' names."""
-    probability: Float[np.ndarray, "pictures classes"]
-    """The classifier's softmax, averaged over the views; rows sum to 1. A class that a picture
+    """The images' names."""
+    probability: Float[np.ndarray, "images classes"]
+    """The classifier's softmax, averaged over the views; rows sum to 1. A class that an image
     cannot have, such as a known one where all known classes are ruled out, has 0."""
-    by_view: Int[np.ndarray, "views pictures"]
+    by_view: Int[np.ndarray, "views images"]
     """The most probable class in each of several augmented views."""
-    features: Float[np.ndarray, "pictures dim"]
+    features: Float[np.ndarray, "images dim"]
     """Unit vectors of what the classifier stands on."""
-    label: Int[np.ndarray, " pictures"]
-    """The number of the known class of a picture that came with one, `UNKNOWN` for the rest."""
+    label: Int[np.ndarray, " images"]
+    """The number of the known class of an image that came with one, `UNKNOWN` for the rest."""
     classes: tuple[str, ...]
     """Names of all classes: those of the known ones, then new-1, new-2, ..."""
     num_known: int
     """How many of the classes are known."""
 
     @property
-    def cluster(self) -> Int[np.ndarray, " pictures"]:
-        """The number of the most probable class of each picture."""
+    def cluster(self) -> Int[np.ndarray, " images"]:
+        """The number of the most probable class of each image."""
         return np.asarray(self.probability.argmax(axis=1))
 
 
@@ -63,7 +63,7 @@ class Classifier:
     classes: tuple[str, ...]
     num_known: int
     disjoint: bool
-    """Whether pictures without a label are held to be of no known class."""
+    """Whether images without a label are held to be of no known class."""
     calibration: Calibration | None
     details: dict[str, Any]
     """How views are drawn, and where the classifier comes from."""
@@ -77,7 +77,7 @@ class Classifier:
     def predict(
         self, looks: Looks, paths: tuple[str, ...], label: Int64[np.ndarray, " images"]
     ) -> Predictions:
-        """The classes of pictures, from an encoder's features of them and of views of them."""
+        """The classes of images, from an encoder's features of them and of views of them."""
         with torch.inference_mode():
             center = on_top(self.layer, looks.center)
             probability = self._probability(center)
@@ -108,7 +108,7 @@ def class_probability(
 
 
 def on_top(layer: nn.Module, features: Float[Tensor, "n features"]) -> Float[Tensor, "n dim"]:
-    """What a layer makes of an encoder's features, which it takes as pictures of one pixel."""
+    """What a layer makes of an encoder's features, which it takes as images of one pixel."""
     found: Tensor = layer(features[..., None, None])
     return found.flatten(1)
 

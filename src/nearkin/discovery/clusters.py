@@ -32,33 +32,33 @@ COLUMNS: Final = (
 """The columns of `rows`."""
 
 SAMPLE: Final = 2000
-"""The silhouette needs all distances: more pictures than this are thinned out."""
+"""The silhouette needs all distances: more images than this are thinned out."""
 OFTEN: Final = 1 / 3
 HEAP: Final = 1 / 5
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A class that pictures without labels were assigned to, or a novel one that stayed empty."""
+    """A class that images without labels were assigned to, or a novel one that stayed empty."""
 
     name: str
     number: int
     """Its number among the classes of the predictions."""
     kind: Literal["known", "novel"]
     size: int
-    """How many pictures without a label were assigned to it."""
+    """How many images without a label were assigned to it."""
     score: float | None
-    """The mean score of its pictures; None if it has none."""
+    """The mean score of its images; None if it has none."""
     silhouette: float | None
-    """The mean silhouette of its pictures, from -1 to 1; None with fewer than two pictures, or
+    """The mean silhouette of its images, from -1 to 1; None with fewer than two images, or
     where there is no other class."""
     medoid: int | None
-    """The row in the assignments of its most typical picture; None if it has none."""
+    """The row in the assignments of its most typical image; None if it has none."""
     stability: float | None
     """How alike it was when trained with other seeds, from 0 to 1; None if empty or trained
     once."""
     nearest_known: str
-    """The known class with the most similar mean feature; '' if no picture has a label."""
+    """The known class with the most similar mean feature; '' if no image has a label."""
     merge: tuple[str, ...]
     """Novel classes that it may be one class with."""
 
@@ -85,19 +85,19 @@ def rows(
 def describe_clusters(
     predictions: Predictions,
     assignments: Assignments,
-    others: Sequence[Int[np.ndarray, " pictures"]] = (),
+    others: Sequence[Int[np.ndarray, " images"]] = (),
 ) -> list[Cluster]:
-    """All novel classes, and the known ones that pictures without a label were assigned to.
+    """All novel classes, and the known ones that images without a label were assigned to.
 
-    Silhouette: Rousseeuw 1987, with the cosine distance, over at most about 2,000 pictures, as
-    many of each class. Stability: the share of pictures that a class and its best match of
+    Silhouette: Rousseeuw 1987, with the cosine distance, over at most about 2,000 images, as
+    many of each class. Stability: the share of images that a class and its best match of
     another seed have in common (Jaccard), averaged over the seeds (Hennig 2007). Suggestions to
     merge are those of `one_class`.
 
     Args:
-        predictions: Of all pictures.
+        predictions: Of all images.
         assignments: Made from them by `assign`.
-        others: The classes of the same pictures, in the order of the assignments, from classifiers
+        others: The classes of the same images, in the order of the assignments, from classifiers
             trained with other seeds; their numbers need not mean the same.
     """
     cluster, classes = assignments.cluster, assignments.classes
@@ -144,7 +144,7 @@ def typical(
 def one_class(a: Float[np.ndarray, " a"], b: Float[np.ndarray, " b"]) -> bool:
     """Whether positions on a line from class b to class a are those of one heap, not of two.
 
-    They are where a fifth of the pictures or more have left the mean of their class by more than
+    They are where a fifth of the images or more have left the mean of their class by more than
     a quarter of the way to the mean of the other. The halves of any symmetric distribution with
     one peak have a quarter or more, those of a Gaussian 31 %; two Gaussians have less than a
     fifth where their means are more than 3.4 standard deviations apart.
@@ -163,7 +163,7 @@ def one_class(a: Float[np.ndarray, " a"], b: Float[np.ndarray, " b"]) -> bool:
 def _merges(predictions: Predictions, assignments: Assignments) -> dict[int, list[int]]:
     """Pairs of novel classes that look like one, each from both ends.
 
-    A third or more of their pictures have the other as second choice, and their features are
+    A third or more of their images have the other as second choice, and their features are
     `one_class` along the line between the two means.
     """
     unlabeled = predictions.label == UNKNOWN
@@ -185,7 +185,7 @@ def _merges(predictions: Predictions, assignments: Assignments) -> dict[int, lis
 def _second_choices(
     probability: Float[np.ndarray, "n classes"], cluster: Int[np.ndarray, " n"]
 ) -> Int[np.ndarray, "classes classes"]:
-    """How many pictures of each class (row) have each class (column) as second choice."""
+    """How many images of each class (row) have each class (column) as second choice."""
     rest = probability.copy()
     np.put_along_axis(rest, cluster[:, None], 0.0, axis=1)
     count = np.zeros((probability.shape[1],) * 2, dtype=np.int64)
@@ -199,8 +199,8 @@ def _ahead(
 ) -> Float[np.ndarray, " own"]:
     """Positions of a class's features on the line from the mean of another class to its own.
 
-    The own mean leaves out the picture itself: in many dimensions it would lean towards each of
-    its pictures, and any two classes would seem apart.
+    The own mean leaves out the image itself: in many dimensions it would lean towards each of
+    its images, and any two classes would seem apart.
     """
     mean_of_others = (own.sum(axis=0) - own) / (len(own) - 1)
     return np.asarray((own * (mean_of_others - other.mean(axis=0))).sum(axis=1))
@@ -233,7 +233,7 @@ def _evenly(length: int, number: int) -> Int[np.ndarray, " drawn"]:
 def _stability(
     cluster: Int[np.ndarray, " n"], others: Sequence[Int[np.ndarray, " n"]]
 ) -> dict[int, float]:
-    """The best Jaccard index of each class with pictures, averaged over the other clusterings."""
+    """The best Jaccard index of each class with images, averaged over the other clusterings."""
     if not others or not len(cluster):
         return {}
     numbers, row = np.unique(cluster, return_inverse=True)

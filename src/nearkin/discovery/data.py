@@ -1,4 +1,4 @@
-"""What a discovery is about: pictures, known classes, and how many novel ones to find."""
+"""What a discovery is about: images, known classes, and how many novel ones to find."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from nearkin.data.split import Parts, divide, refuse_bad
 from nearkin.data.table import match, read_table
 from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
-from nearkin.pace import Tell, nobody
+from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.settings.options import known_classes, known_labels
 from nearkin.tables import read_csv
@@ -33,22 +33,22 @@ from nearkin.types import UNKNOWN
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """Pictures to learn classes from.
+class DiscoveryTask:
+    """Images to learn classes from.
 
     A hidden class is unlabeled here, whatever else is known about it.
     """
 
     label: Int64[np.ndarray, " images"]
-    """Known classes of all pictures, `UNKNOWN` for the others."""
+    """Known classes of all images, `UNKNOWN` for the others."""
     rows: Int64[np.ndarray, " learned"]
-    """The pictures to learn from."""
+    """The images to learn from."""
     num_known: int
     num_novel: int
 
     @property
     def labeled(self) -> Int64[np.ndarray, " labeled"]:
-        """The rows of pictures with a known class."""
+        """The rows of images with a known class."""
         return self.rows[np.flatnonzero(self.label[self.rows] != UNKNOWN)]
 
     @property
@@ -59,19 +59,19 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Labeled:
-    """Pictures, some of which come with a known class."""
+    """Images, some of which come with a known class."""
 
     images: Images
-    """The data and, among them, the labeled pictures from outside. Their labels are the known
+    """The data and, among them, the labeled images from outside. Their labels are the known
     ones and no others, so that nothing that comes after can see what is hidden."""
     own: Bool[np.ndarray, " images"]
-    """Whether a picture is one of the data, not added from outside."""
+    """Whether an image is one of the data, not added from outside."""
     notes: tuple[str, ...] = ()
     """What the user should know about the labels, one line each."""
 
     @property
     def label(self) -> Int64[np.ndarray, " images"]:
-        """Each picture's known class, from 0, or `UNKNOWN`."""
+        """Each image's known class, from 0, or `UNKNOWN`."""
         return self.images.labels
 
     @property
@@ -80,13 +80,13 @@ class Labeled:
         return self.images.classes
 
 
-def label_pictures(images: Images, labeled: str, known: str) -> Labeled:
-    """Find out which pictures come with a known class, and add those that the data do not have.
+def label_images(images: Images, labeled: str, known: str) -> Labeled:
+    """Find out which images come with a known class, and add those that the data do not have.
 
     Args:
         images: The data.
         labeled: Class folders, an archive of them, arrays with labels, or a table with the
-            columns path and label. A labeled picture is one of the data if its path says so, or
+            columns path and label. A labeled image is one of the data if its path says so, or
             if the data have exact copies of it, which are then all labeled. All others are
             added: their names are their absolute paths.
         known: Instead: names, after commas, of classes whose labels in the data count. The
@@ -94,17 +94,17 @@ def label_pictures(images: Images, labeled: str, known: str) -> Labeled:
 
     Raises:
         UsageError: Both or none of the two are given, or `known` cannot be carried out.
-        DataError: What is labeled cannot be read or does not exist, gives one picture two
+        DataError: What is labeled cannot be read or does not exist, gives one image two
             classes, knows fewer than two classes, or leaves nothing to discover.
     """
     if bool(labeled) == bool(known):
         raise UsageError("say which classes are known: either --labeled PATH, or --known A,B")
-    found = _by_name(images, known) if known else _by_picture(images, labeled)
+    found = _by_name(images, known) if known else _by_image(images, labeled)
     counts = np.bincount(found.label[found.label != UNKNOWN])
     single = [found.classes[number] for number in np.flatnonzero(counts == 1)]
     if not single:
         return found
-    note = f"{len(single)} of {len(counts)} known classes have one picture only"
+    note = f"{len(single)} of {len(counts)} known classes have one image only"
     return replace(found, notes=(*found.notes, f"{note}, such as {examples(single)}"))
 
 
@@ -120,7 +120,7 @@ def _by_name(images: Images, known: str) -> Labeled:
     return Labeled(named, np.ones(len(images), bool))
 
 
-def _by_picture(images: Images, labeled: str) -> Labeled:
+def _by_image(images: Images, labeled: str) -> Labeled:
     found = recognize(images, labeled)
     added = {found.prefix + name for name in found.outside.names}
     everything = union(images, found.outside, found.prefix)
@@ -130,13 +130,13 @@ def _by_picture(images: Images, labeled: str) -> Labeled:
     classes, numbers = Said([merged[row] for row in keep], [], []).numbered()
     if len(classes) < 2:
         raise DataError(
-            f"{labeled}: usable pictures are labeled as {examples(classes) or 'nothing'}; "
+            f"{labeled}: usable images are labeled as {examples(classes) or 'nothing'}; "
             "give at least two known classes"
         )
     if (numbers != UNKNOWN).all():
         raise DataError(
-            f"{labeled}: labels all {len(numbers)} pictures, so nothing is left to discover; "
-            "give pictures without a label, too"
+            f"{labeled}: labels all {len(numbers)} images, so nothing is left to discover; "
+            "give images without a label, too"
         )
     kept = everything.subset(keep) if added or found.outside.bad else images
     notes = []
@@ -145,22 +145,22 @@ def _by_picture(images: Images, labeled: str) -> Labeled:
         notes.append(f"{len(lost)} labeled files cannot be used, such as {examples(lost)}")
     spread = sum(merged[row] != said[row] for row in np.flatnonzero(own))
     if spread:
-        notes.append(f"{spread} pictures of the data are labeled as exact copies of labeled ones")
+        notes.append(f"{spread} images of the data are labeled as exact copies of labeled ones")
     return Labeled(replace(kept, labels=numbers, classes=classes), own[keep], tuple(notes))
 
 
 def _merge_copies(
     images: Images, said: Sequence[str], own: Bool[np.ndarray, " images"]
 ) -> tuple[list[str], Int64[np.ndarray, " kept"]]:
-    """Label all exact copies of labeled pictures, and leave those out that need not be added.
+    """Label all exact copies of labeled images, and leave those out that need not be added.
 
     Args:
-        images: All pictures.
+        images: All images.
         said: The class of each, '' for none.
         own: Whether they are of the data.
 
     Returns:
-        The class of each picture, copies included, and the rows to keep.
+        The class of each image, copies included, and the rows to keep.
     """
     merged, contrary, spare = list(said), list[str](), set[int]()
     for group in copies(images, [row for row, label in enumerate(said) if label]):
@@ -174,7 +174,7 @@ def _merge_copies(
             merged[row] = min(classes)
     if contrary:
         raise DataError(
-            f"{len(contrary)} pictures are labeled as two classes, such as {contrary[0]}, "
+            f"{len(contrary)} images are labeled as two classes, such as {contrary[0]}, "
             "which are exact copies; keep one of them"
         )
     return merged, np.array([row for row in range(len(images)) if row not in spare], np.int64)
@@ -183,24 +183,24 @@ def _merge_copies(
 def truth_labels(
     images: Images, truth: str, data_images: Images, classes: Sequence[str]
 ) -> tuple[Int64[np.ndarray, " images"], tuple[str, ...]]:
-    """What is said of the classes of all pictures, known and hidden; for scoring only.
+    """What is said of the classes of all images, known and hidden; for scoring only.
 
     Args:
         images: Those of a `Labeled`.
         truth: "data" for the labels that the data carry; a table with the columns path and
             label, paths as in the data; or class folders, an archive of them or arrays, whose
-            pictures have the same paths as the data, or the same but for the class folder.
+            images have the same paths as the data, or the same but for the class folder.
         data_images: The data, with the labels that they carry.
         classes: Names of the known classes.
 
     Returns:
-        Each picture's class, and the names of all classes: the known ones keep their numbers,
-        and others come after them. `UNKNOWN` for pictures of which nothing is said, and for
+        Each image's class, and the names of all classes: the known ones keep their numbers,
+        and others come after them. `UNKNOWN` for images of which nothing is said, and for
         those that were added to the data.
 
     Raises:
-        DataError: The truth cannot be read, says nothing of any picture, contradicts itself or
-            calls the pictures of a known class by other names.
+        DataError: The truth cannot be read, says nothing of any image, contradicts itself or
+            calls the images of a known class by other names.
     """
     said = _truth(truth, data_images)
     found = [said.get(name, "") for name in images.names]
@@ -212,14 +212,14 @@ def truth_labels(
         called = numbers[(images.labels == known) & (numbers != UNKNOWN)]
         if len(called) and (called != known).all():
             raise DataError(
-                f"--truth {truth}: calls the pictures of the known class {name!r} "
+                f"--truth {truth}: calls the images of the known class {name!r} "
                 f"{examples(names[other] for other in np.unique(called))}; use one name for both"
             )
     return numbers, names
 
 
 def _truth(truth: str, data: Images) -> Mapping[str, str]:
-    """The class of each picture by its name in the data."""
+    """The class of each image by its name in the data."""
     if truth == "data":
         if not data.classes:
             raise DataError("--truth data: the data carry no labels; give a table or folders")
@@ -252,11 +252,11 @@ def check_disjoint(
     names: Sequence[str],
     mode: str,
 ) -> None:
-    """Refuse, in mode ncd, unlabeled pictures that are of a known class.
+    """Refuse, in mode ncd, unlabeled images that are of a known class.
 
     Args:
-        truth: Each picture's class, or `UNKNOWN`.
-        label: Each picture's known class, or `UNKNOWN`.
+        truth: Each image's class, or `UNKNOWN`.
+        label: Each image's known class, or `UNKNOWN`.
         names: Those of all classes.
         mode: ncd for classes that are either known or novel, gcd for any.
 
@@ -270,15 +270,15 @@ def check_disjoint(
     found = zip(classes.tolist(), counts.tolist(), strict=True)
     listed = ", ".join(f"{names[number]!r} ({count})" for number, count in found)
     raise DataError(
-        f"{counts.sum()} unlabeled pictures are of known classes, by the truth: {listed}; "
+        f"{counts.sum()} unlabeled images are of known classes, by the truth: {listed}; "
         "take --mode gcd, or label them"
     )
 
 
 def accepted(run: Path) -> dict[str, str]:
-    """The class of every picture that is sure to be of a class with a name, by its path.
+    """The class of every image that is sure to be of a class with a name, by its path.
 
-    A class has a name if there is one in the column name of clusters.csv; a picture is sure if
+    A class has a name if there is one in the column name of clusters.csv; an image is sure if
     it is flagged as core. Two classes of one name become one.
 
     Raises:
@@ -298,7 +298,7 @@ def accepted(run: Path) -> dict[str, str]:
 
 
 def accept(labeled: Labeled, run: Path) -> Labeled:
-    """Label the pictures of accepted classes too. Known classes keep their numbers."""
+    """Label the images of accepted classes too. Known classes keep their numbers."""
     found, images = accepted(run), labeled.images
     new, _ = Said(list(set(found.values()) - set(labeled.classes)), [], []).numbered()
     classes = (*labeled.classes, *new)
@@ -307,7 +307,7 @@ def accept(labeled: Labeled, run: Path) -> Labeled:
     for row in np.flatnonzero(label == UNKNOWN).tolist():
         if images.names[row] in found:
             label[row] = number[found[images.names[row]]]
-    note = f"{int((label != labeled.label).sum())} pictures of {len(set(found.values()))} classes "
+    note = f"{int((label != labeled.label).sum())} images of {len(set(found.values()))} classes "
     note += f"accepted from {run}"
     return replace(
         labeled,
@@ -320,15 +320,15 @@ USUAL_BATCH: Final = 128
 
 
 @dataclass(frozen=True, eq=False)
-class Material:
-    """Pictures, what is known of them, and what is true of them.
+class DiscoveryData:
+    """Images, what is known of them, and what is true of them.
 
     `parts.images` carries the known labels and no others.
     """
 
     parts: Parts
     own: Bool[np.ndarray, " images"]
-    """Whether a picture is one of the data, and not a labeled one from outside."""
+    """Whether an image is one of the data, and not a labeled one from outside."""
     truth: Int64[np.ndarray, " images"] | None
     """Classes, for scoring only; the known ones have their numbers, others come after them."""
     names: tuple[str, ...]
@@ -337,12 +337,12 @@ class Material:
 
     @property
     def images(self) -> Images:
-        """All pictures."""
+        """All images."""
         return self.parts.images
 
     @property
     def label(self) -> Int64[np.ndarray, " images"]:
-        """Each picture's known class, `UNKNOWN` for the others."""
+        """Each image's known class, `UNKNOWN` for the others."""
         return self.images.labels
 
     @property
@@ -351,7 +351,7 @@ class Material:
         return self.images.classes
 
     def learned(self) -> Bool[np.ndarray, " images"]:
-        """Which pictures are learned from."""
+        """Which images are learned from."""
         learned = np.zeros(len(self.images), bool)
         learned[self.parts.train_rows] = True
         return learned
@@ -363,45 +363,48 @@ class Material:
         added = f", {outside} of them from outside the data" if outside else ""
         bad = f"; {len(self.images.bad)} unreadable, see bad_files.csv" if self.images.bad else ""
         yield (
-            f"known  {labeled} pictures of {len(self.classes)} classes{added}; "
+            f"known  {labeled} images of {len(self.classes)} classes{added}; "
             f"{len(self.images) - labeled} without a label; {len(self.parts.test_rows)} held out "
             f"for scoring{bad}"
         )
         yield from self.notes
 
 
-def open_material(
-    data: Any, config: DiscoverConfig, listed: Path | None = None, tell: Tell = nobody
-) -> Material:
-    """Open the data and find out what is known of each picture.
+def open_discovery_data(
+    data: Any,
+    config: DiscoverConfig,
+    listed: Path | None = None,
+    on_progress: ProgressCallback = ignore_progress,
+) -> DiscoveryData:
+    """Open the data and find out what is known of each image.
 
-    The pictures that an earlier run held out are held out again, if it had the same data.
+    The images that an earlier run held out are held out again, if it had the same data.
 
     Args:
         data: What `open_images` takes.
         config: Settings.
-        listed: The file to list unreadable pictures in.
-        tell: Hears how far the looks at all files are.
+        listed: The file to list unreadable images in.
+        on_progress: Hears how far the looks at all files are.
 
     Raises:
-        DataError: If the pictures or the labels cannot be used.
+        DataError: If the images or the labels cannot be used.
         UsageError: If the settings contradict each other.
     """
-    opened = open_images(data, full=config.scan == "full", tell=tell)
+    opened = open_images(data, full=config.scan == "full", on_progress=on_progress)
     refuse_bad(opened, config.max_bad, listed)
-    labeled = label_pictures(opened, config.labeled, config.known)
+    labeled = label_images(opened, config.labeled, config.known)
     if config.accept:
         labeled = accept(labeled, Path(config.accept))
     truth, names = None, labeled.classes
     if config.truth:
         truth, names = truth_labels(labeled.images, config.truth, opened, labeled.classes)
         check_disjoint(truth, labeled.label, names, config.mode)
-    parts = divide(labeled.images, *division(data, config), tell)
-    return Material(parts, labeled.own, truth, names, (*opened.notes, *labeled.notes))
+    parts = divide(labeled.images, *division(data, config), on_progress)
+    return DiscoveryData(parts, labeled.own, truth, names, (*opened.notes, *labeled.notes))
 
 
 def division(data: Any, config: DiscoverConfig) -> tuple[float, int]:
-    """The share that is held out and the seed that decides which pictures these are."""
+    """The share that is held out and the seed that decides which images these are."""
     run = RunFolder(Path(config.from_run))
     if config.from_run and run.config.exists():
         earlier, its_data = run.settings()
@@ -410,8 +413,8 @@ def division(data: Any, config: DiscoverConfig) -> tuple[float, int]:
     return config.val, config.seed
 
 
-def batch_size(material: Material, config: DiscoverConfig) -> int:
-    """Pictures per step in the stages that learn from labels, as far as there are enough.
+def batch_size(material: DiscoveryData, config: DiscoverConfig) -> int:
+    """Images per step in the stages that learn from labels, as far as there are enough.
 
     Raises:
         UsageError: If there are fewer, or processes that share a network cannot divide them.
@@ -420,7 +423,7 @@ def batch_size(material: Material, config: DiscoverConfig) -> int:
     batch = min(USUAL_BATCH, count) if config.batch_size == "auto" else config.batch_size
     if batch > count:
         raise UsageError(
-            f"--batch-size {batch} is more than the {count} pictures; give at most that"
+            f"--batch-size {batch} is more than the {count} images; give at most that"
         )
     if config.trained != "top" and batch % processes:
         raise UsageError(
@@ -430,8 +433,8 @@ def batch_size(material: Material, config: DiscoverConfig) -> int:
     return batch
 
 
-def without(material: Material, bad: set[int]) -> Material:
-    """The same pictures less those that turned out unreadable."""
+def without(material: DiscoveryData, bad: set[int]) -> DiscoveryData:
+    """The same images less those that turned out unreadable."""
     if not bad:
         return material
     keep = np.setdiff1d(np.arange(len(material.images)), sorted(bad))

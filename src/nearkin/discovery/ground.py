@@ -9,7 +9,7 @@ import torch
 from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.split import write_bad_files
-from nearkin.discovery.data import Material, Task, batch_size, division, without
+from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size, division, without
 from nearkin.discovery.findings import Finding, doubts
 from nearkin.discovery.number import NumberOfClasses, count_classes
 from nearkin.discovery.trials import (
@@ -23,11 +23,11 @@ from nearkin.discovery.trials import (
     mean_accuracy,
 )
 from nearkin.discovery.trunk import (
-    FrozenTrunk,
+    FrozenEncoder,
     Looks,
     Trunk,
     check_trained,
-    live_trunk,
+    finetuned_encoder,
     look,
     read_looks,
     rows_of,
@@ -35,32 +35,32 @@ from nearkin.discovery.trunk import (
 )
 from nearkin.evaluation.encoder import Encoder, load
 from nearkin.run.folder import RunFolder, data_name
-from nearkin.run.reporter import Logged
+from nearkin.run.reporter import Logger
 from nearkin.run.settings.build import resolve
 from nearkin.types import UNKNOWN
 
 
 @dataclass(frozen=True, eq=False)
-class Ground:
+class DiscoveryState:
     """What a discovery stands on."""
 
-    material: Material
+    material: DiscoveryData
     encoder: Encoder
     base: TrainConfig
     """What all later trainings have in common."""
-    frozen: FrozenTrunk
+    frozen: FrozenEncoder
     """Features that no label has touched."""
     trunk: Trunk
     """What learns from labels stands on this."""
     counted: NumberOfClasses | None
     """None where the number of novel classes was given."""
-    task: Task
+    task: DiscoveryTask
     doubts: list[Finding]
     """What was clear before anything was learned from labels."""
     trials: list[Trial]
     strength: float
     bad: set[int]
-    """Rows, among all pictures that were opened, of those that turned out unreadable."""
+    """Rows, among all images that were opened, of those that turned out unreadable."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,36 +71,36 @@ class Preparation:
     config: DiscoverConfig
     folder: RunFolder
     device: torch.device
-    told: Logged
+    log: Logger
 
-    def run(self, material: Material) -> Ground:
+    def run(self, material: DiscoveryData) -> DiscoveryState:
         """Everything up to the first label."""
         encoder = self._encoder()
         check_trained(encoder, self.config.trained)
         base = self._base(encoder, material)
         kept, bad = self._kept(encoder, material, base)
         material = without(material, bad)
-        frozen = FrozenTrunk(kept, self.device)
+        frozen = FrozenEncoder(kept, self.device)
         trunk: Trunk = frozen
         if self.config.trained != "top":
-            trunk = live_trunk(encoder, material.images, self.config, base, self.device)
+            trunk = finetuned_encoder(encoder, material.images, self.config, base, self.device)
         counted = self._count(kept, material)
         task = self._task(material, counted)
         found = self._doubts(frozen, task, material)
         trials = self._trials(frozen, task, base)
         strength = self._strength(trials)
-        return Ground(
+        return DiscoveryState(
             material, encoder, base, frozen, trunk, counted, task, found, trials, strength, bad
         )
 
     def _encoder(self) -> Encoder:
         """Stage 1: features without labels."""
         if self.config.from_run:
-            self.told.line(f"stage 1/3  features: from {self.config.from_run}")
+            self.log.line(f"stage 1/3  features: from {self.config.from_run}")
             return load(self.config.from_run)
         stage, config = self.folder.stage("features"), self.config
         if not stage.summary.exists():
-            self.told.line(f"stage 1/3  features: {config.method}, without labels")
+            self.log.line(f"stage 1/3  features: {config.method}, without labels")
             share, seed = division(self.data, config)
             settings = TrainConfig(
                 method=config.method,
@@ -115,10 +115,10 @@ class Preparation:
                 max_bad=config.max_bad,
             )
             resume = stage.config.exists()
-            train(self.data, settings, out=stage.path, resume=resume, reporter=self.told)
+            train(self.data, settings, out=stage.path, resume=resume, reporter=self.log)
         return load(stage.path)
 
-    def _base(self, encoder: Encoder, material: Material) -> TrainConfig:
+    def _base(self, encoder: Encoder, material: DiscoveryData) -> TrainConfig:
         """What all later stages have in common."""
         config = self.config
         asked = TrainConfig(
@@ -144,13 +144,13 @@ class Preparation:
         )
 
     def _kept(
-        self, encoder: Encoder, material: Material, base: TrainConfig
+        self, encoder: Encoder, material: DiscoveryData, base: TrainConfig
     ) -> tuple[Looks, set[int]]:
-        """What the encoder sees, computed once, of pictures that can be read; and the others."""
+        """What the encoder sees, computed once, of images that can be read; and the others."""
         path = self.folder.kept
         if not path.exists():
-            count = f"{len(material.images)} pictures and {self.config.num_views} views of each"
-            self.told.line(f"           looking at {count}")
+            count = f"{len(material.images)} images and {self.config.num_views} views of each"
+            self.log.line(f"           looking at {count}")
             seen = look(
                 encoder,
                 material.images,
@@ -159,7 +159,7 @@ class Preparation:
                 base.seed,
                 self.device,
                 int(base.workers),
-                self.told.progress,
+                self.log.progress,
             )
             write_looks(path, *seen)
         kept, bad = read_looks(path, len(material.images))
@@ -168,25 +168,27 @@ class Preparation:
         readable = np.setdiff1d(np.arange(len(material.images)), list(bad))
         return rows_of(kept, readable), set(bad)
 
-    def _count(self, kept: Looks, material: Material) -> NumberOfClasses | None:
+    def _count(self, kept: Looks, material: DiscoveryData) -> NumberOfClasses | None:
         if self.config.classes == "auto":
-            self.told.line("           counting the classes that have no name")
+            self.log.line("           counting the classes that have no name")
         counted = count_classes(self.folder.number, kept, material, self.config)
         if counted:
             each = ", ".join(f"{name} {number}" for name, number in counted.estimates.items())
-            self.told.line(
+            self.log.line(
                 f"           {counted.chosen} novel classes, between {counted.low} and "
                 f"{counted.high} ({each}); fix it with --classes N"
             )
         return counted
 
-    def _task(self, material: Material, counted: NumberOfClasses | None) -> Task:
+    def _task(self, material: DiscoveryData, counted: NumberOfClasses | None) -> DiscoveryTask:
         number = counted.chosen if counted else int(self.config.classes)
         label = material.label.copy()
         label[material.parts.test_rows] = UNKNOWN
-        return Task(label, material.parts.train_rows, len(material.classes), number)
+        return DiscoveryTask(label, material.parts.train_rows, len(material.classes), number)
 
-    def _doubts(self, frozen: FrozenTrunk, task: Task, material: Material) -> list[Finding]:
+    def _doubts(
+        self, frozen: FrozenEncoder, task: DiscoveryTask, material: DiscoveryData
+    ) -> list[Finding]:
         """Told before the time is spent."""
         found = doubts(
             frozen.kept.center[torch.from_numpy(task.rows)].numpy(),
@@ -196,10 +198,12 @@ class Preparation:
             mode=self.config.mode,
         )
         for finding in found:
-            self.told.line(f"warning: {finding.text}")
+            self.log.line(f"warning: {finding.text}")
         return found
 
-    def _trials(self, frozen: FrozenTrunk, task: Task, base: TrainConfig) -> list[Trial]:
+    def _trials(
+        self, frozen: FrozenEncoder, task: DiscoveryTask, base: TrainConfig
+    ) -> list[Trial]:
         """What came of hiding known classes, for every strength in question."""
         mode, given = self.config.mode, self.config.strength
         strengths = STRENGTHS[mode] if given == "auto" else (given,)
@@ -209,12 +213,10 @@ class Preparation:
         total, found = FOLDS * len(strengths), list[Trial]()
         for trial in trials.run(strengths):
             found.append(trial)
-            self.told.progress(len(found), total, "hiding known classes")
+            self.log.progress(len(found), total, "hiding known classes")
         for strength in strengths if found else ():
             accuracy = mean_accuracy(found, strength)
-            self.told.line(
-                f"           hiding known classes: strength {strength:g} {accuracy:.1%}"
-            )
+            self.log.line(f"           hiding known classes: strength {strength:g} {accuracy:.1%}")
         return found
 
     def _strength(self, trials: list[Trial]) -> float:
@@ -223,5 +225,5 @@ class Preparation:
         if trials:
             return best(trials)
         usual = USUAL[self.config.mode]
-        self.told.line(f"           too few known classes to hide some: strength {usual:g}")
+        self.log.line(f"           too few known classes to hide some: strength {usual:g}")
         return usual

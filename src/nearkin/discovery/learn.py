@@ -6,13 +6,13 @@ from typing import Any
 
 from nearkin.config import DiscoverConfig, Value
 from nearkin.discovery.arms import BASELINES
-from nearkin.discovery.ground import Ground
+from nearkin.discovery.ground import DiscoveryState
 from nearkin.discovery.others import beside
-from nearkin.discovery.stages import Begun, Stage, begun, class_stage, known_stage
+from nearkin.discovery.stages import Stage, StageInit, begun, class_stage, known_stage
 from nearkin.discovery.trials import MODE_METHOD, USUAL, strength_options
 from nearkin.method import Method
 from nearkin.run.folder import RunFolder
-from nearkin.run.reporter import Logged
+from nearkin.run.reporter import Logger
 
 SEEDS = 3
 """How often the last stage is trained on top of a frozen encoder; a whole network is once."""
@@ -33,12 +33,12 @@ class Learning:
 
     config: DiscoverConfig
     folder: RunFolder
-    ground: Ground
-    told: Logged
+    ground: DiscoveryState
+    log: Logger
 
     def run(self) -> Learned:
         """Train all of them, or go on where they were stopped."""
-        self.told.line(f"stage 2/3  {self.ground.task.num_known} known classes")
+        self.log.line(f"stage 2/3  {self.ground.task.num_known} known classes")
         base = replace(self.ground.base, epochs=self.config.known_epochs)
         known = known_stage(self.ground.trunk, self.ground.task, base)
         self._train(known, "known")
@@ -47,7 +47,7 @@ class Learning:
         mode, count, strength = self.config.mode, self._num_seeds(), self.ground.strength
         options = strength_options(mode, strength, self.ground.task.num_novel)
         options |= dict(self.config.options)
-        self.told.line(
+        self.log.line(
             f"stage 3/3  {self.ground.task.num_novel} novel classes by {MODE_METHOD[mode]}, "
             f"strength {strength:g}, {count} seeds"
         )
@@ -62,7 +62,7 @@ class Learning:
             return self.config.num_seeds
         return SEEDS if self.config.trained == "top" else 1
 
-    def _baselines(self, start: Begun) -> dict[str, Method[Any]]:
+    def _baselines(self, start: StageInit) -> dict[str, Method[Any]]:
         rate = strength_options("ncd", USUAL["ncd"], self.ground.task.num_novel)
         arms = BASELINES if self.config.baselines else {}
         return {
@@ -71,10 +71,10 @@ class Learning:
         }
 
     def _all(
-        self, name: str, method: str, options: Mapping[str, Value], start: Begun, seed: int
+        self, name: str, method: str, options: Mapping[str, Value], start: StageInit, seed: int
     ) -> Method[Any]:
         """All classes, by one method with one seed."""
-        self.told.line(f"           {name}")
+        self.log.line(f"           {name}")
         ground = self.ground
         base = replace(ground.base, seed=ground.base.seed + seed)
         known, clusters = start
@@ -84,4 +84,4 @@ class Learning:
 
     def _train(self, stage: Stage, name: str) -> None:
         others = beside(stage, self.config, self.ground.bad)
-        stage.run(self.folder.stage(name), self.told, others)
+        stage.run(self.folder.stage(name), self.log, others)

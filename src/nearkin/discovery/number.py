@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 
 from nearkin.config import DiscoverConfig
-from nearkin.discovery.data import Material
+from nearkin.discovery.data import DiscoveryData
 from nearkin.discovery.trunk import Looks
 from nearkin.errors import DataError
 from nearkin.measures.intervals import wilson
@@ -24,13 +24,13 @@ from nearkin.tables import replace_text, usable
 from nearkin.types import UNKNOWN
 
 ROWS: Final = 4000
-"""Pictures that a repetition draws at most."""
+"""Images that a repetition draws at most."""
 
 COMPARED: Final = 1500
 """Of those, the ones that a silhouette compares with each other."""
 
 REPETITIONS: Final = 3
-"""Draws of pictures, of held-out classes and of first centers."""
+"""Draws of images, of held-out classes and of first centers."""
 
 STARTS: Final = 3
 """Starts of each k-means, in each repetition."""
@@ -73,34 +73,34 @@ def number_of_novel_classes(
     """Estimate the number of classes that nobody named, by three rules.
 
     - `silhouette` (Rousseeuw 1987): the k-means whose clusters are best apart for their width; of
-      unlabeled pictures alone if classes are disjoint, else of all, with known classes fixed.
+      unlabeled images alone if classes are disjoint, else of all, with known classes fixed.
     - `dtc` (Han et al. 2019): some known classes are held out and clustered with the unlabeled
-      pictures, the others are fixed. Halfway between the numbers that find the held-out classes
+      images, the others are fixed. Halfway between the numbers that find the held-out classes
       best and that have the best silhouette, less held-out classes and tiny clusters.
     - `gcd` (Vaze et al. 2022): the plain k-means of all that finds the known classes best, less
-      known classes and clusters that hold at least half the usual share of labeled pictures.
+      known classes and clusters that hold at least half the usual share of labeled images.
 
     Many numbers find classes equally well; the largest, as the DTC rule has it, is too large. Here
-    the best silhouette, of all pictures, decides among those whose accuracy is within the 95 %
+    the best silhouette, of all images, decides among those whose accuracy is within the 95 %
     interval of the best. Numbers tried are coarse at first, then fine around the best.
 
     Args:
-        features: One row per picture; only directions count.
-        label: The known class of each picture, or `UNKNOWN`.
-        disjoint: Whether no unlabeled picture is of a known class.
+        features: One row per image; only directions count.
+        label: The known class of each image, or `UNKNOWN`.
+        disjoint: Whether no unlabeled image is of a known class.
         seed: Decides all draws.
-        most: The largest number tried; if None, one for 20 unlabeled pictures, at most 100.
+        most: The largest number tried; if None, one for 20 unlabeled images, at most 100.
 
     Raises:
-        DataError: If there are fewer than four unlabeled pictures, or too few for `most`.
+        DataError: If there are fewer than four unlabeled images, or too few for `most`.
     """
     unlabeled = int((label == UNKNOWN).sum())
     if unlabeled < 4:
-        raise DataError(f"{unlabeled} unlabeled pictures; counting classes takes at least 4")
+        raise DataError(f"{unlabeled} unlabeled images; counting classes takes at least 4")
     highest = min(unlabeled, ROWS // 2) - 1
     most = max(2, min(100, unlabeled // 20)) if most is None else most
     if not 2 <= most <= highest:
-        raise DataError(f"{most} novel classes of {unlabeled} pictures; ask for 2 to {highest}")
+        raise DataError(f"{most} novel classes of {unlabeled} images; ask for 2 to {highest}")
     seeds = range(REPETITIONS * seed, REPETITIONS * (seed + 1))
     samples = [_draw(features, label, disjoint, each) for each in seeds]
     rules = RULES if samples[0].num_known > 1 else {"silhouette": _silhouette}
@@ -257,11 +257,11 @@ class _Search:
 
 
 def count_classes(
-    path: Path, kept: Looks, material: Material, config: DiscoverConfig
+    path: Path, kept: Looks, material: DiscoveryData, config: DiscoverConfig
 ) -> NumberOfClasses | None:
     """The estimate in a file, or a new one; None where the number is given.
 
-    Only pictures that are learned from are looked at, by features that no label has touched.
+    Only images that are learned from are looked at, by features that no label has touched.
     """
     if config.classes != "auto":
         return None
@@ -291,5 +291,5 @@ def _read(path: Path, most: int) -> NumberOfClasses:
             curves={name: [(int(k), float(v)) for k, v in points] for name, points in curves},
         )
         if not 1 <= found.chosen <= most:
-            raise ValueError(f"{found.chosen} classes of {most} pictures")
+            raise ValueError(f"{found.chosen} classes of {most} images")
     return found

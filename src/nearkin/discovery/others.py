@@ -15,9 +15,9 @@ import torch
 from nearkin.commands.train import follow as follow_training
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.order import Streams
-from nearkin.discovery.data import Task, open_material, without
+from nearkin.discovery.data import DiscoveryTask, open_discovery_data, without
 from nearkin.discovery.stages import Stage, stage_of
-from nearkin.discovery.trunk import live_trunk
+from nearkin.discovery.trunk import finetuned_encoder
 from nearkin.distributed import called, choose_device, company, num_processes, together
 from nearkin.evaluation.encoder import Encoder
 from nearkin.run.settings.build import named_backbone
@@ -35,13 +35,13 @@ def follow(data: Any) -> None:
 def beside(stage: Stage, config: DiscoverConfig, bad: Iterable[int]) -> Iterator[None]:
     """Have the others train a stage as well within a `with` block, where they can share it.
 
-    The result does not depend on it: a stage whose pictures are too few for a batch of all
+    The result does not depend on it: a stage whose images are too few for a batch of all
     processes is trained by the first alone, as it would be without the others.
 
     Args:
         stage: Of which the first has all.
         config: Settings of the discovery.
-        bad: Rows of pictures that turned out unreadable.
+        bad: Rows of images that turned out unreadable.
     """
     shared = config.trained != "top"
     if not shared or stage.order.batch_size % num_processes(config.devices):
@@ -62,15 +62,15 @@ def beside(stage: Stage, config: DiscoverConfig, bad: Iterable[int]) -> Iterator
 def follow_stage(data: Any) -> None:
     """What all processes but the first do in a stage: its steps, with their part of each batch."""
     with together(1, follow_stage):
-        told = same({})
-        rows = {name: each.numpy() for name, each in told.items() if torch.is_tensor(each)}
-        asked, settings = json.loads(told["settings"])
+        log = same({})
+        rows = {name: each.numpy() for name, each in log.items() if torch.is_tensor(each)}
+        asked, settings = json.loads(log["settings"])
         config, training = DiscoverConfig(**asked), TrainConfig(**settings)
-        images = without(open_material(data, config), set(told["bad"])).images
-        task = Task(rows["label"], rows["rows"], *told["classes"])
+        images = without(open_discovery_data(data, config), set(log["bad"])).images
+        task = DiscoveryTask(rows["label"], rows["rows"], *log["classes"])
         batch, seed = int(training.batch_size), training.seed
         order = Streams(rows["labeled"], rows["unlabeled"], batch, seed)
         encoder = Encoder(named_backbone(training, None), int(training.image_size), {})
-        trunk = live_trunk(encoder, images, config, training, choose_device(config.device))
+        trunk = finetuned_encoder(encoder, images, config, training, choose_device(config.device))
         stage = stage_of(trunk, task, order, training)
         accompany(stage.config, stage.method, stage.feed)

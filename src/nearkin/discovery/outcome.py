@@ -20,9 +20,9 @@ from nearkin.discovery.assignments import Assignments, assign
 from nearkin.discovery.calibration import Calibration
 from nearkin.discovery.classifier import Predictions
 from nearkin.discovery.clusters import Cluster, describe_clusters, typical
-from nearkin.discovery.data import Material, Task
+from nearkin.discovery.data import DiscoveryData, DiscoveryTask
 from nearkin.discovery.findings import Finding
-from nearkin.discovery.ground import Ground
+from nearkin.discovery.ground import DiscoveryState
 from nearkin.discovery.number import NumberOfClasses
 from nearkin.discovery.scores import (
     Confusion,
@@ -37,20 +37,20 @@ from nearkin.discovery.scores import (
 from nearkin.discovery.trials import Mode, mean_accuracy
 from nearkin.measures.intervals import wilson
 from nearkin.run.folder import RunFolder
-from nearkin.run.reporter import Logged
+from nearkin.run.reporter import Logger
 from nearkin.tables import write_csv
 from nearkin.types import UNKNOWN
 from nearkin.version import __version__
 
-LEARNED, HELD_OUT = "unlabeled training pictures", "held-out pictures"
+LEARNED, HELD_OUT = "unlabeled training images", "held-out images"
 
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """The pictures that are scored, and their truth."""
+    """The images that are scored, and their truth."""
 
-    material: Material
-    task: Task
+    material: DiscoveryData
+    task: DiscoveryTask
     mode: Mode
     seed: int
 
@@ -60,7 +60,7 @@ class Scoring:
         return known if self.material.truth is None else known + self._truth(arm)
 
     def confusion(self, arm: Arm) -> Confusion | None:
-        """True classes against the classes found, of unlabeled training pictures."""
+        """True classes against the classes found, of unlabeled training images."""
         if self.material.truth is None:
             return None
         rows, known = self.task.unlabeled, self.task.num_known
@@ -71,7 +71,7 @@ class Scoring:
         return confusion(truth, found, matched(truth, found, known))
 
     def found(self, arm: Arm) -> Int64[np.ndarray, " images"]:
-        """The classes that unlabeled pictures are put in."""
+        """The classes that unlabeled images are put in."""
         return arm.novel if self.mode == "ncd" else arm.joint
 
     def agreement(self, arms: Mapping[str, Arm], ours: Arm) -> dict[str, float]:
@@ -92,7 +92,7 @@ class Scoring:
             return []
         right = int((arm.joint[rows] == self.material.label[rows]).sum())
         low, high = wilson(right, len(rows))
-        protocol = f"{len(rows)} held-out labeled pictures, all classes possible; Wilson interval"
+        protocol = f"{len(rows)} held-out labeled images, all classes possible; Wilson interval"
         return [("known classes, held out", right / len(rows), low, high, protocol)]
 
     def _truth(self, arm: Arm) -> list[Score]:
@@ -103,23 +103,23 @@ class Scoring:
             parts = {LEARNED: rows, HELD_OUT: test}
             return [
                 score
-                for pictures, part in parts.items()
+                for images, part in parts.items()
                 for score in _named(
-                    pictures, gcd(truth[part], arm.joint[part], pictures=pictures, **few)
+                    images, gcd(truth[part], arm.joint[part], images=images, **few)
                 )
             ]
         aware = {
-            pictures: task_aware(truth[part], arm.novel[part], pictures=pictures, **few)
-            for pictures, part in {LEARNED: rows, HELD_OUT: test}.items()
+            images: task_aware(truth[part], arm.novel[part], images=images, **few)
+            for images, part in {LEARNED: rows, HELD_OUT: test}.items()
         }
-        agnostic = task_agnostic(truth[test], arm.joint[test], pictures=HELD_OUT, **few)
-        found = [score for pictures, scores in aware.items() for score in _named(pictures, scores)]
+        agnostic = task_agnostic(truth[test], arm.joint[test], images=HELD_OUT, **few)
+        found = [score for images, scores in aware.items() for score in _named(images, scores)]
         return found + _named(HELD_OUT, agnostic)
 
 
-def _named(pictures: str, scores: list[Score]) -> list[Score]:
-    """Scores whose names say of which pictures they are."""
-    where = "held out" if pictures == HELD_OUT else "train"
+def _named(images: str, scores: list[Score]) -> list[Score]:
+    """Scores whose names say of which images they are."""
+    where = "held out" if images == HELD_OUT else "train"
     return [
         (f"{name}, {where}", value, low, high, protocol)
         for name, value, low, high, protocol in scores
@@ -141,7 +141,7 @@ class Outcome:
     folder: RunFolder
     config: DiscoverConfig
     data: str
-    ground: Ground
+    ground: DiscoveryState
     predictions: Predictions
     calibration: Calibration | None
     ours: Arm
@@ -151,12 +151,12 @@ class Outcome:
     findings: list[Finding]
 
     @property
-    def material(self) -> Material:
-        """The pictures."""
+    def material(self) -> DiscoveryData:
+        """The images."""
         return self.ground.material
 
     @property
-    def task(self) -> Task:
+    def task(self) -> DiscoveryTask:
         """What was learned from."""
         return self.ground.task
 
@@ -171,18 +171,18 @@ class Outcome:
         return Scoring(self.material, self.task, self.config.mode, self.config.seed)
 
     def assignments(self) -> Assignments:
-        """Of all pictures that came without a label."""
+        """Of all images that came without a label."""
         return assign(self.predictions, calibration=self.calibration)
 
     def clusters(self, assignments: Assignments) -> list[Cluster]:
-        """Of all classes that these pictures were put in, and of novel ones that stayed empty."""
+        """Of all classes that these images were put in, and of novel ones that stayed empty."""
         rows = self.rows
         others = [self.scoring.found(arm)[rows] for arm in self.seeds]
         return describe_clusters(self.predictions, assignments, others)
 
     @property
     def rows(self) -> np.ndarray:
-        """Where the pictures of the assignments are among all pictures."""
+        """Where the images of the assignments are among all images."""
         return np.flatnonzero(self.predictions.label == UNKNOWN)
 
     def scores(self) -> dict[str, list[Score]]:
@@ -191,7 +191,7 @@ class Outcome:
         return {name: self.scoring.of(arm) for name, arm in arms.items()}
 
     def groups(self, assignments: Assignments, number: int) -> dict[str, np.ndarray]:
-        """What is shown of a class: rows of pictures, among all, by why they are shown."""
+        """What is shown of a class: rows of images, among all, by why they are shown."""
         members = typical(self.predictions, assignments, number)
         unsure = members[np.argsort(assignments.margin[members], kind="stable")]
         chance = np.random.default_rng([self.config.seed, number]).permutation(members)
@@ -205,7 +205,7 @@ class Outcome:
 
 
 def write_tables(
-    outcome: Outcome, assignments: Assignments, clusters: list[Cluster], told: Logged
+    outcome: Outcome, assignments: Assignments, clusters: list[Cluster], log: Logger
 ) -> None:
     """assignments.csv, clusters.csv, a sheet per class and, if asked for, copies."""
     folder = outcome.folder
@@ -226,7 +226,7 @@ def write_tables(
             classes=classes,
             data=[outcome.data],
         )
-        told.line(f"copied {written} pictures to {outcome.config.copy_to}")
+        log.line(f"copied {written} images to {outcome.config.copy_to}")
 
 
 def summary(outcome: Outcome, clusters: list[Cluster]) -> dict[str, Any]:

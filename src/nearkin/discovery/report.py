@@ -16,10 +16,10 @@ from nearkin.discovery.clusters import Cluster
 from nearkin.discovery.outcome import OURS, Outcome, summary, write_tables
 from nearkin.discovery.scores import Score
 from nearkin.discovery.trials import MODE_METHOD
-from nearkin.report.page.report import Chart, ClassView, Confusion, Picture, Report, Table
+from nearkin.report.page.report import Chart, ClassView, Confusion, Report, Table, Tile
 from nearkin.report.write import keep, write_page
 from nearkin.run.folder import lines
-from nearkin.run.reporter import Logged
+from nearkin.run.reporter import Logger
 from nearkin.run.settings.describe import command
 from nearkin.tables import read_numbers
 from nearkin.version import __version__
@@ -76,7 +76,7 @@ def _by_epoch(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]
 USUAL = {**vars(DiscoverConfig(known="a,b")), "known": ""}
 """What settings are if nothing is said."""
 MOST_SHOWN = 60
-"""Classes with pictures; of more, the largest have some."""
+"""Classes with images; of more, the largest have some."""
 
 
 def report_of(outcome: Outcome, assignments: Assignments, clusters: list[Cluster]) -> Report:
@@ -118,11 +118,11 @@ def report_of(outcome: Outcome, assignments: Assignments, clusters: list[Cluster
     )
 
 
-def write_outcome(outcome: Outcome, told: Logged) -> None:
+def write_outcome(outcome: Outcome, log: Logger) -> None:
     """Leave everything in the run folder, the summary last: it says that the run is complete."""
     assignments = outcome.assignments()
     clusters = outcome.clusters(assignments)
-    write_tables(outcome, assignments, clusters, told)
+    write_tables(outcome, assignments, clusters, log)
     folder = outcome.folder
     report = report_of(outcome, assignments, clusters)
     keep(folder, report)
@@ -130,12 +130,12 @@ def write_outcome(outcome: Outcome, told: Logged) -> None:
     write_page(folder, outcome.material.images)
     numbers = summary(outcome, clusters)
     folder.write_summary(numbers)
-    told.note("\n".join(lines(numbers)))
-    told.line(f"look   {folder.report.resolve()}")
+    log.note("\n".join(lines(numbers)))
+    log.line(f"look   {folder.report.resolve()}")
 
 
 def _embeddings(outcome: Outcome) -> Embeddings:
-    """What the classifier stands on, of all pictures, with their true classes where known."""
+    """What the classifier stands on, of all images, with their true classes where known."""
     import numpy as np
 
     material = outcome.material
@@ -154,19 +154,19 @@ def _views(outcome: Outcome, assignments: Assignments, clusters: list[Cluster]) 
     place = {row: position for position, row in enumerate(outcome.rows.tolist())}
     names = outcome.material.images.names
 
-    def pictures(cluster: Cluster, group: str) -> tuple[Picture, ...]:
+    def images(cluster: Cluster, group: str) -> tuple[Tile, ...]:
         if cluster.name not in shown:
             return ()
         rows = outcome.groups(assignments, cluster.number)[group].tolist()
-        return tuple(Picture(names[row], "", float(assignments.score[place[row]])) for row in rows)
+        return tuple(Tile(names[row], "", float(assignments.score[place[row]])) for row in rows)
 
     return [
         ClassView(
             name=cluster.name,
             size=cluster.size,
-            medoid=next(iter(pictures(cluster, "medoid")), None),
-            core=pictures(cluster, "core"),
-            border=pictures(cluster, "border"),
+            medoid=next(iter(images(cluster, "medoid")), None),
+            core=images(cluster, "core"),
+            border=images(cluster, "border"),
             score=cluster.score,
             stability=cluster.stability,
             silhouette=cluster.silhouette,
@@ -179,7 +179,7 @@ def _views(outcome: Outcome, assignments: Assignments, clusters: list[Cluster]) 
 
 
 def _truth(outcome: Outcome, cluster: Cluster) -> str:
-    """What most pictures of a cluster are in truth."""
+    """What most images of a cluster are in truth."""
     import numpy as np
 
     truth = outcome.material.truth
@@ -203,7 +203,7 @@ def _confidence(outcome: Outcome) -> str:
         )
     found = outcome.calibration
     return (
-        f"Scores were calibrated on {found.num_pictures} pictures of known classes that had been "
+        f"Scores were calibrated on {found.num_images} images of known classes that had been "
         f"hidden: there, they missed how often the class is right by {found.error_after:.1%} on "
         f"average ({found.error_before:.1%} before). On novel classes they may miss it by more."
     )
@@ -229,7 +229,7 @@ def _results(outcome: Outcome) -> list[Table]:
     rows = [(name, f"{value:.3f}") for name, value in agreement.items()]
     if rows:
         note = (
-            "Adjusted Rand index between our classes of unlabeled pictures and theirs: 1 if equal."
+            "Adjusted Rand index between our classes of unlabeled images and theirs: 1 if equal."
         )
         tables.append(Table("Agreement with the baselines", ("", "ARI"), tuple(rows), note))
     return tables
@@ -248,9 +248,9 @@ def _confusion(outcome: Outcome) -> Confusion | None:
 
 def _protocol(outcome: Outcome) -> list[str]:
     mode = (
-        "Unlabeled pictures may be of known or of novel classes (gcd)."
+        "Unlabeled images may be of known or of novel classes (gcd)."
         if outcome.config.mode == "gcd"
-        else "Unlabeled pictures are taken to be of novel classes only (ncd)."
+        else "Unlabeled images are taken to be of novel classes only (ncd)."
     )
     trunk = outcome.config.trained
     learned = (
@@ -262,7 +262,7 @@ def _protocol(outcome: Outcome) -> list[str]:
         mode,
         learned,
         f"Learned from: {len(outcome.task.labeled)} labeled and {len(outcome.task.unlabeled)} "
-        f"unlabeled pictures. Held out: {len(outcome.material.parts.test_rows)}.",
+        f"unlabeled images. Held out: {len(outcome.material.parts.test_rows)}.",
         "The last epoch counts. The strength was chosen by hiding known classes, and nothing by "
         "the labels of novel ones.",
     ]
@@ -279,5 +279,5 @@ def _steps(outcome: Outcome) -> list[tuple[str, str]]:
             "Look for more classes, with these as known ones.",
             f"nearkin discover {data} --accept {run}",
         ),
-        ("Sort new pictures into these classes.", f"nearkin assign {run} NEW_PICTURES -o new.csv"),
+        ("Sort new images into these classes.", f"nearkin assign {run} NEW_PICTURES -o new.csv"),
     ]

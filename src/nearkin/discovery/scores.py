@@ -1,7 +1,7 @@
 """How well the classes that were found fit the true ones, by the protocols of the papers.
 
 Clusters have no names, so their numbers are matched with the true classes first. Where nothing
-else is said, `truth` holds the true class of each picture, `UNKNOWN` where nobody knows it, and
+else is said, `truth` holds the true class of each image, `UNKNOWN` where nobody knows it, and
 `found` the class it was put in. Classes below `num_known` are known, the others novel.
 """
 
@@ -19,8 +19,8 @@ from nearkin.types import UNKNOWN
 Score = tuple[str, float, float, float, str]
 """Name, value, lower and upper end of its 95 % interval, protocol."""
 
-SURPLUS: Final = "pictures of surplus clusters are errors, match anew in each draw"
-INTERVAL: Final = "interval as if pictures were independent, model fixed"
+SURPLUS: Final = "images of surplus clusters are errors, match anew in each draw"
+INTERVAL: Final = "interval as if images were independent, model fixed"
 
 Labels = Int[np.ndarray, " n"]
 
@@ -30,30 +30,30 @@ def task_aware(
     found: Int[np.ndarray, " n"],
     *,
     num_known: int,
-    pictures: str,
+    images: str,
     seed: int = 0,
 ) -> list[Score]:
-    """Scores of pictures of novel classes, their classifier having ruled all known ones out.
+    """Scores of images of novel classes, their classifier having ruled all known ones out.
 
-    Accuracy under one Hungarian match of novel clusters with novel classes, where the pictures
+    Accuracy under one Hungarian match of novel clusters with novel classes, where the images
     of surplus clusters are errors; normalized mutual information (arithmetic mean); adjusted Rand
-    index. Pictures of known classes are left out. A novel one found in a known class is an error.
+    index. Images of known classes are left out. A novel one found in a known class is an error.
 
     Args:
         truth: True classes.
         found: Classes that were found.
         num_known: Number of known classes.
-        pictures: Which pictures these are, such as "unlabeled training pictures".
+        images: Which images these are, such as "unlabeled training images".
         seed: Decides the draws of the intervals.
 
     Returns:
-        No score if there is no picture to score.
+        No score if there is no image to score.
     """
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     kept = truth >= num_known
     y, x = truth[kept], found[kept]
-    counted = f"{_counted(truth, kept, pictures)}; task-aware: novel classes only"
+    counted = f"{_counted(truth, kept, images)}; task-aware: novel classes only"
 
     def score(name: str, of: Callable[[Labels, Labels], float], how: str, least: float) -> Score:
         def statistic(rows: Labels) -> float:
@@ -79,22 +79,22 @@ def task_agnostic(
     found: Int[np.ndarray, " n"],
     *,
     num_known: int,
-    pictures: str,
+    images: str,
     seed: int = 0,
 ) -> list[Score]:
-    """Accuracies where each picture could be of any class, known or novel.
+    """Accuracies where each image could be of any class, known or novel.
 
-    A known class keeps its number: a picture of it is right if found in that very class. Novel
-    clusters are matched with novel classes by one Hungarian match over the pictures that are
-    novel and were found to be; a picture of a novel class is right if found in the cluster
-    matched with it. So pictures of known classes in novel clusters are errors, and have no say
+    A known class keeps its number: an image of it is right if found in that very class. Novel
+    clusters are matched with novel classes by one Hungarian match over the images that are
+    novel and were found to be; an image of a novel class is right if found in the cluster
+    matched with it. So images of known classes in novel clusters are errors, and have no say
     in the match. The arguments are those of `task_aware`.
 
     Returns:
-        Scores of all pictures, of known and of novel classes; none of a part without pictures.
+        Scores of all images, of known and of novel classes; none of a part without images.
     """
     how = f"task-agnostic: known classes as they are, one Hungarian match of novel ones, {SURPLUS}"
-    protocol = f"{_counted(truth, truth != UNKNOWN, pictures)}; {how}; {INTERVAL}"
+    protocol = f"{_counted(truth, truth != UNKNOWN, images)}; {how}; {INTERVAL}"
     return _parts("task-agnostic", truth, found, num_known, novel_match, protocol, seed)
 
 
@@ -103,21 +103,21 @@ def gcd(
     found: Int[np.ndarray, " n"],
     *,
     num_known: int,
-    pictures: str,
+    images: str,
     seed: int = 0,
 ) -> list[Score]:
     """Accuracies of generalized category discovery: one match over all classes, then parts.
 
     Vaze, Han, Vedaldi, Zisserman. Generalized category discovery. CVPR 2022, arXiv:2201.02609,
-    as in the second version of its evaluation: pictures of known ("Old") and novel ("New")
+    as in the second version of its evaluation: images of known ("Old") and novel ("New")
     classes are counted under the one match of all. A match for each part, as in the first
     version, raises both numbers. The arguments are those of `task_aware`.
 
     Returns:
-        Scores of all pictures, of known and of novel classes; none of a part without pictures.
+        Scores of all images, of known and of novel classes; none of a part without images.
     """
     how = f"one Hungarian match over all classes, {SURPLUS}"
-    protocol = f"{_counted(truth, truth != UNKNOWN, pictures)}; {how}; {INTERVAL}"
+    protocol = f"{_counted(truth, truth != UNKNOWN, images)}; {how}; {INTERVAL}"
     return _parts("GCD", truth, found, num_known, joint_match, protocol, seed)
 
 
@@ -134,7 +134,7 @@ def joint_match(
 ) -> dict[int, int]:
     """The class of each cluster under one match over all classes: see `gcd`.
 
-    Of the matches with most pictures right, one with the fewest novel pictures right: the parts
+    Of the matches with most images right, one with the fewest novel images right: the parts
     are then unique, and nobody is flattered on novel classes.
     """
     y, x = truth[truth != UNKNOWN], found[truth != UNKNOWN]
@@ -143,7 +143,7 @@ def joint_match(
 
 @dataclass(frozen=True, eq=False)
 class Confusion:
-    """How many pictures of each true class each cluster holds, matched ones on the diagonal."""
+    """How many images of each true class each cluster holds, matched ones on the diagonal."""
 
     classes: Int[np.ndarray, " classes"]
     """True classes: the matched ones in their order, then the others."""
@@ -153,13 +153,13 @@ class Confusion:
     recall: Float[np.ndarray, " classes"]
     """Share of each class in the cluster matched with it, 0 if there is none."""
     class_of: Mapping[int, int]
-    """The class of each matched cluster that has a picture of it."""
+    """The class of each matched cluster that has an image of it."""
 
 
 def confusion(
     truth: Int[np.ndarray, " n"], found: Int[np.ndarray, " n"], mapping: Mapping[int, int]
 ) -> Confusion:
-    """The table behind an accuracy, of the pictures with a true class.
+    """The table behind an accuracy, of the images with a true class.
 
     Args:
         truth: True classes.
@@ -193,7 +193,7 @@ def _parts(
     protocol: str,
     seed: int,
 ) -> list[Score]:
-    """Accuracy of all pictures, of the known and of the novel ones, under the match of all."""
+    """Accuracy of all images, of the known and of the novel ones, under the match of all."""
     y, x = truth[truth != UNKNOWN], found[truth != UNKNOWN]
     parts = {"all": y != UNKNOWN, "known": y < num_known, "novel": y >= num_known}
 
@@ -221,10 +221,10 @@ def _score(
     return name, statistic(np.arange(n)), low, high, protocol
 
 
-def _counted(truth: Labels, kept: Bool[np.ndarray, " n"], pictures: str) -> str:
-    """How many pictures there are, and how many were left out."""
+def _counted(truth: Labels, kept: Bool[np.ndarray, " n"], images: str) -> str:
+    """How many images there are, and how many were left out."""
     unknown = np.count_nonzero(truth == UNKNOWN)
     known = np.count_nonzero(~kept) - unknown
     reasons = {"without a true class": unknown, "of known classes": known}
     left_out = " and ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-    return f"{np.count_nonzero(kept)} {pictures}" + (left_out and f" ({left_out} left out)")
+    return f"{np.count_nonzero(kept)} {images}" + (left_out and f" ({left_out} left out)")

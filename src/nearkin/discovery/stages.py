@@ -1,4 +1,4 @@
-"""Where the heads over classes start: at clusters, so that no class starts without pictures."""
+"""Where the heads over classes start: at clusters, so that no class starts without images."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -16,7 +16,7 @@ from nearkin.data.batches import Feed
 from nearkin.data.order import Ordered, Streams
 from nearkin.discovery.arms import clustered_arm
 from nearkin.discovery.classifier import heads_of, on_top, still
-from nearkin.discovery.data import Task
+from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.trunk import Trunk
 from nearkin.errors import DataError
 from nearkin.evaluation.encode import encode
@@ -25,7 +25,7 @@ from nearkin.methods import METHODS
 from nearkin.networks.heads import Heads
 from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
-from nearkin.run.reporter import Logged
+from nearkin.run.reporter import Logger
 from nearkin.run.settings.options import method_options
 from nearkin.training.fit import fit, optimizer_for, steps_of
 from nearkin.training.health import health
@@ -37,15 +37,15 @@ from nearkin.types import UNKNOWN
 class Start:
     """K-means on the features of a network that has learned the known classes.
 
-    Many classes of few pictures are otherwise found late or never: a random head gives most of
-    them no picture, and what has no picture has no gradient (Han et al. 2019, section 3.1, begin
+    Many classes of few images are otherwise found late or never: a random head gives most of
+    them no image, and what has no image has no gradient (Han et al. 2019, section 3.1, begin
     at clusters too; measured in docs/discovery.md).
     """
 
     features: Float[Tensor, "learned dim"]
-    """Of the pictures to learn from."""
+    """Of the images to learn from."""
     novel: Int64[Tensor, " learned"]
-    """Their clusters among the novel classes, from 0; `UNKNOWN` for labeled pictures."""
+    """Their clusters among the novel classes, from 0; `UNKNOWN` for labeled images."""
     joint: Int64[Tensor, " learned"]
     """Their clusters among all classes."""
 
@@ -66,22 +66,24 @@ class Start:
             prototypes.copy_(means(unit(self.features), self.joint, len(prototypes)).to(device))
 
 
-Begun = tuple[Method[Any], Start | None]
+StageInit = tuple[Method[Any], Start | None]
 """What the last stage starts from: a network that knows the known classes, and clusters."""
 
 
-def begun(trunk: Trunk, known: Method[Any], task: Task, seed: int, start: str) -> Begun:
+def begun(
+    trunk: Trunk, known: Method[Any], task: DiscoveryTask, seed: int, start: str
+) -> StageInit:
     """What the last stage starts from, where its classes start at `clusters` or at `random`."""
     return known, start_of(trunk, known, task, seed) if start == "clusters" else None
 
 
-def start_of(trunk: Trunk, known: Method[Any], task: Task, seed: int) -> Start:
-    """The clusters of the pictures to learn from.
+def start_of(trunk: Trunk, known: Method[Any], task: DiscoveryTask, seed: int) -> Start:
+    """The clusters of the images to learn from.
 
     Args:
         trunk: What the network stands on.
         known: The known stage's method, trained.
-        task: The pictures.
+        task: The images.
         seed: Of k-means.
     """
     looks, layer = trunk.seen(known)
@@ -109,7 +111,7 @@ def means(
 
 NOTHING: Final = np.zeros(0, np.int64)
 LOOKED_AT: Final = 1000
-"""Pictures whose features tell whether a stage is healthy."""
+"""Images whose features tell whether a stage is healthy."""
 
 
 @dataclass(frozen=True)
@@ -150,21 +152,21 @@ class Stage:
     config: TrainConfig
     method: Method[Any]
     feed: Feed
-    task: Task
+    task: DiscoveryTask
     order: Streams
 
-    def run(self, folder: RunFolder, told: Logged, others: AbstractContextManager[None]) -> None:
+    def run(self, folder: RunFolder, log: Logger, others: AbstractContextManager[None]) -> None:
         """Train to the last step from where the folder's newest checkpoint stands.
 
         Args:
             folder: Where checkpoints and metrics go.
-            told: Who is told how it goes.
+            log: Who is told how it goes.
             others: Within it, other processes take the same steps.
         """
         terms, health = RECIPES[self.config.method].terms, Health(self.feed)
         folder.path.mkdir(parents=True, exist_ok=True)
         with others:
-            fit(folder, self.config, self.method, self.feed, health, told, terms)
+            fit(folder, self.config, self.method, self.feed, health, log, terms)
 
     def try_out(self, share: float = 1.0) -> None:
         """Train without leaving anything on the disk, for a share of the steps."""
@@ -175,7 +177,7 @@ class Stage:
 
 
 class Health:
-    """Whether the features of some pictures still differ."""
+    """Whether the features of some images still differ."""
 
     def __init__(self, feed: Feed) -> None:
         shown = []
@@ -190,11 +192,11 @@ class Health:
         return health(encode(method.backbone, [self.shown]))
 
 
-def known_stage(trunk: Trunk, task: Task, base: TrainConfig) -> Stage:
+def known_stage(trunk: Trunk, task: DiscoveryTask, base: TrainConfig) -> Stage:
     """The known classes alone (AutoNovel's second stage)."""
     rows = task.labeled
     if len(rows) < 2:
-        raise DataError(f"{len(rows)} labeled pictures to learn from; give more of them")
+        raise DataError(f"{len(rows)} labeled images to learn from; give more of them")
     order = Streams(NOTHING, rows, min(int(base.batch_size), len(rows)), base.seed)
     config = _config(replace(base, drops=""), "supervised", order, {})
     return stage_of(trunk, task, order, config)
@@ -202,7 +204,7 @@ def known_stage(trunk: Trunk, task: Task, base: TrainConfig) -> Stage:
 
 def class_stage(
     trunk: Trunk,
-    task: Task,
+    task: DiscoveryTask,
     base: TrainConfig,
     before: Method[Any],
     method: str,
@@ -213,7 +215,7 @@ def class_stage(
 
     Args:
         trunk: What the network stands on.
-        task: The pictures.
+        task: The images.
         base: What all stages have in common; its epochs and drops are those of this one.
         before: The known stage's method.
         method: `ncl` or `simgcd`.
@@ -224,12 +226,12 @@ def class_stage(
     batch = min(int(base.batch_size), len(rows) + min(len(rows), len(labeled)))
     if batch < 2:
         raise DataError(
-            f"{len(rows)} unlabeled and {len(labeled)} labeled pictures do not make a batch of "
-            "two; give more pictures"
+            f"{len(rows)} unlabeled and {len(labeled)} labeled images do not make a batch of "
+            "two; give more images"
         )
     order = Streams(labeled, rows, batch, base.seed)
     asked = dict(RECIPES[method].options) | dict(options) | {"num_novel_classes": task.num_novel}
-    images, batch = max(2, len(rows)), max(1, batch // 2)  # one picture has a queue of one
+    images, batch = max(2, len(rows)), max(1, batch // 2)  # one image has a queue of one
     config = _config(base, method, order, method_options(method, asked, images, batch))
     stage = stage_of(trunk, task, order, config)
     stage.method.backbone.load_state_dict(before.backbone.state_dict())
@@ -259,7 +261,7 @@ def _config(
     )
 
 
-def stage_of(trunk: Trunk, task: Task, order: Streams, config: TrainConfig) -> Stage:
+def stage_of(trunk: Trunk, task: DiscoveryTask, order: Streams, config: TrainConfig) -> Stage:
     """The training that a configuration describes, as it is before anything is learned."""
     kind = METHODS[config.method]
     backbone = trunk.backbone(config.seed)

@@ -17,10 +17,10 @@ from jaxtyping import Bool, Float, Int64
 from nearkin.config import TrainConfig, Value
 from nearkin.data.draws import permutation
 from nearkin.discovery.classifier import class_probability, heads_of, on_top, still
-from nearkin.discovery.data import Task
+from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.discovery.stages import Begun, Start, begun, class_stage, known_stage
-from nearkin.discovery.trunk import FrozenTrunk
+from nearkin.discovery.stages import StageInit, Start, begun, class_stage, known_stage
+from nearkin.discovery.trunk import FrozenEncoder
 from nearkin.measures.matching import right
 from nearkin.method import Method
 from nearkin.tables import usable
@@ -58,10 +58,10 @@ class Trial:
     fold: int
     strength: float
     accuracy: float
-    """Share of the pictures in question that were put into the right class."""
-    probability: Float[np.ndarray, "pictures classes"]
-    """Of the classes of each picture in question."""
-    correct: Bool[np.ndarray, " pictures"]
+    """Share of the images in question that were put into the right class."""
+    probability: Float[np.ndarray, "images classes"]
+    """Of the classes of each image in question."""
+    correct: Bool[np.ndarray, " images"]
     """Whether the most probable one is right, clusters matched with classes."""
 
 
@@ -86,16 +86,16 @@ class Trials:
 
     Args:
         trunk: What the networks stand on.
-        task: The pictures; only those with a known class are used.
+        task: The images; only those with a known class are used.
         base: What all stages have in common.
-        mode: ncd hides classes; gcd hides half of the other pictures' labels as well.
+        mode: ncd hides classes; gcd hides half of the other images' labels as well.
         folder: Where finished trials are kept, so that a stopped run does none twice.
         options: Of the mode's method, beside the strength.
         start: Where its classes start: at `clusters`, or anywhere.
     """
 
-    trunk: FrozenTrunk
-    task: Task
+    trunk: FrozenEncoder
+    task: DiscoveryTask
     base: TrainConfig
     mode: Mode
     folder: Path
@@ -117,7 +117,7 @@ class Trials:
 
     def _hide(
         self, hidden: Int64[np.ndarray, " hidden"]
-    ) -> tuple[Task, Int64[np.ndarray, " images"]]:
+    ) -> tuple[DiscoveryTask, Int64[np.ndarray, " images"]]:
         """The task of finding some known classes, and the truth: the hidden ones come last."""
         old, count = self.task.label, self.task.num_known
         rest = np.setdiff1d(np.arange(count), hidden)
@@ -128,9 +128,9 @@ class Trials:
         if self.mode == "gcd":
             chosen = permutation(self.base.seed, 1, len(label)) % 2 == 0
             label[chosen] = UNKNOWN
-        return Task(label, self.task.labeled, len(rest), len(hidden)), truth
+        return DiscoveryTask(label, self.task.labeled, len(rest), len(hidden)), truth
 
-    def _begin(self, task: Task) -> Begun:
+    def _begin(self, task: DiscoveryTask) -> StageInit:
         """What all strengths of a fold start from."""
         stage = known_stage(self.trunk, task, replace(self.base, epochs="auto"))
         stage.try_out()
@@ -138,7 +138,7 @@ class Trials:
 
     def _try(
         self,
-        task: Task,
+        task: DiscoveryTask,
         truth: np.ndarray,
         known: Method[Any],
         start: Start | None,
@@ -166,14 +166,14 @@ class Trials:
         partial.replace(path)
 
 
-def _kept(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray]:
+def _kept(path: Path, task: DiscoveryTask) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities, and whether they are right, from the file of a trial."""
     shape = len(task.unlabeled), task.num_known + task.num_novel
     with usable(path, "remove it, it will be made again"):
         with np.load(path, allow_pickle=False) as file:
             probability, correct = file["probability"], file["correct"]
         if probability.shape != shape or correct.shape != shape[:1] or correct.dtype != bool:
-            raise ValueError("it is of other pictures")
+            raise ValueError("it is of other images")
         if not ((probability >= 0) & np.isfinite(probability)).all():
             raise ValueError("its probabilities are none")
     return probability, correct

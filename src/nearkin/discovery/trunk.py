@@ -1,4 +1,4 @@
-"""Views that a frozen network has already seen: each picture's are few, and kept as features."""
+"""Views that a frozen network has already seen: each image's are few, and kept as features."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ from nearkin.evaluation.encoder import Encoder, read_tensors
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.heads import top
-from nearkin.pace import Tell, nobody, tracked
+from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.run.settings.build import views_for
 from nearkin.tables import usable, write_whole
 from nearkin.training.loop import seeded
@@ -38,15 +38,15 @@ CHOICE = 254
 
 
 class KeptViews:
-    """Batches of features: every step sees some of each picture's kept views, drawn anew.
+    """Batches of features: every step sees some of each image's kept views, drawn anew.
 
-    Features have the shape of pictures of one pixel, so that methods take them as they are.
+    Features have the shape of images of one pixel, so that methods take them as they are.
 
     Args:
-        views: Features of several views of every picture.
-        order: Which pictures each step sees.
-        num_views: How many views of a picture a step sees; no view twice.
-        labels: Known classes, `UNKNOWN` for all other pictures.
+        views: Features of several views of every image.
+        order: Which images each step sees.
+        num_views: How many views of an image a step sees; no view twice.
+        labels: Known classes, `UNKNOWN` for all other images.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class KeptViews:
 
 @dataclass(frozen=True, eq=False)
 class Looks:
-    """Each picture as it is, and in several augmented views: as features or as anything else."""
+    """Each image as it is, and in several augmented views: as features or as anything else."""
 
     center: Float[Tensor, "images _"]
     views: Float[Tensor, "views images _"]
 
 
 def write_looks(path: Path, looks: Looks, bad: dict[int, str]) -> None:
-    """Write features and the rows of unreadable pictures, whole or not at all."""
+    """Write features and the rows of unreadable images, whole or not at all."""
     from safetensors.torch import save
 
     state = {"center": looks.center.contiguous(), "views": looks.views.contiguous()}
@@ -98,10 +98,10 @@ def read_looks(path: Path, count: int) -> tuple[Looks, dict[int, str]]:
 
     Args:
         path: The file.
-        count: How many pictures it must be of.
+        count: How many images it must be of.
 
     Raises:
-        CheckpointError: If the file is damaged, or of other pictures.
+        CheckpointError: If the file is damaged, or of other images.
     """
     with usable(path, "remove it, it will be made again"):
         noted, state = read_tensors(path, "bad")
@@ -111,12 +111,12 @@ def read_looks(path: Path, count: int) -> tuple[Looks, dict[int, str]]:
             raise ValueError(f"features {list(center.shape)}, of views {list(views.shape)}")
         bad = {int(row): str(reason) for row, reason in noted.items()}
         if not bad.keys() <= set(range(rows)):
-            raise ValueError(f"unreadable pictures beyond {rows}")
+            raise ValueError(f"unreadable images beyond {rows}")
     return Looks(center, views), bad
 
 
 def rows_of(looks: Looks, keep: np.ndarray) -> Looks:
-    """The looks at some pictures."""
+    """The looks at some images."""
     rows = torch.from_numpy(keep)
     return Looks(looks.center[rows], looks.views[:, rows])
 
@@ -124,7 +124,7 @@ def rows_of(looks: Looks, keep: np.ndarray) -> Looks:
 TOP_DIM = 256
 """Features of the layer that learns on top of a frozen encoder."""
 PIECE = 256
-"""Pictures encoded at once."""
+"""Images encoded at once."""
 
 
 @runtime_checkable
@@ -142,12 +142,12 @@ class Trunk(Protocol):
         """Batches of what that network takes."""
 
     def seen(self, method: Method[Any]) -> tuple[Looks, nn.Module]:
-        """All pictures as a finished encoder sees them, and what has been learned on top of it."""
+        """All images as a finished encoder sees them, and what has been learned on top of it."""
 
 
 @dataclass(frozen=True, eq=False)
-class FrozenTrunk:
-    """An encoder that stays as it is: its features of a few views of every picture are kept."""
+class FrozenEncoder:
+    """An encoder that stays as it is: its features of a few views of every image are kept."""
 
     kept: Looks
     device: torch.device
@@ -168,12 +168,12 @@ class FrozenTrunk:
 
 
 @dataclass(frozen=True, eq=False)
-class LiveTrunk:
+class FinetunedEncoder:
     """An encoder of which all or some parts go on learning, from new views at every step.
 
     Args:
         encoder: Where to start.
-        images: All pictures.
+        images: All images.
         augment: How views are drawn.
         num_views: Views that predictions are compared over.
         trained: `all`, or how the names of the parts that learn begin.
@@ -205,7 +205,7 @@ class LiveTrunk:
         return network
 
     def feed(self, order: Ordered, kind: type[Method[Any]], label: np.ndarray) -> Feed:
-        """Batches of pictures."""
+        """Batches of images."""
         return Batches(
             self.images,
             views_for(kind, self.augment),
@@ -218,7 +218,7 @@ class LiveTrunk:
         )
 
     def seen(self, method: Method[Any]) -> tuple[Looks, nn.Module]:
-        """All pictures as the method's network sees them."""
+        """All images as the method's network sees them."""
         now = Encoder(method.backbone, self.encoder.image_size, {})
         found, _ = look(
             now, self.images, self.augment, self.num_views, self.seed, self.device, self.workers
@@ -226,15 +226,15 @@ class LiveTrunk:
         return found, nn.Identity()
 
 
-def live_trunk(
+def finetuned_encoder(
     encoder: Encoder,
     images: Images,
     config: DiscoverConfig,
     base: TrainConfig,
     device: torch.device,
-) -> LiveTrunk:
+) -> FinetunedEncoder:
     """What settings, of the discovery and of all its stages, say of a network that learns."""
-    return LiveTrunk(
+    return FinetunedEncoder(
         encoder,
         images,
         base.augment,
@@ -281,20 +281,20 @@ def look(
     seed: int,
     device: torch.device,
     workers: int,
-    tell: Tell = nobody,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[Looks, dict[int, str]]:
-    """Features of pictures as they are, and of several views of each, drawn as in training.
+    """Features of images as they are, and of several views of each, drawn as in training.
 
-    `tell` hears how far this is.
+    `on_progress` hears how far this is.
 
     Returns:
-        The features, and the rows of pictures that cannot be read, with the reason. The features
+        The features, and the rows of images that cannot be read, with the reason. The features
         of those mean nothing.
     """
     network = encoder.backbone.to(device).to(memory_format=torch.channels_last)
     shown = Pixels(images, encoder.image_size, workers=workers)
     count = len(images)
-    read = tracked(shown, count, "features", tell)
+    read = tracked(shown, count, "features", on_progress)
     center = encode(network, (to_network(batch.to(device)) for batch in read))
     drawn = Batches(
         images,
@@ -307,12 +307,12 @@ def look(
     views = []
     for epoch in range(num_views):
         what = f"features of view {epoch + 1}/{num_views}"
-        views.append(encode(network, tracked(_views(drawn, epoch), count, what, tell)))
+        views.append(encode(network, tracked(_views(drawn, epoch), count, what, on_progress)))
     return Looks(center, torch.stack(views)), {**shown.bad, **drawn.bad}
 
 
 def _views(drawn: Batches, epoch: int) -> Iterator[Tensor]:
-    """One view of every picture, in order."""
+    """One view of every image, in order."""
     count = len(drawn.images)
     for piece in np.array_split(np.arange(count), range(PIECE, count, PIECE)):
         yield normalize(drawn.views(epoch, piece)[0])

@@ -14,9 +14,9 @@ from nearkin.distributed.launch import process_group as process_group
 from nearkin.distributed.launch import together as together
 from nearkin.distributed.place import is_first as is_first
 from nearkin.distributed.place import num_processes as num_processes
-from nearkin.distributed.ranks import agreed as agreed
+from nearkin.distributed.ranks import all_reduce_max as all_reduce_max
 from nearkin.distributed.ranks import averaged as averaged
-from nearkin.distributed.ranks import from_first as from_first
+from nearkin.distributed.ranks import broadcast_bytes as broadcast_bytes
 from nearkin.distributed.ranks import gather as gather
 from nearkin.distributed.ranks import is_sharded as is_sharded
 from nearkin.distributed.ranks import mean_over_rows as mean_over_rows

@@ -26,7 +26,7 @@ from torch.multiprocessing.spawn import (
 
 from nearkin.distributed.devices import working_on
 from nearkin.distributed.place import Place, from_slurm, place
-from nearkin.distributed.ranks import agreed
+from nearkin.distributed.ranks import all_reduce_max
 from nearkin.errors import CollapsedError, DivergedError, StoppedError, WorkerError
 
 Follower = TypeVar("Follower", bound=Callable[..., object])
@@ -38,7 +38,7 @@ GRACE: Final = 5
 """Seconds in which a process that was lost has ended."""
 
 READY: Final = timedelta(days=1)
-"""How long the others wait for the first, which looks at all pictures before it meets them."""
+"""How long the others wait for the first, which looks at all images before it meets them."""
 
 
 @contextmanager
@@ -58,9 +58,9 @@ def _together_to_the_end() -> Iterator[None]:
     try:
         yield
     except (StoppedError, CollapsedError, DivergedError):  # all of them come to such an end
-        agreed(0)
+        all_reduce_max(0)
         raise
-    agreed(0)
+    all_reduce_max(0)
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def company(devices: int, follow: Callable[..., object], *args: Any) -> Iterator
     here = place()
     if here is not None:
         os.environ.update(from_slurm(os.environ))
-        with _noticed(None), Company(*_met(here)):
+        with _noticed(None), WorkerGroup(*_met(here)):
             yield
     elif devices == 1:
         yield
@@ -110,10 +110,10 @@ def company(devices: int, follow: Callable[..., object], *args: Any) -> Iterator
         store = TCPStore("127.0.0.1", 0, devices, is_master=True, wait_for_workers=False)
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
         threads = max(1, torch.get_num_threads() // devices)
-        told = meeting | {"WORLD_SIZE": str(devices)}, threads, follow, args
-        helpers = start_processes(_help, told, devices - 1, join=False)
+        log = meeting | {"WORLD_SIZE": str(devices)}, threads, follow, args
+        helpers = start_processes(_help, log, devices - 1, join=False)
         try:
-            with _noticed(helpers), Company(store, 0, devices, helpers, threads):
+            with _noticed(helpers), WorkerGroup(store, 0, devices, helpers, threads):
                 yield
         finally:
             for process in helpers.processes:
@@ -133,7 +133,7 @@ def called(*followers: Follower) -> Follower | None:
 
 
 @dataclass
-class Company:
+class WorkerGroup:
     """Processes that were started to train together: once, or again and again.
 
     They meet in a group of its own for each training. Used as a `with` block; at its end the
@@ -149,7 +149,7 @@ class Company:
     """Of this process in a training; None if that is settled already."""
     meetings: int = 0
 
-    def __enter__(self) -> "Company":
+    def __enter__(self) -> "WorkerGroup":
         _company.set(self)
         return self
 
@@ -193,7 +193,7 @@ class Company:
             yield
 
 
-_company: ContextVar[Company | None] = ContextVar("company", default=None)
+_company: ContextVar[WorkerGroup | None] = ContextVar("company", default=None)
 
 
 def _name(follow: Callable[..., object]) -> str:

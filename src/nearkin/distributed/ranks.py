@@ -116,7 +116,7 @@ def shuffled(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return gather(network(own))[order.argsort()]
 
 
-def agreed(number: int) -> int:
+def all_reduce_max(number: int) -> int:
     """The largest of a number that each rank has, such as that of a signal."""
     if world_size() == 1:
         return number
@@ -125,7 +125,7 @@ def agreed(number: int) -> int:
     return int(largest)
 
 
-def from_first(content: bytes) -> bytes:
+def broadcast_bytes(content: bytes) -> bytes:
     """What the first rank has; the others' own is not looked at."""
     if world_size() == 1:
         return content

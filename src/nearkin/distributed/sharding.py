@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nearkin.distributed.launch import PATIENCE
-from nearkin.distributed.ranks import agreed, is_sharded, rank, same_state
+from nearkin.distributed.ranks import all_reduce_max, is_sharded, rank, same_state
 from nearkin.errors import DivergedError, UsageError
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -134,11 +134,11 @@ def whole(network: nn.Module, divided: nn.Module) -> Iterator[None]:
     try:
         yield
     except DivergedError:
-        agreed(1)
+        all_reduce_max(1)
         raise
     finally:
         _empty(network)
-    if agreed(0):
+    if all_reduce_max(0):
         raise DivergedError("the first process has found numbers that are not finite")
 
 

@@ -54,8 +54,8 @@ class Encoder(nn.Module):
         features: Tensor = self.backbone(images)
         return features
 
-    def transform(self, picture: "Image.Image") -> Float[Tensor, "3 size size"]:
-        """A Pillow picture as this encoder takes it, treated as the files it was trained on.
+    def transform(self, image: "Image.Image") -> Float[Tensor, "3 size size"]:
+        """A Pillow image as this encoder takes it, treated as the files it was trained on.
 
         Upright by its exif orientation, transparency over white, 16 bits scaled to 8, the central
         square, normalized. A JPEG file that Pillow has opened but not yet decoded is decoded in
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
         from nearkin.data.decode import CENTER, center
         from nearkin.data.rgb import load as upright
 
-        color = upright(picture, math.ceil(self.image_size / CENTER))
+        color = upright(image, math.ceil(self.image_size / CENTER))
         pixels = center(np.asarray(color), self.image_size)
         return to_network(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
 

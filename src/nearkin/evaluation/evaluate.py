@@ -18,7 +18,7 @@ from nearkin.evaluation.knn import knn
 from nearkin.evaluation.measure import Measure
 from nearkin.evaluation.probe import linear_probe
 from nearkin.objectives import unit
-from nearkin.pace import Tell, nobody, under
+from nearkin.pace import ProgressCallback, ignore_progress, under
 
 TITLES = {"untrained": "untrained encoder", "pixels": "raw pixels"}
 """Columns that are headed by another name than their own."""
@@ -61,7 +61,7 @@ def evaluate_features(
     seed: int,
     k: int = 200,
     temperature: float = 0.1,
-    tell: Tell = nobody,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[list[Measure], dict[str, str]]:
     """Measure test features with the help of training features.
 
@@ -71,7 +71,7 @@ def evaluate_features(
         seed: Decides held-out images, starts of k-means and resampling.
         k: Neighbors of kNN.
         temperature: Of the votes of kNN.
-        tell: Hears what is measured.
+        on_progress: Hears what is measured.
 
     Returns:
         The measures, and why others could not be taken, by name.
@@ -86,12 +86,12 @@ def evaluate_features(
     measures: list[Measure] = []
     left_out: dict[str, str] = {}
     for done, (name, attempt) in enumerate(attempts.items()):
-        tell(done, len(attempts), name)
+        on_progress(done, len(attempts), name)
         try:
             measures += attempt()
         except DataError as error:
             left_out[name] = str(error)
-    tell(len(attempts), len(attempts), "measured")
+    on_progress(len(attempts), len(attempts), "measured")
     return measures, left_out
 
 
@@ -101,7 +101,7 @@ def evaluate(
     seed: int,
     k: int = 200,
     temperature: float = 0.1,
-    tell: Tell = nobody,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> Evaluation:
     """The same measures for several tables of features of the same images.
 
@@ -111,7 +111,7 @@ def evaluate(
         seed: See `evaluate_features`, as for `k` and `temperature`.
         k: Neighbors of kNN.
         temperature: Of the votes of kNN.
-        tell: Hears what is measured.
+        on_progress: Hears what is measured.
     """
     measures: dict[str, list[Measure]] = {}
     left_out: dict[str, str] = {}
@@ -119,7 +119,12 @@ def evaluate(
     sizes = {part: len(features.labels) for part, features in parts}
     for name, (train, test) in tables.items():
         measures[name], reasons = evaluate_features(
-            train, test, seed=seed, k=k, temperature=temperature, tell=under(name, tell)
+            train,
+            test,
+            seed=seed,
+            k=k,
+            temperature=temperature,
+            on_progress=under(name, on_progress),
         )
         left_out |= reasons
     return Evaluation(sizes, measures, left_out)

@@ -19,11 +19,11 @@ NOTE: Final = "_parts.json"
 """What a folder is of. Readers of Parquet folders pass over names that begin so."""
 BAD_FILES: Final = "_bad_files.csv"
 GROUP: Final = 4_096
-"""Pictures that can be read from a part at once."""
+"""Images that can be read from a part at once."""
 BAD: Final = b"nearkin.bad"
-"""Where a part notes its pictures that could not be read, so that both appear at once."""
+"""Where a part notes its images that could not be read, so that both appear at once."""
 MOST: Final = 1_000_000
-"""Parts; from there on, their names would no longer be in the order of the pictures."""
+"""Parts; from there on, their names would no longer be in the order of the images."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class Note:
     encoder: str
     """The SHA-256 of its file."""
     data: str
-    """The fingerprint of the pictures and of what is said about each."""
-    pictures: int
+    """The fingerprint of the images and of what is said about each."""
+    images: int
     shard: int
-    """Pictures of a part; the last may have fewer."""
+    """Images of a part; the last may have fewer."""
 
     @property
     def num_parts(self) -> int:
         """How many files there are to be."""
-        return -(-self.pictures // self.shard)
+        return -(-self.images // self.shard)
 
     def part(self, number: int) -> str:
-        """The name of a part's file. Names are in the order of the pictures."""
+        """The name of a part's file. Names are in the order of the images."""
         return f"part-{number:06}.parquet"
 
     def missing(self, folder: Path) -> list[int]:
@@ -60,7 +60,7 @@ def digest(path: Path) -> str:
 
 
 def note_on(encoder: Path, images: Images, shard: int) -> Note:
-    """What a folder of the features of these pictures is of."""
+    """What a folder of the features of these images is of."""
     said = hashlib.sha256(images.labels.tobytes())
     said.update(
         "\0".join((*images.classes, *images.splits.tolist())).encode(errors="surrogatepass")
@@ -92,7 +92,7 @@ def claim(folder: Path, note: Note) -> None:
         others = [
             kind for name, kind in kinds.items() if getattr(found, name) != getattr(note, name)
         ]
-        differs = " and another ".join(others or ["number of pictures"])
+        differs = " and another ".join(others or ["number of images"])
         raise OutputError(
             f"{folder} was begun with another {differs}; choose a new folder with -o"
         )
@@ -111,13 +111,13 @@ def read_note(folder: Path) -> Note:
     with usable(path, f"remove {folder} and run nearkin embed again"):
         noted = json.loads(path.read_text(encoding="utf-8"))
         note = Note(**{name: kind(noted[name]) for name, kind in Note.__annotations__.items()})
-        if min(note.shard, note.pictures) < 1 or note.num_parts > MOST:
+        if min(note.shard, note.images) < 1 or note.num_parts > MOST:
             raise ValueError("it speaks of impossible numbers")
         return note
 
 
 def write_part(path: Path, embeddings: Embeddings) -> None:
-    """Write one part, and in it which of its pictures could not be read.
+    """Write one part, and in it which of its images could not be read.
 
     Raises:
         OutputError: If it cannot be written.
@@ -132,7 +132,7 @@ def write_part(path: Path, embeddings: Embeddings) -> None:
 
 
 def read_footer(path: Path) -> tuple[int, Mapping[str, str]]:
-    """How many pictures a part has, and those that could not be read, with the reason.
+    """How many images a part has, and those that could not be read, with the reason.
 
     Raises:
         CheckpointError: If it is damaged.
@@ -146,7 +146,7 @@ def read_footer(path: Path) -> tuple[int, Mapping[str, str]]:
 
 
 def finish(folder: Path, images: Images, bad: Mapping[str, str]) -> None:
-    """List all pictures that could not be read, and remove what killed processes have left."""
+    """List all images that could not be read, and remove what killed processes have left."""
     if images.bad or bad:
         with whole(folder / BAD_FILES) as partial:
             write_bad_files(partial, images, bad)

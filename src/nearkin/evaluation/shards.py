@@ -27,13 +27,13 @@ from nearkin.evaluation.parts import (
     read_footer,
     write_part,
 )
-from nearkin.pace import Tell, under
+from nearkin.pace import ProgressCallback, under
 from nearkin.run.failures import foreseen
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, Silent
 
 SHARD: Final = 65_536
-"""Pictures of a part."""
+"""Images of a part."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Made:
     missing: int
     """Parts that other processes have yet to make."""
     num_parts: int
-    pictures: int = 0
+    count: int = 0
     """How many have features, once no part is missing."""
     bad: int = 0
     """How many could not be read, likewise."""
@@ -55,7 +55,7 @@ class Made:
         found = [f"{self.now} of {self.num_parts} parts made: {folder.resolve()}"]
         if self.missing:
             return [*found, f"{self.missing} parts are still missing; others are to make them"]
-        found.append(f"{self.pictures} pictures have features")
+        found.append(f"{self.count} images have features")
         if self.bad:
             found.append(f"left out {self.bad} that cannot be read: see {BAD_FILES}")
         return found
@@ -73,14 +73,14 @@ def embed(
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> Embeddings | Made:
-    """Features of pictures by a trained encoder. Pictures that cannot be read have none.
+    """Features of images by a trained encoder. Images that cannot be read have none.
 
     Args:
         run: A run folder, or its encoder.safetensors.
         data: What `open_images` takes.
         output: Also write them to this file or, if it ends in / or is a folder, into parts there,
             with only one part in memory; see `embed_parts`.
-        shard: Pictures of a part.
+        shard: Images of a part.
         part: `I/N` makes the I-th of N shares of the parts, with I from 1; all if empty.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
@@ -113,7 +113,7 @@ def embed_parts(
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> Made:
-    """Features of any number of pictures, of which those of one part are in memory.
+    """Features of any number of images, of which those of one part are in memory.
 
     Each part is a Parquet file with rows as `embed` writes them, there whole or not at all. What
     is there is not made again: a command that was killed goes on. Processes that torchrun or srun
@@ -123,7 +123,7 @@ def embed_parts(
         run: A run folder, or its encoder.safetensors.
         data: What `open_images` takes.
         output: A new folder, or one that was begun with the same encoder, data and shard.
-        shard: Pictures of a part.
+        shard: Images of a part.
         part: `I/N` makes the I-th of N shares of the parts, with I from 1; all if empty.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
@@ -132,14 +132,14 @@ def embed_parts(
 
     Raises:
         UsageError: If `shard` or `part` makes no sense.
-        DataError: If none of the pictures can be read.
+        DataError: If none of the images can be read.
         OutputError: If the folder is of something else, or cannot be written.
     """
     if shard < 1:
-        raise UsageError(f"--shard {shard} is less than one picture; give at least 1")
+        raise UsageError(f"--shard {shard} is less than one image; give at least 1")
     first, step = _turn(part)
-    told = reporter or Silent()
-    encoder, images = load(run, backbone=backbone), open_images(data, tell=told.progress)
+    log = reporter or Silent()
+    encoder, images = load(run, backbone=backbone), open_images(data, on_progress=log.progress)
     path = RunFolder(Path(run)).encoder if Path(run).is_dir() else Path(run)
     folder, note = Path(output), note_on(path, images, shard)
     if note.num_parts > MOST:
@@ -150,19 +150,27 @@ def embed_parts(
     for number in own:
         rows = np.arange(number * shard, min(len(images), (number + 1) * shard))
         name = f"part {number + 1} of {note.num_parts}"
-        tell = under(name, told.progress)
+        on_progress = under(name, log.progress)
         with foreseen():
-            found = _features(encoder, images.subset(rows), choose_device(device), processes, tell)
+            found = _features(
+                encoder, images.subset(rows), choose_device(device), processes, on_progress
+            )
         write_part(folder / note.part(number), found)
-        told.line(f"{name}: {len(found.vectors)} pictures")
+        log.line(f"{name}: {len(found.vectors)} images")
         del found  # or there would be two while the next is computed
     return _made(folder, note, images, len(own))
 
 
 def _features(
-    encoder: Encoder, images: Images, device: torch.device, workers: int, tell: Tell
+    encoder: Encoder,
+    images: Images,
+    device: torch.device,
+    workers: int,
+    on_progress: ProgressCallback,
 ) -> Embeddings:
-    found = encode_readable(encoder, images, device=device, workers=workers, tell=tell)
+    found = encode_readable(
+        encoder, images, device=device, workers=workers, on_progress=on_progress
+    )
     return table(found.images, found.features, found.images.splits.tolist(), found.bad)
 
 
@@ -171,15 +179,15 @@ def _made(folder: Path, note: Note, images: Images, now: int) -> Made:
     missing = len(note.missing(folder))
     if missing:
         return Made(now, missing, note.num_parts)
-    pictures, bad = 0, dict[str, str]()
+    total, bad = 0, dict[str, str]()
     for number in range(note.num_parts):
         count, unread = read_footer(folder / note.part(number))
-        pictures += count
+        total += count
         bad.update(unread)
     finish(folder, images, bad)
-    if not pictures:
-        raise DataError(f"none of the {len(images)} pictures can be read; look at the files")
-    return Made(now, 0, note.num_parts, pictures, len(images.bad) + len(bad))
+    if not total:
+        raise DataError(f"none of the {len(images)} images can be read; look at the files")
+    return Made(now, 0, note.num_parts, total, len(images.bad) + len(bad))
 
 
 def _turn(part: str) -> tuple[int, int]:

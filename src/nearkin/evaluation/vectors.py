@@ -46,7 +46,7 @@ class Vectors:
 
     path: Path
     files: tuple[Path, ...]
-    """In the order of the pictures."""
+    """In the order of the images."""
     encoder: str = ""
     """The SHA-256 of the encoder that they are from, if that is known."""
 

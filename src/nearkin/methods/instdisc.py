@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.distributed import gather, mean_over_rows
-from nearkin.memory import MemoryBank, Visits, own_entries
+from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
@@ -38,7 +38,7 @@ from nearkin.types import Batch, Step
 class Estimate(NamedTuple):
     """The visits of a step, and the normalizer in use."""
 
-    visits: Visits
+    visits: KeyUpdate
     normalizer: Float[Tensor, ""]
 
 
@@ -99,13 +99,13 @@ class InstDisc(Method[Estimate]):
             if self.loss == "nce":
                 loss = nce(q, k, others, self.temperature, normalizer, len(images))
             else:
-                own = own_entries(index[rows], images)
+                own = same_image_mask(index[rows], images)
                 loss = info_nce(q, k, others, self.temperature, own)
             if self.proximal_weight > 0:
                 loss = loss + self.proximal_weight * alignment(q, k)
             return loss
 
-        visits = Visits(index, query.detach())
+        visits = KeyUpdate(index, query.detach())
         return Step(mean_over_rows(term, len(query)), memo=Estimate(visits, normalizer))
 
     @override

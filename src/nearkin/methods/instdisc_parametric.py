@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.distributed import gather, mean_over_rows
-from nearkin.memory import own_entries
+from nearkin.memory import same_image_mask
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
@@ -60,7 +60,7 @@ class InstDiscParametric(Method[None]):
         images = torch.arange(len(self.weights), device=index.device)
 
         def term(rows: slice) -> Tensor:
-            own, key = own_entries(index[rows], images), self.weights[index[rows]]
+            own, key = same_image_mask(index[rows], images), self.weights[index[rows]]
             return info_nce(query[rows], key, self.weights, self.temperature, own)
 
         return Step(mean_over_rows(term, len(query)), memo=None)

@@ -20,7 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from nearkin.distributed import gather, mean_over_rows, shuffled
-from nearkin.memory import Queue, Visits, own_entries
+from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.batch_norm import normalize_in_groups
@@ -30,7 +30,7 @@ from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Step
 
 
-class MoCo(Method[Visits]):
+class MoCo(Method[KeyUpdate]):
     """The query must find its key, the other view, among the keys of earlier batches.
 
     Older keys of the query's own image are left out of its negatives. Batch statistics are taken
@@ -76,7 +76,7 @@ class MoCo(Method[Visits]):
         self.queue = Queue(queue_size, dim)
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[Visits]:
+    def forward(self, batch: Batch, progress: float) -> Step[KeyUpdate]:
         first, second = batch.views
         index = gather(batch.index)
         pairs = [(first, second), (second, first)] if self.symmetric else [(first, second)]
@@ -86,19 +86,19 @@ class MoCo(Method[Visits]):
             keys.append(self.keys(other))
 
         def term(rows: slice) -> Tensor:
-            same = own_entries(index[rows], self.queue.index)
+            same = same_image_mask(index[rows], self.queue.index)
             losses = [
                 info_nce(query[rows], key[rows], self.queue.keys, self.temperature, same)
                 for query, key in zip(queries, keys, strict=True)
             ]
             return torch.stack(losses).mean()
 
-        visits = Visits(index.repeat(len(pairs)), torch.cat(keys))
+        visits = KeyUpdate(index.repeat(len(pairs)), torch.cat(keys))
         return Step(mean_over_rows(term, len(index)), memo=visits)
 
     @override
     @torch.no_grad()
-    def commit(self, visits: Visits, progress: float, /) -> None:
+    def commit(self, visits: KeyUpdate, progress: float, /) -> None:
         """The target moves towards the online network, and the keys enter the queue."""
         follow(self.target, self.online, self.momentum)
         self.queue.enqueue(visits.keys, visits.images)

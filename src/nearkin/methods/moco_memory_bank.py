@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from nearkin.distributed import gather, mean_over_rows
-from nearkin.memory import MemoryBank, Visits, own_entries
+from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
@@ -27,7 +27,7 @@ from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Step
 
 
-class MoCoMemoryBank(Method[Visits]):
+class MoCoMemoryBank(Method[KeyUpdate]):
     """The query must find its image's key among keys sampled from the bank.
 
     Args:
@@ -68,19 +68,19 @@ class MoCoMemoryBank(Method[Visits]):
         self.bank = MemoryBank(num_images, dim, momentum)
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[Visits]:
+    def forward(self, batch: Batch, progress: float) -> Step[KeyUpdate]:
         query, index = gather(unit(self.online(batch.views[0]))), gather(batch.index)
         noise = self.bank.sample(self.num_negatives)
         key, negatives = self.bank.keys[index], self.bank.keys[noise]
 
         def term(rows: slice) -> Tensor:
-            same = own_entries(index[rows], noise)
+            same = same_image_mask(index[rows], noise)
             return info_nce(query[rows], key[rows], negatives, self.temperature, same)
 
-        return Step(mean_over_rows(term, len(query)), memo=Visits(index, query.detach()))
+        return Step(mean_over_rows(term, len(query)), memo=KeyUpdate(index, query.detach()))
 
     @override
     @torch.no_grad()
-    def commit(self, visits: Visits, progress: float, /) -> None:
+    def commit(self, visits: KeyUpdate, progress: float, /) -> None:
         """The rows of the batch's images move towards their embeddings."""
         self.bank.write(visits.images, visits.keys)

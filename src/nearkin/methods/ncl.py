@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.distributed import gather
-from nearkin.memory import Queue, own_entries
+from nearkin.memory import Queue, same_image_mask
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
@@ -228,7 +228,7 @@ class NCL(Method[Seen]):
         index: Int[Tensor, " n"],
     ) -> tuple[Float[Tensor, "n matches"], Bool[Tensor, "n keys"]]:
         """Logits against the own key and a queue, and which entries of the queue count."""
-        usable = queue.filled & ~own_entries(index, queue.index)
+        usable = queue.filled & ~same_image_mask(index, queue.index)
         logits = look_up(query, queue.keys, self.temperature, own=key)
         least = torch.finfo(logits.dtype).min / 2
         return logits.masked_fill(~F.pad(usable, (1, 0), value=True), least), usable

@@ -28,7 +28,7 @@ from typing_extensions import override
 from nearkin.distributed import gather, mean_over_rows
 from nearkin.errors import UsageError
 from nearkin.measures.neighbors import nearest
-from nearkin.memory import Queue, Visits, own_entries
+from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
@@ -36,7 +36,7 @@ from nearkin.objectives import in_batch, unit
 from nearkin.types import Batch, Step
 
 
-class NNCLR(Method[Visits]):
+class NNCLR(Method[KeyUpdate]):
     """The nearest neighbor of one view must find the other view's prediction in the batch.
 
     Neighbors come from a support set of earlier embeddings. An image's own older entry is never
@@ -85,18 +85,18 @@ class NNCLR(Method[Visits]):
         self.support_set = Queue(support_size, dim)
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[Visits]:
+    def forward(self, batch: Batch, progress: float) -> Step[KeyUpdate]:
         embeddings = [self.online(view) for view in batch.views]
         p1, p2 = (gather(unit(self.predictor(z))) for z in embeddings)
         z1, z2 = (unit(z.detach()) for z in embeddings)
         loss = self.agree(self.friend(z1, batch.index), p2)
         if self.symmetric != "rowcol":
             loss = (loss + self.agree(self.friend(z2, batch.index), p1)) / 2
-        return Step(loss, memo=Visits(gather(batch.index), gather(z1)))
+        return Step(loss, memo=KeyUpdate(gather(batch.index), gather(z1)))
 
     @override
     @torch.no_grad()
-    def commit(self, visits: Visits, progress: float, /) -> None:
+    def commit(self, visits: KeyUpdate, progress: float, /) -> None:
         """The embeddings of first views enter the support set."""
         self.support_set.enqueue(visits.keys, visits.images)
 
@@ -105,7 +105,7 @@ class NNCLR(Method[Visits]):
     ) -> Float[Tensor, "whole_batch dim"]:
         """For each embedding of every process, one of its nearest neighbors in the support set."""
         keys = self.support_set.keys
-        own = own_entries(index, self.support_set.index)
+        own = same_image_mask(index, self.support_set.index)
         found = nearest(keys, z, self.num_neighbors, ignored=own)
         similarity, neighbors = map(gather, found)
         others = similarity.isfinite().sum(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""RotNet: predict how far a picture was turned.
+"""RotNet: predict how far an image was turned.
 
 Gidaris, Singh, Komodakis. Unsupervised representation learning by predicting image rotations.
 ICLR 2018, arXiv:1803.07728.
@@ -28,10 +28,10 @@ QUARTERS: Final = 4
 
 
 class RotNet(Method[None]):
-    """The features must tell by which of four right angles a picture was turned.
+    """The features must tell by which of four right angles an image was turned.
 
-    All four turns of each picture are in the batch, which is so four times as large. Pictures
-    that look alike from all sides, such as textures or pictures from above, teach it little.
+    All four turns of each image are in the batch, which is so four times as large. Images
+    that look alike from all sides, such as textures or images from above, teach it little.
 
     Args:
         backbone: The network to train.

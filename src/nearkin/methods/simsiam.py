@@ -34,7 +34,7 @@ class SimSiam(Method[None]):
     Args:
         backbone: The network to train.
         dim: Numbers in an embedding, and width of the projector.
-        num_layers: Layers of the projector: 3, or 2 for small pictures (appendix D).
+        num_layers: Layers of the projector: 3, or 2 for small images (appendix D).
         predictor_dim: Width of the predictor's hidden layer.
         predictor: Whether there is a predictor.
         stop_gradient: Whether gradients stop at the embeddings that are predicted.

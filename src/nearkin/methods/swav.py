@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.distributed import gather, mean_over_rows
-from nearkin.memory import Queue, Visits, own_entries
+from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Method, Schedule
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, by_size, mlp
@@ -31,7 +31,7 @@ from nearkin.objectives import look_up, sinkhorn, swapped_match, unit
 from nearkin.types import Batch, Step
 
 
-class SwAV(Method[Visits]):
+class SwAV(Method[KeyUpdate]):
     """Every view must predict the prototypes that each large view is assigned to.
 
     Codes are balanced over the batch and a queue of earlier embeddings, except those of the
@@ -81,7 +81,7 @@ class SwAV(Method[Visits]):
         self.queue = Queue(queue_size, 2 * dim)  # an image's two large views side by side
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[Visits]:
+    def forward(self, batch: Batch, progress: float) -> Step[KeyUpdate]:
         z = [gather(unit(view)) for view in by_size(self.online, batch.views)]
         index = gather(batch.index)
         large = torch.cat([view.detach() for view in z[:2]], dim=1)
@@ -91,11 +91,11 @@ class SwAV(Method[Visits]):
             scores = [look_up(view[rows], self.prototypes, self.temperature) for view in z]
             return swapped_match(scores, [code[rows] for code in codes])
 
-        return Step(mean_over_rows(term, len(index)), memo=Visits(index, large))
+        return Step(mean_over_rows(term, len(index)), memo=KeyUpdate(index, large))
 
     @override
     @torch.no_grad()
-    def commit(self, visits: Visits, progress: float, /) -> None:
+    def commit(self, visits: KeyUpdate, progress: float, /) -> None:
         """The prototypes return to length one, and the large views' embeddings enter the queue."""
         self.prototypes.copy_(unit(self.prototypes))
         self.queue.enqueue(visits.keys, visits.images)
@@ -111,7 +111,7 @@ class SwAV(Method[Visits]):
         """Codes of both large views, balanced with the help of earlier images."""
         rows, ignored = large, None
         if progress >= self.queue_from:
-            shown = own_entries(index, self.queue.index).any(dim=0)
+            shown = same_image_mask(index, self.queue.index).any(dim=0)
             rows = torch.cat([large, self.queue.keys])
             ignored = F.pad(shown | ~self.queue.filled, (len(large), 0))
         scores = [view @ self.prototypes.T for view in rows.chunk(2, dim=1)]

@@ -1,4 +1,4 @@
-"""Small residual networks for small pictures: minutes on a laptop's processor, not days."""
+"""Small residual networks for small images: minutes on a laptop's processor, not days."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,11 +53,11 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
     "tiny": partial(small_resnet, 32, (64, 128)),
     "small": partial(small_resnet, 32, (64, 128, 256)),
 }
-"""`tiny` is for pictures of up to 16 px, `small` for those below 64 px."""
+"""`tiny` is for images of up to 16 px, `small` for those below 64 px."""
 
 
 SMALL_IMAGE = 64
-"""Below this size in pixels, residual networks get a stem that does not shrink the picture."""
+"""Below this size in pixels, residual networks get a stem that does not shrink the image."""
 
 
 class Backbone(nn.Module):

@@ -47,7 +47,7 @@ class Branch(nn.Module):
 
 
 def in_chunks(network: nn.Module, size: int, batch_size: int) -> None:
-    """Train every branch inside `size` pictures at a time: the memory of a small batch.
+    """Train every branch inside `size` images at a time: the memory of a small batch.
 
     Embeddings of all chunks are together before any loss sees them, and activations are computed
     again, chunk by chunk, for the gradients. So gradients are those of the whole batch, with
@@ -57,7 +57,7 @@ def in_chunks(network: nn.Module, size: int, batch_size: int) -> None:
     Args:
         network: Changed in place, once: a method. State and names stay as they are.
         size: Consecutive rows of the batch in a chunk. A chunk holds one view, by one process.
-        batch_size: Pictures in the batch of all processes.
+        batch_size: Images in the batch of all processes.
 
     Raises:
         UsageError: If a process's share of the batch does not consist of whole chunks, or batch
@@ -65,7 +65,7 @@ def in_chunks(network: nn.Module, size: int, batch_size: int) -> None:
     """
     if size < 2 or batch_size % (size * world_size()):
         raise UsageError(
-            f"chunks of {size} pictures do not divide a batch of {batch_size} over {world_size()} "
+            f"chunks of {size} images do not divide a batch of {batch_size} over {world_size()} "
             "processes evenly; choose a size that does, of 2 or more"
         )
     for branch in network.modules():

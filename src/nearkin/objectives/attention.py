@@ -22,7 +22,7 @@ KEYS: Final = 2048
 def pays(
     query: Float[Tensor, "batch dim"], keys: Float[Tensor, "keys dim"], temperature: float
 ) -> bool:
-    """Whether `log_total` takes such tensors, and is faster than the plain form.
+    """Whether `masked_logsumexp` takes such tensors, and is faster than the plain form.
 
     It is not where the keys learn: their gradient would need the logits again.
     """
@@ -31,7 +31,7 @@ def pays(
     return in_reach(query, keys, temperature)
 
 
-def log_total(
+def masked_logsumexp(
     query: Float[Tensor, "batch dim"],
     keys: Float[Tensor, "keys dim"],
     temperature: float,

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nearkin.objectives import attention, strips, triangle
-from nearkin.objectives.lookup import log_total, look_up, tell_apart
+from nearkin.objectives.lookup import infonce_from_lse, look_up, masked_logsumexp
 from nearkin.objectives.precision import full_precision
 
 ALL: Final = slice(None)
@@ -48,10 +48,14 @@ def info_nce(
     """
     positive = (query * key).sum(dim=1) / temperature
     if attention.pays(query, negatives, temperature):
-        return tell_apart(positive, attention.log_total(query, negatives, temperature, same))
+        return infonce_from_lse(
+            positive, attention.masked_logsumexp(query, negatives, temperature, same)
+        )
     if strips.pays(query, negatives):
-        return strips.tell_apart(query, key, negatives, temperature, same)
-    return tell_apart(positive, log_total(look_up(query, negatives, temperature), same))
+        return strips.infonce_from_lse(query, key, negatives, temperature, same)
+    return infonce_from_lse(
+        positive, masked_logsumexp(look_up(query, negatives, temperature), same)
+    )
 
 
 @full_precision
@@ -76,10 +80,10 @@ def in_batch(
     """
     if rows != ALL or strips.pays(query, key):
         first = rows.start or 0
-        return strips.tell_apart(query[rows], key[rows], key, temperature, own=[first])
+        return strips.infonce_from_lse(query[rows], key[rows], key, temperature, own=[first])
     logits = look_up(query, key, temperature)
     own = torch.eye(len(query), dtype=torch.bool, device=query.device)
-    return tell_apart(logits.diagonal(), log_total(logits, own))
+    return infonce_from_lse(logits.diagonal(), masked_logsumexp(logits, own))
 
 
 @full_precision
@@ -108,14 +112,18 @@ def nt_xent(
         views, first = torch.cat([a, b]), rows.start or 0
         both = [first, first + len(a)]
         pairs = ((a[rows], b[rows]), (b[rows], a[rows]))
-        forth, back = (strips.tell_apart(x, y, views, temperature, own=both) for x, y in pairs)
+        forth, back = (
+            strips.infonce_from_lse(x, y, views, temperature, own=both) for x, y in pairs
+        )
         return torch.add(forth, back) / 2
     positive = (a * b).sum(dim=1).repeat(2) / temperature
     if by_triangle:
-        return tell_apart(positive, triangle.log_total(a, b, temperature, partners=False))
+        return infonce_from_lse(
+            positive, triangle.masked_logsumexp(a, b, temperature, partners=False)
+        )
     z = torch.cat([a, b])
     own = torch.eye(len(a), dtype=torch.bool, device=z.device).repeat(2, 2)  # itself and partner
-    return tell_apart(positive, log_total(look_up(z, z, temperature), own))
+    return infonce_from_lse(positive, masked_logsumexp(look_up(z, z, temperature), own))
 
 
 @full_precision
@@ -145,7 +153,7 @@ def sup_con(
     tensor(1.2181)
     """
     if rows == ALL and triangle.pays(a, b, temperature):
-        total = triangle.log_total(a, b, temperature, partners=True)
+        total = triangle.masked_logsumexp(a, b, temperature, partners=True)
         return (total - _mean_of_class(a, b, label) / temperature).mean()
     if rows != ALL or strips.pays(a, b):
         partner = (a[rows] * b[rows]).sum(dim=1)

@@ -27,10 +27,10 @@ def look_up(
     return logits / temperature
 
 
-def tell_apart(
+def infonce_from_lse(
     positive: Float[Tensor, " batch"], total: Float[Tensor, " batch"]
 ) -> Float[Tensor, ""]:
-    """Cross-entropy of finding the positive among negatives of this `log_total`; the mean.
+    """Cross-entropy of finding the positive among negatives of this `masked_logsumexp`; the mean.
 
     With `d = total - positive` it is `log(1 + exp(d))`. A softmax over all of them would
     subtract two numbers that agree in every digit once the positive wins by far.
@@ -39,7 +39,7 @@ def tell_apart(
     return torch.logaddexp(behind, torch.zeros_like(behind)).mean()
 
 
-def log_total(
+def masked_logsumexp(
     logits: Float[Tensor, "batch keys"], ignored: Bool[Tensor, "batch keys"] | None = None
 ) -> Float[Tensor, " batch"]:
     """The logarithm of the sum of the exponentials of all logits that are not ignored."""

@@ -24,11 +24,11 @@ ROWS: Final = 128
 
 
 def pays(query: Float[Tensor, "batch dim"], keys: Float[Tensor, "keys dim"]) -> bool:
-    """Whether `tell_apart` is faster than the plain form."""
+    """Whether `infonce_from_lse` is faster than the plain form."""
     return len(query) * len(keys) >= SMALLEST and query.dtype == keys.dtype
 
 
-def tell_apart(
+def infonce_from_lse(
     query: Float[Tensor, "batch dim"],
     key: Float[Tensor, "batch dim"],
     negatives: Float[Tensor, "keys dim"],

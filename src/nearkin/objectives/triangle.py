@@ -16,13 +16,13 @@ ROWS: Final = 512
 
 
 def pays(a: Float[Tensor, "batch dim"], b: Float[Tensor, "batch dim"], temperature: float) -> bool:
-    """Whether `log_total` takes such tensors, and is faster than the plain form."""
+    """Whether `masked_logsumexp` takes such tensors, and is faster than the plain form."""
     if 2 * len(a) < ROWS or a.dtype != b.dtype:
         return False
     return in_reach(a, b, temperature)
 
 
-def log_total(
+def masked_logsumexp(
     a: Float[Tensor, "batch dim"],
     b: Float[Tensor, "batch dim"],
     temperature: float,

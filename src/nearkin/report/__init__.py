@@ -1,1 +1,1 @@
-"""Runs as people see them: a page, a map, pictures; made of the files of a run."""
+"""Runs as people see them: a page, a map, images; made of the files of a run."""

@@ -1,4 +1,4 @@
-"""The table of pictures that Embedding Atlas reads."""
+"""The table of images that Embedding Atlas reads."""
 
 import io
 from pathlib import Path
@@ -26,18 +26,18 @@ SIDE: Final = 48
 
 
 def write_atlas(folder: RunFolder, images: Images, output: Path) -> int:
-    """Write the pictures of a run, their places and their neighbors, as a Parquet table.
+    """Write the images of a run, their places and their neighbors, as a Parquet table.
 
     Its columns are image (a small PNG, and the path), x, y, label, split, neighbors (rows of this
     table, and 1 less the cosine) and, of a discovery, cluster and score.
 
     Args:
         folder: The run.
-        images: Its pictures.
+        images: Its images.
         output: A name that ends in .parquet.
 
     Returns:
-        How many pictures it has: of very many, as many as the map shows.
+        How many images it has: of very many, as many as the map shows.
 
     Raises:
         UsageError: For another ending.
@@ -67,12 +67,12 @@ def _table(
     similarity, neighbors = nearest(vectors, vectors, NEIGHBORS, exclude_self=True)
     near = zip(neighbors.tolist(), (1 - similarity).tolist(), strict=True)
     shown = dict(squares(images, found.number[rows], SIDE, available_cpus()))
-    pictures = [
+    encoded = [
         {"bytes": _png(shown.get(int(found.number[row]))), "path": found.names[row]}
         for row in rows.tolist()
     ]
     columns = {
-        "image": pyarrow.array(pictures, _struct(bytes=pyarrow.binary(), path=pyarrow.string())),
+        "image": pyarrow.array(encoded, _struct(bytes=pyarrow.binary(), path=pyarrow.string())),
         "x": place[:, 0],
         "y": place[:, 1],
         "label": found.labels[rows].tolist(),
@@ -95,7 +95,7 @@ def _struct(**fields: "pyarrow.DataType") -> "pyarrow.DataType":
 
 
 def _png(square: torch.Tensor | None) -> bytes | None:
-    """Nothing of a picture that cannot be read any longer."""
+    """Nothing of an image that cannot be read any longer."""
     if square is None:
         return None
     file = io.BytesIO()
@@ -104,7 +104,7 @@ def _png(square: torch.Tensor | None) -> bytes | None:
 
 
 def _assigned(folder: RunFolder, names: list[str]) -> dict[str, list[str] | list[float | None]]:
-    """The classes that a discovery found, as they are called now; '' of labeled pictures."""
+    """The classes that a discovery found, as they are called now; '' of labeled images."""
     if not folder.assignments.exists():
         return {}
     called = {row["cluster"]: row["name"].strip() for row in read_csv(folder.clusters)}

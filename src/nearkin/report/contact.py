@@ -1,4 +1,4 @@
-"""Pictures beside those that they are most similar to."""
+"""Images beside those that they are most similar to."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,19 +21,19 @@ from nearkin.measures.neighbors import nearest
 EXAMPLES: Final = 8
 NEIGHBORS: Final = 8
 SIDE: Final = 112
-"""Of a picture whose name stands below it."""
+"""Of an image whose name stands below it."""
 SMALL: Final = 80
 
 
 def neighbor_sheet(train: Embeddings, test: Embeddings, path: Path) -> Path:
-    """Show held-out pictures, each beside the training pictures it is most like.
+    """Show held-out images, each beside the training images it is most like.
 
-    One row per picture: itself, then its nearest neighbors, most similar first, with their
+    One row per image: itself, then its nearest neighbors, most similar first, with their
     classes, if they have any, and their similarity.
 
     Args:
-        train: The pictures to look among.
-        test: The pictures to look for.
+        train: The images to look among.
+        test: The images to look for.
         path: The file.
     """
     rows = np.linspace(0, len(test.vectors) - 1, min(EXAMPLES, len(test.vectors))).astype(int)
@@ -57,12 +57,12 @@ def _said(*lines: str) -> list[str]:
 
 
 def _side(images: Images, most: int) -> int:
-    """Of a tile; pictures that are all smaller keep the size of the largest."""
+    """Of a tile; images that are all smaller keep the size of the largest."""
     return min(most, int(images.sizes.min(axis=1).max()))
 
 
 def contact_sheet(found: Sequence[Neighbors], images: Images, path: Path) -> Path:
-    """Show pictures, each beside its neighbors, with names and similarities.
+    """Show images, each beside its neighbors, with names and similarities.
 
     Args:
         found: What is most similar to what.
@@ -70,16 +70,16 @@ def contact_sheet(found: Sequence[Neighbors], images: Images, path: Path) -> Pat
         path: The file.
 
     Raises:
-        DataError: If none of the neighbors is among these pictures.
+        DataError: If none of the neighbors is among these images.
         OutputError: If it cannot be written.
     """
     row = {as_text(name): number for number, name in enumerate(images.names)}
     if not any(near.path in row for one in found for near in one.neighbors):
-        raise DataError("none of the neighbors is among these pictures; give --data those of them")
+        raise DataError("none of the neighbors is among these images; give --data those of them")
     side = _side(images, SIDE)
     tiles = [
         [
-            _square(Path(one.picture).read_bytes(), side),
+            _square(Path(one.image).read_bytes(), side),
             *(
                 _square(images.read(row[near.path]) if near.path in row else b"", side)
                 for near in one.neighbors
@@ -89,7 +89,7 @@ def contact_sheet(found: Sequence[Neighbors], images: Images, path: Path) -> Pat
     ]
     captions = [
         [
-            (Path(one.picture).name, "looked for"),
+            (Path(one.image).name, "looked for"),
             *((near.path, f"{near.similarity:.3f}") for near in one.neighbors),
         ]
         for one in found
@@ -101,9 +101,9 @@ def contact_sheet(found: Sequence[Neighbors], images: Images, path: Path) -> Pat
         raise OutputError(f"cannot write {path} ({error}); give --sheet a name.png") from error
 
 
-def _square(picture: bytes | np.ndarray, side: int) -> Float[Tensor, "3 side side"]:
+def _square(image: bytes | np.ndarray, side: int) -> Float[Tensor, "3 side side"]:
     try:
-        shown = center(picture, side)
+        shown = center(image, side)
     except BadImage:
         shown = np.full((side, side, 3), MIDDLE_GRAY, np.uint8)
     return torch.from_numpy(shown).movedim(2, 0) / 255

@@ -52,11 +52,11 @@ def name_classes(folder: RunFolder, clusters: Collection[str], name: str) -> Non
 
 
 def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
-    """Make pictures a class of their own, and sure of it: their user has picked them by hand.
+    """Make images a class of their own, and sure of it: their user has picked them by hand.
 
     Args:
         folder: The discovery.
-        paths: The pictures, which are to have been sorted into classes by it.
+        paths: The images, which are to have been sorted into classes by it.
         name: Of the new class; may be empty.
 
     Returns:
@@ -72,7 +72,7 @@ def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
         if not moved or len(moved) < len(paths):
             others = set(paths) - {row["path"] for row in moved}
             which = f"{min(others)!r} came with its class" if others else "none were chosen"
-            raise UsageError(f"{which}; choose pictures that were sorted into classes")
+            raise UsageError(f"{which}; choose images that were sorted into classes")
         taken = {row["cluster"] for row in clusters}
         new = next(free for number in count(1) if (free := f"new-{number}") not in taken)
         for row in moved:
@@ -88,11 +88,11 @@ def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
 
 
 def classes(folder: RunFolder, names: Sequence[str]) -> dict[str, Any]:
-    """The classes of a run, if it is a discovery, and which pictures they have.
+    """The classes of a run, if it is a discovery, and which images they have.
 
     Args:
         folder: The run.
-        names: Of all its pictures, by their numbers.
+        names: Of all its images, by their numbers.
 
     Raises:
         CheckpointError: If the tables are damaged.
@@ -110,7 +110,7 @@ def classes(folder: RunFolder, names: Sequence[str]) -> dict[str, Any]:
 
 
 def called(folder: RunFolder) -> dict[str, str]:
-    """What the class of every picture that was sorted into one is called, by its path."""
+    """What the class of every image that was sorted into one is called, by its path."""
     if not is_discovery(folder):
         return {}
     named = {row["cluster"]: row["name"].strip() for row in _read(folder.clusters, CLASS)}
@@ -119,7 +119,7 @@ def called(folder: RunFolder) -> dict[str, str]:
 
 
 def _clusters(folder: RunFolder) -> dict[str, str]:
-    """The class of every picture that was sorted into one, by its path."""
+    """The class of every image that was sorted into one, by its path."""
     return {row["path"]: row["cluster"] for row in _read(folder.assignments, PICTURE)}
 
 

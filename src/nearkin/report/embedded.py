@@ -20,7 +20,7 @@ class Embedded:
     """The embeddings of a run, as its table has them."""
 
     number: Int[np.ndarray, " n"]
-    """Each picture's row among all pictures of the run."""
+    """Each image's row among all images of the run."""
     names: tuple[str, ...]
     labels: np.ndarray
     """Names of classes; '' where unknown."""
@@ -30,7 +30,7 @@ class Embedded:
 
 
 def embedded(folder: RunFolder, images: Images) -> Embedded:
-    """The embeddings of those pictures that are among these, in their order.
+    """The embeddings of those images that are among these, in their order.
 
     Raises:
         CheckpointError: If the table is damaged.
@@ -53,8 +53,8 @@ def embedded(folder: RunFolder, images: Images) -> Embedded:
     order = order[number[order] >= 0]
     if not len(order):
         raise DataError(
-            f"none of the {len(names)} pictures of {folder.path} is among these {len(images)}; "
-            "give the pictures of the run"
+            f"none of the {len(names)} images of {folder.path} is among these {len(images)}; "
+            "give the images of the run"
         )
     return Embedded(
         number[order],
@@ -66,9 +66,9 @@ def embedded(folder: RunFolder, images: Images) -> Embedded:
 
 
 def voted(found: Embedded) -> np.ndarray:
-    """The class that its nearest training pictures give each held-out picture with a label.
+    """The class that its nearest training images give each held-out image with a label.
 
-    The answers behind the kNN accuracy; '' for all other pictures.
+    The answers behind the kNN accuracy; '' for all other images.
     """
     labeled = found.labels != ""
     bank, asked = (np.flatnonzero(labeled & (found.splits == part)) for part in ("train", "test"))

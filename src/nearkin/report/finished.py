@@ -29,8 +29,8 @@ class Finished:
     kind: str
     settings: Mapping[str, str]
     measures: Mapping[str, Measure]
-    pictures: str
-    """A fingerprint of its pictures."""
+    images: str
+    """A fingerprint of its images."""
     division: str
     """And of which of them were held out."""
     seconds: float | None
@@ -67,13 +67,13 @@ def finished(run: str | Path) -> Finished:
         measures = dict(_of_training(summary) if trained else _of_discovery(summary))
     with usable(folder.data, "finish the run anew"):
         noted = json.loads(folder.data.read_text(encoding="utf-8"))
-        pictures, _, division = str(noted["fingerprint"]).partition("-")
+        images, _, division = str(noted["fingerprint"]).partition("-")
     return Finished(
         folder=folder,
         kind=TRAININGS if trained else DISCOVERIES,
         settings={name: str(value) for name, value in settings.items() if name != "options"},
         measures=measures,
-        pictures=pictures,
+        images=images,
         division=division,
         seconds=_seconds(folder.log),
     )

@@ -25,7 +25,7 @@ CURVES: Final = {
     "loss": ("Loss", "What training makes smaller. Compare it only within one method."),
     "knn": (
         "kNN accuracy",
-        "Of held-out pictures, by the vote of the most similar training pictures.",
+        "Of held-out images, by the vote of the most similar training images.",
     ),
     "effective_rank": ("Directions in use", "A fall to a few means that embeddings collapse."),
     "feature_std": ("Spread", "1 if embeddings fill the sphere evenly, 0 if all are alike."),
@@ -68,21 +68,21 @@ def _floors(summary: Mapping[str, Any], start: float, end: float) -> dict[str, P
 
 
 MEANINGS: Final = {
-    "kNN top-1": "Share of held-out pictures whose class wins the vote of the most similar "
-    "training pictures. Nothing is trained for it: it shows the embedding as it is.",
-    "linear probe": "Share of held-out pictures that a linear classifier on top of the frozen "
+    "kNN top-1": "Share of held-out images whose class wins the vote of the most similar "
+    "training images. Nothing is trained for it: it shows the embedding as it is.",
+    "linear probe": "Share of held-out images that a linear classifier on top of the frozen "
     "encoder gets right: what could be learned from few labels.",
-    "cluster accuracy": "Share of held-out pictures in the right cluster, if clusters are named "
+    "cluster accuracy": "Share of held-out images in the right cluster, if clusters are named "
     "as well as possible: whether classes stand apart without any label.",
     "NMI": "What the clusters tell about the classes: 0 nothing, 1 all.",
-    "ARI": "How often two pictures are rightly together or apart in the clusters: 0 as by chance, "
+    "ARI": "How often two images are rightly together or apart in the clusters: 0 as by chance, "
     "1 always.",
     "effective rank": "How many directions the features make use of. A few mean a collapse.",
     "feature std": "How evenly features fill the sphere: 1 evenly, 0 all alike.",
-    "mean cosine": "How alike different pictures are on average: 0 as by chance, 1 all alike.",
+    "mean cosine": "How alike different images are on average: 0 as by chance, 1 all alike.",
     "uniformity": "The lower, the more evenly features fill the sphere.",
-    "alignment": "How far apart two views of one picture are: 0 at one place.",
-    "neighbor agreement": "Share of its nearest pictures that a picture keeps in another view.",
+    "alignment": "How far apart two views of one image are: 0 at one place.",
+    "neighbor agreement": "Share of its nearest images that an image keeps in another view.",
 }
 
 
@@ -91,7 +91,7 @@ def report_of(folder: RunFolder, images: Images, found: Embedded) -> TrainingRep
 
     Args:
         folder: The run.
-        images: Its pictures.
+        images: Its images.
         found: Their embeddings.
     """
     config, data = folder.settings()
@@ -129,7 +129,7 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
     )
     return (
         f"A {config.backbone} learned by {METHODS[config.method].__name__} from "
-        f"{sizes['train']:,} pictures in {config.epochs} epochs{held}. {labels}"
+        f"{sizes['train']:,} images in {config.epochs} epochs{held}. {labels}"
     )
 
 
@@ -169,7 +169,7 @@ def _results(summary: Mapping[str, Any]) -> Table:
         for name in _names(summary)
     ]
     note = (
-        "On held-out pictures, with 95 % intervals. The floors beside it are what the same "
+        "On held-out images, with 95 % intervals. The floors beside it are what the same "
         "network knew before training, and what raw pixels tell."
     )
     return Table("Beside its floors", columns, tuple(rows), note)
@@ -194,14 +194,14 @@ def _protocol(summary: Mapping[str, Any]) -> list[str]:
         for entry in summary["measures"]["encoder"].values()
     ]
     said += [f"{name}: not measured, {why}." for name, why in summary["left_out"].items()]
-    return [*said, "The last epoch counts; nothing was chosen by the labels of held-out pictures."]
+    return [*said, "The last epoch counts; nothing was chosen by the labels of held-out images."]
 
 
 def _steps(folder: RunFolder, data: str) -> list[tuple[str, str]]:
     run, name = folder.path, "Name some classes, and find the others."
     return [
-        ("See pictures at full size, and search with one of yours.", f"nearkin explore {run}"),
-        ("Find the pictures that one is most like.", f"nearkin neighbors {run} PICTURE"),
+        ("See images at full size, and search with one of yours.", f"nearkin explore {run}"),
+        ("Find the images that one is most like.", f"nearkin neighbors {run} PICTURE"),
         ("Write features for other programs.", f"nearkin embed {run} {data} -o vectors.parquet"),
         (name, f"nearkin discover {data} --known A,B --from {run}"),
     ]

@@ -1,4 +1,4 @@
-"""By what the pictures on the map can be colored, read off the tables of a run."""
+"""By what the images on the map can be colored, read off the tables of a run."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from nearkin.measures.matching import cluster_accuracy
 from nearkin.measures.neighbors import nearest
 from nearkin.report.embedded import Embedded, voted
 from nearkin.report.page.layout import lay_out
-from nearkin.report.page.map import Coloring, PictureMap
+from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.report.thumbnails import COLUMNS, PER_SHEET, tiles
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, usable, write_whole
@@ -26,7 +26,7 @@ from nearkin.tables import read_csv, usable, write_whole
 def colorings(
     folder: RunFolder, found: Embedded, rows: Int[np.ndarray, " rows"]
 ) -> tuple[Coloring, ...]:
-    """All that there is to say about the pictures in these rows, the most telling first."""
+    """All that there is to say about the images in these rows, the most telling first."""
     discovered = folder.assignments.exists()
     made = _of_discovery(folder, found) if discovered else _of_training(found)
     return tuple(
@@ -48,9 +48,9 @@ def _of_training(found: Embedded) -> Iterator[Coloring]:
     yield named(
         "Correct",
         correct,
-        note="Whether the nearest training pictures of a held-out picture give it its class.",
+        note="Whether the nearest training images of a held-out image give it its class.",
     )
-    yield named("Split", found.splits, note="Held-out pictures (test) were never trained on.")
+    yield named("Split", found.splits, note="Held-out images (test) were never trained on.")
 
 
 def _of_discovery(folder: RunFolder, found: Embedded) -> Iterator[Coloring]:
@@ -61,10 +61,10 @@ def _of_discovery(folder: RunFolder, found: Embedded) -> Iterator[Coloring]:
     yield named(
         "Class",
         np.array([_called(row, label, clusters) for row, label in _pairs(given, found)]),
-        note="The class that was found or, of pictures that came with one, their own.",
+        note="The class that was found or, of images that came with one, their own.",
     )
     kinds = ["labeled" if row is None else _kind(known[row["cluster"]]) for row in given]
-    yield named("Known or novel", np.array(kinds), note="Labeled pictures came with their class.")
+    yield named("Known or novel", np.array(kinds), note="Labeled images came with their class.")
     score = [np.nan if row is None else float(row["score"] or "nan") for row in given]
     yield Coloring("Score", np.array(score, np.float32), note="How sure the classifier is.")
     yield from _of_truth(given, found)
@@ -89,7 +89,7 @@ def _called(
 
 
 def _of_truth(given: Sequence[Mapping[str, str] | None], found: Embedded) -> Iterator[Coloring]:
-    """What is true of pictures that came without a label, if that is known."""
+    """What is true of images that came without a label, if that is known."""
     cluster = np.array(["" if row is None else row["cluster"] for row in given])
     scored = (cluster != "") & (found.labels != "")
     if not scored.any():
@@ -115,21 +115,21 @@ def named(name: str, values: np.ndarray, *, note: str) -> Coloring:
 
 
 MOST: Final = 20_000
-"""Pictures on a page; of more, a sample is shown that has as many of every class as it can."""
+"""Images on a page; of more, a sample is shown that has as many of every class as it can."""
 NEIGHBORS: Final = 12
 FEW: Final = 10_000
-"""Pictures up to which one thread finds their places as fast as several."""
+"""Images up to which one thread finds their places as fast as several."""
 
 
-def picture_map(folder: RunFolder, found: Embedded, images: Images) -> PictureMap | None:
-    """What the map of a run shows; nothing if fewer than two of its pictures can be.
+def image_map(folder: RunFolder, found: Embedded, images: Images) -> ImageMap | None:
+    """What the map of a run shows; nothing if fewer than two of its images can be.
 
     Places are kept in the folder, so that the map stays the same for the same embeddings.
 
     Args:
         folder: The run.
         found: Its embeddings.
-        images: Its pictures.
+        images: Its images.
     """
     if len(found.number) < 2:
         return None
@@ -139,7 +139,7 @@ def picture_map(folder: RunFolder, found: Embedded, images: Images) -> PictureMa
     shown = images.subset(found.number[rows])
     made = tiles(shown, workers=available_cpus())
     names = tuple(found.names[row] for row in rows.tolist())
-    return PictureMap(
+    return ImageMap(
         number=found.number[rows],
         names=names,
         place=places(folder, found.vectors[rows], rows),
@@ -181,7 +181,7 @@ def balanced(labels: np.ndarray, most: int) -> Int[np.ndarray, " rows"]:
 def places(
     folder: RunFolder, vectors: Float32[np.ndarray, "n d"], rows: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, "n 2"]:
-    """Where pictures lie: as kept in the folder, if that is of these embeddings, else anew.
+    """Where images lie: as kept in the folder, if that is of these embeddings, else anew.
 
     Where they cannot be kept, they are found anew each time.
     """

@@ -1,4 +1,4 @@
-"""Pictures of a run for talks and papers: curves, the map, which classes are confused."""
+"""Images of a run for talks and papers: curves, the map, which classes are confused."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from nearkin.data.images import Images
 from nearkin.data.sheets import COLUMNS, class_sheet, shortened
 from nearkin.report.from_training import training_curves
-from nearkin.report.page.map import Coloring, PictureMap
+from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.report.page.report import Chart, Confusion, Report, TrainingReport
 from nearkin.run.folder import RunFolder
 
@@ -67,12 +67,12 @@ def figure(path: Path, width: float, height: float) -> Iterator["Figure"]:
 
 
 def draw(chart: Chart, path: Path) -> Path:
-    """A chart as a picture file."""
+    """A chart as an image file."""
     return curves([chart], path)
 
 
 def curves(charts: Sequence[Chart], path: Path) -> Path:
-    """Charts side by side as a picture file."""
+    """Charts side by side as an image file."""
     width = 6.0 if len(charts) == 1 else 3.4 * len(charts)
     with figure(path, width, 3.4) as made:
         for axis, chart in zip(
@@ -102,19 +102,19 @@ def _lines(axis: "Axes", chart: Chart) -> None:
         axis.legend()
 
 
-def map_plot(shown: PictureMap, path: Path) -> Path:
-    """All pictures as points on the map, colored as the page colors them first."""
+def map_plot(shown: ImageMap, path: Path) -> Path:
+    """All images as points on the map, colored as the page colors them first."""
     with figure(path, 7.5, 5.6) as made:
         axis = made.subplots()
         axis.grid(visible=False)
         axis.spines[:].set_visible(False)
-        axis.set(xticks=[], yticks=[], aspect="equal", title=f"{len(shown.place):,} pictures")
+        axis.set(xticks=[], yticks=[], aspect="equal", title=f"{len(shown.place):,} images")
         axis.set_xlabel("t-SNE of the embeddings: what lies close together is alike")
         if not shown.colorings:
             _dots(axis, shown.place, len(shown.place), COLORS[0])
             return path
         coloring = shown.colorings[0]
-        axis.set_title(f"{len(shown.place):,} pictures by {coloring.name.lower()}")
+        axis.set_title(f"{len(shown.place):,} images by {coloring.name.lower()}")
         if coloring.classes:
             _by_class(axis, shown.place, coloring)
         else:
@@ -132,7 +132,7 @@ def _dots(
     *,
     hollow: bool = False,
 ) -> "PathCollection":
-    """Some of so many pictures."""
+    """Some of so many images."""
     return axis.scatter(
         place[:, 0],
         place[:, 1],
@@ -171,7 +171,7 @@ def _by_class(axis: "Axes", place: Float[np.ndarray, "n 2"], coloring: Coloring)
 def _by_number(
     axis: "Axes", place: Float[np.ndarray, "n 2"], coloring: Coloring
 ) -> "ScalarMappable":
-    """Draw the pictures, and give the scale of their colors."""
+    """Draw the images, and give the scale of their colors."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -183,7 +183,7 @@ def _by_number(
 
 
 def confusion_plot(confusion: Confusion, path: Path) -> Path:
-    """How the pictures of each true class were taken, shaded by their share of it."""
+    """How the images of each true class were taken, shaded by their share of it."""
     counts = np.array(confusion.counts, dtype=float).reshape(len(confusion.truth), -1)
     share = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     many = max(counts.shape)
@@ -218,7 +218,7 @@ MOST_GALLERIES: Final = 40
 
 
 def write_figures(
-    folder: RunFolder, report: TrainingReport | Report, shown: PictureMap | None, images: Images
+    folder: RunFolder, report: TrainingReport | Report, shown: ImageMap | None, images: Images
 ) -> None:
     """Draw what there is to draw of a finished run.
 
@@ -226,7 +226,7 @@ def write_figures(
         folder: The run.
         report: What its page tells.
         shown: What the map on it shows.
-        images: Its pictures.
+        images: Its images.
     """
     plots = folder.plots
     plots.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a new picture is most similar to, and where it lies on the map of a run."""
+"""What a new image is most similar to, and where it lies on the map of a run."""
 
 import io
 import threading
@@ -38,7 +38,7 @@ TOP: Final = 24
 
 @dataclass(frozen=True)
 class Similar:
-    """The pictures that a new one is most similar to."""
+    """The images that a new one is most similar to."""
 
     numbers: list[int]
     """The most similar first."""
@@ -49,11 +49,11 @@ class Similar:
 
 
 class Search:
-    """Looks among all pictures of a run. What that takes is loaded when it is first asked.
+    """Looks among all images of a run. What that takes is loaded when it is first asked.
 
     Args:
         folder: The run.
-        images: Its pictures.
+        images: Its images.
     """
 
     def __init__(self, folder: RunFolder, images: Images) -> None:
@@ -62,7 +62,7 @@ class Search:
         self._device = choose_device("auto")
 
     def similar(self, encoded: bytes) -> Similar:
-        """The pictures most similar to that in a file.
+        """The images most similar to that in a file.
 
         Raises:
             DataError: If it cannot be read.
@@ -90,9 +90,7 @@ class Search:
                 raise BadImage("too-large")
             pixels = torch.from_numpy(center(encoded, size)).permute(2, 0, 1)
         except BadImage as error:
-            raise DataError(
-                f"the picture cannot be read ({error.reason}); give another"
-            ) from error
+            raise DataError(f"the image cannot be read ({error.reason}); give another") from error
         return encode_pixels(self._encoder, [pixels[None]], self._device).cpu()
 
     @cached_property
@@ -112,10 +110,10 @@ class Search:
 
 
 LARGE: Final = 1600
-"""The longest side of a picture that is shown by itself."""
+"""The longest side of an image that is shown by itself."""
 SMALL: Final = 96
 DECODERS: Final = 4
-"""Pictures that are decoded at once: each may take hundreds of megabytes."""
+"""Images that are decoded at once: each may take hundreds of megabytes."""
 
 
 class RunSite:
@@ -123,7 +121,7 @@ class RunSite:
 
     Args:
         folder: The run.
-        images: Its pictures.
+        images: Its images.
     """
 
     def __init__(self, folder: RunFolder, images: Images) -> None:
@@ -144,7 +142,7 @@ class RunSite:
         """Its own."""
         return self._policy
 
-    def picture(self, number: int) -> bytes | None:
+    def image(self, number: int) -> bytes | None:
         """Upright, and no larger than a screen."""
         return self._webp(number, _shrunk)
 
@@ -167,7 +165,7 @@ class RunSite:
         return file.getvalue()
 
     def search(self, encoded: bytes) -> Json:
-        """The most similar pictures, and where the picture lies on the map."""
+        """The most similar images, and where the image lies on the map."""
         with self._at_work:
             found = self._search.similar(encoded)
             labels = self._labels()
@@ -205,7 +203,7 @@ class RunSite:
             return self.classes()
 
     def export(self, folder: str, numbers: list[int] | None) -> Json:
-        """Below the run folder, which is never searched for pictures."""
+        """Below the run folder, which is never searched for images."""
         if file_names([folder]) != [folder]:
             raise UsageError(
                 f"{folder!r} is no folder name; use letters, digits, '.', '_' and '-'"
@@ -218,19 +216,19 @@ class RunSite:
             labels = self._labels()
             classes = [labels[row] or "unlabeled" for row in rows.tolist()]
             written = copy_to(path, self._images, rows, classes, data=())
-        return {"folder": str(path.resolve()), "pictures": written}
+        return {"folder": str(path.resolve()), "images": written}
 
     def _rows(self, numbers: list[int] | None) -> np.ndarray:
-        """Of all pictures, or of these."""
+        """Of all images, or of these."""
         count = len(self._images)
         if numbers is None:
             return np.arange(count)
         if not all(0 <= number < count for number in numbers):
-            raise UsageError(f"the pictures have numbers from 0 to {count - 1}; reload the page")
+            raise UsageError(f"the images have numbers from 0 to {count - 1}; reload the page")
         return np.unique(np.array(numbers, np.int64))
 
     def _labels(self) -> list[str]:
-        """The class that each picture came with, or what it was sorted into; '' if neither."""
+        """The class that each image came with, or what it was sorted into; '' if neither."""
         sorted_into = edits.called(self._folder)
         names, classes = self._images.names, ("", *self._images.classes)
         own = [classes[label + 1] for label in self._images.labels.tolist()]

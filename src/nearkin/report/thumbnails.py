@@ -1,4 +1,4 @@
-"""Pictures small enough to stand in a page."""
+"""Images small enough to stand in a page."""
 
 import base64
 import io
@@ -21,14 +21,14 @@ QUALITY: Final = 80
 def thumbnails(
     images: Images, rows: Int[np.ndarray, " rows"], side: int = 96, workers: int = 0
 ) -> dict[int, str]:
-    """The central squares of some pictures as `data:` URIs, by their rows.
+    """The central squares of some images as `data:` URIs, by their rows.
 
-    PNG up to 64 pixels, else WebP. Pictures that cannot be read are left out.
+    PNG up to 64 pixels, else WebP. Images that cannot be read are left out.
 
     Args:
-        images: The pictures.
+        images: The images.
         rows: Which of them, in any order; to name one twice is to name it once.
-        side: Pixels on a side. Where all pictures are smaller, the largest keeps its own size:
+        side: Pixels on a side. Where all images are smaller, the largest keeps its own size:
             it is for the page to enlarge them without blur.
         workers: Processes that decode photographs.
     """
@@ -38,7 +38,7 @@ def thumbnails(
 def squares(
     images: Images, rows: Int[np.ndarray, " rows"], side: int, workers: int
 ) -> Iterator[tuple[int, UInt8[Tensor, "3 side side"]]]:
-    """The middle of each readable picture after its row, all of one size."""
+    """The middle of each readable image after its row, all of one size."""
     rows = np.unique(rows)
     if not len(rows):
         return
@@ -60,29 +60,29 @@ SIDE: Final = 48
 COLUMNS: Final = 16
 PER_SHEET: Final = COLUMNS**2
 MOST_BYTES: Final = 9_000_000
-"""Of all sheets: a page of 20,000 pictures is to stay below 15 MB, and base64 adds a third."""
+"""Of all sheets: a page of 20,000 images is to stay below 15 MB, and base64 adds a third."""
 QUALITIES: Final = (60, 35, 15)
 """Of WebP, tried in turn until all sheets are small enough."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """The central squares of pictures, in their order."""
+    """The central squares of images, in their order."""
 
     sheets: tuple[bytes, ...]
-    """WebP pictures of `PER_SHEET` tiles, `COLUMNS` in a row; the last one may have fewer."""
+    """WebP images of `PER_SHEET` tiles, `COLUMNS` in a row; the last one may have fewer."""
     side: int
     """Pixels on a side of a tile."""
 
 
 def tiles(images: Images, workers: int = 0) -> Tiles:
-    """Tiles of all pictures.
+    """Tiles of all images.
 
-    Pictures that are all smaller than a tile keep the size of the largest: it is for the page
+    Images that are all smaller than a tile keep the size of the largest: it is for the page
     to enlarge them without blur. Those that cannot be read are gray.
 
     Args:
-        images: The pictures.
+        images: The images.
         workers: Processes that decode photographs.
     """
     side = min(SIDE, int(images.sizes.min(axis=1).max()))
@@ -108,7 +108,7 @@ def _sheets(
 
 
 def _webp(sheet: UInt8[np.ndarray, "height width 3"], quality: int, side: int) -> bytes:
-    """Lossy, but of pictures so small that every pixel is to be seen."""
+    """Lossy, but of images so small that every pixel is to be seen."""
     file = io.BytesIO()
     Image.fromarray(sheet).save(file, "webp", quality=quality, lossless=side <= SIDE // 2)
     return file.getvalue()

@@ -10,9 +10,9 @@ from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.report.embedded import embedded
 from nearkin.report.from_training import report_of
-from nearkin.report.mapping import picture_map
-from nearkin.report.page.map import PictureMap
-from nearkin.report.page.report import ClassView, Picture, Report, TrainingReport
+from nearkin.report.mapping import image_map
+from nearkin.report.page.map import ImageMap
+from nearkin.report.page.report import ClassView, Report, Tile, TrainingReport
 from nearkin.report.page.sections import discovery_page, training_page
 from nearkin.report.plots import write_figures
 from nearkin.report.thumbnails import thumbnails
@@ -28,7 +28,7 @@ class Shown:
     """What is shown of a finished run."""
 
     report: Report | TrainingReport
-    map: PictureMap | None
+    map: ImageMap | None
 
     def page(self, *, served: bool = False) -> str:
         """The page.
@@ -46,11 +46,11 @@ def shown_of(folder: RunFolder, images: Images) -> Shown:
 
     Args:
         folder: The run.
-        images: Its pictures.
+        images: Its images.
     """
     found = embedded(folder, images)
-    told = _told(folder, images) if folder.page.exists() else report_of(folder, images, found)
-    return Shown(told, picture_map(folder, found, images))
+    log = _told(folder, images) if folder.page.exists() else report_of(folder, images, found)
+    return Shown(log, image_map(folder, found, images))
 
 
 def write_page(folder: RunFolder, images: Images) -> None:
@@ -61,7 +61,7 @@ def write_page(folder: RunFolder, images: Images) -> None:
 
 
 def keep(folder: RunFolder, report: Report) -> None:
-    """Keep what a page about a discovery tells; its pictures are looked up again."""
+    """Keep what a page about a discovery tells; its images are looked up again."""
     replace_text(folder.page, msgspec.json.encode(report, enc_hook=str).decode())
 
 
@@ -96,13 +96,13 @@ def _named(cluster: str, names: dict[str, str]) -> str:
 
 
 def _looked_up(
-    pictures: list[Picture], row: dict[str, int], images: Images, side: int
+    tiles: list[Tile], row: dict[str, int], images: Images, side: int
 ) -> dict[str, str]:
-    """Pixels by name, of those pictures that are still there."""
-    rows = np.array([row[shown.path] for shown in pictures if shown.path in row], np.int64)
+    """Pixels by name, of those images that are still there."""
+    rows = np.array([row[shown.path] for shown in tiles if shown.path in row], np.int64)
     found = thumbnails(images, rows, side, available_cpus())
     return {images.names[number]: uri for number, uri in found.items()}
 
 
-def _with(uris: dict[str, str], pictures: Any) -> tuple[Picture, ...]:
-    return tuple(replace(shown, uri=uris[shown.path]) for shown in pictures if shown.path in uris)
+def _with(uris: dict[str, str], tiles: Any) -> tuple[Tile, ...]:
+    return tuple(replace(shown, uri=uris[shown.path]) for shown in tiles if shown.path in uris)

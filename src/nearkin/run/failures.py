@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from nearkin.data.loading import lost, told
+from nearkin.data.loading import log, lost
 from nearkin.errors import ResourceError, WorkerError
 
 
@@ -33,7 +33,7 @@ def foreseen(batch_size: int | None = None) -> Iterator[None]:
             if batch_size
             else "give the same command again or, from Python, workers=0"
         )
-        raise WorkerError(f"loader workers failed twice ({told(error)}); {again}") from error
+        raise WorkerError(f"loader workers failed twice ({log(error)}); {again}") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

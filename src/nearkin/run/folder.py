@@ -78,32 +78,32 @@ class RunFolder:
 
     @property
     def bad_files(self) -> Path:
-        """Pictures that could not be read, with the reason."""
+        """Images that could not be read, with the reason."""
         return self.path / "bad_files.csv"
 
     @property
     def data(self) -> Path:
-        """How many pictures the run was started with, and their fingerprint."""
+        """How many images the run was started with, and their fingerprint."""
         return self.path / "data.json"
 
     @property
-    def pictures(self) -> Path:
-        """Which pictures these are."""
-        return self.path / "pictures.csv"
+    def images(self) -> Path:
+        """Which images these are."""
+        return self.path / "images.csv"
 
     @property
     def embeddings(self) -> Path:
-        """Features of every picture of the data."""
+        """Features of every image of the data."""
         return self.path / "embeddings.parquet"
 
     @property
     def plots(self) -> Path:
-        """The folder of pictures about the run."""
+        """The folder of images about the run."""
         return self.path / "plots"
 
     @property
     def assignments(self) -> Path:
-        """The class of every picture that came without one."""
+        """The class of every image that came without one."""
         return self.path / "assignments.csv"
 
     @property
@@ -143,17 +143,17 @@ class RunFolder:
 
     @property
     def page(self) -> Path:
-        """What the page about a discovery tells, as values, without pictures."""
+        """What the page about a discovery tells, as values, without images."""
         return self.path / STAGES / "page.json"
 
     @property
     def map(self) -> Path:
-        """Where the pictures lie on the page's map."""
+        """Where the images lie on the page's map."""
         return self.path / "map.npz"
 
     @property
     def kept(self) -> Path:
-        """What a frozen encoder sees of all pictures."""
+        """What a frozen encoder sees of all images."""
         return self.path / STAGES / "kept.safetensors"
 
     @property
@@ -234,7 +234,7 @@ def clear(run: RunFolder) -> None:
         run.metrics,
         run.summary,
         run.data,
-        run.pictures,
+        run.images,
         run.embeddings,
     ]
     made += [run.assignments, run.clusters, run.classifier, run.report, run.map]
@@ -250,8 +250,8 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     """What was found, how good it is beside the baselines, and what to beware of."""
     sizes = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "novel"]
     named = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "known"]
-    found = f"{len(sizes)} novel classes of {min(sizes)} to {max(sizes)} pictures"
-    into = f", and {sum(named)} pictures of known classes" if named else ""
+    found = f"{len(sizes)} novel classes of {min(sizes)} to {max(sizes)} images"
+    into = f", and {sum(named)} images of known classes" if named else ""
     return [
         f"found  {found}{into}",
         *_table(summary["scores"]),

@@ -18,7 +18,7 @@ class Reporter(Protocol):
         """Something worth a line."""
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """So many of all steps or pictures of something are done; see `nearkin.pace.Tell`."""
+        """So many of all steps or images are done; see `nearkin.pace.ProgressCallback`."""
 
 
 class Silent:
@@ -31,14 +31,14 @@ class Silent:
         """Nothing."""
 
 
-class Logged:
+class Logger:
     """A reporter that also writes its lines, with the time, to a file."""
 
     def __init__(self, reporter: Reporter, path: Path) -> None:
         self._reporter = reporter
         self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
 
-    def __enter__(self) -> "Logged":
+    def __enter__(self) -> "Logger":
         return self
 
     def __exit__(

@@ -13,14 +13,22 @@ import torch
 
 from nearkin.config import TrainConfig, seconds
 from nearkin.data.batches import Feed
-from nearkin.distributed import agreed, collect, from_first, is_sharded, shard, whole, world_size
+from nearkin.distributed import (
+    all_reduce_max,
+    broadcast_bytes,
+    collect,
+    is_sharded,
+    shard,
+    whole,
+    world_size,
+)
 from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.pace import Pace
 from nearkin.run.folder import RunFolder
 from nearkin.run.machine import note_machine
-from nearkin.run.reporter import Logged
+from nearkin.run.reporter import Logger
 from nearkin.run.settings.build import PRECISIONS
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
@@ -91,7 +99,7 @@ def fit(
     method: Method[Any],
     batches: Feed,
     monitor: Looker,
-    told: Logged,
+    log: Logger,
     terms: Sequence[str] = (),
 ) -> bool:
     """Train from the newest checkpoint of the run folder to the last step.
@@ -102,7 +110,7 @@ def fit(
         method: What to train.
         batches: What with.
         monitor: Who looks at it now and then.
-        told: Who is told how it goes.
+        log: Who is told how it goes.
         terms: Metrics of the method that are noted and told beside the loss.
 
     Returns:
@@ -111,23 +119,23 @@ def fit(
     per_epoch, batch_size = batches.order.steps_per_epoch, batches.order.batch_size
     total = int(config.epochs) * per_epoch
     optimizer = optimizer_for(method, config)
-    start = same_start(optimizer, _restored(folder, method, optimizer, total, told))
+    start = same_start(optimizer, _restored(folder, method, optimizer, total, log))
     trained = trained_by(config, method, optimizer) if start < total else method
     with ExitStack() as stack:
         journal = stack.enter_context(Journal(folder.metrics, (*COLUMNS, *terms), upto=start))
         asked = stack.enter_context(Requests())
         saver = stack.enter_context(
-            Saver(folder, trained, optimizer, journal, told, config.save_every, start).capturing()
+            Saver(folder, trained, optimizer, journal, log, config.save_every, start).capturing()
         )
-        watch = Watch(monitor, config, method, trained, told, asked)
+        watch = Watch(monitor, config, method, trained, log, asked)
         epoch, pace = journal.rows()[start - start % per_epoch :], Pace(total, batch_size)
-        told.progress(start, total, "first step")
+        log.progress(start, total, "first step")
         for done, step in steps_of(
             config, trained, optimizer, batches.between(start, total), start=start, total=total
         ):
             found = {"loss": step.loss.item()} | {key: step.metrics[key].item() for key in terms}
             at = f"epoch {-(-done // per_epoch)}/{config.epochs}"
-            told.progress(
+            log.progress(
                 done, total, "  ".join([at, f"loss {found['loss']:.3f}", *pace.reach(done)])
             )
             with pace.paused():
@@ -136,9 +144,11 @@ def fit(
             journal.append(row | {"lr": optimizer.param_groups[0]["lr"]})
             epoch.append(row)
             if done % per_epoch == 0:
-                told.line("  ".join([at, *_means(epoch, found), *shown(looked), *pace.speed]))
+                log.line("  ".join([at, *_means(epoch, found), *shown(looked), *pace.speed]))
                 epoch.clear()
-            stop = agreed(asked.stop)  # once: what comes after the save is for the next step
+            stop = all_reduce_max(
+                asked.stop
+            )  # once: what comes after the save is for the next step
             saver.after(done, asked=asked.take_save(), last=done == total or bool(stop))
             if stop:
                 asked.end(done, stop)
@@ -149,7 +159,7 @@ def fit(
 
 def end_if_asked(asked: Requests, done: int) -> None:
     """End all processes after the same step, if any of them was asked to end."""
-    if stop := agreed(asked.stop):
+    if stop := all_reduce_max(asked.stop):
         asked.end(done, stop)
 
 
@@ -177,7 +187,7 @@ def same(state: Mapping[str, Any]) -> dict[str, Any]:
     """What the first process has, in all of them: names of numbers, text, tensors, and such."""
     content = io.BytesIO()
     torch.save(dict(state), content)
-    sent = from_first(content.getvalue())
+    sent = broadcast_bytes(content.getvalue())
     found: dict[str, Any] = torch.load(io.BytesIO(sent), map_location="cpu", weights_only=True)
     return found
 
@@ -187,20 +197,20 @@ def _restored(
     method: Method[Any],
     optimizer: torch.optim.Optimizer,
     total: int,
-    told: Logged,
+    log: Logger,
 ) -> int:
     """The step to go on from, with everything as it was then."""
     restored = checkpoint.load(folder.checkpoints, method, optimizer)
     for damaged in restored.damaged:
-        told.line(
+        log.line(
             f"warning: {damaged.stem} is damaged, and kept as {damaged.name}; "
             f"what came after step {restored.step} is done again"
         )
     if restored.step:
-        told.line(f"resuming after step {restored.step} of {total}")
+        log.line(f"resuming after step {restored.step} of {total}")
     changes = note_machine(folder.machine, next(method.parameters()).device, restored.step)
     if changes:
-        told.line(f"warning: {changes}; from here on the bits are not those of an unbroken run")
+        log.line(f"warning: {changes}; from here on the bits are not those of an unbroken run")
     return restored.step
 
 
@@ -233,7 +243,7 @@ def timed(config: TrainConfig, method: Method[Any], batches: Feed) -> TrainConfi
     """The configuration with a length in epochs; in all processes the same."""
     if not config.max_time:
         return config
-    pace = from_first(repr(seconds_per_epoch(config, method, batches)).encode())
+    pace = broadcast_bytes(repr(seconds_per_epoch(config, method, batches)).encode())
     return replace(config, epochs=epochs_within(config.max_time, float(pace)), max_time="")
 
 
@@ -265,8 +275,8 @@ def accompany(config: TrainConfig, method: Method[Any], batches: Feed) -> None:
                 if look_due(every, done, per_epoch, total):
                     with whole(method, trained):
                         pass
-                stop = agreed(asked.stop)
-                if is_sharded(trained) and agreed(0):
+                stop = all_reduce_max(asked.stop)
+                if is_sharded(trained) and all_reduce_max(0):
                     checkpoint.take_part(done, trained, optimizer)
                 if stop:
                     asked.end(done, stop)

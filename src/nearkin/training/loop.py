@@ -164,5 +164,5 @@ def steps(
             release_frozen(optimizer)
             optimizer.step()
             method.commit(found.memo, progress)
-            told = dict(zip(found.metrics, metrics, strict=True))
-            yield step + 1, replace(found, loss=loss, metrics=told)
+            values = dict(zip(found.metrics, metrics, strict=True))
+            yield step + 1, replace(found, loss=loss, metrics=values)

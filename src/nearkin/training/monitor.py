@@ -17,41 +17,45 @@ from nearkin.evaluation.encode import encode
 from nearkin.evaluation.features import known
 from nearkin.evaluation.knn import knn, num_neighbors
 from nearkin.method import Method
-from nearkin.pace import Tell, nobody, tracked
-from nearkin.run.reporter import Logged
+from nearkin.pace import ProgressCallback, ignore_progress, tracked
+from nearkin.run.reporter import Logger
 from nearkin.training.health import Alarm, health
 from nearkin.training.signals import Requests
 
 BANK, QUERIES = 5_000, 1_000
-"""Pictures looked at, at most: enough for a curve, little beside an epoch."""
+"""Images looked at, at most: enough for a curve, little beside an epoch."""
 PIECE = 256
-"""Pictures encoded at once."""
+"""Images encoded at once."""
 
 
 class Monitor:
-    """Health of the embeddings, and kNN accuracy where there are labels, on fixed pictures.
+    """Health of the embeddings, and kNN accuracy where there are labels, on fixed images.
 
     Args:
-        parts: Some pictures that are trained on are the bank; some that are held out are the
+        parts: Some images that are trained on are the bank; some that are held out are the
             queries. Those with labels are preferred, those that cannot be read are left out.
         config: The resolved settings.
         device: Where the encoder is.
-        tell: Hears how far a look is.
+        on_progress: Hears how far a look is.
     """
 
     def __init__(
-        self, parts: Parts, config: TrainConfig, device: torch.device, tell: Tell = nobody
+        self,
+        parts: Parts,
+        config: TrainConfig,
+        device: torch.device,
+        on_progress: ProgressCallback = ignore_progress,
     ) -> None:
         size, workers = int(config.image_size), int(config.workers)
         asked = preferred(parts.test if len(parts.test) else parts.train, QUERIES)
-        self.queries, self.query_labels = in_memory(asked, size, workers, tell)
-        self.device, self.tell = device, tell
+        self.queries, self.query_labels = in_memory(asked, size, workers, on_progress)
+        self.device, self.on_progress = device, on_progress
         self.scored = bool(len(parts.test)) and bool(
             known(self.query_labels).any() and known(parts.train.labels).any()
         )
         if self.scored:
             bank = preferred(parts.train, BANK)
-            self.bank, self.bank_labels = in_memory(bank, size, workers, tell)
+            self.bank, self.bank_labels = in_memory(bank, size, workers, on_progress)
 
     def look(self, method: Method[Any]) -> dict[str, float]:
         """Measure a method as it stands, leaving it as it was."""
@@ -66,22 +70,22 @@ class Monitor:
         return seen
 
     def _encode(self, method: Method[Any], shown: UInt8[Tensor, "n 3 _ _"]) -> Tensor:
-        pieces = tracked(shown.split(PIECE), len(shown), "a look at the encoder", self.tell)
+        pieces = tracked(shown.split(PIECE), len(shown), "a look at the encoder", self.on_progress)
         return encode_pixels(method.backbone, pieces, self.device)
 
 
 def preferred(images: Images, count: int) -> Images:
-    """At most `count` pictures, evenly spread over those with labels, or over all without any."""
+    """At most `count` images, evenly spread over those with labels, or over all without any."""
     labeled = np.flatnonzero(known(images.labels))
     return (images.subset(labeled) if len(labeled) else images).spread(count)
 
 
 def in_memory(
-    images: Images, size: int, workers: int, tell: Tell
+    images: Images, size: int, workers: int, on_progress: ProgressCallback
 ) -> tuple[UInt8[Tensor, "n 3 {size} {size}"], Int[np.ndarray, " n"]]:
-    """The pixels and the labels of those pictures that can be read."""
+    """The pixels and the labels of those images that can be read."""
     source = Pixels(images, size, workers=workers)
-    shown = torch.cat(list(tracked(source, len(images), "pictures to look at", tell)))
+    shown = torch.cat(list(tracked(source, len(images), "images to look at", on_progress)))
     rows = np.delete(np.arange(len(images)), sorted(source.bad))
     return (shown[torch.from_numpy(rows)] if source.bad else shown), images.labels[rows]
 
@@ -115,7 +119,7 @@ class Watch:
         config: When, and whether a collapse is to end the run.
         method: What is looked at. It goes on in training mode.
         trained: What takes the steps: the method, or what `shard` made of it.
-        told: Who hears of a collapse.
+        log: Who hears of a collapse.
         asked: Where the end of the run is asked for.
     """
 
@@ -125,7 +129,7 @@ class Watch:
         config: TrainConfig,
         method: Method[Any],
         trained: Method[Any],
-        told: Logged,
+        log: Logger,
         asked: Requests,
     ) -> None:
         self.monitor = monitor
@@ -133,7 +137,7 @@ class Watch:
         self.ends = config.on_collapse == "stop"
         self.method = method
         self.trained = trained
-        self.told = told
+        self.log = log
         self.asked = asked
         self._alarm = Alarm(type(method))
 
@@ -147,7 +151,7 @@ class Watch:
         if verdict and self.ends and done < total:
             self.asked.collapse(verdict)
         elif verdict:
-            self.told.line(f"warning: {verdict}")
+            self.log.line(f"warning: {verdict}")
         return seen
 
 

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from torch.optim.optimizer import Optimizer
 
-from nearkin.distributed import agreed, is_sharded
+from nearkin.distributed import all_reduce_max, is_sharded
 from nearkin.errors import DivergedError, ResourceError
 from nearkin.method import Method
 from nearkin.run.folder import RunFolder
-from nearkin.run.reporter import Logged
+from nearkin.run.reporter import Logger
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
 
@@ -33,7 +33,7 @@ class Saver:
         method: What is trained.
         optimizer: What trains it.
         journal: The metrics, of which a checkpoint is never ahead.
-        told: Who hears of a checkpoint that failed.
+        log: Who hears of a checkpoint that failed.
         every: Steps between checkpoints; `auto` is once a minute, or so rarely that saving takes
             no more than two hundredths of the time.
         done: Steps that are done.
@@ -45,7 +45,7 @@ class Saver:
         method: Method[Any],
         optimizer: Optimizer,
         journal: Journal,
-        told: Logged,
+        log: Logger,
         every: int | str,
         done: int,
     ) -> None:
@@ -53,7 +53,7 @@ class Saver:
         self.method = method
         self.optimizer = optimizer
         self.journal = journal
-        self.told = told
+        self.log = log
         self.every = every
         self.done = done
         self._failures = 0
@@ -74,7 +74,7 @@ class Saver:
         self.done = done
         due = asked or last or self._due()
         if is_sharded(self.method):
-            due = bool(agreed(int(due)))  # the others take part
+            due = bool(all_reduce_max(int(due)))  # the others take part
         if due:
             self._save(last)
 
@@ -92,7 +92,7 @@ class Saver:
             self._failures += 1
             if last or self._failures == PATIENCE:
                 raise
-            self.told.line(f"warning: {error}; training goes on, the next one may succeed")
+            self.log.line(f"warning: {error}; training goes on, the next one may succeed")
         else:
             self._failures = 0
         self._last = time.monotonic()

@@ -1,4 +1,4 @@
-"""Pictures on a plane: those that are alike lie close together (t-SNE)."""
+"""Images on a plane: those that are alike lie close together (t-SNE)."""
 
 from typing import Final
 
@@ -6,23 +6,23 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 PERPLEXITY: Final = 30
-"""How many others each picture is drawn to, about."""
+"""How many others each image is drawn to, about."""
 FEWEST: Final = 4
-"""Of fewer pictures, the principal components show all there is."""
+"""Of fewer images, the principal components show all there is."""
 BLOCK: Final = 1024
 """Rows compared with all others at once."""
 ANCHORS: Final = 10
-"""Pictures that a new one is placed amid."""
+"""Images that a new one is placed amid."""
 
 
 def lay_out(features: Float32[np.ndarray, "n d"], *, threads: int = 1) -> Float[np.ndarray, "n 2"]:
-    """The place of each picture on a map, by the cosines of its features to those of others.
+    """The place of each image on a map, by the cosines of its features to those of others.
 
     Nothing is drawn at random: the map starts at the principal components, and the neighbors it is
     made from are exact. So the same features lie at the same places, to the bit.
 
     Args:
-        features: A row per picture.
+        features: A row per image.
         threads: Processor threads to use.
     """
     from threadpoolctl import threadpool_limits
@@ -42,15 +42,15 @@ def place(
     features: Float32[np.ndarray, "n d"],
     places: Float[np.ndarray, "n 2"],
 ) -> Float[np.ndarray, "m 2"]:
-    """Places for new pictures on a map that stays as it is: amid those they are most like.
+    """Places for new images on a map that stays as it is: amid those they are most like.
 
-    The median of the places of the nearest pictures, each counting by the inverse of its squared
-    distance: a picture that is on the map already lies on itself, and one whose neighbors lie in
+    The median of the places of the nearest images, each counting by the inverse of its squared
+    distance: an image that is on the map already lies on itself, and one whose neighbors lie in
     two groups goes to one of them, where a mean would lie between.
 
     Args:
-        new: Features of the new pictures.
-        features: Those of the pictures of the map, of which there is at least one.
+        new: Features of the new images.
+        features: Those of the images of the map, of which there is at least one.
         places: Where these are.
     """
     anchors, similarity = _nearest(_unit(new), _unit(features), min(ANCHORS, len(features)))
@@ -69,7 +69,7 @@ def _unit(features: Float32[np.ndarray, "n d"]) -> Float32[np.ndarray, "n d"]:
 
 
 def _principal(unit: Float32[np.ndarray, "n d"]) -> Float[np.ndarray, "n 2"]:
-    """The two principal components; the farthest picture of each lies on its positive side."""
+    """The two principal components; the farthest image of each lies on its positive side."""
     found = np.zeros((len(unit), 2))
     centered = unit.astype(np.float64)
     centered -= centered.sum(axis=0) / max(1, len(unit))
@@ -101,7 +101,7 @@ def _nearest(
 def _without_itself(
     others: Int[np.ndarray, "n more"], similarity: Float32[np.ndarray, "n more"]
 ) -> tuple[Int[np.ndarray, "n k"], Float32[np.ndarray, "n k"]]:
-    """Each row less the picture itself, or less its last where copies have pushed it out."""
+    """Each row less the image itself, or less its last where copies have pushed it out."""
     itself = others == np.arange(len(others))[:, None]
     itself[~itself.any(axis=1), -1] = True
     shape = len(others), others.shape[1] - 1
@@ -114,7 +114,7 @@ def _spread(
     similarity: Float32[np.ndarray, "n k"],
     threads: int,
 ) -> Float[np.ndarray, "n 2"]:
-    """Let pictures be drawn to their neighbors, and repel all others, from these places on."""
+    """Let images be drawn to their neighbors, and repel all others, from these places on."""
     from openTSNE import TSNE
     from openTSNE.affinity import PerplexityBasedNN
     from openTSNE.nearest_neighbors import PrecomputedNeighbors

@@ -1,4 +1,4 @@
-"""The map of all pictures, to be walked through: its markup, and its data for the script."""
+"""The map of all images, to be walked through: its markup, and its data for the script."""
 
 import base64
 import json
@@ -38,32 +38,32 @@ class Coloring:
     """One way to color the map."""
 
     name: str
-    """What is shown. The script knows two by name: a Score, highest first, orders the pictures
+    """What is shown. The script knows two by name: a Score, highest first, orders the images
     of a class; a Class can be renamed where there is a server."""
     of: Int[np.ndarray, " n"] | Float[np.ndarray, " n"]
-    """The class of every picture, -1 where it is not known; without classes a number, or NaN."""
+    """The class of every image, -1 where it is not known; without classes a number, or NaN."""
     classes: tuple[str, ...] = ()
     note: str = ""
     """A sentence: how to read it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PictureMap:
-    """Pictures, their places, and who is like whom."""
+class ImageMap:
+    """Images, their places, and who is like whom."""
 
     number: Int[np.ndarray, " n"]
-    """Of each picture in the data: what the served page asks for."""
+    """Of each image in the data: what the served page asks for."""
     names: tuple[str, ...]
     """Paths in the data. They may hold anything."""
     place: Float[np.ndarray, "n 2"]
     neighbors: Int[np.ndarray, "n k"]
-    """Positions among these pictures, the most similar first, without the picture itself."""
+    """Positions among these images, the most similar first, without the image itself."""
     similarity: Float32[np.ndarray, "n k"]
     """Cosine."""
     colorings: tuple[Coloring, ...]
     """The first is shown first."""
     sheets: tuple[bytes, ...]
-    """WebP pictures of tiles, row by row in the order of the pictures."""
+    """WebP images of tiles, row by row in the order of the images."""
     side: int
     """Pixels of a tile's side."""
     columns: int
@@ -71,10 +71,10 @@ class PictureMap:
     per_sheet: int
     """Tiles on every sheet but the last."""
     total: int
-    """Pictures in the run. Where it is more than are here, these are a sample."""
+    """Images in the run. Where it is more than are here, these are a sample."""
 
 
-def map_section(shown: PictureMap) -> Html:
+def map_section(shown: ImageMap) -> Html:
     """What stands on the page: all that needs no script, and the data for the script.
 
     Without colorings, all points look alike.
@@ -89,7 +89,7 @@ def map_section(shown: PictureMap) -> Html:
         element("div", _canvas(), _tools(), _tip(), class_="map-view", id="map-view"),
         element("div", *_side(), class_="map-side", id="map-side"),
     )
-    table = element("summary", "The pictures as a table"), element("div", "", class_="wide")
+    table = element("summary", "The images as a table"), element("div", "", class_="wide")
     return together(
         [
             element("p", _help(shown)),
@@ -106,7 +106,7 @@ def map_section(shown: PictureMap) -> Html:
                 class_="explorer",
                 id="map-explorer",
             ),
-            element("script", _packed(shown), type="application/json", id="pictures"),
+            element("script", _packed(shown), type="application/json", id="images"),
         ]
     )
 
@@ -119,22 +119,22 @@ def script() -> str:
 
 
 KEYS: Final = (
-    "By keyboard: Tab to the map, arrow keys step from picture to picture, Enter opens one, Space "
+    "By keyboard: Tab to the map, arrow keys step from image to image, Enter opens one, Space "
     "selects it, + and - zoom, 0 shows all, Escape goes back."
 )
 
 
-def _help(shown: PictureMap) -> str:
+def _help(shown: ImageMap) -> str:
     here = len(shown.names)
     sample = (
-        f" Here are {here:,} of the {shown.total:,} pictures, taken evenly from all classes."
+        f" Here are {here:,} of the {shown.total:,} images, taken evenly from all classes."
         if here < shown.total
         else ""
     )
     return (
-        "Every point is a picture, and pictures that the encoder holds alike lie close together. "
-        "Click a point to see the picture and those most like it; drag to move, scroll to zoom, "
-        "until points become pictures. What lies close belongs together; how far apart groups "
+        "Every point is an image, and images that the encoder holds alike lie close together. "
+        "Click a point to see the image and those most like it; drag to move, scroll to zoom, "
+        "until points become images. What lies close belongs together; how far apart groups "
         f"lie, and how large they look, means little.{sample}"
     )
 
@@ -149,7 +149,7 @@ def _canvas() -> Html:
         id="map-canvas",
         tabindex=0,
         role="application",
-        aria_label="Map of the pictures",
+        aria_label="Map of the images",
         aria_describedby="map-keys",
     )
 
@@ -159,7 +159,7 @@ def _tools() -> Html:
         ("map-in", "+", "Zoom in"),
         ("map-out", "\u2212", "Zoom out"),
         ("map-fit", "Show all", "Show the whole map"),
-        ("map-lasso", "Lasso", "Draw around pictures to select them (or drag with Shift held)"),
+        ("map-lasso", "Lasso", "Draw around images to select them (or drag with Shift held)"),
     )
     made = [element("button", said, type="button", id=id_, title=why) for id_, said, why in tools]
     return element("div", *made, class_="map-tools", role="group", aria_label="Tools of the map")
@@ -171,11 +171,11 @@ def _tip() -> Html:
 
 def _side() -> Iterable[Html]:
     yield element("section", "", id="map-legend", aria_label="Legend")
-    yield element("section", "", id="map-selection", aria_label="Selected pictures", hidden="")
-    yield element("section", "", id="map-panel", aria_label="Picture")
+    yield element("section", "", id="map-selection", aria_label="Selected images", hidden="")
+    yield element("section", "", id="map-panel", aria_label="Image")
 
 
-def _packed(shown: PictureMap) -> Html:
+def _packed(shown: ImageMap) -> Html:
     """The data as JSON, which holds arrays as bytes and cannot be taken for markup."""
     similarity = np.rint(shown.similarity * FINE).astype(np.int16)
     colorings = [

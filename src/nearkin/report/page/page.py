@@ -116,7 +116,7 @@ def document(
         lead: The first paragraph.
         sections: In order.
         script: What the page runs, if anything.
-        tiny: Whether pictures are so small that their pixels are to be seen as squares.
+        tiny: Whether images are so small that their pixels are to be seen as squares.
         served: Whether a server stands behind the page, which then may ask it.
     """
     shown = [section for section in sections if section[1]]
@@ -141,14 +141,14 @@ def document(
 
 
 def policy(script: str = "", *, served: bool = False) -> str:
-    """What a page may load and run: its own style and script, and the pictures in it.
+    """What a page may load and run: its own style and script, and the images in it.
 
     Args:
         script: What it runs, if anything.
         served: Whether it may ask its server for more.
     """
-    pictures = ["'self'"] * served + ["data:"] + ["blob:"] * bool(script)
-    allowed = ["default-src 'none'", f"img-src {' '.join(pictures)}"]
+    images = ["'self'"] * served + ["data:"] + ["blob:"] * bool(script)
+    allowed = ["default-src 'none'", f"img-src {' '.join(images)}"]
     allowed += [f"style-src 'sha256-{_digest(STYLE)}'"]
     allowed += [f"script-src 'sha256-{_digest(script)}'"] if script else []
     allowed += ["connect-src 'self'"] if served else []

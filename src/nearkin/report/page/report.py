@@ -9,8 +9,8 @@ Points = Sequence[tuple[Number, Number]]
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture as it is shown."""
+class Tile:
+    """An image as it is shown."""
 
     path: str
     """Its name in the data."""
@@ -22,23 +22,23 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class ClassView:
-    """What is shown of a class, of those pictures that came without a label."""
+    """What is shown of a class, of those images that came without a label."""
 
     name: str
     size: int
-    """How many pictures it was given."""
-    medoid: Picture | None = None
-    """The most central picture; none if it has none that can be shown."""
-    core: tuple[Picture, ...] = ()
-    """The most typical pictures, most typical first."""
-    border: tuple[Picture, ...] = ()
-    """The pictures the classifier is least sure of, least sure first."""
+    """How many images it was given."""
+    medoid: Tile | None = None
+    """The most central image; none if it has none that can be shown."""
+    core: tuple[Tile, ...] = ()
+    """The most typical images, most typical first."""
+    border: tuple[Tile, ...] = ()
+    """The images the classifier is least sure of, least sure first."""
     score: float | None = None
-    """Mean over its pictures."""
+    """Mean over its images."""
     stability: float | None = None
     """How much of it the other seeds found as well (Jaccard)."""
     silhouette: float | None = None
-    """Mean over its pictures."""
+    """Mean over its images."""
     nearest_known: str = ""
     """The known class it looks most like."""
     merge: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Confusion:
-    """How many pictures of each true class were given to each found class."""
+    """How many images of each true class were given to each found class."""
 
     truth: tuple[str, ...]
     found: tuple[str, ...]
@@ -104,7 +104,7 @@ class TrainingReport:
     meanings: tuple[tuple[str, str], ...] = ()
     """What each of these numbers means."""
     confusion: Confusion | None = None
-    """Which classes held-out pictures are taken for by their nearest training pictures."""
+    """Which classes held-out images are taken for by their nearest training images."""
     curves: tuple[Chart, ...] = ()
     protocol: tuple[str, ...] = ()
     """How each number was found."""
@@ -115,7 +115,7 @@ class TrainingReport:
     steps: tuple[tuple[str, str], ...] = ()
     """What to do next: a sentence, and the command for it or nothing."""
     tiny: bool = False
-    """Whether the pictures are so small that their pixels are to be seen as squares."""
+    """Whether the images are so small that their pixels are to be seen as squares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,11 @@ class Report:
     data: str
     """What the data are called."""
     mode: Literal["gcd", "ncd"]
-    """Whether a picture without a label may be of a known class (gcd) or not (ncd)."""
+    """Whether an image without a label may be of a known class (gcd) or not (ncd)."""
     known: tuple[str, ...]
     """Names of the known classes."""
     num_labeled: int
-    """How many pictures came with the name of a class."""
+    """How many images came with the name of a class."""
     num_unlabeled: int
     """How many came without; these were sorted into classes."""
     novel: tuple[ClassView, ...]
@@ -139,7 +139,7 @@ class Report:
     confidence: str
     """What a score means, in a sentence."""
     assigned: tuple[ClassView, ...] = ()
-    """The known classes that pictures without a label were given to."""
+    """The known classes that images without a label were given to."""
     interval: tuple[int, int] | None = None
     """Between which numbers of novel classes the truth may lie."""
     findings: tuple[str, ...] = ()
@@ -160,4 +160,4 @@ class Report:
     steps: tuple[tuple[str, str], ...] = ()
     """What to do next: a sentence, and the command for it or nothing."""
     tiny: bool = False
-    """Whether the pictures are so small that their pixels are to be seen as squares."""
+    """Whether the images are so small that their pixels are to be seen as squares."""

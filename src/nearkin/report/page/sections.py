@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from nearkin.report.page.charts import line_chart
-from nearkin.report.page.map import PictureMap, map_section, script
+from nearkin.report.page.map import ImageMap, map_section, script
 from nearkin.report.page.page import (
     SHADES,
     Html,
@@ -25,13 +25,13 @@ from nearkin.report.page.report import (
     Chart,
     ClassView,
     Confusion,
-    Picture,
     Report,
     Table,
+    Tile,
     TrainingReport,
 )
 
-FOUND: Final = "What was found (columns) of each true class (rows), in pictures"
+FOUND: Final = "What was found (columns) of each true class (rows), in images"
 MANY: Final = 20
 """A matrix of more classes than this is folded away."""
 
@@ -45,7 +45,7 @@ def result_table(results: Table) -> Html:
 
 
 def confusion_matrix(confusion: Confusion, title: str = FOUND) -> Html:
-    """Counts, each shaded by its share of the pictures of its true class.
+    """Counts, each shaded by its share of the images of its true class.
 
     Args:
         confusion: The counts.
@@ -82,9 +82,9 @@ def overview(classes: Sequence[ClassView], anchors: Anchors) -> Html:
     """All classes at a glance, each a link to what is said of it."""
     items = []
     for view in classes:
-        picture = [_image(view.medoid, "")] if view.medoid else []
-        name, size = element("b", view.name), element("span", count(view.size, "picture"))
-        link = element("a", *picture, name, size, href=f"#{anchors[view.name]}")
+        image = [_image(view.medoid, "")] if view.medoid else []
+        name, size = element("b", view.name), element("span", count(view.size, "image"))
+        link = element("a", *image, name, size, href=f"#{anchors[view.name]}")
         items.append(element("li", link))
     return element("ol", *items, class_="overview")
 
@@ -94,7 +94,7 @@ def class_card(view: ClassView, of: int, anchors: Anchors) -> Html:
 
     Args:
         view: The class.
-        of: How many pictures there are that could have been given to it.
+        of: How many images there are that could have been given to it.
         anchors: Where the classes that it names are.
     """
     heading = element("h3", element("bdi", view.name))
@@ -104,7 +104,7 @@ def class_card(view: ClassView, of: int, anchors: Anchors) -> Html:
 
 def folded_card(view: ClassView, of: int, anchors: Anchors) -> Html:
     """The same, to be opened."""
-    heading = element("h3", element("bdi", view.name), f": {count(view.size, 'picture')}")
+    heading = element("h3", element("bdi", view.name), f": {count(view.size, 'image')}")
     body = _body(view, of, anchors)
     return element(
         "details", element("summary", heading), body, class_="class", id=anchors[view.name]
@@ -114,8 +114,8 @@ def folded_card(view: ClassView, of: int, anchors: Anchors) -> Html:
 def count(number: int, what: str) -> str:
     """A number of things, with the plural.
 
-    >>> count(1, "picture"), count(1200, "class")
-    ('1 picture', '1,200 classes')
+    >>> count(1, "image"), count(1200, "class")
+    ('1 image', '1,200 classes')
     """
     plural = "" if number == 1 else "es" if what.endswith("s") else "s"
     return f"{number:,} {what}{plural}"
@@ -125,7 +125,7 @@ def _body(view: ClassView, of: int, anchors: Anchors) -> Html:
     about = [_numbers(view, of, anchors)]
     if view.medoid:
         caption = element(
-            "figcaption", "Its most central picture, ", element("bdi", view.medoid.path)
+            "figcaption", "Its most central image, ", element("bdi", view.medoid.path)
         )
         about.insert(0, element("figure", _image(view.medoid, view.medoid.path), caption))
     return together(
@@ -138,12 +138,12 @@ def _body(view: ClassView, of: int, anchors: Anchors) -> Html:
 
 
 MEANING: Final = {
-    "Pictures": "given to it, and their share of all that came without a label",
-    "Score": "mean over its pictures of how sure the classifier is",
+    "Images": "given to it, and their share of all that came without a label",
+    "Score": "mean over its images of how sure the classifier is",
     "Stability": "how much of it other seeds found again: 1 all, 0 nothing",
     "Silhouette": "how far apart it stands: 1 far, 0 touching another class, below 0 inside one",
     "Most like": "the known class that looks most alike",
-    "Maybe one with": "compare the pictures before you join them",
+    "Maybe one with": "compare the images before you join them",
     "In truth": "by the labels that were kept aside",
 }
 """The numbers of a class, each with a line for those who see it for the first time."""
@@ -152,7 +152,7 @@ MEANING: Final = {
 def _numbers(view: ClassView, of: int, anchors: Anchors) -> Html:
     size = f"{view.size:,} ({view.size / of:.0%})" if of else "0"
     said = {
-        "Pictures": size,
+        "Images": size,
         "Score": _decimal(view.score),
         "Stability": _decimal(view.stability),
         "Silhouette": _decimal(view.silhouette),
@@ -172,12 +172,12 @@ def _links(names: Sequence[str], anchors: Anchors) -> Html:
     return Html(", ".join(links))
 
 
-def _tiles(title: str, note: str, pictures: Sequence[Picture]) -> list[Html]:
-    if not pictures:
+def _tiles(title: str, note: str, images: Sequence[Tile]) -> list[Html]:
+    if not images:
         return []
     items = [
         element("li", _image(shown, shown.path), element("span", _decimal(shown.score)))
-        for shown in pictures
+        for shown in images
     ]
     return [
         element("h4", title),
@@ -186,8 +186,8 @@ def _tiles(title: str, note: str, pictures: Sequence[Picture]) -> list[Html]:
     ]
 
 
-def _image(picture: Picture, alt: str) -> Html:
-    return element("img", src=picture.uri, alt=alt, title=picture.path)
+def _image(image: Tile, alt: str) -> Html:
+    return element("img", src=image.uri, alt=alt, title=image.path)
 
 
 def _decimal(value: float | None) -> str:
@@ -198,14 +198,12 @@ NAMED: Final = 12
 """Known classes that are called by name in the first paragraph."""
 
 
-def discovery_page(
-    report: Report, shown: PictureMap | None = None, *, served: bool = False
-) -> str:
+def discovery_page(report: Report, shown: ImageMap | None = None, *, served: bool = False) -> str:
     """The whole page.
 
     Args:
         report: What it tells; parts without content are left out.
-        shown: The pictures on its map.
+        shown: The images on its map.
         served: Whether a server stands behind it.
     """
     return document(
@@ -219,7 +217,7 @@ def discovery_page(
     )
 
 
-def _discovery_sections(report: Report, shown: PictureMap | None) -> Iterable[Section]:
+def _discovery_sections(report: Report, shown: ImageMap | None) -> Iterable[Section]:
     yield "Findings", findings(report.findings)
     yield "Map", map_section(shown) if shown else Html()
     yield "New classes", _novel(report)
@@ -245,7 +243,7 @@ def _lead(report: Report) -> str:
     more = len(report.known) - NAMED
     names = ", ".join(report.known[:NAMED]) + (f" and {more} more" if more > 0 else "")
     asked = (
-        f"{count(report.num_labeled, 'picture')} came with a label, of "
+        f"{count(report.num_labeled, 'image')} came with a label, of "
         f"{count(len(report.known), 'known class')} ({names}); "
         f"{report.num_unlabeled:,} came without."
     )
@@ -270,7 +268,7 @@ def _number(report: Report) -> str:
 
 def _novel(report: Report) -> Html:
     if not report.novel:
-        return element("p", "None was found. Every picture looked like one of a known class.")
+        return element("p", "None was found. Every image looked like one of a known class.")
     anchors = {view.name: f"new-{place}" for place, view in enumerate(report.novel, start=1)}
     cards = [class_card(view, report.num_unlabeled, anchors) for view in report.novel]
     return together([overview(report.novel, anchors), *cards])
@@ -280,7 +278,7 @@ def _assigned(report: Report) -> Html:
     if not report.assigned:
         return Html()
     anchors = {view.name: f"known-{place}" for place, view in enumerate(report.assigned, start=1)}
-    said = "Pictures without a label that look like one of a class that you named."
+    said = "Images without a label that look like one of a class that you named."
     cards = [folded_card(view, report.num_unlabeled, anchors) for view in report.assigned]
     return together([element("p", said), overview(report.assigned, anchors), *cards])
 
@@ -288,22 +286,22 @@ def _assigned(report: Report) -> Html:
 def _sure(report: Report) -> Html:
     said = (
         "A class to trust is large, stable when trained with other seeds, apart from the others "
-        "(silhouette), and its least sure pictures still look like its most typical ones."
+        "(silhouette), and its least sure images still look like its most typical ones."
     )
     return together([element("p", report.confidence), element("p", said)])
 
 
-VOTED = "What its nearest training pictures (columns) say of each true class (rows), in pictures"
+VOTED = "What its nearest training images (columns) say of each true class (rows), in images"
 
 
 def training_page(
-    report: TrainingReport, shown: PictureMap | None = None, *, served: bool = False
+    report: TrainingReport, shown: ImageMap | None = None, *, served: bool = False
 ) -> str:
     """The whole page.
 
     Args:
         report: What it tells; parts without content are left out.
-        shown: The pictures on its map.
+        shown: The images on its map.
         served: Whether a server stands behind it.
     """
     return document(
@@ -317,7 +315,7 @@ def training_page(
     )
 
 
-def _training_sections(report: TrainingReport, shown: PictureMap | None) -> Iterable[Section]:
+def _training_sections(report: TrainingReport, shown: ImageMap | None) -> Iterable[Section]:
     yield "In short", together([element("p", report.health), findings(report.findings)])
     yield "Map", map_section(shown) if shown else Html()
     yield "How good it is", _results(report)

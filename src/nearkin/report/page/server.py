@@ -63,7 +63,7 @@ class Connections(ThreadingMixIn, TCPServer):
         address: Host and port; port 0 is any that is free.
         handler: Answers; it calls `heard` once it knows the question.
         most: How many connections there are at once.
-        told: Hears one line about what should not have happened.
+        log: Hears one line about what should not have happened.
 
     Raises:
         PortError: If nothing can listen there.
@@ -78,9 +78,9 @@ class Connections(ThreadingMixIn, TCPServer):
         handler: Callable[[Any, Any, Any], BaseRequestHandler],
         *,
         most: int,
-        told: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
-        self.told = told
+        self.log = log
         self._most = most
         self._waiting: dict[socket.socket, bool] = {}
         """Open connections, the oldest first, and whether each has yet to ask."""
@@ -144,7 +144,7 @@ class Connections(ThreadingMixIn, TCPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()
         if not isinstance(error, OSError):  # a client that went away is nobody's error
-            self.told(f"a bug in nearkin: {type(error).__name__}: {error}")
+            self.log(f"a bug in nearkin: {type(error).__name__}: {error}")
 
 
 def _end(connection: socket.socket) -> None:
@@ -163,7 +163,7 @@ PATIENCE: Final = 10.0
 TRANSFER: Final = 300.0
 """Seconds for an answer, and for what is sent by those who have the token."""
 START: Final = "/?token="
-PICTURE: Final = re.compile("/(picture|thumbnail)/(0|[1-9][0-9]{0,8})")
+PICTURE: Final = re.compile("/(image|thumbnail)/(0|[1-9][0-9]{0,8})")
 FIXED: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -182,7 +182,7 @@ class Server(Connections):
         host: Where to listen; of what is no loopback address, the only name it answers to.
         port: 0 is any that is free.
         patience: Seconds for the head of a request.
-        told: Hears one line about what should not have happened.
+        log: Hears one line about what should not have happened.
 
     Raises:
         PortError: If nothing can listen there.
@@ -196,9 +196,9 @@ class Server(Connections):
         host: str = LOOPBACK[0],
         port: int = 0,
         patience: float = PATIENCE,
-        told: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
-        super().__init__((host, port), Handler, most=MOST_CONNECTIONS, told=told)
+        super().__init__((host, port), Handler, most=MOST_CONNECTIONS, log=log)
         self.patience = patience
         self.port = int(self.server_address[1])
         self.token = secrets.token_hex(16)
@@ -248,7 +248,7 @@ class Handler(BaseHTTPRequestHandler):
             status = HTTPStatus.BAD_REQUEST if mistaken else HTTPStatus.CONFLICT
             reply = refusal(status, str(error))
         except Exception as error:
-            self.server.told(f"error: a bug in nearkin: {type(error).__name__}: {error}")
+            self.server.log(f"error: a bug in nearkin: {type(error).__name__}: {error}")
             reply = refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug in nearkin; see the terminal")
         self._send(reply)
 
@@ -282,8 +282,8 @@ class Handler(BaseHTTPRequestHandler):
                 return Reply(b"", "text/plain", HTTPStatus.SEE_OTHER, headers=headers)
         elif any(map(self._is_token, self._cookies())):
             return None
-        told = "no access; open the address that nearkin explore has printed"
-        raise Refused(HTTPStatus.FORBIDDEN, told)
+        log = "no access; open the address that nearkin explore has printed"
+        raise Refused(HTTPStatus.FORBIDDEN, log)
 
     def _cookies(self) -> list[str]:
         """Every value of the cookie of this server, among those of others, which may be odd."""
@@ -303,7 +303,7 @@ class Handler(BaseHTTPRequestHandler):
             return values(site.classes())
         if asked := PICTURE.fullmatch(self.path):
             size, number = asked.groups()
-            found = (site.picture if size == "picture" else site.thumbnail)(int(number))
+            found = (site.image if size == "image" else site.thumbnail)(int(number))
             if found is not None:
                 return Reply(found, "image/webp")
         raise Refused(HTTPStatus.NOT_FOUND, "there is no such thing here")
@@ -316,8 +316,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             change = msgspec.json.decode(self._body(), type=CHANGES[self.path])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            told = f"the request is not understood: {error}"
-            raise Refused(HTTPStatus.BAD_REQUEST, told) from error
+            log = f"the request is not understood: {error}"
+            raise Refused(HTTPStatus.BAD_REQUEST, log) from error
         return values(change.made(self.server.site))
 
     def _body(self) -> bytes:

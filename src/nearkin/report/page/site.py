@@ -56,14 +56,14 @@ class Site(Protocol):
     def policy(self) -> str:
         """What the page may load and run, as a Content-Security-Policy."""
 
-    def picture(self, number: int) -> bytes | None:
-        """A picture as WebP, large enough to be looked at; None if it cannot be read."""
+    def image(self, number: int) -> bytes | None:
+        """An image as WebP, large enough to be looked at; None if it cannot be read."""
 
     def thumbnail(self, number: int) -> bytes | None:
         """The same, small and square."""
 
     def search(self, encoded: bytes) -> Json:
-        """What the picture in a file is most similar to."""
+        """What the image in a file is most similar to."""
 
     def classes(self) -> Json:
         """The classes that were found, with their names."""
@@ -75,15 +75,15 @@ class Site(Protocol):
         """Make classes one by giving them one name. Then `classes`."""
 
     def split(self, numbers: list[int], name: str) -> Json:
-        """Make pictures a class of their own. Then `classes`."""
+        """Make images a class of their own. Then `classes`."""
 
     def export(self, folder: str, numbers: list[int] | None) -> Json:
-        """Copy pictures, or all of them, into a new folder, by class."""
+        """Copy images, or all of them, into a new folder, by class."""
 
 
 @runtime_checkable
 class Change(Protocol):
-    """What a page can ask for besides pictures."""
+    """What a page can ask for besides images."""
 
     def made(self, site: Site) -> Json:
         """Do it, and tell what came of it."""
@@ -115,7 +115,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class Split:
-    """Make pictures a class."""
+    """Make images a class."""
 
     numbers: list[int]
     name: str
@@ -127,7 +127,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Export:
-    """Copy pictures."""
+    """Copy images."""
 
     folder: str
     numbers: list[int] | None

@@ -44,10 +44,10 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
 
     Raises:
         UsageError: If an explicit setting does not fit the method or the data.
-        DataError: If there are too few pictures to train on.
+        DataError: If there are too few images to train on.
     """
     if len(images) < 2:
-        raise DataError(f"{len(images)} picture to train on; contrast needs 2 or more")
+        raise DataError(f"{len(images)} image to train on; contrast needs 2 or more")
     chosen = recipe(config.method)
     size = _or(config.image_size, lambda: image_size(images, device))
     processes = num_processes(config.devices)
@@ -57,7 +57,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         raise UsageError("--fsdp divides networks among processes; give --devices 2 or more")
     if batch > len(images):
         raise UsageError(
-            f"--batch-size {batch} is more than the {len(images)} pictures; give at most that"
+            f"--batch-size {batch} is more than the {len(images)} images; give at most that"
         )
     if batch % processes:
         raise UsageError(
@@ -100,7 +100,7 @@ def precision_of(device: torch.device) -> str:
 
 
 def _cache(images: Images, size: int, processes: int) -> str:
-    """Each process keeps pictures of its own in memory, and all share a disk."""
+    """Each process keeps images of its own in memory, and all share a disk."""
     return cache_for(images, size, memory=free_memory() // processes, disk=free_disk())
 
 
@@ -109,14 +109,14 @@ def _or(value: Any, automatic: Callable[[], Any]) -> Any:
 
 
 def augment_for(chosen: Recipe, images: Images, size: int) -> str:
-    """The recipe's augmentation for pictures of that size, unless they look like writing."""
+    """The recipe's augmentation for images of that size, unless they look like writing."""
     if size >= SMALL_IMAGE:
         return chosen.augment
     return "characters" if is_gray(images) else chosen.augment_small
 
 
 def image_size(images: Images, device: torch.device) -> int:
-    """The largest usual size that the median picture fills and the device can afford."""
+    """The largest usual size that the median image fills and the device can afford."""
     side = int(np.median(images.sizes.min(axis=1)))
     if images.is_small:
         return max(8, side)
@@ -125,13 +125,13 @@ def image_size(images: Images, device: torch.device) -> int:
 
 
 def is_gray(images: Images) -> bool:
-    """Whether pictures have no color, by a look at some of them."""
+    """Whether images have no color, by a look at some of them."""
     batches = Pixels(images.spread(64), 16)
     return all(bool((shown == shown[:, :1]).all()) for shown in batches)  # unreadable: gray
 
 
 def backbone_for(size: int, device: torch.device) -> str:
-    """The network that gets furthest on such pictures in the time people have."""
+    """The network that gets furthest on such images in the time people have."""
     if size <= 16:
         return "tiny"
     if device.type == "cpu" and size < SMALL_IMAGE:
@@ -141,14 +141,14 @@ def backbone_for(size: int, device: torch.device) -> str:
 
 def epochs_for(num_images: int, size: int, device: torch.device) -> int:
     """Passes that show `PICTURES_TO_SEE`, between 20 and 400."""
-    pictures = PICTURES_TO_SEE.get(device.type, PICTURES_TO_SEE["mps"]) * (
+    images = PICTURES_TO_SEE.get(device.type, PICTURES_TO_SEE["mps"]) * (
         10 if size < SMALL_IMAGE else 1
     )
-    return min(400, max(20, pictures // num_images))
+    return min(400, max(20, images // num_images))
 
 
 def views_for(method: type[Method[Any]], augment: str) -> tuple[View, ...]:
-    """How the views of each picture are drawn."""
+    """How the views of each image are drawn."""
     return views_of(augment, method.num_views, more=method.more_views)
 
 

@@ -21,10 +21,10 @@ def describe(config: TrainConfig) -> str:
 
 
 def shrunk(config: TrainConfig, num_images: int) -> list[str]:
-    """A line for each size left to `auto` that is smaller than usual for want of pictures."""
+    """A line for each size left to `auto` that is smaller than usual for want of images."""
     lines = []
     if config.batch_size == num_images < USUAL_BATCH:
-        lines.append(f"note   --batch-size {config.batch_size}: there are no more pictures")
+        lines.append(f"note   --batch-size {config.batch_size}: there are no more images")
     usual = default_options(config.method)
     for key in shrink(method_class(config.method)):
         if config.options[key] < usual[key]:
@@ -37,8 +37,8 @@ def _why(key: str, chunk_size: int) -> str:
     if key == "bn_groups" and chunk_size:
         return "one for each chunk of the batch"
     if key == "bn_groups":
-        return f"equal parts of the batch, of {USUAL_GROUP} pictures or more"
-    return "at most half of the pictures"
+        return f"equal parts of the batch, of {USUAL_GROUP} images or more"
+    return "at most half of the images"
 
 
 def command(verb: str, data: str, config: Config, usual: Mapping[str, Any]) -> str:

@@ -95,7 +95,7 @@ def method_options(
             options[key] = min(options[key], most)
         elif options[key] > half:
             raise UsageError(
-                f"{option(key)} {options[key]} is more than half of the {num_images} pictures; "
+                f"{option(key)} {options[key]} is more than half of the {num_images} images; "
                 f"give at most {half}"
             )
         elif options[key] < batch_size and key in QUEUES:
@@ -117,13 +117,13 @@ def shrink(cls: type[Method[Any]]) -> tuple[str, ...]:
 QUEUES = ("queue_size", "support_size")
 """Options that say how many keys are kept from batch to batch."""
 SMALLEST_GROUP = 2
-"""Pictures that batch statistics can be taken over."""
+"""Images that batch statistics can be taken over."""
 USUAL_GROUP = 16
-"""Pictures in a group that `auto` leaves at least."""
+"""Images in a group that `auto` leaves at least."""
 
 
 def _bn_groups(groups: int, batch_size: int, chunk_size: int, asked: bool) -> int:
-    """Groups of a batch for batch statistics: as asked, or its chunks, or of enough pictures.
+    """Groups of a batch for batch statistics: as asked, or its chunks, or of enough images.
 
     Raises:
         UsageError: If the batch cannot be divided as asked.
@@ -136,7 +136,7 @@ def _bn_groups(groups: int, batch_size: int, chunk_size: int, asked: bool) -> in
     if batch_size % groups or batch_size // groups < SMALLEST_GROUP:
         raise UsageError(
             f"--bn-groups {groups} does not divide a batch of {batch_size} into equal parts of "
-            f"{SMALLEST_GROUP} pictures or more; change one of them"
+            f"{SMALLEST_GROUP} images or more; change one of them"
         )
     return groups
 
@@ -212,7 +212,7 @@ def known_classes(config: TrainConfig) -> list[str]:
 
 
 def known_labels(config: TrainConfig, images: Images) -> Int64[np.ndarray, " images"] | None:
-    """Labels of the known classes, numbered in their order; `UNKNOWN` for all other pictures.
+    """Labels of the known classes, numbered in their order; `UNKNOWN` for all other images.
 
     Returns:
         None for a method that does not use labels: it never meets one.

@@ -1,6 +1,6 @@
 """What `auto` means: how each method is trained where the user does not say.
 
-SimCLR's were chosen on pictures held out of the training part of CIFAR-10, without its test part;
+SimCLR's were chosen on images held out of the training part of CIFAR-10, without its test part;
 see docs/results.md. Those of the others are their papers', narrowed for short runs, not searched.
 """
 
@@ -22,7 +22,7 @@ class Recipe:
     augment: str = "simclr"
     """How views of photographs are drawn."""
     augment_small: str = "simclr_cifar"
-    """How views of pictures below 64 px are drawn."""
+    """How views of images below 64 px are drawn."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the method that differ from its paper's: trainings here are far shorter."""
 

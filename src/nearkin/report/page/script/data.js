@@ -16,7 +16,7 @@ const STEPS = 256; // of the scale of numbers
 const PADDING = 36; // between the outermost points and the edge of the map
 const LARGEST = 7; // radius of a point
 const NEAR = 14; // pixels between a point and a click that still means it
-const PICTURES_FROM = 2; // times enlarged, from which on points become pictures
+const PICTURES_FROM = 2; // times enlarged, from which on points become images
 const MOST_PICTURES = 1500; // points in view, above which they stay points
 const GALLERY = 60;
 const ROWS = 50;
@@ -37,7 +37,7 @@ function array({ kind, data }) {
 }
 
 function unpacked() {
-  const held = JSON.parse(document.getElementById("pictures").textContent);
+  const held = JSON.parse(document.getElementById("images").textContent);
   for (const name of ["number", "place", "neighbors", "similarity"]) {
     held[name] = array(held[name]);
   }
@@ -57,7 +57,7 @@ const narrow = matchMedia("(max-width: 54rem)");
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-/* The whole state of the page. Pictures are called by their position; -1 is none. */
+/* The whole state of the page. Images are called by their position; -1 is none. */
 const state = {
   coloring: 0,
   hidden: new Set(), // classes that the legend has switched off; -1 is "unknown"
@@ -69,7 +69,7 @@ const state = {
   selected: new Set(),
   lasso: null, // points of the line that is being drawn
   drawing: false, // whether dragging draws instead of moves
-  found: null, // where a picture from outside lies
+  found: null, // where an image from outside lies
   motion: null, // where the map is gliding to, if it is
   view: { x: 0, y: 0, scale: 1 }, // the place in the middle, and pixels per unit
   sort: { by: "number", falls: false },

@@ -4,7 +4,7 @@
    side, so that none needs to be cut at the edge: 20,000 take a few milliseconds. */
 let frame = null;
 let waiting = false;
-let pictures = []; // those drawn as pictures, for the pointer: [i, x, y, side]
+let images = []; // those drawn as images, for the pointer: [i, x, y, side]
 
 function redraw() {
   if (waiting) return;
@@ -82,7 +82,7 @@ function stamp({ offset, core, halo }, target, at, tone, paper) {
   }
 }
 
-/* Pictures in no order of their own: else the last class would lie on top of all others. */
+/* Images in no order of their own: else the last class would lie on top of all others. */
 const order = shuffled();
 
 function shuffled() {
@@ -118,8 +118,8 @@ function splat() {
 function draw() {
   const inView = splat();
   pen.setTransform(box.ratio, 0, 0, box.ratio, 0, 0);
-  pictures = [];
-  if (enlarged() >= PICTURES_FROM && inView.length <= MOST_PICTURES) drawPictures(inView);
+  images = [];
+  if (enlarged() >= PICTURES_FROM && inView.length <= MOST_PICTURES) drawImages(inView);
   if (state.open >= 0) drawNeighbors(state.open);
   if (state.cursor >= 0) ring(state.cursor, 3, theme.accent);
   if (state.found) cross(...onScreen(...state.found));
@@ -127,8 +127,8 @@ function draw() {
   pen.setTransform(1, 0, 0, 1, 0, 0);
 }
 
-/* A picture stands where no other has been drawn yet; the rest remain points under it. */
-function drawPictures(inView) {
+/* An image stands where no other has been drawn yet; the rest remain points under it. */
+function drawImages(inView) {
   const side = Math.min(72, 24 + 5 * enlarged());
   const taken = new Map();
   const cell = (x, y) => Math.floor(x / side) * 65536 + Math.floor(y / side);
@@ -146,18 +146,18 @@ function drawPictures(inView) {
     const [x, y] = spot(i);
     if (!free(x, y)) continue;
     taken.set(cell(x, y), [x, y]);
-    drawPicture(i, x, y, side - 6);
+    drawImage(i, x, y, side - 6);
   }
 }
 
-function drawPicture(i, x, y, side) {
+function drawImage(i, x, y, side) {
   pen.fillStyle = quiet(i) ? theme.quiet : cssOf(i);
   pen.fillRect(x - side / 2 - 2, y - side / 2 - 2, side + 4, side + 4);
   if (quiet(i)) pen.globalAlpha = 0.4;
   pen.imageSmoothingEnabled = data.side >= 32;
   paste(pen, i, x - side / 2, y - side / 2, side);
   pen.globalAlpha = 1;
-  pictures.push([i, x, y, side]);
+  images.push([i, x, y, side]);
 }
 
 function drawNeighbors(i) {
@@ -177,7 +177,7 @@ function drawNeighbors(i) {
 
 function ring(i, width, color) {
   const [x, y] = spot(i);
-  const held = pictures.find(([other]) => other === i);
+  const held = images.find(([other]) => other === i);
   pen.lineWidth = width;
   pen.strokeStyle = color;
   pen.beginPath();

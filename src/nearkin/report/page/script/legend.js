@@ -1,4 +1,4 @@
-/* Which pictures are shown, and what their colors mean. */
+/* Which images are shown, and what their colors mean. */
 
 let words = null; // what the filter looks in, made when it is first used
 
@@ -16,8 +16,8 @@ function choose() {
     left += state.shown[i];
   }
   $("count").textContent = left === data.count
-    ? count(left, "picture")
-    : `${left.toLocaleString("en")} of ${count(data.count, "picture")}`;
+    ? count(left, "image")
+    : `${left.toLocaleString("en")} of ${count(data.count, "image")}`;
   state.page = 0;
   showTable();
   redraw();

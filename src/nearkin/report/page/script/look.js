@@ -1,4 +1,4 @@
-/* How pictures look: as points by a coloring, and as thumbnails. */
+/* How images look: as points by a coloring, and as thumbnails. */
 
 const byClass = (coloring) => coloring.classes.length > 0;
 const current = () => data.colorings[state.coloring];
@@ -9,7 +9,7 @@ function value(coloring, i) {
   return Number.isNaN(of) ? "unknown" : of.toFixed(3);
 }
 
-/* The class of a picture as the legend has it, where the coloring has classes. */
+/* The class of an image as the legend has it, where the coloring has classes. */
 function classOf(i, coloring = current()) {
   return coloring && byClass(coloring) ? Math.max(-1, coloring.of[i]) : -1;
 }
@@ -65,7 +65,7 @@ function readTheme() {
   theme.steps = pixels(theme.scale);
 }
 
-/* How every picture looks as a point; worked out once per coloring, not once per frame. */
+/* How every image looks as a point; worked out once per coloring, not once per frame. */
 const look = { tone: new Uint32Array(data.count), shape: new Uint8Array(data.count) };
 
 function dress() {
@@ -87,7 +87,7 @@ function cssOf(i) {
   return `rgb(${r} ${g} ${b})`;
 }
 
-/* Sheets are decoded when the first of their pictures is wanted: all of them would be 200 MB. */
+/* Sheets are decoded when the first of their images is wanted: all of them would be 200 MB. */
 const sheets = data.sheets.map(() => ({ bitmap: null, asked: null }));
 
 function sheet(at) {

@@ -1,6 +1,6 @@
-/* One picture: what is known of it, what is like it, its class. */
+/* One image: what is known of it, what is like it, its class. */
 
-/* A row of pictures, each a button that opens it. */
+/* A row of images, each a button that opens it. */
 function gallery(members, caption = () => "") {
   const items = members.map((i) => {
     const label = [name(i), caption(i)].filter(Boolean).join(", ");
@@ -15,7 +15,7 @@ function showPanel() {
   const panel = $("panel");
   panel.replaceChildren();
   if (state.open < 0) {
-    const hint = "Click a point: its picture and those most like it appear here.";
+    const hint = "Click a point: its image and those most like it appear here.";
     panel.append(make("p", { className: "note" }, hint));
     return;
   }
@@ -31,7 +31,7 @@ function showPanel() {
 
 function large(i) {
   if (!served) return tile(i);
-  const address = `/picture/${data.number[i]}`;
+  const address = `/image/${data.number[i]}`;
   const shown = make("img", { src: address, alt: name(i) });
   return make("a", { href: address, target: "_blank", title: "Open it by itself" }, shown);
 }
@@ -86,8 +86,8 @@ function open(i, { focus = true } = {}) {
   state.open = state.cursor = i;
   showPanel();
   hideTip();
-  history.replaceState(null, "", `#picture=${data.number[i]}`);
-  say(`Opened ${describe(i)}. ${count(data.k, "similar picture")} in the panel.`);
+  history.replaceState(null, "", `#image=${data.number[i]}`);
+  say(`Opened ${describe(i)}. ${count(data.k, "similar image")} in the panel.`);
   if (focus) $("panel").querySelector("h3").focus();
   reveal();
   bringIntoView(i);
@@ -112,7 +112,7 @@ function close() {
 }
 
 function openFromAddress() {
-  const asked = /^#picture=(\d+)$/.exec(location.hash);
+  const asked = /^#image=(\d+)$/.exec(location.hash);
   const at = asked ? positions.get(Number(asked[1])) : undefined;
   if (at !== undefined) open(at);
 }

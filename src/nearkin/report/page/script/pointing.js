@@ -1,7 +1,7 @@
 /* Mouse, fingers and keys. */
 
 function at(x, y) {
-  const held = pictures.find(([, px, py, side]) => {
+  const held = images.find(([, px, py, side]) => {
     return Math.abs(px - x) <= side / 2 + 2 && Math.abs(py - y) <= side / 2 + 2;
   });
   if (held) return held[0];
@@ -101,7 +101,7 @@ function wheel(event) {
 
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-/* The nearest picture in a direction: far to the side counts more than far ahead. */
+/* The nearest image in a direction: far to the side counts more than far ahead. */
 function next(from, [ux, uy]) {
   const [x, y] = spot(from);
   let [best, least] = [-1, Infinity];
@@ -130,7 +130,7 @@ function nearestToMiddle() {
 function step(direction) {
   const known = state.cursor >= 0 && state.shown[state.cursor];
   const to = known ? next(state.cursor, direction) : nearestToMiddle();
-  if (to < 0) return say("No picture further that way.");
+  if (to < 0) return say("No image further that way.");
   state.cursor = to;
   bringIntoView(to);
   showTip(to);

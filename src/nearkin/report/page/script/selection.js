@@ -1,4 +1,4 @@
-/* Pictures that were chosen. */
+/* Images that were chosen. */
 
 function drawing(on) {
   state.drawing = on;
@@ -34,7 +34,7 @@ function toggle(i) {
 function select(members) {
   state.selected = new Set(members);
   showSelection();
-  say(`${count(members.length, "picture")} selected.`);
+  say(`${count(members.length, "image")} selected.`);
   redraw();
 }
 
@@ -43,7 +43,7 @@ function showSelection() {
   const section = $("selection");
   section.hidden = !members.length;
   section.replaceChildren(
-    make("h3", {}, `${count(members.length, "picture")} selected`),
+    make("h3", {}, `${count(members.length, "image")} selected`),
     make("div", { className: "map-buttons" },
       button("Save as CSV", () => save(members)), button("Clear", () => select([]))),
     gallery(members.slice(0, GALLERY)),
@@ -75,5 +75,5 @@ function save(members) {
   link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-  say(`Saved ${count(members.length, "picture")} as selection.csv.`);
+  say(`Saved ${count(members.length, "image")} as selection.csv.`);
 }

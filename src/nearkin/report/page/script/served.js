@@ -1,7 +1,7 @@
-/* What only works with a server behind the page: asking for more pictures, and changing the run. */
+/* What only works with a server behind the page: asking for more images, and changing the run. */
 
 let told = null; // the classes as the run has them now
-let classesAtFirst = []; // of every picture, as the page came
+let classesAtFirst = []; // of every image, as the page came
 
 async function ask(path, body) {
   const sent = body instanceof Blob ? body : JSON.stringify(body);
@@ -50,7 +50,7 @@ function searchBox() {
     const [file] = event.dataTransfer.files;
     if (file) search(file);
   });
-  return make("label", {}, "Search with a picture ", input);
+  return make("label", {}, "Search with an image ", input);
 }
 
 function search(file) {
@@ -63,16 +63,16 @@ function search(file) {
     if (found.place) glide({ ...state.view, x: found.place[0], y: found.place[1] });
     else redraw();
     const where = found.place ? "A cross marks where it lies on the map." : "";
-    return `${count(found.neighbors.length, "similar picture")} found. ${where}`;
+    return `${count(found.neighbors.length, "similar image")} found. ${where}`;
   });
 }
 
 function showFound(file, neighbors) {
-  const shown = make("img", { alt: "Your picture", src: URL.createObjectURL(file) });
+  const shown = make("img", { alt: "Your image", src: URL.createObjectURL(file) });
   shown.addEventListener("load", () => URL.revokeObjectURL(shown.src));
   const similar = make("ul", { className: "map-tiles" }, ...neighbors.map(foundTile));
   $("panel").replaceChildren(
-    make("h3", { tabIndex: -1 }, "Your picture"),
+    make("h3", { tabIndex: -1 }, "Your image"),
     button("Close", close, { className: "map-close" }),
     make("div", { className: "map-large" }, shown),
     make("h4", {}, "Most like it"),
@@ -87,7 +87,7 @@ function foundTile({ number, name: path, label, similarity: near }) {
   const at = positions.get(number);
   const how = { title: said, "aria-label": said };
   const shown = at === undefined
-    ? make("a", { ...how, href: `/picture/${number}`, target: "_blank" },
+    ? make("a", { ...how, href: `/image/${number}`, target: "_blank" },
       make("img", { src: `/thumbnail/${number}`, alt: "" }))
     : button(tile(at), () => open(at), how);
   shown.append(make("span", {}, near.toFixed(2)));
@@ -101,7 +101,7 @@ async function edit(path, change, done) {
   return done;
 }
 
-/* Classes of one name are one. Pictures that the run has not sorted keep the class they have. */
+/* Classes of one name are one. Images that the run has not sorted keep the class they have. */
 function regroup(answer) {
   told = answer;
   const coloring = data.colorings.find((each) => each.name === "Class" && byClass(each));
@@ -143,14 +143,14 @@ function showClasses() {
     if (clusters.length < 2) throw new Error("Tick two classes or more first.");
     return edit("/merge", { clusters, name: text }, `${clusters.join(", ")} are now ${text}.`);
   });
-  const copy = question("Name of a new folder", "Copy all pictures, by class", (folder) => {
+  const copy = question("Name of a new folder", "Copy all images, by class", (folder) => {
     return exported(folder, null);
   });
   section.replaceChildren(
     make("summary", {}, "Name, merge and export the classes"),
     make("p", { className: "note" }, "Saved in the run at once. Classes of one name are one; "
       + "give a new class the name of a known one if it is the same. To split a class, select "
-      + "pictures on the map."),
+      + "images on the map."),
     make("ul", { className: "map-classes" }, ...rows),
     merge,
     copy,
@@ -163,22 +163,22 @@ function classRow({ cluster, name: text, size }) {
     return edit("/name", { cluster, name: given }, `${cluster} is now ${given || "without a name"}.`);
   }, { text, empty: true });
   return make("li", {}, tick, make("bdi", {}, visible(cluster)),
-    make("span", {}, count(size, "picture")), naming);
+    make("span", {}, count(size, "image")), naming);
 }
 
 async function exported(folder, numbers) {
-  const { folder: path, pictures: copied } = await ask("/export", { folder, numbers });
-  return `${count(copied, "picture")} copied to ${path}`;
+  const { folder: path, images: copied } = await ask("/export", { folder, numbers });
+  return `${count(copied, "image")} copied to ${path}`;
 }
 
-/* What can be done with selected pictures besides saving their names. */
+/* What can be done with selected images besides saving their names. */
 function servedSelection(members) {
   const numbers = members.map((i) => data.number[i]);
-  const copy = question("Name of a new folder", "Copy the pictures", (folder) => {
+  const copy = question("Name of a new folder", "Copy the images", (folder) => {
     return exported(folder, numbers);
   });
   const split = question("Name of the new class", "Make them a class", (text) => {
-    return edit("/split", { numbers, name: text }, `${count(numbers.length, "picture")} split off.`);
+    return edit("/split", { numbers, name: text }, `${count(numbers.length, "image")} split off.`);
   });
   return told?.editable ? [copy, split] : [copy];
 }

@@ -1,4 +1,4 @@
-/* The same pictures as a table. */
+/* The same images as a table. */
 
 function column(by) {
   if (by === "number") return (i) => data.number[i];
@@ -53,7 +53,7 @@ function showTable() {
     say(`Page ${state.page + 1} of ${pages}.`);
   };
   $("table").querySelector(".wide").replaceChildren(
-    make("table", {}, make("caption", {}, "The pictures that the map shows"),
+    make("table", {}, make("caption", {}, "The images that the map shows"),
       make("thead", {}, head), make("tbody", {}, ...rows)),
     make("div", { className: "map-buttons" },
       button("Previous", turn(-1), { disabled: state.page === 0 }),

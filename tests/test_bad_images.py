@@ -1,4 +1,4 @@
-"""Files that are no good pictures are found, told and left out, and leave no trace in the result."""
+"""Files that are no good images are found, told and left out, and leave no trace in the result."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ from nearkin.data.header import BadImage
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
 from nearkin.data.rgb import decode
-from nearkin.data.sources import is_picture
+from nearkin.data.sources import is_image
 from nearkin.errors import DataError
 from nearkin.tables import read_csv
 
@@ -77,7 +77,7 @@ def declared(width, height, *extra):
 
 
 def rotten(kind):
-    """A picture with a byte changed behind its header."""
+    """An image with a byte changed behind its header."""
     data = bytearray(encoded(7, kind=kind))
     data[len(data) // 2] ^= 0x55
     return bytes(data)
@@ -161,7 +161,7 @@ def test_damage_that_no_decoder_can_see_is_accepted(tmp_path):
     assert (np.asarray(decode(files["end.png"])) == np.asarray(decode(whole))).all()
 
 
-def test_a_broken_color_profile_does_not_cost_the_picture():
+def test_a_broken_color_profile_does_not_cost_the_image():
     for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
         plain, broken = encoded(kind=kind), encoded(kind=kind, icc_profile=b"garbage" * 9)
         assert plain != broken
@@ -173,7 +173,7 @@ def test_a_broken_color_profile_does_not_cost_the_picture():
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """Pictures of all formats, and the run that was trained on them."""
+    """Images of all formats, and the run that was trained on them."""
     formats = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP")
     kinds = [formats[number % 6] for number in range(19 * len(BAD))]
     folder = tmp_path_factory.mktemp("sound")
@@ -214,11 +214,11 @@ def test_a_run_with_bad_files_is_to_the_bit_the_run_without_them(bad, options, s
         assert (tmp_path / "run" / name).read_bytes() == (sound / "run" / name).read_bytes(), name
 
 
-# ---------------------------------------------------------------- pictures that turn bad
+# ---------------------------------------------------------------- images that turn bad
 
 
 class Vandal:
-    """A reporter that damages two pictures once so many steps are done."""
+    """A reporter that damages two images once so many steps are done."""
 
     def __init__(self, after, empty, gone):
         self.after, self.empty, self.gone = after, empty, gone
@@ -242,7 +242,7 @@ def photographs(folder):
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory):
-    """Runs whose data lose two pictures after the first of three epochs, and one on whole data.
+    """Runs whose data lose two images after the first of three epochs, and one on whole data.
 
     Both are shown in the last step of the second epoch, when no worker can have read them yet.
     """
@@ -253,27 +253,27 @@ def damaged(tmp_path_factory):
     )  # fmt: skip
     epoch = COUNT // BATCH
     chosen = Order(COUNT, BATCH, config.seed).rows(2 * epoch - 1)[:2].tolist()
-    told = {}
+    log = {}
     for name, workers in (("whole", 0), ("alone", 0), ("helped", 2)):
         data = photographs(root / name / "data")
         never = 10**6 if name == "whole" else epoch
         vandal = Vandal(never, *(data / f"{row:02d}.png" for row in chosen))
         train(data, replace(config, workers=workers), out=root / name / "run", reporter=vandal)
-        told[name] = vandal.lines
-    return root, [f"{row:02d}.png" for row in chosen], told
+        log[name] = vandal.lines
+    return root, [f"{row:02d}.png" for row in chosen], log
 
 
 def weights(root, name):
     return (root / name / "run" / "encoder.safetensors").read_bytes()
 
 
-def test_pictures_that_turn_bad_while_training_are_replaced_alike_with_any_workers(damaged):
+def test_images_that_turn_bad_while_training_are_replaced_alike_with_any_workers(damaged):
     root, _, _ = damaged
     assert weights(root, "alone") == weights(root, "helped")
     assert weights(root, "alone") != weights(root, "whole")
 
 
-def test_pictures_that_turn_bad_while_training_are_listed_and_have_no_features(damaged):
+def test_images_that_turn_bad_while_training_are_listed_and_have_no_features(damaged):
     root, (empty, gone), _ = damaged
     assert not (root / "whole" / "run" / "bad_files.csv").exists()
     for name in ("alone", "helped"):
@@ -283,13 +283,13 @@ def test_pictures_that_turn_bad_while_training_are_listed_and_have_no_features(d
         assert not {empty, gone} & set(paths)
 
 
-def test_pictures_that_turn_bad_while_training_are_counted(damaged):
-    _, _, told = damaged
-    assert any("2 " in line and "bad_files.csv" in line for line in told["alone"])
-    assert not any("bad_files.csv" in line for line in told["whole"])
+def test_images_that_turn_bad_while_training_are_counted(damaged):
+    _, _, log = damaged
+    assert any("2 " in line and "bad_files.csv" in line for line in log["alone"])
+    assert not any("bad_files.csv" in line for line in log["whole"])
 
 
-def test_held_out_pictures_that_cannot_be_decoded_are_listed(tmp_path):
+def test_held_out_images_that_cannot_be_decoded_are_listed(tmp_path):
     data = tmp_path / "data"
     photographs(data / "train")
     (data / "test").mkdir()
@@ -304,7 +304,7 @@ def test_held_out_pictures_that_cannot_be_decoded_are_listed(tmp_path):
     assert listed(tmp_path / "run") == {"test/01.png": "truncated"}
 
 
-def test_a_file_that_grows_or_becomes_another_picture_is_read_as_it_is(tmp_path):
+def test_a_file_that_grows_or_becomes_another_image_is_read_as_it_is(tmp_path):
     whole = encoded(0, size=(90, 70), kind="JPEG")
     half = {"a.jpg": whole[: len(whole) // 2], "b.png": encoded(1), "c.jpg": whole}
     images = open_images(fill(tmp_path, half), cache=False)
@@ -313,7 +313,7 @@ def test_a_file_that_grows_or_becomes_another_picture_is_read_as_it_is(tmp_path)
         assert (center(images.read(row), 16) == center(content, 16)).all()
 
 
-def test_a_disk_that_fails_makes_a_bad_picture_and_no_failure(tmp_path):
+def test_a_disk_that_fails_makes_a_bad_image_and_no_failure(tmp_path):
     if not Path("/proc/self/mem").exists():
         pytest.skip("no file that always fails to be read")
     images = open_images(fill(tmp_path, {"a.png": encoded()}), cache=False)
@@ -353,7 +353,7 @@ NAMES = ("a\nb.png", "tab\t.png", "=cmd|x.png", "\u202ertl.png", "-x.png", '";,.
 def test_bad_files_of_any_name_are_listed_by_it(tmp_path):
     names = [*NAMES, os.fsdecode(b"\xff\xfe.png"), "x" * 250 + ".png"]
     good = {f"{number}.png": encoded(number) for number in range(12)}
-    data = fill(tmp_path / "data", good | dict.fromkeys(names, b"no picture"))
+    data = fill(tmp_path / "data", good | dict.fromkeys(names, b"no image"))
     assert run(data, tmp_path / "run", "--max-bad", ".5") == 0
     assert set(listed(tmp_path / "run")) == set(names)
 
@@ -372,15 +372,15 @@ def test_names_of_bad_files_do_not_command_the_terminal(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("count", "options", "code"), [(1, ["--val", "0"], 3), (2, [], 3), (2, ["--val", "0"], 0)]
 )
-def test_two_pictures_can_be_trained_on_and_one_cannot(count, options, code, tmp_path, capsys):
+def test_two_images_can_be_trained_on_and_one_cannot(count, options, code, tmp_path, capsys):
     data = fill(tmp_path / "data", {f"{n}.png": encoded(n) for n in range(count)})
     found, said = failure(["train", data, "-o", tmp_path / "r", *QUICK, *options, "-q"], capsys)
     assert found == code
-    assert ("1 picture" in said) == (code == 3)
+    assert ("1 image" in said) == (code == 3)
 
 
 @pytest.mark.parametrize(("options", "code"), [([], 3), (["--val", "0"], 0)])
-def test_pictures_that_are_all_the_same_are_not_divided(options, code, tmp_path, capsys):
+def test_images_that_are_all_the_same_are_not_divided(options, code, tmp_path, capsys):
     data = fill(tmp_path / "data", {f"{n:02d}.png": encoded() for n in range(12)})
     found, said = failure(["train", data, "-o", tmp_path / "r", *QUICK, *options, "-q"], capsys)
     assert found == code
@@ -393,7 +393,7 @@ def test_check_warns_of_more_than_one_exact_copy_in_twenty(copies, warned, tmp_p
     data = fill(tmp_path, files | {f"copy{n}.png": encoded(n) for n in range(copies)})
     assert main(["check", str(data), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["pictures"], found["exact_duplicates"]) == (40, copies)
+    assert (found["images"], found["exact_duplicates"]) == (40, copies)
     assert any("exact duplicates" in warning for warning in found["warnings"]) == warned
 
 
@@ -404,7 +404,7 @@ def test_training_warns_of_more_than_one_exact_copy_in_twenty(tmp_path, capsys):
     assert "4 exact duplicates" in said
 
 
-def test_names_that_differ_in_case_or_in_unicode_form_only_are_different_pictures(tmp_path):
+def test_names_that_differ_in_case_or_in_unicode_form_only_are_different_images(tmp_path):
     composed, split = (unicodedata.normalize(form, "é.png") for form in ("NFC", "NFD"))
     names = ["a.JPG", "a.jpg", "a.Jpeg", "A.jpg", composed, split]
     files = {name: encoded(seed) for seed, name in enumerate(names)}
@@ -421,13 +421,13 @@ def test_names_that_differ_in_case_or_in_unicode_form_only_are_different_picture
         assert images.classes[images.labels[row]] == f"class{names.index(name)}"
 
 
-def test_a_folder_of_hidden_files_holds_no_pictures(tmp_path):
+def test_a_folder_of_hidden_files_holds_no_images(tmp_path):
     fill(tmp_path, {".a.png": encoded(), "._b.png": encoded()})
-    with pytest.raises(DataError, match="no pictures"):
+    with pytest.raises(DataError, match="no images"):
         open_images(tmp_path)
 
 
-def test_class_folders_without_pictures_are_no_classes(tmp_path):
+def test_class_folders_without_images_are_no_classes(tmp_path):
     for label in ("cat", "dog"):
         fill(tmp_path / label, {f"{n}.png": encoded(n) for n in range(2)})
     fill(tmp_path / "cow", {"readme.txt": b"none yet"})
@@ -438,7 +438,7 @@ def test_class_folders_without_pictures_are_no_classes(tmp_path):
 
 
 @contextmanager
-def nobody():
+def ignore_progress():
     """Without the rights of the superuser, whom no permission stops."""
     root = os.geteuid() == 0
     if root:
@@ -457,7 +457,7 @@ def test_what_may_not_be_read_is_listed_and_left_out():
         fill(folder / "locked", {"a.png": encoded()})
         for secret in (folder / "1.png", folder / "locked"):
             secret.chmod(0)
-        with nobody():
+        with ignore_progress():
             images = open_images(folder, cache=False)
         (folder / "locked").chmod(stat.S_IRWXU)
     assert images.names == ("0.png", "2.png")
@@ -474,14 +474,14 @@ def test_what_may_not_be_read_is_listed_and_left_out():
 def odd(tmp_path_factory):
     """The odd images as a folder, scanned in full and then trained on with bounded memory.
 
-    Those whose names no picture has are given one, so that their content has to tell.
+    Those whose names no image has are given one, so that their content has to tell.
     """
     if not (ODD / "odd_images.tar").exists():
         pytest.skip("the corpus of odd images is not here")
     root = tmp_path_factory.mktemp("odd")
     with tarfile.open(ODD / "odd_images.tar") as tar:
         for member in filter(tarfile.TarInfo.isfile, tar):
-            name = member.name if is_picture(member.name) else member.name + ".jpg"
+            name = member.name if is_image(member.name) else member.name + ".jpg"
             (root / "data" / name).parent.mkdir(parents=True, exist_ok=True)
             (root / "data" / name).write_bytes(tar.extractfile(member).read())
     program = f"""
@@ -515,7 +515,7 @@ def test_a_full_scan_admits_or_refuses_every_odd_file_as_it_decodes(odd):
     with (ODD / "manifest.csv").open(newline="") as file:
         allowed = {"JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF", "WEBP"}
         fine = [
-            row["path"] if is_picture(row["path"]) else row["path"] + ".jpg"
+            row["path"] if is_image(row["path"]) else row["path"] + ".jpg"
             for row in csv.DictReader(file)
             if row["decode_with_pillow_13"] == "ok" and row["format"] in allowed
         ]
@@ -535,7 +535,7 @@ def test_training_on_odd_files_lists_all_that_it_does_not_use(odd):
     assert listed(root / "run").keys() == bad.keys()
 
 
-# ---------------------------------------------------------------- mutated pictures
+# ---------------------------------------------------------------- mutated images
 
 
 def python(*arguments):
@@ -551,9 +551,9 @@ def python(*arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_three_hundred_mutated_pictures_crash_and_hang_nothing():
-    found = python("fuzz_pictures.py", "300", "0")
-    assert found["pictures"] == 300
+def test_three_hundred_mutated_images_crash_and_hang_nothing():
+    found = python("fuzz_images.py", "300", "0")
+    assert found["images"] == 300
     assert (found["crashes"], found["hangs"]) == ({}, [])
     assert found["accepted"] > 10
     assert found["accepted"] + sum(found["refused"].values()) == 300
@@ -562,7 +562,7 @@ def test_three_hundred_mutated_pictures_crash_and_hang_nothing():
 
 PLANTED = """
 import json, os, time
-from fuzz_pictures import fuzz
+from fuzz_images import fuzz
 
 def look(seed):
     if seed == 3:
@@ -582,7 +582,7 @@ print(json.dumps(fuzz(look, range(12), seconds=0.2)))
 def test_the_fuzzer_notices_crashes_and_hangs_and_goes_on():
     found = python("-c", PLANTED)
     assert found == {
-        "pictures": 12,
+        "images": 12,
         "accepted": 5,
         "refused": {"truncated": 3},
         "crashes": {

@@ -1,10 +1,10 @@
-"""Damage pictures at random, decode them, and see that nothing crashes and nothing hangs.
+"""Damage images at random, decode them, and see that nothing crashes and nothing hangs.
 
-    python tests/fuzz_pictures.py COUNT SEED
+    python tests/fuzz_images.py COUNT SEED
 
-Starts from small pictures of every format and, where they are at hand, from the files that have
+Starts from small images of every format and, where they are at hand, from the files that have
 crashed decoders in the past. Decodes as a run does, in processes with a limit on memory and time.
-Prints a JSON object: pictures, accepted, refused by reason, crashes, hangs. Of the last two each has
+Prints a JSON object: images, accepted, refused by reason, crashes, hangs. Of the last two each has
 a seed, and COUNT 1 with that SEED repeats it. Imports once and forks for every process.
 """
 
@@ -53,16 +53,16 @@ VARIANTS = {
 }
 MEMORY = 6 << 30
 SECONDS = 5.0
-"""Of computing, for one picture. A machine that is busy elsewhere makes no hang."""
+"""Of computing, for one image. A machine that is busy elsewhere makes no hang."""
 PROCESSES = 2
 HUNG = "hung"
 
 Look = Callable[[int], str]
-"""What becomes of the picture with a seed: 'accepted', or the reason why it is refused."""
+"""What becomes of the image with a seed: 'accepted', or the reason why it is refused."""
 
 
 def generated() -> Iterator[bytes]:
-    """Pictures of every format and mode that can be written, plain, animated and turned."""
+    """Images of every format and mode that can be written, plain, animated and turned."""
     noise = np.random.default_rng(0).integers(0, 256, (20, 27, 3), dtype=np.uint8)
     smooth = Image.fromarray(noise).resize((54, 40), Image.Resampling.BICUBIC)
     exif = Image.Exif()
@@ -77,17 +77,17 @@ def generated() -> Iterator[bytes]:
             yield encoded(smooth, kind, exif=exif)
 
 
-def converted(picture: Image.Image, mode: str) -> Image.Image:
+def converted(image: Image.Image, mode: str) -> Image.Image:
     if mode == "LAB":  # any three bytes are a color of it
-        return Image.frombytes("LAB", picture.size, picture.tobytes())
+        return Image.frombytes("LAB", image.size, image.tobytes())
     if mode == "I;16":
-        return picture.convert("I").convert(mode)
-    return picture.convert(mode)
+        return image.convert("I").convert(mode)
+    return image.convert(mode)
 
 
-def encoded(picture: Image.Image, kind: str, **options: object) -> bytes:
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
     file = io.BytesIO()
-    picture.save(file, kind, **options)
+    image.save(file, kind, **options)
     return file.getvalue()
 
 
@@ -103,7 +103,7 @@ def corpus() -> list[bytes]:
 
 
 def damaged(seed: int) -> bytes:
-    """The picture with this seed."""
+    """The image with this seed."""
     rng = random.Random(seed)
     files = corpus()
     data = bytearray(rng.choice(files))
@@ -176,7 +176,7 @@ def mend(data: bytearray) -> None:
 
 
 def look(seed: int) -> str:
-    """Take the picture with this seed as a run does: its header, all of it, a view, crops of it."""
+    """Take the image with this seed as a run does: its header, all of it, a view, crops of it."""
     data = damaged(seed)
     try:
         try:
@@ -239,7 +239,7 @@ def finish(child: int, report: IO[str]) -> list[tuple[str, str]]:
 
 
 def verdicts(look: Look, seeds: range, seconds: float) -> dict[int, str]:
-    """What became of the picture with each seed. A process that ends early is started anew."""
+    """What became of the image with each seed. A process that ends early is started anew."""
     found = dict[int, str]()
     waiting = [seeds[part::PROCESSES] for part in range(PROCESSES)]
     while waiting := [part for part in waiting if part]:
@@ -263,7 +263,7 @@ def fuzz(look: Look, seeds: range, seconds: float = SECONDS) -> dict[str, object
     usual = Counter(v for s, v in found.items() if s not in hangs and s not in crashes)
     accepted = usual.pop("accepted", 0)
     return {
-        "pictures": len(found),
+        "images": len(found),
         "accepted": accepted,
         "refused": dict(usual.most_common()),
         "crashes": crashes,
