@@ -26,8 +26,8 @@ note() { # what was measured, and on what
 
 check() {
     note check
-    python -m pytest -q -p no:cacheprovider tests/test_cuda.py tests/test_compilation.py \
-        tests/test_objectives*.py tests/test_fused*.py 2>&1 | tee -a "$out/check.log"
+    python -m pytest -q -p no:cacheprovider tests/training/test_cuda.py tests/training/test_compilation.py \
+        tests/objectives 2>&1 | tee -a "$out/check.log"
 }
 
 speed() {

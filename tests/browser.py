@@ -30,6 +30,21 @@ in_a_browser = [
     pytest.mark.skipif(sync_playwright is None, reason="there is no playwright"),
 ]
 
+HOSTILE = [
+    "<img src=x onerror=alert(1)>.png",
+    '"><svg onload=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</script><script>alert(1)</script>",
+    "</style></title></textarea><!--",
+    "http://example.org/?a=1&lt;b",
+    "a\nb\tc\x1b[31m\0",
+    "\u202egnp.exe\u2066",
+    "caf\udce9 \ud83d",
+    "=cmd|' /C calc'!A0 {{7*7}} %2e%2e",
+    "猫 كلب é",
+    " ",
+]
+
 
 @contextmanager
 def chromium():

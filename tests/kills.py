@@ -31,7 +31,7 @@ import torch
 import torch._dynamo
 
 import nearkin.commands.train  # noqa: F401
-from nearkin import tables as sealed
+from nearkin import sealed
 from nearkin.cli import main
 from nearkin.config import option
 from nearkin.methods import METHODS

@@ -52,6 +52,9 @@ SMALL: dict[str, dict[str, object]] = {
     "vicreg": dict(dim=16),
 }
 
+PARTED = ("ncl", "simgcd")
+"""Methods that divide a batch by its labels, and so have to know how many there are of each."""
+
 
 def small(name: str, **options: object) -> Method:
     torch.manual_seed(1)

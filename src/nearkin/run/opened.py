@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from nearkin.errors import OutputError, UsageError
 from nearkin.run.folder import STAGES, RunFolder, data_name
-from nearkin.tables import remove_partial
+from nearkin.sealed import remove_partial
 
 
 def default_folder(data: Any, method: str, *, resume: bool) -> Path:

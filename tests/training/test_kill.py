@@ -10,7 +10,7 @@ from kills import AIMS
 
 from nearkin.methods import METHODS
 
-HARNESS = Path(__file__).with_name("kills.py")
+HARNESS = Path(__file__).parents[1] / "kills.py"
 
 
 def aims_of(method: str) -> list[str]:

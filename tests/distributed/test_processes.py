@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,18 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes import SECONDS, children, ended, environment, free_port
 from safetensors.torch import load_file
 
+from nearkin import sealed
 from nearkin.distributed import all_reduce_max, available_cpus, together
 from nearkin.distributed.place import Place, from_slurm, num_processes, place
 from nearkin.errors import UsageError
 from nearkin.run.folder import RunFolder
-from nearkin.training import checkpoint, sealed
+from nearkin.training import checkpoint
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this torch knows no processes"
 )
-SECONDS = 300
 EPOCHS, STEPS = 6, 24
 SETTINGS = [
     "--method", "moco", "--queue-size", "32", "--bn-groups", "4", "--backbone", "tiny",
@@ -42,13 +42,6 @@ def data(tmp_path_factory):
     return path
 
 
-def environment(**more: str) -> dict[str, str]:
-    """That of a process that nobody has started with others."""
-    ours = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
-    env = {name: value for name, value in os.environ.items() if name not in ours}
-    return {**env, "OMP_NUM_THREADS": "1", **more}
-
-
 def start(data, out, *more, program=("-m", "nearkin"), settings=SETTINGS, **env):
     command = [sys.executable, *program, "train", str(data), *settings, "--out", str(out), *more]
     return subprocess.Popen(
@@ -58,11 +51,6 @@ def start(data, out, *more, program=("-m", "nearkin"), settings=SETTINGS, **env)
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-def ended(process) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=SECONDS)
-    return process.returncode, out, err
 
 
 def trained(data, out, *more, **options) -> RunFolder:
@@ -88,20 +76,6 @@ def difference(a: RunFolder, b: RunFolder) -> float:
     ours, theirs = load_file(a.encoder), load_file(b.encoder)
     x, y = (torch.cat([side[name].flatten().double() for name in ours]) for side in (ours, theirs))
     return float((x - y).norm() / y.norm())
-
-
-def free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
-
-
-def children(process) -> list[int]:
-    """The other processes of a training: not Python's keeper of shared memory."""
-    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [
-        int(pid) for pid in listed if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
 
 
 def after_steps(process, out: Path, steps: int) -> None:

@@ -21,9 +21,10 @@ import pytest
 import torch
 from small import batch_at, small
 
+from nearkin import sealed
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.tables import whole, write_whole
-from nearkin.training import checkpoint, sealed
+from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Restored, latest, load, save
 from nearkin.training.loop import seeded, steps
 from nearkin.training.optimizer import build_optimizer
@@ -401,7 +402,7 @@ def crashes(tmp_path_factory):
     tasks = (killed_at_every_line, killed_in_the_middle, on_a_full_disk)
     folders = {task.__name__: str(tmp_path_factory.mktemp(task.__name__)) for task in tasks}
     code = (
-        f"import sys, json, pathlib; sys.path.insert(0, {str(here.parent)!r})\n"
+        f"import sys, json, pathlib; sys.path[:0] = {[str(here.parent), str(here.parents[1])]!r}\n"
         f"import {here.stem} as t\n"
         f"found = {{n: getattr(t, n)(pathlib.Path(f)) for n, f in {folders!r}.items()}}\n"
         "print(json.dumps(found))"

@@ -41,7 +41,10 @@ for name, (device, graphs) in itertools.product(names, ways):
 def test_compiled_methods_train_as_others_do():
     """In a process of its own, without the type checks of tests, which would be compiled too."""
     found = subprocess.run(
-        [sys.executable, "-c", TRAINED], cwd=Path(__file__).parent, capture_output=True, text=True
+        [sys.executable, "-c", TRAINED],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
     )
     assert found.returncode == 0, found.stderr
 

@@ -23,7 +23,7 @@ from nearkin.data.rgb import decode
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
-SHARED = Path(__file__).parents[2] / "shared"
+SHARED = Path(__file__).parents[3] / "shared"
 
 
 @pytest.fixture(autouse=True)

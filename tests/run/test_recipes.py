@@ -22,7 +22,7 @@ from nearkin.training.fit import optimizer_for, schedule_for
 from nearkin.training.lars import LARS
 from nearkin.training.loop import steps
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPES = sorted(ROOT.glob("recipes/cifar10/*.toml")) + sorted(
     ROOT.glob("recipes/imagenet/*.toml")
 )

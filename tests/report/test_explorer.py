@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import HOSTILE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -27,20 +28,6 @@ from nearkin.report.page.sections import discovery_page
 from nearkin.report.thumbnails import thumbnails
 
 DOT = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
-HOSTILE = [
-    "<img src=x onerror=alert(1)>.png",
-    '"><svg onload=alert(1)>',
-    "' onmouseover='alert(1)",
-    "</script><script>alert(1)</script>",
-    "</style></title></textarea><!--",
-    "http://example.org/?a=1&lt;b",
-    "a\nb\tc\x1b[31m\0",
-    "\u202egnp.exe\u2066",
-    "caf\udce9 \ud83d",
-    "=cmd|' /C calc'!A0 {{7*7}} %2e%2e",
-    "猫 كلب é",
-    " ",
-]
 
 
 def report(name="cat", uri=DOT):

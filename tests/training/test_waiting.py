@@ -1,13 +1,13 @@
 """A step never asks a GPU for a number in the middle: it would have to be waited for.
 
 There is no GPU here, so operations are watched that would ask one, and tensors that would reach it.
-`tests/test_cuda.py` lets CUDA watch by itself.
+`tests/training/test_cuda.py` lets CUDA watch by itself.
 """
 
 import numpy as np
 import pytest
 import torch
-from small import batch_for, run, small
+from small import PARTED, batch_for, run, small
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,9 +17,6 @@ from nearkin.data.images import open_images
 from nearkin.data.order import Order
 from nearkin.measures.neighbors import nearest
 from nearkin.methods import METHODS
-
-PARTED = ("ncl", "simgcd")
-"""Methods that divide a batch by its labels, and so have to know how many there are of each."""
 
 ASKS_PROCESSORS = ("nnclr",)
 """Whose search for neighbors looks for equals, on a processor only."""

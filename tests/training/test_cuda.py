@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small import as_double, assert_same_state, batch_for, run, small
-from test_waiting import PARTED
+from small import PARTED, as_double, assert_same_state, batch_for, run, small
 
 from nearkin.cli import main
 from nearkin.data.augmentations import views_of

@@ -16,7 +16,7 @@ from nearkin.commands.methods import page, pages, write_pages
 from nearkin.methods import METHODS
 from nearkin.run.settings.options import default_options, method_parameters
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"
 RUNS = tomllib.loads((ROOT / "docs" / "measured.toml").read_text())["run"]
 every_method = pytest.mark.parametrize("name", METHODS)

@@ -18,7 +18,7 @@ from nearkin.run.settings.options import checked_options, method_options
 from nearkin.training.fit import optimizer_for, schedule_for
 from nearkin.training.loop import steps
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPES = sorted(ROOT.glob("recipes/discovery/*.toml"))
 PER_CLASS = {"cifar10": 5000}
 """Training images of each class, by the data set that a recipe is called after."""

@@ -458,7 +458,7 @@ def test_what_is_said_has_to_be_of_the_right_kind(server, site, body):
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "told"),
+    ("error", "status", "log"),
     [
         (UsageError("no such\nclass"), 400, "no such class"),
         (DataError("no image"), 400, "no image"),

@@ -1,6 +1,6 @@
 """Signals make a run stop, save or wait; none of them changes one bit of its result.
 
-As a program, `python tests/test_signals.py FOLDER`, it sends them to real runs, which it forks.
+As a program, `python tests/training/test_signals.py FOLDER`, it sends them to real runs, which it forks.
 """
 
 import json

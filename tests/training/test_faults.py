@@ -15,15 +15,16 @@ import pytest
 import torch
 from small import small
 
+from nearkin import sealed
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig, continued
 from nearkin.config.files import FREE
 from nearkin.errors import CheckpointError, OutputError, ResourceError, UsageError
 from nearkin.run.opened import opened
-from nearkin.training import checkpoint, sealed
+from nearkin.training import checkpoint
 from nearkin.training.optimizer import build_optimizer
 
-SOAK = Path(__file__).with_name("soak.py")
+SOAK = Path(__file__).parents[1] / "soak.py"
 CONFIG = TrainConfig(
     method="moco", backbone="tiny", image_size=16, batch_size=16, epochs=6, save_every=2, val=0.0,
     evaluate_every=0, workers=0, options={"queue_size": 16, "dim": 8, "hidden_dim": 8},
@@ -268,7 +269,7 @@ def test_every_setting_but_the_free_ones_is_named_when_it_contradicts_the_run():
 
 
 def test_the_documentation_names_the_free_settings():
-    documented = (Path(__file__).parents[1] / "docs" / "reliability.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
     for name in FREE:
         assert f"`--{name.replace('_', '-')}`" in documented
 

@@ -11,7 +11,7 @@ import pytest
 
 from nearkin.tables import write_csv
 
-DISCOVERY = Path(__file__).parents[1] / "benchmarks" / "discovery"
+DISCOVERY = Path(__file__).parents[2] / "benchmarks" / "discovery"
 sys.path.append(str(DISCOVERY))
 summarize = importlib.import_module("summarize")
 

@@ -14,7 +14,7 @@ from nearkin.data.duplicates import ALIKE, REACH, duplicates
 from nearkin.data.images import open_images
 from nearkin.data.rgb import decode
 
-CALTECH = Path(__file__).parents[2] / "shared" / "data" / "caltech99" / "caltech99.tar"
+CALTECH = Path(__file__).parents[3] / "shared" / "data" / "caltech99" / "caltech99.tar"
 
 
 @pytest.fixture(scope="module")

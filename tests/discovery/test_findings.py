@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from nearkin.discovery import doubts as module
+from nearkin.discovery import findings as module
 from nearkin.discovery.classifier import Predictions
 from nearkin.discovery.findings import doubts, few_images, findings, hidden, unrelated
 from nearkin.types import UNKNOWN

@@ -35,7 +35,7 @@ from nearkin.data.sources import is_image
 from nearkin.errors import DataError
 from nearkin.tables import read_csv
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 WITHOUT_ORDER = "multi_frame/pillow__apng__chunk_no_fctl.png"
 """A PNG whose animation is broken: its first frame decodes for whoever asks for no other."""
 ODD = TESTS.parents[1] / "shared" / "data" / "odd_images"

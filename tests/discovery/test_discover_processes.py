@@ -10,9 +10,9 @@ import time
 import numpy as np
 import pytest
 import torch
+from processes import SECONDS, children, ended, environment, free_port
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
-from test_processes import SECONDS, children, ended, environment, free_port
 
 from nearkin.cli import main
 from nearkin.run.folder import RunFolder

@@ -6,8 +6,17 @@ import re
 
 import numpy as np
 import pytest
-from browser import Shown, chromium, in_a_browser, page_of, serving, sheet, small_map, tile_color
-from test_explorer import HOSTILE
+from browser import (
+    HOSTILE,
+    Shown,
+    chromium,
+    in_a_browser,
+    page_of,
+    serving,
+    sheet,
+    small_map,
+    tile_color,
+)
 
 from nearkin.report.page.map import Coloring
 

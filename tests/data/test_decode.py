@@ -17,7 +17,7 @@ from nearkin.data.header import FORMATS, BadImage, header
 from nearkin.data.images import open_images
 from nearkin.data.rgb import decode
 
-SHARED = Path(__file__).parents[2] / "shared"
+SHARED = Path(__file__).parents[3] / "shared"
 
 
 def encode(image, kind, **options):

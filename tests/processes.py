@@ -1,0 +1,33 @@
+"""Processes of the command line, as tests start and watch them."""
+
+import os
+import socket
+from pathlib import Path
+
+SECONDS = 300
+
+
+def environment(**more: str) -> dict[str, str]:
+    """That of a process that nobody has started with others."""
+    ours = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    env = {name: value for name, value in os.environ.items() if name not in ours}
+    return {**env, "OMP_NUM_THREADS": "1", **more}
+
+
+def ended(process) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=SECONDS)
+    return process.returncode, out, err
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+def children(process) -> list[int]:
+    """The other processes of a training: not Python's keeper of shared memory."""
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [
+        int(pid) for pid in listed if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
