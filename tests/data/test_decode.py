@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from nearkin.data.decode import center, crops, load_small
+from nearkin.data.batches import load_small
+from nearkin.data.decode import center, crops
 from nearkin.data.header import FORMATS, BadImage, header
 from nearkin.data.images import open_images
 from nearkin.data.rgb import decode

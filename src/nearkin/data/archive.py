@@ -20,8 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.labels import in_bytes, stem
-from nearkin.data.sources import BadFile, Files, Found, Listing, is_hidden, is_image, no_images
+from nearkin.data.sources import BadFile, Files, Found, Listing, in_bytes, is_hidden, is_image, no_images, stem
 from nearkin.errors import DataError
 
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")

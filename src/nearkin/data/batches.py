@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from nearkin.data.cache import Cache
-from nearkin.data.decode import crops, load_small
+from nearkin.data.decode import MIDDLE_GRAY, center, crops
 from nearkin.data.drawing import Drawing
 from nearkin.data.header import BadImage
 from nearkin.data.images import Images
@@ -194,6 +194,24 @@ class Batches:
     def _batch(self, views: Views, rows: np.ndarray) -> Batch:
         index, label = (sent(torch.from_numpy(x), self.device) for x in (rows, self.labels[rows]))
         return Batch(tuple(map(normalize, views)), index, label)
+
+
+def load_small(
+    images: Images, size: int
+) -> tuple[UInt8[np.ndarray, "images {size} {size} 3"], dict[int, str]]:
+    """Every image's `center` in one array, for data that fit in memory.
+
+    Returns:
+        The pixels, and the reason for each row that turned out to be bad. Those are gray.
+    """
+    pixels = np.full((len(images), size, size, 3), MIDDLE_GRAY, np.uint8)
+    bad: dict[int, str] = {}
+    for row in range(len(images)):
+        try:
+            pixels[row] = center(images.read(row), size)
+        except BadImage as error:
+            bad[row] = error.reason
+    return pixels, bad
 
 
 def channels_first(

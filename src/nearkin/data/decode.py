@@ -12,7 +12,6 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 
 from nearkin.data.header import BadImage, opened, upright_size
-from nearkin.data.images import Images
 from nearkin.data.rgb import decode, load
 
 MIDDLE_GRAY: Final = 128
@@ -72,24 +71,6 @@ def center(
     whole = size < 64 or image.size == (size, size)
     extent = np.minimum(1, min(image.size) * (1 if whole else CENTER) / np.array(image.size))
     return _crop(image, np.concatenate([(1 - extent) / 2, extent]), size)
-
-
-def load_small(
-    images: Images, size: int
-) -> tuple[UInt8[np.ndarray, "images {size} {size} 3"], dict[int, str]]:
-    """Every image's `center` in one array, for data that fit in memory.
-
-    Returns:
-        The pixels, and the reason for each row that turned out to be bad. Those are gray.
-    """
-    pixels = np.full((len(images), size, size, 3), MIDDLE_GRAY, np.uint8)
-    bad: dict[int, str] = {}
-    for row in range(len(images)):
-        try:
-            pixels[row] = center(images.read(row), size)
-        except BadImage as error:
-            bad[row] = error.reason
-    return pixels, bad
 
 
 def _crop(

@@ -13,7 +13,7 @@ from nearkin.errors import DataError
 
 SUBSTITUTE: Final = 255
 """The view number whose draws choose a substitute for an image that turns out unreadable."""
-ATTEMPTS: Final = 8
+SUBSTITUTES: Final = 8
 """How many substitutes are tried for one image."""
 
 
@@ -62,12 +62,12 @@ class Drawing:
         """The image itself and then, for as long as none can be read, its substitutes.
 
         Raises:
-            DataError: If more than `ATTEMPTS` substitutes are asked for.
+            DataError: If more than `SUBSTITUTES` substitutes are asked for.
         """
         yield row
-        places = uniform(self.seed, epoch, np.array([row]), SUBSTITUTE, ATTEMPTS)[0]
+        places = uniform(self.seed, epoch, np.array([row]), SUBSTITUTE, SUBSTITUTES)[0]
         yield from (places * len(self.images)).astype(int).tolist()
         raise DataError(
-            f"{self.images.names[row]} and {ATTEMPTS} images drawn in its place cannot be "
+            f"{self.images.names[row]} and {SUBSTITUTES} images drawn in its place cannot be "
             "read; `nearkin check` lists what is wrong"
         )

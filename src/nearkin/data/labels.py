@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Int64
 
+from nearkin.data.sources import in_bytes, stem
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -58,11 +59,6 @@ class Said:
         return np.array([first.setdefault(g, i) if g else i for i, g in rows], np.int64)
 
 
-def in_bytes(name: str) -> bytes:
-    """A sort key that does not depend on locale, and keeps names that are not valid UTF-8."""
-    return name.encode("utf-8", "surrogateescape")
-
-
 def said_by_folders(names: Sequence[str], labels: str) -> Said:
     """Read classes and splits off the folders.
 
@@ -107,16 +103,6 @@ def said_beside(names: Sequence[str], labels: Mapping[str, str]) -> Said:
     nothing = [""] * len(names)
     own = Said([labels.get(stem(name), "") for name in names], nothing, nothing)
     return own.or_else(said_by_folders(names, "none"))
-
-
-def stem(name: str) -> str:
-    """What files that belong together have in common: all up to the first dot after the folder.
-
-    >>> stem("shard.tar/0001.left.jpg")
-    'shard.tar/0001'
-    """
-    folder, slash, last = name.rpartition("/")
-    return folder + slash + last.partition(".")[0]
 
 
 def is_folder(part: str) -> bool:

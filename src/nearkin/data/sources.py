@@ -11,7 +11,6 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.labels import in_bytes
 from nearkin.errors import DataError
 
 EXTENSIONS: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
@@ -125,3 +124,18 @@ def no_images(where: str, others: Iterable[str]) -> DataError:
         f"{where}: no images ({f'found {found}' if found else 'it is empty'}); "
         f"give files ending in {' '.join(sorted(EXTENSIONS))}"
     )
+
+
+def in_bytes(name: str) -> bytes:
+    """A sort key that does not depend on locale, and keeps names that are not valid UTF-8."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def stem(name: str) -> str:
+    """What files that belong together have in common: all up to the first dot after the folder.
+
+    >>> stem("shard.tar/0001.left.jpg")
+    'shard.tar/0001'
+    """
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.partition(".")[0]
