@@ -26,8 +26,7 @@ from turns import ratios, show, turns
 from wired import CPU, trained
 
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Photographs
-from nearkin.data.drawing import Drawing
+from nearkin.data.batches import Drawing, Photographs
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
 from nearkin.distributed import device_name, native_precision

@@ -26,11 +26,10 @@ import torch
 from PIL import Image
 
 from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Drawing
 from nearkin.data.cache import Cache
-from nearkin.data.decode import crops
-from nearkin.data.drawing import Drawing
+from nearkin.data.decode import crops, decode
 from nearkin.data.images import Images, open_images
-from nearkin.data.rgb import decode
 
 ROUNDS = 5
 

@@ -29,10 +29,8 @@ from typing import IO
 import numpy as np
 from PIL import Image
 
-from nearkin.data.decode import center, crops
-from nearkin.data.header import FORMATS, BadImage, header
+from nearkin.data.decode import FORMATS, BadImage, center, crops, decode, header
 from nearkin.data.images import MAX_PIXELS
-from nearkin.data.rgb import decode
 from nearkin.data.scan import PREFIX
 
 ODD = Path(__file__).parents[2] / "shared" / "data" / "odd_images" / "odd_images.tar"

@@ -13,11 +13,10 @@ import torch
 from arms import Arm
 from torch import Tensor, nn
 
-from nearkin.data.batches import Batches
-from nearkin.data.centered import Pixels, to_network
-from nearkin.data.draws import permutation
+from nearkin.data.batches import Batches, Pixels, to_network
 from nearkin.data.images import Images, open_images
 from nearkin.data.order import Order
+from nearkin.data.rng import permutation
 from nearkin.data.views import View
 from nearkin.errors import DataError
 from nearkin.evaluation.encode import encode

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nearkin.data import archive
+from nearkin.data import sources as archive
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.images import open_images

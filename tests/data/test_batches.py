@@ -9,12 +9,11 @@ import torch
 from PIL import Image
 
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches
-from nearkin.data.centered import Pixels, to_network
+from nearkin.data.batches import Batches, Pixels, to_network
 from nearkin.data.decode import center
-from nearkin.data.draws import uniform
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
+from nearkin.data.rng import uniform
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 

@@ -16,7 +16,7 @@ from PIL import Image
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.cache import Cache, cache_for, free_disk, free_memory, kept_sizes
-from nearkin.data.header import BadImage
+from nearkin.data.decode import BadImage
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
 from nearkin.errors import ResourceError

@@ -13,10 +13,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from nearkin.data.batches import load_small
-from nearkin.data.decode import center, crops
-from nearkin.data.header import FORMATS, BadImage, header
+from nearkin.data.decode import FORMATS, BadImage, center, crops, decode, header
 from nearkin.data.images import open_images
-from nearkin.data.rgb import decode
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -305,8 +303,8 @@ def test_hostile_files_are_decoded_or_refused_within_time_and_memory():
     program = f"""
 import resource, tarfile
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
-from nearkin.data.rgb import decode
-from nearkin.data.header import FORMATS, BadImage, header
+from nearkin.data.decode import decode
+from nearkin.data.decode import FORMATS, BadImage, header
 with tarfile.open({str(corpus)!r}) as tar:
     for member in tar:
         if not member.isfile():

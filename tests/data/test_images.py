@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin.data.archive import DEFLATED, STORED, Archive, Place
-from nearkin.data.header import BadImage
+from nearkin.data.decode import BadImage, decode
 from nearkin.data.images import open_images
-from nearkin.data.rgb import decode
+from nearkin.data.sources import DEFLATED, STORED, Archive, Place
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 

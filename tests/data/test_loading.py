@@ -10,8 +10,7 @@ import torch
 
 from nearkin.data import loading
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches
-from nearkin.data.centered import Pixels
+from nearkin.data.batches import Batches, Pixels
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
 from nearkin.distributed import available_cpus, own_cpus

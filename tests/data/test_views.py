@@ -14,7 +14,7 @@ from PIL import Image
 from scipy import stats
 from torchvision.transforms import ColorJitter, RandomResizedCrop
 
-from nearkin.data import transforms
+from nearkin.data import views as transforms
 from nearkin.data.augmentations import AUGMENTATIONS, SMALL, views_of
 from nearkin.data.views import MEAN, STD, Draws, View, augment, crop, draw, normalize
 from nearkin.errors import UsageError

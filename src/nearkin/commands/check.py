@@ -9,8 +9,7 @@ import torch
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches
-from nearkin.data.centered import Pixels
+from nearkin.data.batches import Batches, Pixels
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
 from nearkin.data.order import Order

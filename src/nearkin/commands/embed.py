@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from nearkin.config import suggestion
-from nearkin.data.centered import Pixels, to_network
+from nearkin.data.batches import Pixels, to_network
 from nearkin.data.images import Images, open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import DataError, OutputError, UsageError

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from nearkin.commands.embed import Embeddings, Encoded, encode_images, table
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches
-from nearkin.data.centered import Pixels
+from nearkin.data.batches import Batches, Pixels
 from nearkin.data.images import Images
 from nearkin.data.order import Order
 from nearkin.data.split import Parts, open_parts

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from nearkin.commands.embed import encode_readable
 from nearkin.commands.index import shortlist
-from nearkin.data.folder import Folder
 from nearkin.data.images import open_files
-from nearkin.data.sources import Listing, Stat
+from nearkin.data.sources import Folder, Listing, Stat
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.encoder import Encoder, load

@@ -1,8 +1,9 @@
-"""Photographs stay encoded until a step needs them; workers decode just what a crop needs."""
+"""Batches of images: augmented views for training, center crops for everything else."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,16 +12,76 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from nearkin.data.cache import Cache
-from nearkin.data.decode import MIDDLE_GRAY, center, crops
-from nearkin.data.drawing import Drawing
-from nearkin.data.header import BadImage
+from nearkin.data.decode import MIDDLE_GRAY, BadImage, center, crops
 from nearkin.data.images import Images
 from nearkin.data.loading import loaded_ahead
 from nearkin.data.order import Ordered
-from nearkin.data.views import View, augment, crop, normalize
+from nearkin.data.rng import uniform
+from nearkin.data.views import Draws, View, augment, crop, draw, normalize
 from nearkin.distributed import sent, share
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN, Batch
+
+SUBSTITUTE: Final = 255
+"""The view number whose draws choose a substitute for an image that turns out unreadable."""
+SUBSTITUTES: Final = 8
+"""How many substitutes are tried for one image."""
+
+
+class Drawing:
+    """Draws views and substitutes: functions of the seed, the epoch and the image alone.
+
+    So they are the same with any number of workers, and in memory as from files.
+
+    Args:
+        images: What is shown.
+        kinds: How each view is drawn.
+        image_size: Side in pixels of whole views, and of small images before they are
+            cropped.
+        seed: The run's.
+    """
+
+    def __init__(
+        self, images: Images, kinds: Sequence[View], *, image_size: int, seed: int
+    ) -> None:
+        self.images = images
+        self.kinds = kinds
+        self.seed = seed
+        self.sides = [max(1, round(kind.side * image_size)) for kind in kinds]
+        """Of each view, in pixels."""
+        small = np.full((len(images), 2), image_size, np.int32)
+        self.cropped = small if images.is_small else images.sizes
+        """Width and height in pixels of the images that crops are cut from."""
+
+    def views(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> list[Draws]:
+        """What is drawn for each view of these images in one epoch."""
+        width, height = self.cropped[rows].T
+        return [
+            draw(
+                kind,
+                seed=self.seed,
+                epoch=epoch,
+                index=rows,
+                number=number,
+                width=width,
+                height=height,
+            )
+            for number, kind in enumerate(self.kinds)
+        ]
+
+    def candidates(self, epoch: int, row: int) -> Iterator[int]:
+        """The image itself and then, for as long as none can be read, its substitutes.
+
+        Raises:
+            DataError: If more than `SUBSTITUTES` substitutes are asked for.
+        """
+        yield row
+        places = uniform(self.seed, epoch, np.array([row]), SUBSTITUTE, SUBSTITUTES)[0]
+        yield from (places * len(self.images)).astype(int).tolist()
+        raise DataError(
+            f"{self.images.names[row]} and {SUBSTITUTES} images drawn in its place cannot be "
+            "read; `nearkin check` lists what is wrong"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,3 +280,70 @@ def channels_first(
 ) -> UInt8[Tensor, "batch channel height width"]:
     """The same pixels as networks take them, without a copy: channels last in memory."""
     return pixels.permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Middles:
+    """The middles of some images."""
+
+    pixels: UInt8[Tensor, "batch size size 3"]
+    bad: dict[int, str]
+    """Rows that could not be read, with the reason; those are gray."""
+
+
+class Centered(Dataset[Middles]):
+    """Images batch by batch: each one's central square, mid-gray if it cannot be read."""
+
+    def __init__(self, images: Images, size: int, batch_size: int) -> None:
+        self.images = images
+        self.size = size
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.images) / self.batch_size)
+
+    def __getitem__(self, number: int) -> Middles:
+        """One batch."""
+        rows = range(len(self.images))[number * self.batch_size :][: self.batch_size]
+        pixels = np.full((len(rows), self.size, self.size, 3), MIDDLE_GRAY, np.uint8)
+        bad: dict[int, str] = {}
+        for place, row in enumerate(rows):
+            try:
+                pixels[place] = center(self.images.read(row), self.size)
+            except BadImage as error:
+                bad[row] = error.reason
+        return Middles(torch.from_numpy(pixels), bad)
+
+
+class Pixels:
+    """All images in order, batch by batch: uint8 of shape (batch, 3, size, size).
+
+    Unreadable ones are mid-gray, so that all others keep their places, and are listed in `bad`:
+    whoever computes anything of them must leave those out.
+
+    Args:
+        images: Which images.
+        size: Their side in pixels.
+        batch_size: How many at a time.
+        workers: Processes that decode photographs; 0 decodes in this one.
+    """
+
+    def __init__(
+        self, images: Images, size: int, *, batch_size: int = 256, workers: int = 0
+    ) -> None:
+        self.bad: dict[int, str] = {}
+        """Rows that could not be read, with the reason; complete after an iteration."""
+        self.centered = Centered(images, size, batch_size)
+        self.workers = 0 if images.is_small else workers
+
+    def __iter__(self) -> Iterator[UInt8[Tensor, "batch 3 size size"]]:
+        """The batches; see `loaded_ahead` for what happens if workers are lost."""
+        data, size = self.centered, self.centered.batch_size
+        for shown in loaded_ahead(data, 0, len(data), self.workers, images=size):
+            self.bad.update(shown.bad)
+            yield channels_first(shown.pixels)
+
+
+def to_network(shown: UInt8[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch 3 _ _"]:
+    """Pixels from 0 to 255 as networks are trained on them."""
+    return normalize(shown / 255)

@@ -17,8 +17,8 @@ import PIL
 from jaxtyping import Int, Int64, UInt8
 from PIL import Image, features
 
+from nearkin.data.decode import decode
 from nearkin.data.images import Images
-from nearkin.data.rgb import decode
 from nearkin.data.scan import kept_folder
 from nearkin.distributed import control_groups
 from nearkin.errors import ResourceError, UsageError

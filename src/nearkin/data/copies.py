@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
-from nearkin.data.header import BadImage
+from nearkin.data.decode import BadImage
 from nearkin.data.images import Images
 from nearkin.errors import OutputError, UsageError
 

@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 
-from nearkin.data.header import BadImage
+from nearkin.data.decode import BadImage, decode
 from nearkin.data.images import Images
-from nearkin.data.rgb import decode
 from nearkin.data.scan import index_path, recall, remember
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 

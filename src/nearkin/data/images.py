@@ -11,15 +11,29 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 from jaxtyping import Int32, Int64, Shaped
 
-from nearkin.data.archive import ARCHIVES, list_archive
-from nearkin.data.arrays import Part, from_memory, from_npz, join
-from nearkin.data.folder import list_folder
-from nearkin.data.header import FORMATS, BadImage
-from nearkin.data.labels import Said, said_beside, said_by_folders
-from nearkin.data.named import from_name, is_name
+from nearkin.data.arrays import Part, from_memory, from_name, from_npz, is_name, join
+from nearkin.data.decode import FORMATS, BadImage
+from nearkin.data.labels import (
+    TABLES,
+    Row,
+    Said,
+    list_table,
+    match,
+    read_table,
+    said_beside,
+    said_by_folders,
+    said_by_rows,
+)
 from nearkin.data.scan import scan
-from nearkin.data.sources import BadFile, Listing, Source, in_bytes
-from nearkin.data.table import TABLES, Row, list_table, match, read_table, said_by_rows
+from nearkin.data.sources import (
+    ARCHIVES,
+    BadFile,
+    Listing,
+    Source,
+    in_bytes,
+    list_archive,
+    list_folder,
+)
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.types import UNKNOWN

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.draws import permutation
+from nearkin.data.rng import permutation
 from nearkin.errors import DataError
 
 

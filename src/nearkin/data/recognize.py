@@ -12,14 +12,11 @@ from posixpath import join, normpath, split
 
 import numpy as np
 
-from nearkin.data.arrays import Arrays
-from nearkin.data.folder import Folder
-from nearkin.data.header import BadImage
+from nearkin.data.arrays import Arrays, is_name
+from nearkin.data.decode import BadImage
 from nearkin.data.images import Images, open_files, open_images
-from nearkin.data.labels import Said, said_by_folders
-from nearkin.data.named import is_name
-from nearkin.data.sources import BadFile, Source, in_bytes
-from nearkin.data.table import TABLES, Row, list_table, read_table
+from nearkin.data.labels import TABLES, Row, Said, list_table, read_table, said_by_folders
+from nearkin.data.sources import BadFile, Folder, Source, in_bytes
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 

@@ -20,9 +20,8 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64, Shaped, UInt8
 from torch.utils.data import Dataset
 
-from nearkin.data.header import MAGIC, MAX_BYTES, BadImage, Header, header, quiet
+from nearkin.data.decode import MAGIC, MAX_BYTES, BadImage, Header, decode, header, quiet
 from nearkin.data.loading import loaded_ahead
-from nearkin.data.rgb import decode
 from nearkin.data.sources import Listing, Source
 from nearkin.distributed import available_cpus
 from nearkin.pace import ProgressCallback, ignore_progress, tracked

@@ -11,8 +11,7 @@ from jaxtyping import Float, Int
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from nearkin.data.batches import Batches
-from nearkin.data.centered import Pixels
+from nearkin.data.batches import Batches, Pixels
 from nearkin.data.images import Images
 from nearkin.report.thumbnails import squares
 from nearkin.tables import printable

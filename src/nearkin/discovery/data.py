@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int64
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.images import Images, open_images
-from nearkin.data.labels import Said
+from nearkin.data.labels import Said, match, read_table
 from nearkin.data.recognize import (
     class_names,
     copies,
@@ -22,7 +22,6 @@ from nearkin.data.recognize import (
     union,
 )
 from nearkin.data.split import Parts, divide, refuse_bad
-from nearkin.data.table import match, read_table
 from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import ProgressCallback, ignore_progress

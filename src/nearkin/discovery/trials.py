@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 
 from nearkin.config import TrainConfig, Value
-from nearkin.data.draws import permutation
+from nearkin.data.rng import permutation
 from nearkin.discovery.classifier import class_probability, heads_of, on_top, still
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.scores import joint_match, novel_match

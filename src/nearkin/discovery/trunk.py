@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, Feed
-from nearkin.data.centered import Pixels, to_network
-from nearkin.data.draws import uniform
+from nearkin.data.batches import Batches, Feed, Pixels, to_network
 from nearkin.data.images import Images
 from nearkin.data.order import Order, Ordered
+from nearkin.data.rng import uniform
 from nearkin.data.views import normalize
 from nearkin.distributed import sent, share
 from nearkin.errors import UsageError

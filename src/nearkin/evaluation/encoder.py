@@ -63,9 +63,9 @@ class Encoder(nn.Module):
         """
         import numpy as np
 
-        from nearkin.data.centered import to_network
+        from nearkin.data.batches import to_network
         from nearkin.data.decode import CENTER, center
-        from nearkin.data.rgb import load as upright
+        from nearkin.data.decode import load as upright
 
         color = upright(image, math.ceil(self.image_size / CENTER))
         pixels = center(np.asarray(color), self.image_size)

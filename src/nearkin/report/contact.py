@@ -11,8 +11,7 @@ from torch import Tensor
 
 from nearkin.commands.embed import Embeddings, as_text
 from nearkin.commands.neighbors import Neighbors
-from nearkin.data.decode import MIDDLE_GRAY, center
-from nearkin.data.header import BadImage
+from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
 from nearkin.data.sheets import pixels_of, save_sheet
 from nearkin.errors import DataError, OutputError

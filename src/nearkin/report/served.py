@@ -15,10 +15,8 @@ from torch import Tensor
 
 from nearkin.commands.embed import encode_pixels
 from nearkin.data.copies import copy_to, file_names
-from nearkin.data.decode import center
-from nearkin.data.header import BadImage, header
+from nearkin.data.decode import BadImage, center, decode, header
 from nearkin.data.images import MAX_PIXELS, SMALL_SIDE, Images
-from nearkin.data.rgb import decode
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.encoder import Encoder, load

@@ -11,7 +11,7 @@ from jaxtyping import Int, UInt8
 from PIL import Image
 from torch import Tensor
 
-from nearkin.data.centered import Pixels
+from nearkin.data.batches import Pixels
 from nearkin.data.images import SMALL_SIDE, Images
 
 QUALITY: Final = 80

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.config import Config, DiscoverConfig, TrainConfig, read_toml, to_toml
-from nearkin.data.folder import MARKER
+from nearkin.data.sources import MARKER
 from nearkin.errors import UsageError
 from nearkin.tables import replace_text, usable
 

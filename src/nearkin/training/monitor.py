@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nearkin.commands.embed import encode_pixels
 from nearkin.config import TrainConfig
-from nearkin.data.centered import Pixels
+from nearkin.data.batches import Pixels
 from nearkin.data.images import Images
 from nearkin.data.split import Parts
 from nearkin.distributed import whole

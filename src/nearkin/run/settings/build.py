@@ -13,8 +13,8 @@ from torch import nn
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Pixels
 from nearkin.data.cache import cache_for, free_disk, free_memory
-from nearkin.data.centered import Pixels
 from nearkin.data.images import Images
 from nearkin.data.views import View
 from nearkin.distributed import native_precision, num_processes, own_cpus

@@ -1,10 +1,4 @@
-"""Randomness without state: every number is a function of what it is drawn for.
-
-A counter-based hash in the manner of Salmon et al. 2011 ("Parallel random numbers: as easy as
-1, 2, 3"), built on the finalizer of splitmix64 (Steele et al. 2014, figure 15). No generator
-has to be carried along or saved, and an image's draws do not depend on its company: not on the
-batch, the worker or the process that happens to load it.
-"""
+"""Randomness without state: every number is a function of what it is drawn for."""
 
 from typing import Final
 
