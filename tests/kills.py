@@ -74,7 +74,7 @@ def in_epoch(position: int) -> Callable[..., bool]:
 
 
 COMMIT = "METHOD.commit"
-SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.tables.write"
+SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.sealed.write"
 FLUSH, LOOK = "nearkin.tables.Journal.flush", "nearkin.training.monitor.Monitor.look"
 HEALTH, TRAIN = "nearkin.training.monitor.health", "nearkin.commands.train"
 ENCODER, EVALUATE = f"{TRAIN}.write_encoder", f"{TRAIN}.evaluate_parts"

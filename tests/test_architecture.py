@@ -15,16 +15,10 @@ from nearkin.methods import METHODS
 
 PACKAGE = Path(nearkin.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-LONGEST = 250
 
 
 def relative(path):
     return str(path.relative_to(PACKAGE))
-
-
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_modules_are_short_enough_to_read_at_a_sitting(path):
-    assert len(path.read_text().splitlines()) <= LONGEST
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
