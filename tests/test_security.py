@@ -25,7 +25,7 @@ from safetensors.torch import save
 import nearkin
 from nearkin.data.images import open_images
 from nearkin.data.recognize import recognize
-from nearkin.discovery.trunk import read_looks
+from nearkin.discovery.features import read_looks
 from nearkin.errors import CheckpointError, DataError
 from nearkin.evaluation.encoder import load
 from nearkin.networks.backbone import build_backbone

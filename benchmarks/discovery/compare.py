@@ -22,9 +22,16 @@ from jaxtyping import Int64
 
 from nearkin.config import TrainConfig, Value
 from nearkin.data.images import Images, open_images
-from nearkin.discovery.arms import ALONE, Arm, clustered_arm, trained_arm
-from nearkin.discovery.classifier import on_top, still
+from nearkin.discovery.classifier import (
+    ALONE,
+    Clustering,
+    apply_layer,
+    head_clustering,
+    kmeans_clustering,
+    still,
+)
 from nearkin.discovery.data import DiscoveryTask
+from nearkin.discovery.features import FrozenEncoder, look, read_looks, write_looks
 from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import class_stage, known_stage, start_of
 from nearkin.discovery.trials import (
@@ -36,7 +43,6 @@ from nearkin.discovery.trials import (
     best,
     strength_options,
 )
-from nearkin.discovery.trunk import FrozenEncoder, look, read_looks, write_looks
 from nearkin.evaluation.encoder import load
 from nearkin.measures.matching import cluster_accuracy, right
 from nearkin.run.settings.build import resolve
@@ -156,7 +162,11 @@ def strength_of(bench: Bench, mode: Mode, arm: str, options: dict[str, Value]) -
 
 
 def measured(
-    bench: Bench, task: DiscoveryTask, truth: Int64[np.ndarray, " images"], arm: Arm, mode: Mode
+    bench: Bench,
+    task: DiscoveryTask,
+    truth: Int64[np.ndarray, " images"],
+    arm: Clustering,
+    mode: Mode,
 ) -> dict[str, float]:
     """How well the classes of an arm fit the truth: unlabeled images, and test images."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
@@ -189,7 +199,7 @@ def rows_of(
     task, truth = bench.task(NOVEL[split], mode), bench.truth(NOVEL[split])
     common = {"mode": mode, "split": split, "seed": bench.seed}
     if "k-means" not in done:
-        clustered = clustered_arm(bench.trunk.kept.center, task, bench.seed)
+        clustered = kmeans_clustering(bench.trunk.kept.center, task, bench.seed)
         yield common | {"arm": "k-means"} | measured(bench, task, truth, clustered, mode)
     if not arms:
         return
@@ -207,12 +217,12 @@ def rows_of(
         )
         stage.try_out()
         seconds = time.perf_counter() - started
-        found = trained_arm(bench.trunk, stage.method, task.num_known)
+        found = head_clustering(bench.trunk, stage.method, task.num_known)
         row = common | {"arm": arm, "strength": strength, "seconds": round(seconds, 1)}
         row |= measured(bench, task, truth, found, mode)
         if mode == "ncd":
-            after = on_top(still(stage.method.backbone), bench.trunk.kept.center).detach()
-            novel = clustered_arm(after, task, bench.seed).novel[task.unlabeled]
+            after = apply_layer(still(stage.method.backbone), bench.trunk.kept.center).detach()
+            novel = kmeans_clustering(after, task, bench.seed).novel[task.unlabeled]
             row["k_means"] = cluster_accuracy(truth[task.unlabeled], novel)[0]
         yield row
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from nearkin.discovery.assignments import COLUMNS, assign
-from nearkin.discovery.calibration import Calibration
-from nearkin.discovery.classifier import Predictions
+from nearkin.discovery.classifier import Calibration, Predictions
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNKNOWN
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearkin.discovery.calibration import Calibration, calibration_error, fit
+from nearkin.discovery.classifier import Calibration, calibration_error, fit
 from nearkin.errors import DataError
 
 

@@ -603,9 +603,9 @@ def test_images_of_a_discovery_are_assigned_as_they_were(found, flat, tmp_path, 
     mine = [row for row in everything if row["path"] in names(found)]
     for name in ("path", "cluster", "score", "margin", "entropy", "agreement"):
         assert [row[name] for row in mine] == [row[name] for row in known]
-    counted = {line.rsplit(maxsplit=1)[0].strip(): int(line.rsplit(maxsplit=1)[1])
+    estimate = {line.rsplit(maxsplit=1)[0].strip(): int(line.rsplit(maxsplit=1)[1])
                for line in capsys.readouterr().out.splitlines()}  # fmt: skip
-    assert counted == Counter(row["cluster"] for row in everything)
+    assert estimate == Counter(row["cluster"] for row in everything)
 
 
 def test_images_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are_listed(

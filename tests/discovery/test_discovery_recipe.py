@@ -9,9 +9,9 @@ import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig, read_toml
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data
+from nearkin.discovery.features import FinetunedEncoder
 from nearkin.discovery.stages import class_stage, known_stage
 from nearkin.discovery.trials import MODE_METHOD, folds, strength_options
-from nearkin.discovery.trunk import FinetunedEncoder
 from nearkin.evaluation.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.settings.options import checked_options, method_options

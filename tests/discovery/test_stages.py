@@ -11,8 +11,15 @@ from nearkin.config import TrainConfig
 from nearkin.data.images import open_images
 from nearkin.data.order import Order, Streams
 from nearkin.discovery.data import DiscoveryTask
+from nearkin.discovery.features import (
+    CachedFeatures,
+    CachedViews,
+    FinetunedEncoder,
+    FrozenEncoder,
+    freeze,
+    look,
+)
 from nearkin.discovery.stages import class_stage, known_stage
-from nearkin.discovery.trunk import FinetunedEncoder, FrozenEncoder, KeptViews, Looks, freeze, look
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import Encoder
 from nearkin.methods import METHODS
@@ -33,7 +40,7 @@ def marked():
 def kept_views(num_views=2, order=None, labels=None):
     labels = np.arange(IMAGES) % 3 if labels is None else labels
     order = order or Order(IMAGES, 10, seed=3)
-    return KeptViews(marked(), order=order, num_views=num_views, labels=labels)
+    return CachedViews(marked(), order=order, num_views=num_views, labels=labels)
 
 
 # Kept views
@@ -121,7 +128,7 @@ def blobs(sizes, dim=12, views=3, seed=0):
     centers = rng.normal(size=(len(sizes), dim)) * 3
     center = torch.from_numpy(centers[truth] + rng.normal(size=(len(truth), dim))).float()
     noise = torch.from_numpy(rng.normal(size=(views, *center.shape))).float()
-    return Looks(center, center + 0.3 * noise), truth
+    return CachedFeatures(center, center + 0.3 * noise), truth
 
 
 def base(**settings):
@@ -322,7 +329,7 @@ def test_no_pairs_and_all_pairs_are_learned_from(rate):
 
 
 def test_equal_features_are_learned_from():
-    looks = Looks(torch.ones(40, 6), torch.ones(3, 40, 6))
+    looks = CachedFeatures(torch.ones(40, 6), torch.ones(3, 40, 6))
     label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNKNOWN)
     trunk, task = FrozenEncoder(looks, CPU), DiscoveryTask(label, np.arange(40), 2, 2)
     known = known_stage(trunk, task, base())

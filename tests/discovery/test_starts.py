@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from nearkin.config import TrainConfig
-from nearkin.discovery.classifier import class_probability, heads_of, on_top, still
+from nearkin.discovery.classifier import apply_layer, class_probability, heads_of, still
 from nearkin.discovery.data import DiscoveryTask
+from nearkin.discovery.features import CachedFeatures, FrozenEncoder
 from nearkin.discovery.stages import class_stage, known_stage, start_of
-from nearkin.discovery.trunk import FrozenEncoder, Looks
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.types import UNKNOWN
 
@@ -32,7 +32,7 @@ def begun():
     center[:HELD_OUT] = torch.nan  # nobody may look at what is held out
     label = np.where(truth < KNOWN, truth, UNKNOWN)
     task = DiscoveryTask(label, np.arange(HELD_OUT, len(truth)), KNOWN, NOVEL)
-    trunk = FrozenEncoder(Looks(center, views), torch.device("cpu"))
+    trunk = FrozenEncoder(CachedFeatures(center, views), torch.device("cpu"))
     stage = known_stage(trunk, task, BASE)
     stage.try_out()
     return trunk, task, truth, stage.method, start_of(trunk, stage.method, task, seed=0)
@@ -41,7 +41,7 @@ def begun():
 def classes_of(trunk, task, method, disjoint):
     rows = torch.from_numpy(task.rows)
     with torch.inference_mode():
-        features = on_top(still(method.backbone), trunk.kept.center[rows])
+        features = apply_layer(still(method.backbone), trunk.kept.center[rows])
         found = class_probability(still(heads_of(method)), features, KNOWN, disjoint)
     return found.argmax(dim=1).numpy()
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nearkin.config import TrainConfig
 from nearkin.discovery.data import DiscoveryTask
+from nearkin.discovery.features import CachedFeatures, FrozenEncoder
 from nearkin.discovery.trials import (
     FOLDS,
     STRENGTHS,
@@ -22,7 +23,6 @@ from nearkin.discovery.trials import (
     mean_accuracy,
     strength_options,
 )
-from nearkin.discovery.trunk import FrozenEncoder, Looks
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -47,7 +47,7 @@ def images(seed=0):
     held_out = [np.flatnonzero(label == number)[0] for number in range(KNOWN)]
     center[held_out] = torch.nan
     rows = np.setdiff1d(np.arange(len(label)), held_out)
-    return Looks(center, center + 0.3 * noise), DiscoveryTask(label, rows, KNOWN, 2)
+    return CachedFeatures(center, center + 0.3 * noise), DiscoveryTask(label, rows, KNOWN, 2)
 
 
 BASE = TrainConfig(
@@ -198,7 +198,7 @@ def test_finished_trials_need_no_images(whole):
     """They are read from their files: nothing is trained again."""
     mode, folder, found = whole
     looks, task = images()
-    gone = Looks(looks.center * torch.nan, looks.views * torch.nan)
+    gone = CachedFeatures(looks.center * torch.nan, looks.views * torch.nan)
     assert same(list(trials(folder, mode, gone, task).run(STRENGTH[mode])), found)
 
 

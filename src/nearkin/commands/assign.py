@@ -13,7 +13,7 @@ from nearkin.data.images import Images, open_images
 from nearkin.discovery.assignments import COLUMNS, Assignments
 from nearkin.discovery.assignments import assign as assigned
 from nearkin.discovery.classifier import read_classifier
-from nearkin.discovery.trunk import look, rows_of
+from nearkin.discovery.features import look, rows_of
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import CheckpointError, DataError, OutputError
 from nearkin.evaluation.encoder import load

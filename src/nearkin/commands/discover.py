@@ -17,12 +17,15 @@ from nearkin.config import DiscoverConfig, continued
 from nearkin.data.augmentations import views_of
 from nearkin.data.copies import check_destination
 from nearkin.data.split import same_data, write_bad_files
-from nearkin.discovery.arms import Arm, clustered_arm, trained_arm
-from nearkin.discovery.calibration import Calibration, fit
 from nearkin.discovery.classifier import (
+    Calibration,
     Classifier,
+    Clustering,
     Predictions,
+    fit,
+    head_clustering,
     heads_of,
+    kmeans_clustering,
     new_names,
     still,
     write_classifier,
@@ -34,14 +37,13 @@ from nearkin.discovery.data import (
     batch_size,
     open_discovery_data,
 )
+from nearkin.discovery.features import check_trained
 from nearkin.discovery.findings import findings
-from nearkin.discovery.ground import DiscoveryState, Preparation
-from nearkin.discovery.learn import Learned, Learning
-from nearkin.discovery.others import follow
 from nearkin.discovery.outcome import Outcome
+from nearkin.discovery.pipeline import DiscoveryState, Learned, Learning, Preparation
 from nearkin.discovery.report import write_outcome
+from nearkin.discovery.stages import follow
 from nearkin.discovery.trials import MODE_METHOD, Trial
-from nearkin.discovery.trunk import check_trained
 from nearkin.distributed import choose_device, company, device_name, is_first
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import load, write_encoder
@@ -102,14 +104,14 @@ def discover(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
             f"writing {path.resolve()}"
         )
-        material = open_discovery_data(data, config, folder.bad_files, log.progress)
-        for line in material.lines():
+        dataset = open_discovery_data(data, config, folder.bad_files, log.progress)
+        for line in dataset.lines():
             log.line(line)
-        _fitting(material, config)
-        write_bad_files(folder.bad_files, material.images)
+        _fitting(dataset, config)
+        write_bad_files(folder.bad_files, dataset.images)
         if overwrite:
             clear(folder)
-        same_data(folder, material.parts)
+        same_data(folder, dataset.parts)
         if folder.summary.exists():
             with company(1, follow):  # or processes that somebody else has started would wait
                 log.line("already complete")
@@ -117,10 +119,10 @@ def discover(
         folder.write_settings(config, data_name(data))
         with foreseen(USUAL_BATCH):
             with company(config.devices, follow, data):
-                ground = Preparation(data, config, folder, device, log).run(material)
-                learned = Learning(config, folder, ground, log).run()
+                state = Preparation(data, config, folder, device, log).run(dataset)
+                learned = Learning(config, folder, state, log).run()
             log.line("reading off the classes")
-            write_outcome(_find(ground, learned, config, folder, data_name(data)), log)
+            write_outcome(_find(state, learned, config, folder, data_name(data)), log)
         log.line(f"done   {path.resolve()}")
     return Run(folder)
 
@@ -146,59 +148,59 @@ def _asked(config: DiscoverConfig) -> DiscoverConfig:
     return replace(config, options=options)
 
 
-def _fitting(material: DiscoveryData, config: DiscoverConfig) -> None:
+def _fitting(dataset: DiscoveryData, config: DiscoverConfig) -> None:
     """Refuse settings that ask for more images than there are."""
-    rows = material.parts.train_rows
-    unlabeled = int((material.label[rows] == UNKNOWN).sum())
+    rows = dataset.parts.train_rows
+    unlabeled = int((dataset.label[rows] == UNKNOWN).sum())
     if config.classes != "auto" and config.classes > unlabeled:
         raise DataError(
             f"{config.classes} novel classes among {unlabeled} unlabeled images; give fewer "
             "with --classes, or more images"
         )
-    batch_size(material, config)
+    batch_size(dataset, config)
 
 
 def _find(
-    ground: DiscoveryState, learned: Learned, config: DiscoverConfig, folder: RunFolder, data: str
+    state: DiscoveryState, learned: Learned, config: DiscoverConfig, folder: RunFolder, data: str
 ) -> Outcome:
     """Read the classes off what was learned, and keep what sorts new images into them."""
-    material, task, trunk = ground.material, ground.task, ground.trunk
+    dataset, task, trunk = state.dataset, state.task, state.trunk
     looks, layer = trunk.seen(learned.ours[0])
     classifier = Classifier(
         layer=still(layer),
         heads=still(heads_of(learned.ours[0])),
-        classes=new_names(material.classes, task.num_novel),
+        classes=new_names(dataset.classes, task.num_novel),
         num_known=task.num_known,
         disjoint=config.mode == "ncd",
-        calibration=calibrated(ground.trials, ground.strength),
+        calibration=calibrated(state.trials, state.strength),
         details={
-            "augment": ground.base.augment,
+            "augment": state.base.augment,
             "num_views": config.num_views,
-            "seed": ground.base.seed,
+            "seed": state.base.seed,
         },
     )
-    fixed = trunk is ground.frozen
-    network = ground.encoder.backbone if fixed else learned.ours[0].backbone
-    write_encoder(folder.encoder, network, ground.encoder.details)
+    fixed = trunk is state.frozen
+    network = state.encoder.backbone if fixed else learned.ours[0].backbone
+    write_encoder(folder.encoder, network, state.encoder.details)
     write_classifier(folder.classifier, classifier)
-    predictions = classifier.predict(looks, tuple(material.images.names), material.label)
-    arms = [trained_arm(trunk, method, task.num_known) for method in learned.ours]
-    center = ground.frozen.kept.center
-    baselines = clustered(ground) | {
-        name: trained_arm(trunk, method, task.num_known)
+    predictions = classifier.predict(looks, tuple(dataset.images.names), dataset.label)
+    arms = [head_clustering(trunk, method, task.num_known) for method in learned.ours]
+    center = state.frozen.kept.center
+    baselines = clustered(state) | {
+        name: head_clustering(trunk, method, task.num_known)
         for name, method in learned.baselines.items()
     }
     return Outcome(
         folder=folder,
         config=config,
         data=data,
-        ground=ground,
+        state=state,
         predictions=predictions,
         ours=arms[0],
         seeds=arms[1:],
         baselines=baselines,
         calibration=classifier.calibration,
-        findings=ground.doubts
+        findings=state.doubts
         + findings(
             predictions,
             mode=config.mode,
@@ -208,13 +210,13 @@ def _find(
     )
 
 
-def clustered(ground: DiscoveryState) -> dict[str, Arm]:
+def clustered(state: DiscoveryState) -> dict[str, Clustering]:
     """K-means: on features that no label has touched, and on raw pixels unless they are many."""
-    task, seed, images = ground.task, ground.base.seed, ground.material.images
-    arms = {"k-means": clustered_arm(ground.frozen.kept.center, task, seed)}
+    task, seed, images = state.task, state.base.seed, state.dataset.images
+    arms = {"k-means": kmeans_clustering(state.frozen.kept.center, task, seed)}
     if len(images) <= PIXEL_BANK:
-        pixels = pixel_features(images, images, int(ground.base.workers))[0]
-        arms["k-means, pixels"] = clustered_arm(pixels, task, seed)
+        pixels = pixel_features(images, images, int(state.base.workers))[0]
+        arms["k-means, pixels"] = kmeans_clustering(pixels, task, seed)
     return arms
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from nearkin.discovery.calibration import Calibration
-from nearkin.discovery.classifier import Predictions
+from nearkin.discovery.classifier import Calibration, Predictions
 from nearkin.measures.neighbors import nearest
 from nearkin.objectives import unit
 from nearkin.types import UNKNOWN

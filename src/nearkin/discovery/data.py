@@ -412,13 +412,13 @@ def division(data: Any, config: DiscoverConfig) -> tuple[float, int]:
     return config.val, config.seed
 
 
-def batch_size(material: DiscoveryData, config: DiscoverConfig) -> int:
+def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
     """Images per step in the stages that learn from labels, as far as there are enough.
 
     Raises:
         UsageError: If there are fewer, or processes that share a network cannot divide them.
     """
-    count, processes = len(material.parts.train_rows), num_processes(config.devices)
+    count, processes = len(dataset.parts.train_rows), num_processes(config.devices)
     batch = min(USUAL_BATCH, count) if config.batch_size == "auto" else config.batch_size
     if batch > count:
         raise UsageError(
@@ -432,14 +432,14 @@ def batch_size(material: DiscoveryData, config: DiscoverConfig) -> int:
     return batch
 
 
-def without(material: DiscoveryData, bad: set[int]) -> DiscoveryData:
+def without(dataset: DiscoveryData, bad: set[int]) -> DiscoveryData:
     """The same images less those that turned out unreadable."""
     if not bad:
-        return material
-    keep = np.setdiff1d(np.arange(len(material.images)), sorted(bad))
-    place = np.full(len(material.images), UNKNOWN)
+        return dataset
+    keep = np.setdiff1d(np.arange(len(dataset.images)), sorted(bad))
+    place = np.full(len(dataset.images), UNKNOWN)
     place[keep] = np.arange(len(keep))
-    train, test = (place[rows] for rows in (material.parts.train_rows, material.parts.test_rows))
-    parts = Parts(material.images.subset(keep), train[train >= 0], test[test >= 0])
-    truth = None if material.truth is None else material.truth[keep]
-    return replace(material, parts=parts, own=material.own[keep], truth=truth)
+    train, test = (place[rows] for rows in (dataset.parts.train_rows, dataset.parts.test_rows))
+    parts = Parts(dataset.images.subset(keep), train[train >= 0], test[test >= 0])
+    truth = None if dataset.truth is None else dataset.truth[keep]
+    return replace(dataset, parts=parts, own=dataset.own[keep], truth=truth)

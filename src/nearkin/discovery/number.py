@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from nearkin.config import DiscoverConfig
 from nearkin.discovery.data import DiscoveryData
-from nearkin.discovery.trunk import Looks
+from nearkin.discovery.features import CachedFeatures
 from nearkin.errors import DataError
 from nearkin.measures.intervals import wilson
 from nearkin.measures.kmeans import compact, constrained_kmeans
@@ -257,7 +257,7 @@ class _Search:
 
 
 def count_classes(
-    path: Path, kept: Looks, material: DiscoveryData, config: DiscoverConfig
+    path: Path, kept: CachedFeatures, dataset: DiscoveryData, config: DiscoverConfig
 ) -> NumberOfClasses | None:
     """The estimate in a file, or a new one; None where the number is given.
 
@@ -265,18 +265,18 @@ def count_classes(
     """
     if config.classes != "auto":
         return None
-    rows = material.parts.train_rows
+    rows = dataset.parts.train_rows
     if path.exists():
         return _read(path, len(rows))
-    counted = number_of_novel_classes(
+    estimate = number_of_novel_classes(
         compact(kept.center)[rows],
-        material.label[rows],
+        dataset.label[rows],
         disjoint=config.mode == "ncd",
         seed=config.seed,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, json.dumps(asdict(counted)) + "\n")
-    return counted
+    replace_text(path, json.dumps(asdict(estimate)) + "\n")
+    return estimate
 
 
 def _read(path: Path, most: int) -> NumberOfClasses:

@@ -15,15 +15,13 @@ from nearkin.data.copies import copy_to, file_names
 from nearkin.data.sheets import class_sheet
 from nearkin.discovery import assignments as assigned
 from nearkin.discovery import clusters as clustered
-from nearkin.discovery.arms import Arm
 from nearkin.discovery.assignments import Assignments, assign
-from nearkin.discovery.calibration import Calibration
-from nearkin.discovery.classifier import Predictions
+from nearkin.discovery.classifier import Calibration, Clustering, Predictions
 from nearkin.discovery.clusters import Cluster, describe_clusters, typical
 from nearkin.discovery.data import DiscoveryData, DiscoveryTask
 from nearkin.discovery.findings import Finding
-from nearkin.discovery.ground import DiscoveryState
 from nearkin.discovery.number import NumberOfClasses
+from nearkin.discovery.pipeline import DiscoveryState
 from nearkin.discovery.scores import (
     Confusion,
     Score,
@@ -49,32 +47,32 @@ LEARNED, HELD_OUT = "unlabeled training images", "held-out images"
 class Scoring:
     """The images that are scored, and their truth."""
 
-    material: DiscoveryData
+    dataset: DiscoveryData
     task: DiscoveryTask
     mode: Mode
     seed: int
 
-    def of(self, arm: Arm) -> list[Score]:
+    def of(self, arm: Clustering) -> list[Score]:
         """All scores of an arm; without a truth, what held-out labels of known classes say."""
         known = self._known(arm)
-        return known if self.material.truth is None else known + self._truth(arm)
+        return known if self.dataset.truth is None else known + self._truth(arm)
 
-    def confusion(self, arm: Arm) -> Confusion | None:
+    def confusion(self, arm: Clustering) -> Confusion | None:
         """True classes against the classes found, of unlabeled training images."""
-        if self.material.truth is None:
+        if self.dataset.truth is None:
             return None
         rows, known = self.task.unlabeled, self.task.num_known
-        truth, found = self.material.truth[rows], self.found(arm)[rows]
+        truth, found = self.dataset.truth[rows], self.found(arm)[rows]
         if not (truth != UNKNOWN).any():
             return None
         matched = novel_match if self.mode == "ncd" else joint_match
         return confusion(truth, found, matched(truth, found, known))
 
-    def found(self, arm: Arm) -> Int64[np.ndarray, " images"]:
+    def found(self, arm: Clustering) -> Int64[np.ndarray, " images"]:
         """The classes that unlabeled images are put in."""
         return arm.novel if self.mode == "ncd" else arm.joint
 
-    def agreement(self, arms: Mapping[str, Arm], ours: Arm) -> dict[str, float]:
+    def agreement(self, arms: Mapping[str, Clustering], ours: Clustering) -> dict[str, float]:
         """How alike each arm's classes are to ours: the adjusted Rand index, 1 if they are."""
         from sklearn.metrics import adjusted_rand_score
 
@@ -85,19 +83,19 @@ class Scoring:
             for name, arm in arms.items()
         }
 
-    def _known(self, arm: Arm) -> list[Score]:
-        rows = self.material.parts.test_rows
-        rows = rows[self.material.label[rows] != UNKNOWN]
+    def _known(self, arm: Clustering) -> list[Score]:
+        rows = self.dataset.parts.test_rows
+        rows = rows[self.dataset.label[rows] != UNKNOWN]
         if not len(rows):
             return []
-        right = int((arm.joint[rows] == self.material.label[rows]).sum())
+        right = int((arm.joint[rows] == self.dataset.label[rows]).sum())
         low, high = wilson(right, len(rows))
         protocol = f"{len(rows)} held-out labeled images, all classes possible; Wilson interval"
         return [("known classes, held out", right / len(rows), low, high, protocol)]
 
-    def _truth(self, arm: Arm) -> list[Score]:
-        assert self.material.truth is not None
-        truth, test, rows = self.material.truth, self.material.parts.test_rows, self.task.unlabeled
+    def _truth(self, arm: Clustering) -> list[Score]:
+        assert self.dataset.truth is not None
+        truth, test, rows = self.dataset.truth, self.dataset.parts.test_rows, self.task.unlabeled
         few = dict(num_known=self.task.num_known, seed=self.seed)
         if self.mode == "gcd":
             parts = {LEARNED: rows, HELD_OUT: test}
@@ -141,34 +139,34 @@ class Outcome:
     folder: RunFolder
     config: DiscoverConfig
     data: str
-    ground: DiscoveryState
+    state: DiscoveryState
     predictions: Predictions
     calibration: Calibration | None
-    ours: Arm
-    seeds: list[Arm]
+    ours: Clustering
+    seeds: list[Clustering]
     """The result of the other seeds."""
-    baselines: Mapping[str, Arm]
+    baselines: Mapping[str, Clustering]
     findings: list[Finding]
 
     @property
-    def material(self) -> DiscoveryData:
+    def dataset(self) -> DiscoveryData:
         """The images."""
-        return self.ground.material
+        return self.state.dataset
 
     @property
     def task(self) -> DiscoveryTask:
         """What was learned from."""
-        return self.ground.task
+        return self.state.task
 
     @property
-    def counted(self) -> NumberOfClasses | None:
+    def estimate(self) -> NumberOfClasses | None:
         """The estimate of the number of novel classes, if it was not given."""
-        return self.ground.counted
+        return self.state.estimate
 
     @property
     def scoring(self) -> Scoring:
         """What is scored."""
-        return Scoring(self.material, self.task, self.config.mode, self.config.seed)
+        return Scoring(self.dataset, self.task, self.config.mode, self.config.seed)
 
     def assignments(self) -> Assignments:
         """Of all images that came without a label."""
@@ -216,12 +214,12 @@ def write_tables(
     for cluster, name in zip(clusters, names, strict=True):
         if cluster.size:
             groups = outcome.groups(assignments, cluster.number)
-            class_sheet(outcome.material.images, groups, folder.classes / f"{name}.png")
+            class_sheet(outcome.dataset.images, groups, folder.classes / f"{name}.png")
     if outcome.config.copy_to:
         classes = [assignments.classes[number] for number in assignments.cluster]
         written = copy_to(
             folder=Path(outcome.config.copy_to),
-            images=outcome.material.images,
+            images=outcome.dataset.images,
             rows=outcome.rows,
             classes=classes,
             data=[outcome.data],
@@ -231,20 +229,20 @@ def write_tables(
 
 def summary(outcome: Outcome, clusters: list[Cluster]) -> dict[str, Any]:
     """All numbers, as plain values."""
-    counted, calibration = outcome.counted, outcome.calibration
-    strengths = sorted({trial.strength for trial in outcome.ground.trials})
+    estimate, calibration = outcome.estimate, outcome.calibration
+    strengths = sorted({trial.strength for trial in outcome.state.trials})
     return {
         "command": "discover",
         "mode": outcome.config.mode,
         "data": outcome.data,
-        "known": list(outcome.material.classes),
+        "known": list(outcome.dataset.classes),
         "novel": outcome.task.num_novel,
-        "labeled": int((outcome.material.label != UNKNOWN).sum()),
+        "labeled": int((outcome.dataset.label != UNKNOWN).sum()),
         "unlabeled": len(outcome.rows),
-        "held_out": len(outcome.material.parts.test_rows),
-        "number": None if counted is None else asdict(counted),
-        "strength": outcome.ground.strength,
-        "trials": {f"{s:g}": mean_accuracy(outcome.ground.trials, s) for s in strengths},
+        "held_out": len(outcome.dataset.parts.test_rows),
+        "number": None if estimate is None else asdict(estimate),
+        "strength": outcome.state.strength,
+        "trials": {f"{s:g}": mean_accuracy(outcome.state.trials, s) for s in strengths},
         "calibration": None if calibration is None else asdict(calibration),
         "scores": {
             name: [dict(zip(SCORE, each, strict=True)) for each in found]

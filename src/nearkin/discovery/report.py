@@ -34,10 +34,10 @@ LABELS = {
 
 def counting(outcome: Outcome) -> list[Chart]:
     """The curves by which the number of classes was estimated; none if it was given."""
-    counted = outcome.counted
-    if counted is None:
+    estimate = outcome.estimate
+    if estimate is None:
         return []
-    series = {LABELS[name]: points for name, points in counted.curves.items()}
+    series = {LABELS[name]: points for name, points in estimate.curves.items()}
     return [
         Chart(
             "How many novel classes?",
@@ -45,10 +45,10 @@ def counting(outcome: Outcome) -> list[Chart]:
             "",
             series,
             "Each rule's estimate: "
-            + ", ".join(f"{name} {number}" for name, number in counted.estimates.items())
+            + ", ".join(f"{name} {number}" for name, number in estimate.estimates.items())
             + ".",
-            counted.chosen,
-            (counted.low, counted.high),
+            estimate.chosen,
+            (estimate.low, estimate.high),
         )
     ]
 
@@ -81,7 +81,7 @@ MOST_SHOWN = 60
 
 def report_of(outcome: Outcome, assignments: Assignments, clusters: list[Cluster]) -> Report:
     """What the page of a discovery tells."""
-    images, counted = outcome.material.images, outcome.counted
+    images, estimate = outcome.dataset.images, outcome.estimate
     views = _views(outcome, assignments, clusters)
     novel = [
         view for cluster, view in zip(clusters, views, strict=True) if cluster.kind == "novel"
@@ -92,13 +92,13 @@ def report_of(outcome: Outcome, assignments: Assignments, clusters: list[Cluster
     return Report(
         data=outcome.data,
         mode=outcome.config.mode,
-        known=outcome.material.classes,
+        known=outcome.dataset.classes,
         num_labeled=len(images) - len(outcome.rows),
         num_unlabeled=len(outcome.rows),
         novel=tuple(novel),
         assigned=tuple(others),
-        chosen="given with --classes" if counted is None else "estimated by three rules",
-        interval=None if counted is None else (counted.low, counted.high),
+        chosen="given with --classes" if estimate is None else "estimated by three rules",
+        interval=None if estimate is None else (estimate.low, estimate.high),
         confidence=_confidence(outcome),
         findings=tuple(finding.text for finding in outcome.findings),
         results=tuple(_results(outcome)),
@@ -127,7 +127,7 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     report = report_of(outcome, assignments, clusters)
     keep(folder, report)
     _embeddings(outcome).write(folder.embeddings)
-    write_page(folder, outcome.material.images)
+    write_page(folder, outcome.dataset.images)
     numbers = summary(outcome, clusters)
     folder.write_summary(numbers)
     log.note("\n".join(lines(numbers)))
@@ -138,12 +138,12 @@ def _embeddings(outcome: Outcome) -> Embeddings:
     """What the classifier stands on, of all images, with their true classes where known."""
     import numpy as np
 
-    material = outcome.material
-    images = material.images
-    if material.truth is not None:
-        images = replace(images, labels=material.truth, classes=material.names)
+    dataset = outcome.dataset
+    images = dataset.images
+    if dataset.truth is not None:
+        images = replace(images, labels=dataset.truth, classes=dataset.names)
     splits = np.full(len(images), "train")
-    splits[material.parts.test_rows] = "test"
+    splits[dataset.parts.test_rows] = "test"
     return Embeddings(images, outcome.predictions.features, splits.tolist(), {})
 
 
@@ -152,7 +152,7 @@ def _views(outcome: Outcome, assignments: Assignments, clusters: list[Cluster]) 
     largest = sorted(clusters, key=lambda cluster: -cluster.size)[:MOST_SHOWN]
     shown = {cluster.name for cluster in largest}
     place = {row: position for position, row in enumerate(outcome.rows.tolist())}
-    names = outcome.material.images.names
+    names = outcome.dataset.images.names
 
     def images(cluster: Cluster, group: str) -> tuple[Tile, ...]:
         if cluster.name not in shown:
@@ -182,7 +182,7 @@ def _truth(outcome: Outcome, cluster: Cluster) -> str:
     """What most images of a cluster are in truth."""
     import numpy as np
 
-    truth = outcome.material.truth
+    truth = outcome.dataset.truth
     if truth is None or not cluster.size:
         return ""
     members = outcome.rows[outcome.predictions.cluster[outcome.rows] == cluster.number]
@@ -191,7 +191,7 @@ def _truth(outcome: Outcome, cluster: Cluster) -> str:
         return ""
     number, count = np.unique(found, return_counts=True)
     most = count.argmax()
-    name = outcome.material.names[number[most]]
+    name = outcome.dataset.names[number[most]]
     return f"{count[most] / len(found):.0%} of it are {name}, by the truth."
 
 
@@ -240,7 +240,7 @@ def _confusion(outcome: Outcome) -> Confusion | None:
     if found is None:
         return None
     return Confusion(
-        tuple(outcome.material.names[number] for number in found.classes),
+        tuple(outcome.dataset.names[number] for number in found.classes),
         tuple(outcome.predictions.classes[number] for number in found.clusters),
         tuple(tuple(row) for row in found.count.tolist()),
     )
@@ -262,7 +262,7 @@ def _protocol(outcome: Outcome) -> list[str]:
         mode,
         learned,
         f"Learned from: {len(outcome.task.labeled)} labeled and {len(outcome.task.unlabeled)} "
-        f"unlabeled images. Held out: {len(outcome.material.parts.test_rows)}.",
+        f"unlabeled images. Held out: {len(outcome.dataset.parts.test_rows)}.",
         "The last epoch counts. The strength was chosen by hiding known classes, and nothing by "
         "the labels of novel ones.",
     ]

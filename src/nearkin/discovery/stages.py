@@ -1,8 +1,9 @@
-"""Where the heads over classes start: at clusters, so that no class starts without images."""
+"""One stage of a discovery: its recipe, its method, and the processes that train it."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil
 from typing import Any, Final
 
@@ -11,23 +12,26 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from nearkin.config import TrainConfig, Value
+from nearkin.commands.train import follow as follow_training
+from nearkin.config import DiscoverConfig, TrainConfig, Value
 from nearkin.data.batches import Feed
 from nearkin.data.order import Ordered, Streams
-from nearkin.discovery.arms import clustered_arm
-from nearkin.discovery.classifier import heads_of, on_top, still
-from nearkin.discovery.data import DiscoveryTask
-from nearkin.discovery.trunk import Trunk
+from nearkin.discovery.classifier import apply_layer, heads_of, kmeans_clustering, still
+from nearkin.discovery.data import DiscoveryTask, open_discovery_data, without
+from nearkin.discovery.features import Trunk, finetuned_encoder
+from nearkin.distributed import called, choose_device, company, num_processes, together
 from nearkin.errors import DataError
 from nearkin.evaluation.encode import encode
+from nearkin.evaluation.encoder import Encoder
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.heads import Heads
 from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
+from nearkin.run.settings.build import named_backbone
 from nearkin.run.settings.options import method_options
-from nearkin.training.fit import fit, optimizer_for, steps_of
+from nearkin.training.fit import accompany, fit, optimizer_for, same, steps_of
 from nearkin.training.health import health
 from nearkin.training.loop import seeded
 from nearkin.types import UNKNOWN
@@ -88,9 +92,9 @@ def start_of(trunk: Trunk, known: Method[Any], task: DiscoveryTask, seed: int) -
     """
     looks, layer = trunk.seen(known)
     with torch.no_grad():
-        features = on_top(still(layer), looks.center[torch.from_numpy(task.rows)])
+        features = apply_layer(still(layer), looks.center[torch.from_numpy(task.rows)])
     learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
-    arm = clustered_arm(features, learned, seed)
+    arm = kmeans_clustering(features, learned, seed)
     novel = np.where(learned.label == UNKNOWN, arm.novel - task.num_known, UNKNOWN)
     return Start(features, torch.from_numpy(novel), torch.from_numpy(arm.joint))
 
@@ -270,3 +274,55 @@ def stage_of(trunk: Trunk, task: DiscoveryTask, order: Streams, config: TrainCon
     feed = trunk.feed(order, kind, task.label)
     method = method.to(trunk.device).to(memory_format=torch.channels_last)
     return Stage(config, method, feed, task, order)
+
+
+def follow(data: Any) -> None:
+    """What all processes but the first do: one training after another, as they are called."""
+    with company(1, follow):
+        while training := called(follow_training, follow_stage):
+            training(data)
+
+
+@contextmanager
+def beside(stage: Stage, config: DiscoverConfig, bad: Iterable[int]) -> Iterator[None]:
+    """Have the others train a stage as well within a `with` block, where they can share it.
+
+    The result does not depend on it: a stage whose images are too few for a batch of all
+    processes is trained by the first alone, as it would be without the others.
+
+    Args:
+        stage: Of which the first has all.
+        config: Settings of the discovery.
+        bad: Rows of images that turned out unreadable.
+    """
+    shared = config.trained != "top"
+    if not shared or stage.order.batch_size % num_processes(config.devices):
+        yield
+        return
+    task, order = stage.task, stage.order
+    rows = {"label": task.label, "rows": task.rows}
+    rows |= {"labeled": order.labeled, "unlabeled": order.unlabeled}
+    with together(config.devices, follow_stage):
+        same(
+            {name: torch.from_numpy(each) for name, each in rows.items()}
+            | {"bad": list(bad), "classes": [task.num_known, task.num_novel]}
+            | {"settings": json.dumps([asdict(config), asdict(stage.config)])}
+        )
+        yield
+
+
+def follow_stage(data: Any) -> None:
+    """What all processes but the first do in a stage: its steps, with their part of each batch."""
+    with together(1, follow_stage):
+        log = same({})
+        rows = {name: each.numpy() for name, each in log.items() if torch.is_tensor(each)}
+        asked, settings = json.loads(log["settings"])
+        config, training = DiscoverConfig(**asked), TrainConfig(**settings)
+        images = without(open_discovery_data(data, config), set(log["bad"])).images
+        task = DiscoveryTask(rows["label"], rows["rows"], *log["classes"])
+        batch, seed = int(training.batch_size), training.seed
+        order = Streams(rows["labeled"], rows["unlabeled"], batch, seed)
+        encoder = Encoder(named_backbone(training, None), int(training.image_size), {})
+        trunk = finetuned_encoder(encoder, images, config, training, choose_device(config.device))
+        stage = stage_of(trunk, task, order, training)
+        accompany(stage.config, stage.method, stage.feed)

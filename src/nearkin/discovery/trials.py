@@ -16,11 +16,11 @@ from jaxtyping import Bool, Float, Int64
 
 from nearkin.config import TrainConfig, Value
 from nearkin.data.rng import permutation
-from nearkin.discovery.classifier import class_probability, heads_of, on_top, still
+from nearkin.discovery.classifier import apply_layer, class_probability, heads_of, still
 from nearkin.discovery.data import DiscoveryTask
+from nearkin.discovery.features import FrozenEncoder
 from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import StageInit, Start, begun, class_stage, known_stage
-from nearkin.discovery.trunk import FrozenEncoder
 from nearkin.measures.matching import right
 from nearkin.method import Method
 from nearkin.tables import usable
@@ -153,7 +153,7 @@ class Trials:
         layer, heads = still(stage.method.backbone), still(heads_of(stage.method))
         with torch.inference_mode():
             rows = torch.from_numpy(task.unlabeled)
-            features = on_top(layer, self.trunk.kept.center[rows])
+            features = apply_layer(layer, self.trunk.kept.center[rows])
             disjoint = self.mode == "ncd"
             found = class_probability(heads, features, task.num_known, disjoint)
         probability = found.numpy()

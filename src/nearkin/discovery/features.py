@@ -1,4 +1,4 @@
-"""Views that a frozen network has already seen: each image's are few, and kept as features."""
+"""The encoder under the heads: frozen, with cached features, or finetuned."""
 
 import copy
 import json
@@ -36,7 +36,7 @@ CHOICE = 254
 """The view number whose draws choose among the kept views."""
 
 
-class KeptViews:
+class CachedViews:
     """Batches of features: every step sees some of each image's kept views, drawn anew.
 
     Features have the shape of images of one pixel, so that methods take them as they are.
@@ -76,14 +76,14 @@ class KeptViews:
 
 
 @dataclass(frozen=True, eq=False)
-class Looks:
+class CachedFeatures:
     """Each image as it is, and in several augmented views: as features or as anything else."""
 
     center: Float[Tensor, "images _"]
     views: Float[Tensor, "views images _"]
 
 
-def write_looks(path: Path, looks: Looks, bad: dict[int, str]) -> None:
+def write_looks(path: Path, looks: CachedFeatures, bad: dict[int, str]) -> None:
     """Write features and the rows of unreadable images, whole or not at all."""
     from safetensors.torch import save
 
@@ -92,7 +92,7 @@ def write_looks(path: Path, looks: Looks, bad: dict[int, str]) -> None:
     write_whole(path, save(state, metadata={"bad": json.dumps(bad)}))
 
 
-def read_looks(path: Path, count: int) -> tuple[Looks, dict[int, str]]:
+def read_looks(path: Path, count: int) -> tuple[CachedFeatures, dict[int, str]]:
     """What `write_looks` wrote.
 
     Args:
@@ -111,13 +111,13 @@ def read_looks(path: Path, count: int) -> tuple[Looks, dict[int, str]]:
         bad = {int(row): str(reason) for row, reason in noted.items()}
         if not bad.keys() <= set(range(rows)):
             raise ValueError(f"unreadable images beyond {rows}")
-    return Looks(center, views), bad
+    return CachedFeatures(center, views), bad
 
 
-def rows_of(looks: Looks, keep: np.ndarray) -> Looks:
+def rows_of(looks: CachedFeatures, keep: np.ndarray) -> CachedFeatures:
     """The looks at some images."""
     rows = torch.from_numpy(keep)
-    return Looks(looks.center[rows], looks.views[:, rows])
+    return CachedFeatures(looks.center[rows], looks.views[:, rows])
 
 
 TOP_DIM = 256
@@ -140,7 +140,7 @@ class Trunk(Protocol):
     def feed(self, order: Ordered, kind: type[Method[Any]], label: np.ndarray) -> Feed:
         """Batches of what that network takes."""
 
-    def seen(self, method: Method[Any]) -> tuple[Looks, nn.Module]:
+    def seen(self, method: Method[Any]) -> tuple[CachedFeatures, nn.Module]:
         """All images as a finished encoder sees them, and what has been learned on top of it."""
 
 
@@ -148,7 +148,7 @@ class Trunk(Protocol):
 class FrozenEncoder:
     """An encoder that stays as it is: its features of a few views of every image are kept."""
 
-    kept: Looks
+    kept: CachedFeatures
     device: torch.device
 
     def backbone(self, seed: int) -> Backbone:
@@ -159,9 +159,9 @@ class FrozenEncoder:
     def feed(self, order: Ordered, kind: type[Method[Any]], label: np.ndarray) -> Feed:
         """Batches of kept features."""
         views = self.kept.views.to(self.device)
-        return KeptViews(views, order=order, num_views=kind.num_views, labels=label)
+        return CachedViews(views, order=order, num_views=kind.num_views, labels=label)
 
-    def seen(self, method: Method[Any]) -> tuple[Looks, nn.Module]:
+    def seen(self, method: Method[Any]) -> tuple[CachedFeatures, nn.Module]:
         """What is kept, and the method's layer."""
         return self.kept, method.backbone
 
@@ -216,7 +216,7 @@ class FinetunedEncoder:
             labels=label,
         )
 
-    def seen(self, method: Method[Any]) -> tuple[Looks, nn.Module]:
+    def seen(self, method: Method[Any]) -> tuple[CachedFeatures, nn.Module]:
         """All images as the method's network sees them."""
         now = Encoder(method.backbone, self.encoder.image_size, {})
         found, _ = look(
@@ -281,7 +281,7 @@ def look(
     device: torch.device,
     workers: int,
     on_progress: ProgressCallback = ignore_progress,
-) -> tuple[Looks, dict[int, str]]:
+) -> tuple[CachedFeatures, dict[int, str]]:
     """Features of images as they are, and of several views of each, drawn as in training.
 
     `on_progress` hears how far this is.
@@ -307,7 +307,7 @@ def look(
     for epoch in range(num_views):
         what = f"features of view {epoch + 1}/{num_views}"
         views.append(encode(network, tracked(_views(drawn, epoch), count, what, on_progress)))
-    return Looks(center, torch.stack(views)), {**shown.bad, **drawn.bad}
+    return CachedFeatures(center, torch.stack(views)), {**shown.bad, **drawn.bad}
 
 
 def _views(drawn: Batches, epoch: int) -> Iterator[Tensor]:
