@@ -1,5 +1,5 @@
-# make demo   train, evaluate and discover on real digits      make test   everything that must pass
-# PYTHON names the interpreter (3.11 or newer) that the environment in .venv is made with.
+# make demo   train, evaluate and discover on real digits      make test   all checks and tests
+# PYTHON is the interpreter (3.11 or newer) that creates the environment in .venv.
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/
@@ -18,11 +18,11 @@ check: $(VENV)/developed
 	$(RUN)mypy
 	$(RUN)lint-imports --no-cache
 
-# Known bugs, one at a time: the tests must notice each of them.
+# Apply one known bug at a time; the tests must catch each of them.
 planted: $(VENV)/developed
 	$(RUN)python tests/planted.py
 
-# A thousand kills of runs of every method, in pieces: stop it at any time and call it again.
+# Kill runs of every method a thousand times. Stop it at any time; the same command continues.
 faults: $(VENV)/developed
 	$(RUN)python tests/faults.py --kills 1000 -o docs/faults.csv
 	$(RUN)python tests/soak.py 50000
@@ -32,9 +32,11 @@ format: $(VENV)/developed
 	$(RUN)ruff check --fix .
 	$(RUN)ruff format .
 
-# The page of each method, from its code, recipes/ and docs/measured.toml.
+# The page of each method, from its code, recipes/ and docs/measured.toml; the image and the counts
+# of docs/architecture.md, from the source.
 docs: $(VENV)/installed
 	$(RUN)python -c 'from nearkin.commands.methods import write_pages; write_pages()'
+	$(RUN)python docs/architecture.py
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nearkin needs Python 3.11 or newer: make PYTHON=python3.12")'

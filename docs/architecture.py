@@ -1,0 +1,350 @@
+"""Draw the rooms of src/nearkin with their imports, and count what a reader meets.
+
+    python docs/architecture.py [--source FOLDER] [--image FILE]
+
+Writes docs/architecture.png and prints the counts of docs/architecture.md. The order of the rooms
+is import-linter's, from pyproject.toml. `make docs` runs this.
+"""
+
+import argparse
+import ast
+import statistics
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ROOT = Path(__file__).parents[1]
+PAGE_SUFFIXES = (".html", ".css", ".js")
+FOLDS = ("types", "errors")
+"""Rooms that a reader of one method knows already: a walk does not count them."""
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+Edges = Mapping[tuple[str, str], int]
+
+ROOMS = {
+    "cli": "parse arguments, call one command, print",
+    "api": "the same commands from Python, typed",
+    "commands": "one module per verb: open the run, call the rooms below, write files",
+    "discovery": "novel classes: stages, trials, number of classes, classifier, findings",
+    "report": "the page of a run, its plots and its server, from tables; no torch",
+    "training": "loop, checkpoints, signals, health, optimizers, schedules",
+    "evaluation": "encoder files, embeddings, measures with protocols, floors",
+    "run": "the run folder, settings, machine, progress",
+    "methods": "one file per paper",
+    "method": "what a method is: forward reads, commit writes",
+    "measures": "neighbors, k-means, matching, intervals; pure functions",
+    "networks": "backbones, projectors, momentum encoders, batch norm in groups",
+    "memory": "queue and memory bank",
+    "data": "images from anywhere, views, order, split, duplicates, cache",
+    "objectives": "losses of unit vectors; pure functions",
+    "distributed": "processes and devices",
+    "tables": "rows to and from CSV and Parquet; no torch",
+    "config": "settings from the command line, environment and files",
+    "sealed": "files that prove themselves whole",
+    "types": "Batch and Step",
+    "errors": "errors with exit codes",
+    "pace": "time left, images per second",
+    "version": "the version",
+}
+"""What each room is for."""
+
+WIDTH = 9.2
+"""Of a box, in the units of the image."""
+
+WALKS: Mapping[str, Sequence[str]] = {}
+"""What a reader opens, in order. An entry is a file, or `file:definition` to count only that."""
+
+CLOSURES = {
+    "MoCo with all that it uses": "methods/moco.py",
+    "SimSiam with all that it uses": "methods/simsiam.py",
+}
+"""Walks that can be computed: a file, and all definitions that its names lead to."""
+
+
+class Source:
+    """The package below a folder: its modules, their definitions and imports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = sorted(folder.rglob("*.py"))
+
+    def name(self, path: Path) -> str:
+        """Return the path inside the package, as in `methods/moco.py`."""
+        return path.relative_to(self.folder).as_posix()
+
+    def room(self, path: Path) -> str:
+        """Return the first part of the path: a folder, or a module beside the folders."""
+        return path.relative_to(self.folder).parts[0].removesuffix(".py")
+
+    def find(self, module: str) -> Path | None:
+        """Return the file of a dotted module name, or None if it is none of the package."""
+        base = self.folder.parent / Path(*module.split("."))
+        candidates = (base.with_suffix(".py"), base / "__init__.py")
+        return next((path for path in candidates if path.is_file()), None)
+
+    def imports(self, path: Path) -> Iterable[tuple[str, str, str]]:
+        """Yield (module, name, local name) of every import from the package, lazy ones too."""
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nearkin"):
+                for alias in node.names:
+                    yield node.module or "", alias.name, alias.asname or alias.name
+
+    def imported(self, path: Path) -> set[Path]:
+        """Return the files that a module imports directly."""
+        found = (
+            self.find(f"{module}.{name}") or self.find(module)
+            for module, name, _ in self.imports(path)
+        )
+        return {file for file in found if file is not None and file != path}
+
+    def resolve(self, module: str, name: str) -> tuple[Path, str] | None:
+        """Return where a name is defined, through the packages that pass it on."""
+        path = self.find(module)
+        if path is None or self.find(f"{module}.{name}"):
+            return None
+        if name in definitions(path):
+            return path, name
+        for origin, original, local in self.imports(path):
+            if local == name:
+                return self.resolve(origin, original)
+        return None
+
+    def closure(self, start: str) -> dict[Path, int]:
+        """Return the lines to read per file: all of one file, and every definition it leads to."""
+        first = self.folder / start
+        seen: set[tuple[Path, str]] = set()
+        todo = list(self._leads_to(first, parse(first)))
+        while todo:
+            path, name = todo.pop()
+            if (path, name) in seen or path == first or self.room(path) in FOLDS:
+                continue
+            seen.add((path, name))
+            todo += self._leads_to(path, definitions(path)[name])
+        lines = Counter({first: length(first)})
+        for path, name in seen:
+            lines[path] += span(definitions(path)[name])
+        return dict(lines)
+
+    def _leads_to(self, path: Path, node: ast.AST) -> Iterable[tuple[Path, str]]:
+        own = definitions(path)
+        outside = {local: (module, name) for module, name, local in self.imports(path)}
+        for part in ast.walk(node):
+            if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
+                module, name = outside.get(part.value.id, ("", ""))
+                target = self.resolve(f"{module}.{name}", part.attr) if module else None
+            elif isinstance(part, ast.Name) and part.id in own:
+                target = path, part.id
+            else:
+                name = part.id if isinstance(part, ast.Name) else ""
+                target = self.resolve(*outside[name]) if name in outside else None
+            if target:
+                yield target
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def definitions(path: Path) -> dict[str, Definition]:
+    """Return the functions, classes and variables at the top of a module, by name."""
+    found: dict[str, Definition] = {}
+    for node in parse(path).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id: node for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def span(node: Definition) -> int:
+    """Return the number of lines of a definition, without decorators."""
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def length(path: Path) -> int:
+    """Return the number of lines of a file."""
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def layers() -> list[list[str]]:
+    """Return the rooms of each layer from the top, as import-linter checks them."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for contract in settings["tool"]["importlinter"]["contracts"]:
+        if contract["type"] == "layers" and contract["containers"] == ["nearkin"]:
+            return [[room.strip() for room in layer.split("|")] for layer in contract["layers"]]
+    raise SystemExit("pyproject.toml has no contract for the layers of nearkin")
+
+
+def room_imports(source: Source) -> Edges:
+    """Count the imports between rooms."""
+    edges: Counter[tuple[str, str]] = Counter()
+    for path in source.files:
+        for target in source.imported(path):
+            if "__" not in source.room(path) + source.room(target):
+                edges[source.room(path), source.room(target)] += 1
+    return {edge: count for edge, count in edges.items() if edge[0] != edge[1]}
+
+
+def reduced(edges: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return the edges that no longer path implies (transitive reduction)."""
+    below: dict[str, set[str]] = defaultdict(set)
+    for start, end in edges:
+        below[start].add(end)
+
+    @cache
+    def reach(room: str) -> frozenset[str]:
+        return frozenset(below[room]).union(*(reach(lower) for lower in below[room]))
+
+    return {
+        (start, end)
+        for start in list(below)
+        for end in below[start]
+        if not any(end in reach(other) for other in below[start] - {end})
+    }
+
+
+def counts(source: Source) -> dict[str, str]:
+    """Return the figures of docs/architecture.md."""
+    python = sum(map(length, source.files))
+    pages = [path for path in source.folder.rglob("*") if path.suffix in PAGE_SUFFIXES]
+    importers: Counter[Path] = Counter()
+    public: dict[str, set[Path]] = defaultdict(set)
+    functions: list[int] = []
+    for path in source.files:
+        importers.update(source.imported(path))
+        functions += [
+            span(node)
+            for node in ast.walk(parse(path))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        for name, node in definitions(path).items():
+            if not name.startswith("_") and not isinstance(node, ast.Assign | ast.AnnAssign):
+                public[name].add(path)
+    functions.sort()
+    single = [p for p, n in importers.items() if n == 1 and not p.name.startswith("__")]
+    return {
+        "modules": f"{len(source.files)}",
+        "lines of Python": f"{python:,}",
+        "lines with the page's scripts": f"{python + sum(map(length, pages)):,}",
+        "modules of at most 60 lines": f"{sum(length(p) <= 60 for p in source.files)}",
+        "modules with one importer": f"{len(single)}",
+        "functions": f"{len(functions):,}",
+        "median lines of a function": f"{statistics.median(functions):g}",
+        "90th percentile": f"{functions[int(0.9 * len(functions))]}",
+        "public names defined in several modules": f"{sum(len(p) > 1 for p in public.values())}",
+    }
+
+
+def walk(source: Source, entries: Sequence[str]) -> tuple[int, int]:
+    """Return how many files a walk opens, and how many lines of them it reads."""
+    files, lines = set(), 0
+    for entry in entries:
+        name, _, definition = entry.partition(":")
+        path = source.folder / name
+        if not path.is_file() or (definition and definition not in definitions(path)):
+            raise SystemExit(f"docs/architecture.py: a walk names {entry}, which is not there")
+        files.add(path)
+        lines += span(definitions(path)[definition]) if definition else length(path)
+    return len(files), lines
+
+
+def draw(source: Source, rows: Sequence[Sequence[str]], edges: Edges, image: Path) -> None:
+    """Draw a box per room, in the order of the layers, and the imports between them."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rooms = [room for row in rows for room in row]
+    figure, axes = plt.subplots(figsize=(13.5, 0.36 * len(rooms) + 0.1 * len(rows)))
+    middle, y = {}, 0.0
+    for number, row in enumerate(rows):
+        axes.axhspan(y, y + len(row), color="#eef3f8" if number % 2 == 0 else "white", zorder=0)
+        for room in row:
+            middle[room] = y + 0.5
+            draw_box(axes, source, room, middle[room])
+            y += 1
+        y += 0.15
+    rank = {room: number for number, row in enumerate(rows) for room in row}
+    upward = {(start, end) for start, end in edges if rank[start] >= rank[end]}
+    for start, end in reduced(edge for edge in edges if edge not in upward):
+        draw_arrow(axes, middle[start], middle[end], edges[start, end])
+    for start, end in upward:
+        draw_arrow(axes, middle[start], middle[end], edges[start, end], upward=True)
+    axes.set(xlim=(-1.9, 12.2), ylim=(y, -0.15))
+    axes.axis("off")
+    figure.savefig(image, dpi=100, bbox_inches="tight", metadata={"Software": None})
+    plt.close(figure)
+
+
+def draw_box(axes: "Axes", source: Source, room: str, y: float) -> None:
+    """Draw the box of one room: its name, its size and what it is for."""
+    from matplotlib.patches import FancyBboxPatch
+
+    modules = [path for path in source.files if source.room(path) == room]
+    size = f"{len(modules)} module{'s' * (len(modules) > 1)}, {sum(map(length, modules)):,} lines"
+    style = {"facecolor": "white", "edgecolor": "#3b5b7a", "linewidth": 0.9}
+    axes.add_patch(
+        FancyBboxPatch((0, y - 0.38), WIDTH, 0.76, "round,pad=0,rounding_size=.1", **style)
+    )
+    axes.text(0.12, y, room, va="center", weight="bold", fontsize=9.5)
+    axes.text(3.5, y, size, va="center", ha="right", fontsize=7, color="#666")
+    axes.text(3.7, y, ROOMS[room], va="center", fontsize=7)
+
+
+def draw_arrow(axes: "Axes", start: float, end: float, count: int, upward: bool = False) -> None:
+    """Draw an arc from one height to another: blue on the right, red on the left if upward."""
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.path import Path as Curve
+
+    side, edge = (-1, 0.0) if upward else (1, WIDTH)
+    bulge = edge + side * (0.35 + 0.17 * abs(end - start))
+    shift = 0.2 if end > start else -0.2  # arrows leave a box below the middle, and enter above it
+    points = [
+        (edge, start + shift),
+        (bulge, start + shift),
+        (bulge, end - shift),
+        (edge, end - shift),
+    ]
+    curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+    color = "#c0392b" if upward else "#3b5b7a"
+    width = 0.5 + 0.2 * min(count, 10)
+    style = {"arrowstyle": "-|>", "mutation_scale": 8, "linewidth": width, "color": color}
+    axes.add_patch(FancyArrowPatch(path=curve, alpha=0.75, zorder=3, **style))
+
+
+def main() -> None:
+    """Draw the image and print the counts."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--source", type=Path, default=ROOT / "src" / "nearkin")
+    parser.add_argument("--image", type=Path, default=ROOT / "docs" / "architecture.png")
+    options = parser.parse_args()
+    source, rows = Source(options.source), layers()
+    for name, value in counts(source).items():
+        print(f"{value:>8}  {name}")
+    for name, start in CLOSURES.items():
+        closure = source.closure(start)
+        print(f"{len(closure):>8}  files and {sum(closure.values())} lines: {name}")
+    for name, entries in WALKS.items():
+        files, lines = walk(source, entries)
+        print(f"{files:>8}  files and {lines} lines: {name}")
+    edges = room_imports(source)
+    rooms = {room for row in rows for room in row}
+    if strangers := {room for edge in edges for room in edge} - rooms:
+        raise SystemExit(f"not in pyproject.toml's layers: {', '.join(sorted(strangers))}")
+    draw(source, rows, edges, options.image)
+    print(f"{options.image}")
+
+
+if __name__ == "__main__":
+    main()
