@@ -19,7 +19,7 @@ from nearkin.data.order import Order
 from nearkin.data.rng import permutation
 from nearkin.data.views import View
 from nearkin.errors import DataError
-from nearkin.evaluation.encode import encode
+from nearkin.evaluation.embeddings import encode
 from nearkin.evaluation.evaluate import mean_pixels, pixels
 from nearkin.evaluation.knn import knn, num_neighbors
 from nearkin.measures.neighbors import nearest

@@ -17,18 +17,20 @@ if TYPE_CHECKING:
     from nearkin.commands.assign import assign as assign
     from nearkin.commands.check import check as check
     from nearkin.commands.demo import demo as demo
+    from nearkin.commands.embed import embed as embed
+    from nearkin.commands.embed import embed_parts as embed_parts
     from nearkin.commands.evaluate import evaluate as evaluate
     from nearkin.commands.explore import explore as explore
     from nearkin.commands.neighbors import neighbors as neighbors
     from nearkin.evaluation.encoder import load as load
-    from nearkin.evaluation.shards import embed as embed
 
 _HOME = {
     "assign": "commands.assign",
     "check": "commands.check",
     "demo": "commands.demo",
     "discover": "api",
-    "embed": "evaluation.shards",
+    "embed": "commands.embed",
+    "embed_parts": "commands.embed",
     "evaluate": "commands.evaluate",
     "explore": "commands.explore",
     "load": "evaluation.encoder",

@@ -16,7 +16,7 @@ from torch import nn
 from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation import probe
 from nearkin.evaluation.clusters import clusters
-from nearkin.evaluation.encode import encode
+from nearkin.evaluation.embeddings import encode
 from nearkin.evaluation.evaluate import evaluate, evaluate_features, mean_pixels, pixels
 from nearkin.evaluation.features import Features
 from nearkin.evaluation.geometry import geometry, looked_at

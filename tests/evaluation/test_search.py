@@ -18,10 +18,9 @@ import nearkin
 from nearkin.cli import main
 from nearkin.commands.embed import embed
 from nearkin.commands.index import kind_of_index, shortlist
-from nearkin.commands.neighbors import most_similar
 from nearkin.evaluation import parts
 from nearkin.evaluation.encoder import write_encoder
-from nearkin.evaluation.vectors import open_vectors
+from nearkin.evaluation.vectors import most_similar, open_vectors
 from nearkin.networks.backbone import build_backbone
 
 DIM = 128

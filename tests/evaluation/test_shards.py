@@ -23,8 +23,7 @@ from nearkin.cli import main, using
 from nearkin.commands.embed import embed
 from nearkin.errors import OutputError
 from nearkin.evaluation.encoder import write_encoder
-from nearkin.evaluation.parts import whole
-from nearkin.evaluation.shards import SHARD
+from nearkin.evaluation.parts import SHARD, whole
 from nearkin.networks.backbone import build_backbone
 
 PICTURES, BAD = 26, ["cat/03.png", "cat/06.png", "cat/07.png", "cat/08.png", "dog/02.png"]
@@ -160,7 +159,7 @@ def test_images_none_of_which_can_be_read_are_an_error(run, images, tmp_path, ca
 
 
 def test_python_writes_the_same_into_a_folder(parts, run, images, tmp_path):
-    made = nearkin.embed(run, images, output=f"{tmp_path / 'vectors'}/", shard=3)
+    made = nearkin.embed_parts(run, images, tmp_path / "vectors", shard=3)
     assert made.missing == 0
     assert contents(tmp_path / "vectors") == contents(parts)
 

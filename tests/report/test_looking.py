@@ -8,11 +8,11 @@ import pytest
 import torch
 from PIL import Image, ImageFont
 
-from nearkin.commands.embed import Embeddings
-from nearkin.commands.neighbors import Neighbor, Neighbors
 from nearkin.data.images import open_images
 from nearkin.data.sheets import save_sheet, shortened
 from nearkin.errors import DataError, OutputError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.vectors import Neighbor, Neighbors
 from nearkin.report.contact import contact_sheet, neighbor_sheet
 from nearkin.report.from_training import MOST_POINTS, training_curves
 from nearkin.report.page.map import Coloring, ImageMap

@@ -11,13 +11,14 @@ from PIL import Image
 from torch import nn
 
 from nearkin.commands import evaluate as evaluation
-from nearkin.commands.embed import embed, encode_images
+from nearkin.commands.embed import embed
 from nearkin.commands.evaluate import evaluate, evaluate_parts
 from nearkin.commands.train import built
 from nearkin.config import TrainConfig
 from nearkin.data.images import open_images
 from nearkin.data.split import Parts, open_parts
 from nearkin.errors import CheckpointError, DataError, UsageError
+from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.encoder import CUSTOM, Encoder, initialize, load, write_encoder
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import adopt, build_backbone

@@ -51,21 +51,27 @@ def embed(
         shard: Images of a part.
         part: I/N, such as 1/8: make the I-th of N shares of the parts, as a job of an array.
     """
+    from nearkin.commands.embed import embed as run_embed
+    from nearkin.commands.embed import embed_parts, is_folder
     from nearkin.distributed import is_first
-    from nearkin.evaluation.shards import Made, is_folder
-    from nearkin.evaluation.shards import embed as run_embed
+    from nearkin.errors import UsageError
+    from nearkin.evaluation.parts import SHARD
 
-    if not (is_folder(output) or alone()):
-        return
-    with Terminal(not is_first()) as terminal:
-        made = run_embed(run, data, output=output, shard=shard, part=part, reporter=terminal)
-    if isinstance(made, Made):
+    if is_folder(output):
+        with Terminal(not is_first()) as terminal:
+            written = embed_parts(run, data, output, shard=shard, part=part, reporter=terminal)
         if is_first():
-            show(None, False, made.lines(Path(output)))
+            show(None, False, written.lines(Path(output)))
         return
-    count, dim = made.vectors.shape
+    if not alone():
+        return
+    if part or shard != SHARD:
+        raise UsageError(f"{output} is one file, without parts; give a folder, {output}/")
+    with Terminal(not is_first()) as terminal:
+        embeddings = run_embed(run, data, output=output, reporter=terminal)
+    count, dim = embeddings.vectors.shape
     print(f"{count} images, {dim} features each: {Path(output).resolve()}")
-    for path, reason in made.bad.items():
+    for path, reason in embeddings.bad.items():
         print(f"left out {path!r}: {reason}", file=sys.stderr)
 
 

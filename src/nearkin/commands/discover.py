@@ -16,7 +16,6 @@ from nearkin.commands.train import Run
 from nearkin.config import DiscoverConfig, continued
 from nearkin.data.augmentations import views_of
 from nearkin.data.copies import check_destination
-from nearkin.data.split import same_data, write_bad_files
 from nearkin.discovery.classifier import (
     Calibration,
     Classifier,
@@ -48,6 +47,7 @@ from nearkin.distributed import choose_device, company, device_name, is_first
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import load, write_encoder
 from nearkin.measures.kmeans import compact, constrained_kmeans
+from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.failures import foreseen
 from nearkin.run.folder import RunFolder, clear, data_name
 from nearkin.run.opened import default_folder, opened

@@ -1,116 +1,38 @@
-"""`nearkin embed`: the features of images as a table other tools read."""
+"""`nearkin embed`: the features of images as a file, or as a folder of parts."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-import torch
-from jaxtyping import Float, UInt8
-from torch import Tensor, nn
+from torch import nn
 
-from nearkin.config import suggestion
-from nearkin.data.batches import Pixels, to_network
-from nearkin.data.images import Images, open_images
-from nearkin.distributed import available_cpus, choose_device
-from nearkin.errors import DataError, OutputError, UsageError
-from nearkin.evaluation.encode import encode
-from nearkin.evaluation.encoder import Encoder, load
-from nearkin.objectives import unit
-from nearkin.pace import ProgressCallback, ignore_progress, tracked
+from nearkin.data.images import open_images
+from nearkin.distributed import available_cpus, choose_device, own_cpus
+from nearkin.distributed.place import place
+from nearkin.errors import UsageError
+from nearkin.evaluation.embeddings import (
+    Embeddings,
+    check_format,
+    encode_images,
+    encode_readable,
+    table,
+)
+from nearkin.evaluation.encoder import load
+from nearkin.evaluation.parts import (
+    MOST,
+    SHARD,
+    PartsWritten,
+    claim,
+    note_on,
+    parts_written,
+    write_part,
+)
+from nearkin.pace import under
 from nearkin.run.failures import foreseen
+from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.tables import write_csv
-
-if TYPE_CHECKING:
-    import pyarrow
-
-FORMATS = (".parquet", ".npz", ".npy")
-
-
-@dataclass(frozen=True, eq=False)
-class Embeddings:
-    """Features of images: row i of `vectors` belongs to the i-th of `images`."""
-
-    images: Images
-    """Those that could be read."""
-    vectors: np.ndarray
-    """float32 of shape (images, features), each of length one."""
-    splits: list[str]
-    """`train` or `test`; empty where neither is said."""
-    bad: dict[str, str]
-    """The paths of those that could not be read, which have no row, with the reason."""
-
-    @property
-    def paths(self) -> list[str]:
-        """The images' names."""
-        return list(self.images.names)
-
-    @property
-    def labels(self) -> list[str]:
-        """Class names; empty where unknown."""
-        classes = self.images.classes
-        return [classes[label] if label >= 0 else "" for label in self.images.labels.tolist()]
-
-    def part(self, split: str) -> "Embeddings":
-        """The images of one side of the split."""
-        rows = np.flatnonzero(np.array(self.splits) == split)
-        splits = [split] * len(rows)
-        return Embeddings(self.images.subset(rows), self.vectors[rows], splits, self.bad)
-
-    def write(self, path: Path) -> None:
-        """Write a file whose ending says how: .parquet, .npz, or .npy with a .csv beside it.
-
-        Raises:
-            UsageError: For another ending.
-            OutputError: If it cannot be written.
-        """
-        check_format(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".parquet":
-                self._write_parquet(path)
-            elif path.suffix == ".npz":
-                np.savez(path, allow_pickle=False, **self._columns(), vector=self.vectors)
-            else:
-                np.save(path, self.vectors)
-                columns = self._columns()
-                rows = zip(*columns.values(), strict=True)
-                write_csv(path.with_suffix(".csv"), tuple(columns), rows)
-        except OSError as error:
-            raise OutputError(
-                f"cannot write {path}: {error.strerror}; choose another -o"
-            ) from error
-
-    def to_arrow(self) -> "pyarrow.Table":
-        """The columns path, split, label and vector."""
-        import pyarrow
-
-        flat = pyarrow.array(self.vectors.ravel())
-        vectors = pyarrow.FixedSizeListArray.from_arrays(flat, self.vectors.shape[1])
-        columns = self._columns().items()
-        text = {name: pyarrow.array(column, pyarrow.string()) for name, column in columns}
-        return pyarrow.table({**text, "vector": vectors})
-
-    def _columns(self) -> dict[str, list[str]]:
-        columns = {"path": self.paths, "split": self.splits, "label": self.labels}
-        return {name: list(map(as_text, column)) for name, column in columns.items()}
-
-    def _write_parquet(self, path: Path) -> None:
-        from pyarrow import parquet
-
-        with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
-            parquet.write_table(self.to_arrow(), file)
-
-
-def check_format(path: Path) -> None:
-    """Refuse a file ending that has no writer, before anything is computed."""
-    if path.suffix not in FORMATS:
-        raise UsageError(
-            f"cannot write embeddings as {path.name}.{suggestion(path.suffix, FORMATS)} "
-            f"Give a name that ends in {', '.join(FORMATS)}, or in / for a folder of parts"
-        )
 
 
 def embed(
@@ -123,22 +45,43 @@ def embed(
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> Embeddings:
-    """Features of images, all in memory; see `nearkin.embed`, which has these arguments, too."""
+    """Compute the features of images with a trained encoder, all in memory.
+
+    Images that cannot be read have no features. `embed_parts` needs memory for one part only.
+
+    Args:
+        run: A run folder, or its encoder.safetensors.
+        data: What `open_images` takes.
+        output: A file to write them to, too: .parquet, .npz, or .npy with a .csv beside it.
+        backbone: The run's network, if it was given one from Python; untrained.
+        device: Where to compute.
+        workers: Processes that decode photographs; `auto`: one per CPU.
+        reporter: Receives log lines and progress.
+
+    Raises:
+        UsageError: If there is no encoder, or `output` is no such file.
+        DataError: If none of the images can be read.
+        OutputError: If the file cannot be written.
+    """
     if output is not None:
+        if is_folder(str(output)):
+            raise UsageError(f"{output} is a folder; nearkin.embed_parts writes parts into one")
         check_format(Path(output))
         spare(Path(output), data)
     on_progress = (reporter or Silent()).progress
     encoder, images = load(run, backbone=backbone), open_images(data, on_progress=on_progress)
     processes = available_cpus() if workers == "auto" else workers
     with foreseen():
-        found = encode_images(
+        encoded = encode_images(
             encoder,
             images,
             device=choose_device(device),
             workers=processes,
             on_progress=on_progress,
         )
-    embeddings = table(found.images, found.features, found.images.splits.tolist(), found.bad)
+    embeddings = table(
+        encoded.images, encoded.features, encoded.images.splits.tolist(), encoded.bad
+    )
     if output is not None:
         embeddings.write(Path(output))
     return embeddings
@@ -151,70 +94,88 @@ def spare(output: Path, data: Any) -> None:
         raise UsageError(f"{output} would replace the data {data}; give -o another name")
 
 
-@dataclass(frozen=True, eq=False)
-class Encoded:
-    """Features of those of some images that could be read."""
-
-    images: Images
-    rows: np.ndarray
-    """Where these images are among all that were asked for."""
-    features: Float[Tensor, "n d"]
-    bad: dict[str, str]
-    """The names of the others, with the reason."""
-
-
-def encode_images(
-    encoder: Encoder,
-    images: Images,
+def embed_parts(
+    run: str | Path,
+    data: Any,
+    output: str | Path,
     *,
-    device: torch.device,
-    workers: int,
-    on_progress: ProgressCallback = ignore_progress,
-) -> Encoded:
-    """Features of images, as the encoder gives them. It is moved to the device.
+    shard: int = SHARD,
+    part: str = "",
+    backbone: nn.Module | None = None,
+    device: str = "auto",
+    workers: int | Literal["auto"] = "auto",
+    reporter: Reporter | None = None,
+) -> PartsWritten:
+    """Features of any number of images, of which those of one part are in memory.
+
+    Each part is a Parquet file with rows as `embed` writes them, there whole or not at all. What
+    is there is not made again: a command that was killed goes on. Processes that torchrun or srun
+    has started divide the parts, and none waits for another.
+
+    Args:
+        run: A run folder, or its encoder.safetensors.
+        data: What `open_images` takes.
+        output: A new folder, or one that was begun with the same encoder, data and shard.
+        shard: Images of a part.
+        part: `I/N` makes the I-th of N shares of the parts, with I from 1; all if empty.
+        backbone: The run's network, if it was given one from Python; untrained.
+        device: Where to compute.
+        workers: Processes that decode photographs; `auto`: one per processor.
+        reporter: Who is told how it goes.
 
     Raises:
-        DataError: If there are no images, or none that can be read.
+        UsageError: If `shard` or `part` makes no sense.
+        DataError: If none of the images can be read.
+        OutputError: If the folder is of something else, or cannot be written.
     """
-    found = encode_readable(
-        encoder, images, device=device, workers=workers, on_progress=on_progress
-    )
-    if not len(found.rows):
-        raise DataError(f"none of the {len(images)} images can be read; look at the files")
-    return found
+    if shard < 1:
+        raise UsageError(f"--shard {shard} is less than one image; give at least 1")
+    first, step = _turn(part)
+    log = reporter or Silent()
+    encoder, images = load(run, backbone=backbone), open_images(data, on_progress=log.progress)
+    path = RunFolder(Path(run)).encoder if Path(run).is_dir() else Path(run)
+    folder, note = Path(output), note_on(path, images, shard)
+    if note.num_parts > MOST:
+        raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
+    claim(folder, note)
+    processes = own_cpus() if workers == "auto" else workers
+    own = [number for number in note.missing(folder) if number % step == first]
+    for number in own:
+        rows = np.arange(number * shard, min(len(images), (number + 1) * shard))
+        name = f"part {number + 1} of {note.num_parts}"
+        on_progress = under(name, log.progress)
+        with foreseen():
+            encoded = encode_readable(
+                encoder,
+                images.subset(rows),
+                device=choose_device(device),
+                workers=processes,
+                on_progress=on_progress,
+            )
+        write_part(
+            folder / note.part(number),
+            table(encoded.images, encoded.features, encoded.images.splits.tolist(), encoded.bad),
+        )
+        log.line(f"{name}: {len(encoded.rows)} images")
+        del encoded  # or there would be two while the next is computed
+    return parts_written(folder, note, images, len(own))
 
 
-def encode_readable(
-    encoder: Encoder,
-    images: Images,
-    *,
-    device: torch.device,
-    workers: int,
-    on_progress: ProgressCallback = ignore_progress,
-) -> Encoded:
-    """The same of images of which maybe none can be read."""
-    encoder.to(device).to(memory_format=torch.channels_last)
-    shown = Pixels(images, encoder.image_size, workers=workers)
-    features = encode_pixels(encoder, tracked(shown, len(images), "features", on_progress), device)
-    rows = np.delete(np.arange(len(images)), sorted(shown.bad))
-    bad = {images.names[row]: reason for row, reason in sorted(shown.bad.items())}
-    return Encoded(images.subset(rows), rows, features[torch.from_numpy(rows)], bad)
+def _turn(part: str) -> tuple[int, int]:
+    """The first part that is this process's to make, and how many further each next one is."""
+    here = place()
+    if not part:
+        return (0, 1) if here is None else (here.rank, here.world)
+    if here is not None and here.world > 1:
+        raise UsageError(
+            f"--part {part}, but {here.world} processes were started; leave --part out"
+        )
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", part)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--part {part} is not I/N with I from 1 to N; give one such as 1/8")
+    return int(match[1]) - 1, int(match[2])
 
 
-def encode_pixels(
-    network: nn.Module, batches: Iterable[UInt8[Tensor, "_ 3 _ _"]], device: torch.device
-) -> Float[Tensor, "n d"]:
-    """Features of images that are already pixels, by a network on that device."""
-    return encode(network, (to_network(batch.to(device)) for batch in batches))
-
-
-def table(
-    images: Images, features: Float[Tensor, "n d"], splits: list[str], bad: dict[str, str]
-) -> Embeddings:
-    """Features of images with what is known about each."""
-    return Embeddings(images, unit(features).numpy(), splits, bad)
-
-
-def as_text(name: str) -> str:
-    r"""A name that any file format takes: bytes of it that are not UTF-8 become `\xNN`."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+def is_folder(output: str) -> bool:
+    """Whether a name says, or is that of, a folder."""
+    return output.endswith(("/", os.sep)) or Path(output).is_dir()

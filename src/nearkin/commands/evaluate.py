@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from nearkin.commands.embed import Embeddings, Encoded, encode_images, table
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, Pixels
@@ -20,7 +19,7 @@ from nearkin.data.split import Parts, open_parts
 from nearkin.data.views import normalize
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import UsageError
-from nearkin.evaluation.encode import encode
+from nearkin.evaluation.embeddings import Embeddings, Encoded, encode, encode_images, table
 from nearkin.evaluation.encoder import Encoder, load
 from nearkin.evaluation.evaluate import SIDE, Evaluation, mean_pixels, pixels
 from nearkin.evaluation.evaluate import evaluate as measure

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from nearkin.commands.train import built
 from nearkin.config import TrainConfig
 from nearkin.data.images import Images
-from nearkin.data.split import open_parts, same_data
+from nearkin.data.split import open_parts
 from nearkin.distributed import choose_device
 from nearkin.errors import DivergedError, UsageError
 from nearkin.method import Method
+from nearkin.run.data import same_data
 from nearkin.run.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import not_finite

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.order import Order
 from nearkin.data.sheets import augmentation_sheet
-from nearkin.data.split import Parts, copies, open_parts, same_data, write_bad_files
+from nearkin.data.split import Parts, copies, open_parts
 from nearkin.distributed import broadcast_bytes, choose_device, device_name, is_first, together
 from nearkin.errors import CheckpointError, UsageError
 from nearkin.evaluation.encoder import CUSTOM, initialize, load, write_encoder
@@ -24,6 +25,7 @@ from nearkin.networks.branch import in_chunks
 from nearkin.networks.compilation import compile_branches
 from nearkin.report.contact import neighbor_sheet
 from nearkin.report.write import write_page
+from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.failures import foreseen
 from nearkin.run.folder import RunFolder, clear, data_name
 from nearkin.run.opened import default_folder, opened
@@ -106,7 +108,7 @@ def train(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
             f"writing {path.resolve()}"
         )
-        parts = open_parts(data, config, folder.bad_files, log.progress)
+        parts = open_parts(data, config, log.progress, partial(write_bad_files, folder.bad_files))
         warnings = copies(parts.num_exact, "exact", parts.images)
         for line in [parts.describe(), *parts.images.notes, *(f"warning: {w}" for w in warnings)]:
             log.line(line)

@@ -7,7 +7,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int, Int64, UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -347,3 +347,18 @@ class Pixels:
 def to_network(shown: UInt8[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch 3 _ _"]:
     """Pixels from 0 to 255 as networks are trained on them."""
     return normalize(shown / 255)
+
+
+def squares(
+    images: Images, rows: Int[np.ndarray, " rows"], side: int, workers: int
+) -> Iterator[tuple[int, UInt8[Tensor, "3 side side"]]]:
+    """Yield the row and the central square of each readable image, all of one size."""
+    rows = np.unique(rows)
+    if not len(rows):
+        return
+    some = images.subset(rows)
+    pixels = Pixels(some, min(side, int(some.sizes.min(axis=1).max())), workers=workers)
+    shown = (square for batch in pixels for square in batch)
+    for place, square in enumerate(shown):
+        if place not in pixels.bad:
+            yield int(rows[place]), square

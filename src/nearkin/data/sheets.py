@@ -11,9 +11,8 @@ from jaxtyping import Float, Int
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from nearkin.data.batches import Batches, Pixels
+from nearkin.data.batches import Batches, Pixels, squares
 from nearkin.data.images import Images
-from nearkin.report.thumbnails import squares
 from nearkin.tables import printable
 
 MIN_SIDE: Final = 64

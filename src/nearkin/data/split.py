@@ -1,11 +1,9 @@
 """Holding images out: what is scored is never trained on."""
 
 import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -14,10 +12,8 @@ from jaxtyping import Bool, Int64
 from nearkin.config import TrainConfig
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
-from nearkin.errors import CheckpointError, DataError
+from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, ignore_progress
-from nearkin.run.folder import RunFolder
-from nearkin.tables import read_csv, replace_text, usable, write_csv
 
 
 def names_a_test_part(images: Images) -> bool:
@@ -132,16 +128,16 @@ def copies(count: int, kind: str, images: Images) -> list[str]:
 def open_parts(
     data: Any,
     config: TrainConfig,
-    listed: Path | None = None,
     on_progress: ProgressCallback = ignore_progress,
+    on_open: Callable[[Images], None] = lambda _: None,
 ) -> Parts:
     """Open the data and hold a part of them out.
 
     Args:
         data: What `open_images` takes.
         config: How they are read and divided.
-        listed: The file to list unreadable images in.
-        on_progress: Hears how far the looks at all files are.
+        on_progress: Receives how many files have been read.
+        on_open: Receives the images before any are refused, to record the unreadable ones.
 
     Raises:
         DataError: If there are no images, or more than `max_bad` of them are unreadable.
@@ -149,18 +145,17 @@ def open_parts(
     images = open_images(
         data, labels=config.labels, full=config.scan == "full", on_progress=on_progress
     )
-    refuse_bad(images, config.max_bad, listed)
+    on_open(images)
+    refuse_bad(images, config.max_bad)
     return divide(images, config.val, config.seed, on_progress)
 
 
-def refuse_bad(images: Images, most: float, listed: Path | None = None) -> None:
-    """Refuse data of which too large a share cannot be read, once this share is listed.
+def refuse_bad(images: Images, most: float) -> None:
+    """Refuse data of which too large a share cannot be read.
 
     Raises:
         DataError: Naming some of them.
     """
-    if listed is not None:
-        write_bad_files(listed, images)
     bad, count = len(images.bad), len(images) + len(images.bad)
     if bad > most * count:
         first = ", ".join(f"{bad.name!r} ({bad.reason})" for bad in images.bad[:NAMED])
@@ -191,51 +186,3 @@ def divide(
     found = duplicates(images, on_progress)
     grouped = replace(images, groups=found.groups)
     return Parts(grouped, *split(grouped, share, seed), found.num_exact)
-
-
-def same_data(folder: RunFolder, parts: Parts) -> None:
-    """Note in a run folder which images it has, or refuse others than those noted there.
-
-    Raises:
-        CheckpointError: If a run is resumed on data that have changed: its order, its views and
-            its memories belong to the images it was started with. The difference is named.
-    """
-    now = {"train": len(parts.train), "test": len(parts.test), "fingerprint": parts.fingerprint}
-    names, sizes = parts.images.names, parts.images.num_bytes
-    if not folder.data.exists():
-        rows = zip(names, sizes.tolist(), strict=True)
-        write_csv(folder.images, ("path", "bytes"), rows)
-        replace_text(folder.data, json.dumps(now) + "\n")
-        return
-    with usable(folder.data, "start anew with --init-from this run"):
-        noted = json.loads(folder.data.read_text(encoding="utf-8"))
-        then = {name: noted[name] for name in now}
-    if then == now:
-        return
-    with usable(folder.images, "start anew with --init-from this run"):
-        before = {row["path"]: int(row["bytes"]) for row in read_csv(folder.images)}
-    differences = _differences(before, dict(zip(names, sizes.tolist(), strict=True)))
-    raise CheckpointError(
-        f"the data have changed since the run was started: {differences}; {then['train']} "
-        f"images to train on and {then['test']} held out then, {now['train']} and "
-        f"{now['test']} now; bring them back, or start anew with --init-from this run"
-    )
-
-
-def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
-    """Which images came, went or changed, with an example of each."""
-    kinds = {
-        "added": now.keys() - then.keys(),
-        "removed": then.keys() - now.keys(),
-        "of another size": {name for name in now.keys() & then.keys() if now[name] != then[name]},
-    }
-    found = [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
-    return ", ".join(found) or "the same files in other parts"
-
-
-def write_bad_files(path: Path, images: Images, found: Mapping[str, str] | None = None) -> None:
-    """List the images that could not be read: at the start, and `found` while training."""
-    rows: list[tuple[str, str, object]] = [(bad.name, bad.reason, bad.bytes) for bad in images.bad]
-    rows += [(name, reason, "") for name, reason in sorted((found or {}).items())]
-    if rows:
-        write_csv(path, ("path", "reason", "bytes"), rows)

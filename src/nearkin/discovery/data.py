@@ -25,6 +25,7 @@ from nearkin.data.split import Parts, divide, refuse_bad
 from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import ProgressCallback, ignore_progress
+from nearkin.run.data import write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.settings.options import known_classes, known_labels
 from nearkin.tables import read_csv
@@ -390,7 +391,9 @@ def open_discovery_data(
         UsageError: If the settings contradict each other.
     """
     opened = open_images(data, full=config.scan == "full", on_progress=on_progress)
-    refuse_bad(opened, config.max_bad, listed)
+    if listed is not None:
+        write_bad_files(listed, opened)
+    refuse_bad(opened, config.max_bad)
     labeled = label_images(opened, config.labeled, config.known)
     if config.accept:
         labeled = accept(labeled, Path(config.accept))

@@ -21,7 +21,7 @@ from nearkin.data.rng import uniform
 from nearkin.data.views import normalize
 from nearkin.distributed import sent, share
 from nearkin.errors import UsageError
-from nearkin.evaluation.encode import encode
+from nearkin.evaluation.embeddings import encode
 from nearkin.evaluation.encoder import Encoder, read_tensors
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone

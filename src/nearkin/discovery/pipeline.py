@@ -9,7 +9,6 @@ import torch
 
 from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig, Value
-from nearkin.data.split import write_bad_files
 from nearkin.discovery.classifier import BASELINES
 from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size, division, without
 from nearkin.discovery.features import (
@@ -39,6 +38,7 @@ from nearkin.discovery.trials import (
 )
 from nearkin.evaluation.encoder import Encoder, load
 from nearkin.method import Method
+from nearkin.run.data import write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Logger
 from nearkin.run.settings.build import resolve

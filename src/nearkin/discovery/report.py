@@ -9,13 +9,13 @@ from statistics import fmean
 
 import torch
 
-from nearkin.commands.embed import Embeddings
 from nearkin.config import DiscoverConfig
 from nearkin.discovery.assignments import Assignments
 from nearkin.discovery.clusters import Cluster
 from nearkin.discovery.outcome import OURS, Outcome, summary, write_tables
 from nearkin.discovery.scores import Score
 from nearkin.discovery.trials import MODE_METHOD
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.report.page.report import Chart, ClassView, Confusion, Report, Table, Tile
 from nearkin.report.write import keep, write_page
 from nearkin.run.folder import lines

@@ -21,7 +21,7 @@ from nearkin.discovery.data import DiscoveryTask, open_discovery_data, without
 from nearkin.discovery.features import Trunk, finetuned_encoder
 from nearkin.distributed import called, choose_device, company, num_processes, together
 from nearkin.errors import DataError
-from nearkin.evaluation.encode import encode
+from nearkin.evaluation.embeddings import encode
 from nearkin.evaluation.encoder import Encoder
 from nearkin.method import Method
 from nearkin.methods import METHODS

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from nearkin import tables
-from nearkin.commands.embed import Embeddings
 from nearkin.data.images import Images
-from nearkin.data.split import write_bad_files
-from nearkin.errors import OutputError, UsageError
+from nearkin.errors import DataError, OutputError, UsageError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.run.data import write_bad_files
 from nearkin.tables import PARTIAL, usable
 
 NOTE: Final = "_parts.json"
@@ -24,6 +24,35 @@ BAD: Final = b"nearkin.bad"
 """Where a part notes its images that could not be read, so that both appear at once."""
 MOST: Final = 1_000_000
 """Parts; from there on, their names would no longer be in the order of the images."""
+
+
+SHARD: Final = 65_536
+"""Images of a part."""
+
+
+@dataclass(frozen=True)
+class PartsWritten:
+    """How far a folder of parts has come."""
+
+    now: int
+    """Parts that were made just now."""
+    missing: int
+    """Parts that other processes have yet to make."""
+    num_parts: int
+    count: int = 0
+    """How many have features, once no part is missing."""
+    bad: int = 0
+    """How many could not be read, likewise."""
+
+    def lines(self, folder: Path) -> list[str]:
+        """For people."""
+        found = [f"{self.now} of {self.num_parts} parts made: {folder.resolve()}"]
+        if self.missing:
+            return [*found, f"{self.missing} parts are still missing; others are to make them"]
+        found.append(f"{self.count} images have features")
+        if self.bad:
+            found.append(f"left out {self.bad} that cannot be read: see {BAD_FILES}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -152,6 +181,22 @@ def finish(folder: Path, images: Images, bad: Mapping[str, str]) -> None:
             write_bad_files(partial, images, bad)
     for partial in folder.glob(f".part-*{PARTIAL}*"):
         partial.unlink(missing_ok=True)
+
+
+def parts_written(folder: Path, note: Note, images: Images, now: int) -> PartsWritten:
+    """How far the folder has come; whoever finds all parts there finishes it."""
+    missing = len(note.missing(folder))
+    if missing:
+        return PartsWritten(now, missing, note.num_parts)
+    total, bad = 0, dict[str, str]()
+    for number in range(note.num_parts):
+        count, unread = read_footer(folder / note.part(number))
+        total += count
+        bad.update(unread)
+    finish(folder, images, bad)
+    if not total:
+        raise DataError(f"none of the {len(images)} images can be read; look at the files")
+    return PartsWritten(now, 0, note.num_parts, total, len(images.bad) + len(bad))
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Features that `nearkin embed` has written, read again a few at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nearkin.errors import CheckpointError, UsageError
+from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.parts import GROUP, NOTE, digest, read_note
 from nearkin.objectives import unit
 from nearkin.tables import usable
@@ -190,3 +190,97 @@ def _block(batch: Any, places: Int[np.ndarray, " rows"]) -> Block:
     if not found.isfinite().all():
         raise ValueError("some of its numbers are not finite")
     return Block(places, unit(found), paths, labels)
+
+
+SLACK: Final = 1e-3
+"""What a cosine similarity in float32 is never off by, with up to 16,000 features."""
+
+
+@dataclass(frozen=True)
+class Neighbor:
+    """An image of a table, and how similar it is."""
+
+    similarity: float
+    """The cosine."""
+    path: str
+    label: str
+    """Empty where unknown."""
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The images of a table that an image is most similar to."""
+
+    image: str
+    neighbors: list[Neighbor]
+    """The most similar first; equals in the order of the table."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        found = [f"  {n.similarity:6.3f}  {n.path}  {n.label}".rstrip() for n in self.neighbors]
+        return [self.image, *found]
+
+
+Found = tuple[float, int, Neighbor]
+"""Less the similarity, and the place: tuples of this kind sort as neighbors do."""
+
+
+def most_similar(
+    blocks: Iterable[Block], queries: Float[Tensor, "queries dim"], top: int
+) -> list[list[Neighbor]]:
+    """The `top` rows most similar to each query, as if all blocks were one.
+
+    A product of matrices rounds by their shapes, so that equal rows of two blocks, or at the edge
+    of one, come out unequal. It only decides which rows are looked at again, in float64 and each
+    for itself. Similarities are those, in float32; equal ones are ordered by place.
+
+    Args:
+        blocks: In the order of their places.
+        queries: Of length one.
+        top: How many, at least 1.
+
+    Raises:
+        CheckpointError: If the rows have another number of features.
+        DataError: If there are none.
+    """
+    best: list[list[Found]] = [[] for _ in queries]
+    for block in blocks:
+        dim = block.vectors.shape[1]
+        if dim != queries.shape[1]:
+            raise CheckpointError(
+                f"the vectors have {dim} features and the encoder gives {queries.shape[1]}; give "
+                "vectors that nearkin embed has made of this run"
+            )
+        for query, rough, found in zip(queries, queries @ block.vectors.T, best, strict=True):
+            found += _looked_at_again(block, query, _promising(rough, found, top), top)
+            found.sort(key=lambda one: one[:2])
+            del found[top:]
+    if not best[0]:
+        raise DataError("there is no image to compare with; give vectors of some")
+    return [[neighbor for _, _, neighbor in found] for found in best]
+
+
+def _promising(
+    rough: Float[Tensor, " rows"], found: Sequence[Found], top: int
+) -> Int[Tensor, " promising"]:
+    """The rows of a block that may be among the most similar so far."""
+    least = float(rough.topk(min(top, len(rough))).values[-1])
+    if len(found) == top:
+        least = max(least, -found[-1][0])
+    return (rough >= least - SLACK).nonzero().squeeze(1)
+
+
+def _looked_at_again(
+    block: Block, query: Float[Tensor, " dim"], rows: Int[Tensor, " promising"], top: int
+) -> list[Found]:
+    """The most similar of these rows of a block."""
+    exact = (block.vectors[rows].double() * query.double()).sum(dim=1).float()
+    similarity, order = exact.sort(descending=True, stable=True)
+    chosen = block.rows(rows[order[:top]].numpy())
+    columns = (chosen.paths.to_pylist(), chosen.labels.to_pylist())
+    rest = zip(similarity[:top].tolist(), chosen.places.tolist(), *columns, strict=True)
+    return [(-s, place, Neighbor(s, path or "", label or "")) for s, place, path, label in rest]

@@ -2,13 +2,13 @@
 
 import shutil
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Final
 
 import torch
+from torch import nn
 
 from nearkin.distributed import world_size
 from nearkin.errors import UsageError
-from nearkin.method import Method
 from nearkin.networks.branch import Branch
 
 LONG: Final = 5000
@@ -28,7 +28,7 @@ def pays(device: torch.device, steps: int) -> bool:
     return device.type == "cuda" and steps >= LONG and bool(able)
 
 
-def compile_branches(method: Method[Any], *, graphs: bool = False) -> None:
+def compile_branches(method: nn.Module, *, graphs: bool = False) -> None:
     """Let torch compile every backbone and projector, when they are first run.
 
     Names and state stay as they are, and copies of the method are not compiled. Results are

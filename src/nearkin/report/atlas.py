@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Int
 from PIL import Image
 
+from nearkin.data.batches import squares
 from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.errors import OutputError, UsageError
 from nearkin.measures.neighbors import nearest
 from nearkin.report.embedded import Embedded, embedded
 from nearkin.report.mapping import MOST, NEIGHBORS, balanced, places
-from nearkin.report.thumbnails import squares
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
 

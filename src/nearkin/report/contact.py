@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nearkin.commands.embed import Embeddings, as_text
-from nearkin.commands.neighbors import Neighbors
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
 from nearkin.data.sheets import pixels_of, save_sheet
 from nearkin.errors import DataError, OutputError
+from nearkin.evaluation.embeddings import Embeddings, as_text
+from nearkin.evaluation.vectors import Neighbors
 from nearkin.measures.neighbors import nearest
 
 EXAMPLES: Final = 8

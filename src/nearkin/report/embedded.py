@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int
 
-from nearkin.commands.embed import as_text
 from nearkin.data.images import Images
 from nearkin.errors import DataError
+from nearkin.evaluation.embeddings import as_text
 from nearkin.evaluation.knn import answers, num_neighbors
 from nearkin.evaluation.vectors import open_vectors
 from nearkin.run.folder import RunFolder

@@ -13,12 +13,12 @@ from jaxtyping import Float, Float32
 from PIL import Image
 from torch import Tensor
 
-from nearkin.commands.embed import encode_pixels
 from nearkin.data.copies import copy_to, file_names
 from nearkin.data.decode import BadImage, center, decode, header
 from nearkin.data.images import MAX_PIXELS, SMALL_SIDE, Images
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
+from nearkin.evaluation.embeddings import encode_pixels
 from nearkin.evaluation.encoder import Encoder, load
 from nearkin.measures.neighbors import nearest
 from nearkin.report import edits

@@ -11,7 +11,7 @@ from jaxtyping import Int, UInt8
 from PIL import Image
 from torch import Tensor
 
-from nearkin.data.batches import Pixels
+from nearkin.data.batches import Pixels, squares
 from nearkin.data.images import SMALL_SIDE, Images
 
 QUALITY: Final = 80
@@ -33,21 +33,6 @@ def thumbnails(
         workers: Processes that decode photographs.
     """
     return {row: _uri(square) for row, square in squares(images, rows, side, workers)}
-
-
-def squares(
-    images: Images, rows: Int[np.ndarray, " rows"], side: int, workers: int
-) -> Iterator[tuple[int, UInt8[Tensor, "3 side side"]]]:
-    """The middle of each readable image after its row, all of one size."""
-    rows = np.unique(rows)
-    if not len(rows):
-        return
-    some = images.subset(rows)
-    pixels = Pixels(some, min(side, int(some.sizes.min(axis=1).max())), workers=workers)
-    shown = (square for batch in pixels for square in batch)
-    for place, square in enumerate(shown):
-        if place not in pixels.bad:
-            yield int(rows[place]), square
 
 
 def _uri(square: UInt8[Tensor, "3 side side"]) -> str:

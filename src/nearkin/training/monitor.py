@@ -7,13 +7,12 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from nearkin.commands.embed import encode_pixels
 from nearkin.config import TrainConfig
 from nearkin.data.batches import Pixels
 from nearkin.data.images import Images
 from nearkin.data.split import Parts
 from nearkin.distributed import whole
-from nearkin.evaluation.encode import encode
+from nearkin.evaluation.embeddings import encode, encode_pixels
 from nearkin.evaluation.features import known
 from nearkin.evaluation.knn import knn, num_neighbors
 from nearkin.method import Method

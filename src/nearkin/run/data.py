@@ -1,0 +1,59 @@
+"""The images of a run as its folder records them: data.json, images.csv and bad_files.csv."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from nearkin.data.images import Images
+from nearkin.data.split import Parts
+from nearkin.errors import CheckpointError
+from nearkin.run.folder import RunFolder
+from nearkin.tables import read_csv, replace_text, usable, write_csv
+
+
+def same_data(folder: RunFolder, parts: Parts) -> None:
+    """Note in a run folder which images it has, or refuse others than those noted there.
+
+    Raises:
+        CheckpointError: If a run is resumed on data that have changed: its order, its views and
+            its memories belong to the images it was started with. The difference is named.
+    """
+    now = {"train": len(parts.train), "test": len(parts.test), "fingerprint": parts.fingerprint}
+    names, sizes = parts.images.names, parts.images.num_bytes
+    if not folder.data.exists():
+        rows = zip(names, sizes.tolist(), strict=True)
+        write_csv(folder.images, ("path", "bytes"), rows)
+        replace_text(folder.data, json.dumps(now) + "\n")
+        return
+    with usable(folder.data, "start anew with --init-from this run"):
+        noted = json.loads(folder.data.read_text(encoding="utf-8"))
+        then = {name: noted[name] for name in now}
+    if then == now:
+        return
+    with usable(folder.images, "start anew with --init-from this run"):
+        before = {row["path"]: int(row["bytes"]) for row in read_csv(folder.images)}
+    differences = _differences(before, dict(zip(names, sizes.tolist(), strict=True)))
+    raise CheckpointError(
+        f"the data have changed since the run was started: {differences}; {then['train']} "
+        f"images to train on and {then['test']} held out then, {now['train']} and "
+        f"{now['test']} now; bring them back, or start anew with --init-from this run"
+    )
+
+
+def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """Which images came, went or changed, with an example of each."""
+    kinds = {
+        "added": now.keys() - then.keys(),
+        "removed": then.keys() - now.keys(),
+        "of another size": {name for name in now.keys() & then.keys() if now[name] != then[name]},
+    }
+    found = [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
+    return ", ".join(found) or "the same files in other parts"
+
+
+def write_bad_files(path: Path, images: Images, found: Mapping[str, str] | None = None) -> None:
+    """List the images that could not be read: at the start, and `found` while training."""
+    rows: list[tuple[str, str, object]] = [(bad.name, bad.reason, bad.bytes) for bad in images.bad]
+    rows += [(name, reason, "") for name, reason in sorted((found or {}).items())]
+    if rows:
+        write_csv(path, ("path", "reason", "bytes"), rows)
