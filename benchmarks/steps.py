@@ -45,7 +45,6 @@ from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Branch
 from nearkin.networks.compilation import compile_branches
 from nearkin.networks.heads import Heads
-from nearkin.run.settings.recipes import recipe
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer
 from nearkin.training.schedules import constant
@@ -105,7 +104,7 @@ def ours(name: str, samples: np.ndarray, setting: Setting) -> Iterator[object]:
     classes = np.arange(len(samples)) % 10
     batches = Batches(
         images,
-        views_of(recipe(name).augment_small, method.num_views, more=method.more_views),
+        views_of(METHODS[name].defaults.augment_small, method.num_views, more=method.more_views),
         image_size=SIZE,
         order=Order(len(images), setting.batch, seed=0),
         device=setting.device,

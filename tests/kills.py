@@ -38,7 +38,7 @@ from nearkin.methods import METHODS
 from nearkin.report.from_training import training_curves
 from nearkin.report.plots import curves
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings.options import method_parameters
+from nearkin.run.settings.options import parameters
 from nearkin.training.checkpoint import latest
 
 PICTURES, BATCH, EPOCHS, SAVE_EVERY = 32, 8, 10, 2
@@ -119,7 +119,7 @@ def arguments(
     }.get(method, "")
     if not METHODS[method].uses_labels:  # then what labels are for is only measures, and slow
         options += " --labels none"
-    widths = {"dim", "hidden_dim", "predictor_dim"} & method_parameters(method).keys()
+    widths = {"dim", "hidden_dim", "predictor_dim"} & parameters(METHODS[method]).keys()
     narrow = [word for width in sorted(widths) for word in (option(width), "16")]
     return ["train", str(data), "--method", method, "-o", str(out),
             *settings.split(), *options.split(), *narrow]  # fmt: skip

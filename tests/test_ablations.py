@@ -16,7 +16,7 @@ from nearkin.errors import DataError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import adopt
 from nearkin.objectives import unit
-from nearkin.run.settings.options import checked_options
+from nearkin.run.settings.options import checked_options, fitted_options
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "ablations"))
 arms, trial, summary, ablate = map(importlib.import_module, ("arms", "trial", "summary", "ablate"))
@@ -58,7 +58,7 @@ def test_there_is_an_ablation_for_every_paper_of_the_family_that_has_one():
 def test_an_arm_names_a_method_and_options_that_exist(arm):
     assert arm.method in METHODS
     assert checked_options(arm.method, arm.options) == arm.options
-    for size in METHODS[arm.method].memory_sizes:
+    for size in fitted_options(METHODS[arm.method]):
         default = inspect.signature(METHODS[arm.method].__init__).parameters[size].default
         assert arm.options.get(size, default) <= trial.Recipe().train / 2
 

@@ -2,17 +2,40 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Generic
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, Literal
 
 import torch
 from torch import nn
 
+from nearkin.config import Value
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
 from nearkin.types import Batch, Memo, Step
 
 Schedule = Callable[[float], float]
 """A value as a function of progress, which runs from 0 at the start of training to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """What `auto` means for a method: how `nearkin train` trains it where nothing else is given.
+
+    SimCLR's were chosen on images held out of the training part of CIFAR-10; see docs/results.md.
+    Those of the other methods are their papers', with smaller networks and memories for short
+    trainings, and were not searched.
+    """
+
+    optimizer: Literal["sgd", "lars", "adamw"] = "adamw"
+    lr: float = 2e-3
+    """Peak learning rate for a batch of 256; it grows with the batch."""
+    weight_decay: float = 0.05
+    augment: str = "simclr"
+    """Augmentation of images of 64 px and more."""
+    augment_small: str = "simclr_cifar"
+    """Augmentation of smaller images."""
+    options: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    """Options of the constructor whose default, the paper's, is for longer trainings."""
 
 
 class Method(nn.Module, ABC, Generic[Memo]):
@@ -30,10 +53,10 @@ class Method(nn.Module, ABC, Generic[Memo]):
     """Views it needs of each image."""
     more_views: ClassVar[bool] = False
     """Whether it makes use of more, smaller ones (multi-crop), where the augmentation has them."""
+    defaults: ClassVar[Defaults] = Defaults()
+    """What `auto` means for it."""
     uses_labels: ClassVar[bool] = False
     """Whether it learns from labels, where there are any."""
-    memory_sizes: ClassVar[tuple[str, ...]] = ()
-    """Options that cannot exceed half of the images; left alone, they shrink to fit."""
     least_rank: ClassVar[float] = 0.08
     """Effective rank of healthy embeddings, at least, as a part of the directions there could be;
     this and the next two were measured (docs/health.md)."""

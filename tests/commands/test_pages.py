@@ -5,6 +5,7 @@ import inspect
 import re
 import sys
 import tomllib
+import typing
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from small import batch_for, run, small
 from nearkin.cli import main
 from nearkin.commands.methods import page, pages, write_pages
 from nearkin.methods import METHODS
-from nearkin.run.settings.options import default_options, method_parameters
+from nearkin.run.settings.options import default_options, parameters
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"
@@ -48,16 +49,20 @@ def typed(value):
 def test_every_option_has_a_row_with_its_meaning_and_its_defaults(name):
     rows = [line for line in section(name, "Options").splitlines() if line.startswith("| `--")]
     documented = " ".join((inspect.getdoc(METHODS[name]) or "").split())
-    parameters = method_parameters(name)
-    assert len(rows) == len(parameters)
-    for row, (key, parameter) in zip(rows, parameters.items()):
+    options = parameters(METHODS[name])
+    assert len(rows) == len(options)
+    for row, (key, parameter) in zip(rows, options.items()):
         option, meaning, default, here = (cell.strip() for cell in row.strip("|").split("|"))
         assert option == "`--" + key.replace("_", "-") + "`"
         assert f"{key}: {meaning.split('. ')[0]}" in documented
-        own = default_options(name)[key]
+        own = default_options(METHODS[name])[key]
         assert default == typed(parameter.default)
         assert here == ("" if own == parameter.default else typed(own))
-        choices = getattr(parameter.annotation, "__args__", ())
+        choices = (
+            typing.get_args(parameter.annotation)
+            if typing.get_origin(parameter.annotation) is typing.Literal
+            else ()
+        )
         assert all(choice in meaning for choice in choices)
 
 
@@ -78,7 +83,7 @@ def test_the_equation_is_on_the_page_as_it_stands_in_the_module(name):
 @every_method
 def test_names_in_code_type_among_the_letters_of_an_equation_are_options(name):
     letters = section(name, "Equation").split("\n\n")[-2]
-    assert set(re.findall(r"`(\w+)`", letters)) <= set(method_parameters(name))
+    assert set(re.findall(r"`(\w+)`", letters)) <= set(parameters(METHODS[name]))
 
 
 @every_method
@@ -121,7 +126,7 @@ def test_half_lives_are_when_half_of_the_past_is_left():
 
 @every_method
 def test_every_momentum_has_a_half_life(name):
-    momenta = set(method_parameters(name)) & {"momentum", "center_momentum"}
+    momenta = set(parameters(METHODS[name])) & {"momentum", "center_momentum"}
     assert section(name, "Options").count("Half-life in ") == len(momenta)
 
 
@@ -200,7 +205,7 @@ def test_the_command_line_shows_the_page_in_80_columns_with_nothing_cut_off(
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b" not in shown
     assert "…" not in shown
-    for key in method_parameters(name):
+    for key in parameters(METHODS[name]):
         assert f" --{key.replace('_', '-')} " in shown
     for line in section(name, "Equation").splitlines():
         assert not line.startswith("    ") or line.strip() in shown

@@ -10,8 +10,7 @@ import torch
 from nearkin.config import TrainConfig, Value, option, toml_value
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
 from nearkin.networks.backbone import SMALL, timm_names, torchvision_names
-from nearkin.run.settings.options import default_options, method_class, shrink
-from nearkin.run.settings.recipes import recipe
+from nearkin.run.settings.options import default_options, fitted_options, method_class
 from nearkin.version import __version__
 
 
@@ -42,9 +41,9 @@ def config_lines(method: str) -> list[str]:
             lines += [f"# {notes[entry.name]}{here}", f"{entry.name} = {toml_value(value)}", ""]
     lines += ["[options]"]
     notes = arguments(cls)
-    for name, value in default_options(method).items():
+    for name, value in default_options(cls).items():
         lines.append(f"# {notes[name]} Typed as {option(name)}.")
-        fitted = name in shrink(cls)  # given, it would have to fit
+        fitted = name in fitted_options(cls)  # given, it would have to fit
         if fitted:
             lines.append("# Left alone, it shrinks to what the images and the batch allow.")
         mark = "# " if fitted else ""
@@ -54,7 +53,7 @@ def config_lines(method: str) -> list[str]:
 
 def automatic(method: str) -> dict[str, str]:
     """What `auto` means for settings that depend on the method."""
-    chosen = recipe(method)
+    chosen = method_class(method).defaults
     return {
         "optimizer": chosen.optimizer,
         "lr": f"{chosen.lr:g} for a batch of 256",

@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from nearkin.commands.info import arguments, automatic, idea
-from nearkin.config import option, spelled, toml_value
+from nearkin.config import EMA, Range, metadata, option, spelled, toml_value
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.run.settings.options import (
     default_options,
-    limits,
+    fitted_options,
     method_class,
-    method_parameters,
-    shrink,
+    option_types,
+    parameters,
 )
 
 REPOSITORY: Final = Path(__file__).parents[3]
@@ -156,14 +156,14 @@ def written(cls: type[Method[Any]]) -> str:
 
 def options(name: str) -> list[str]:
     """The options of a method, from its constructor: a table, and what it leaves to say."""
-    cls, here = method_class(name), default_options(name)
-    kinds, notes = typing.get_type_hints(cls.__init__), arguments(cls)
+    cls = method_class(name)
+    here, kinds, notes = default_options(cls), option_types(cls), arguments(cls)
     rows = []
-    for key, parameter in method_parameters(name).items():
+    for key, parameter in parameters(cls).items():
         usual, own = parameter.default, here[key]
-        meaning = f"{notes[key]} {values(key, kinds[key])}."
-        if key.endswith("momentum") and kinds[key] is float:
-            meaning += half_lives({usual, own}, "visits" if "visit" in notes[key] else "steps")
+        meaning = f"{notes[key]} {values(kinds[key])}."
+        if average := metadata(kinds[key], EMA):
+            meaning += half_lives({usual, own}, average.unit)
         shown = toml_value(usual), "" if own == usual else toml_value(own)
         rows.append([f"`{option(key)}`", meaning, *(text.strip('"') for text in shown)])
     if not rows:
@@ -172,19 +172,19 @@ def options(name: str) -> list[str]:
         "Defaults are those of the paper or its code. Where `nearkin train` has one of its own, "
         "it is under *here*."
     )
-    if shrunk := ", ".join(f"`{option(key)}`" for key in shrink(cls)):
+    if shrunk := ", ".join(f"`{option(key)}`" for key in fitted_options(cls)):
         remark += f" Left alone, these shrink to what the images and the batch allow: {shrunk}."
     return [_table(["option", "meaning", "default", "here"], rows), remark]
 
 
-def values(key: str, kind: Any) -> str:
+def values(kind: Any) -> str:
     """What an option can be, as the end of its description."""
     if typing.get_origin(kind) is typing.Literal:
         return f"One of {', '.join(typing.get_args(kind))}"
-    low, high = limits(key)
-    limited = f" from {low:g} to {high:g}" if high < math.inf else f", at least {low:g}"
-    said = spelled(kind) + (limited if kind in (int, float) else "")
-    return said[0].upper() + said[1:]
+    limits = metadata(kind, Range)
+    separator = "," if limits and str(limits).startswith("at least") else ""
+    text = spelled(kind) + (f"{separator} {limits}" if limits else "")
+    return text[0].upper() + text[1:]
 
 
 def half_lives(momenta: set[float], clock: str) -> str:

@@ -1,11 +1,24 @@
-"""What nearkin can be told: settings with their defaults, and the files that hold them."""
+"""Settings with their types, ranges and defaults, and the files that hold them."""
 
 from nearkin.config.files import Config, continued, read_toml, to_toml
 from nearkin.config.settings import DiscoverConfig, TrainConfig
 from nearkin.config.values import (
+    EMA,
     Auto,
+    BatchGroups,
+    Count,
+    Dim,
+    DimOrZero,
+    Fraction,
+    MemorySize,
+    Momentum,
+    QueueSize,
+    Range,
+    Temperature,
     Value,
-    fits,
+    Weight,
+    check_value,
+    metadata,
     option,
     seconds,
     spelled,
@@ -14,13 +27,26 @@ from nearkin.config.values import (
 )
 
 __all__ = [
+    "EMA",
     "Auto",
+    "BatchGroups",
     "Config",
+    "Count",
+    "Dim",
+    "DimOrZero",
     "DiscoverConfig",
+    "Fraction",
+    "MemorySize",
+    "Momentum",
+    "QueueSize",
+    "Range",
+    "Temperature",
     "TrainConfig",
     "Value",
+    "Weight",
+    "check_value",
     "continued",
-    "fits",
+    "metadata",
     "option",
     "read_toml",
     "seconds",

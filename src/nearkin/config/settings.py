@@ -6,33 +6,27 @@ method are not here: a method's constructor is its configuration, and they trave
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Annotated, Literal
 
 from nearkin.config.values import (
-    ANY,
+    MAX,
     MAX_IMAGE_SIZE,
     Auto,
+    Range,
     Value,
+    check_settings,
     refuse_drops,
-    refuse_misfits,
     seconds,
 )
 from nearkin.errors import UsageError
 
-TINY: Final = 1e-12
-TRAIN_RANGES: Final = {
-    **dict.fromkeys(("epochs", "save_every"), (1, ANY)),
-    **dict.fromkeys(("weight_decay", "evaluate_every", "workers", "chunk_size"), (0, ANY)),
-    **dict.fromkeys(("lr", "lars_eta"), (TINY, ANY)),
-    **dict.fromkeys(("warmup_start", "cosine_end", "max_bad"), (0, 1)),
-    "batch_size": (2, ANY),
-    "devices": (1, 1024),
-    "warmup": (0, 0.99),
-    "image_size": (8, MAX_IMAGE_SIZE),
-    "val": (0, 0.9),
-    "seed": (0, 2**32 - 1),
-}
-"""Smallest and largest value of each number."""
+Count = Annotated[int | Auto, Range(1, MAX)]
+Workers = Annotated[int | Auto, Range(0, MAX)]
+Rate = Annotated[float | Auto, Range(1e-12, MAX)]
+Share = Annotated[float, Range(0, 1)]
+HeldOut = Annotated[float, Range(0, 0.9)]
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+Devices = Annotated[int, Range(1, 1024)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,53 +37,53 @@ class TrainConfig:
     """What to train by; `nearkin methods` lists them."""
     backbone: str = "auto"
     """The network to train; `nearkin backbones` lists them."""
-    epochs: int | Auto = "auto"
+    epochs: Count = "auto"
     """Passes over the images."""
     max_time: str = ""
     """Length as time, such as 45m or 2h: turned into epochs by a measurement at the start."""
-    batch_size: int | Auto = "auto"
+    batch_size: Annotated[int | Auto, Range(2, MAX)] = "auto"
     """Images per step, over all processes."""
     optimizer: Literal["auto", "sgd", "lars", "adamw"] = "auto"
     """What turns gradients into steps."""
-    lr: float | Auto = "auto"
+    lr: Rate = "auto"
     """Peak learning rate, as it is used (not scaled by the batch)."""
-    weight_decay: float | Auto = "auto"
+    weight_decay: Annotated[float | Auto, Range(0, MAX)] = "auto"
     """Strength of weight decay."""
-    lars_eta: float = 0.001
+    lars_eta: Annotated[float, Range(1e-12, MAX)] = 0.001
     """Trust coefficient of LARS: how far a layer moves, as a share of its norm, at rate 1."""
     lars_clip: bool = False
     """Whether LARS moves no layer faster than SGD would."""
     lars_vectors: bool = False
     """Whether LARS adapts and decays biases and norms like all other weights."""
-    warmup: float = 0.1
+    warmup: Annotated[float, Range(0, 0.99)] = 0.1
     """Share of the training over which the learning rate rises; it then falls along a cosine."""
-    warmup_start: float = 0.0
+    warmup_start: Share = 0.0
     """Share of the peak learning rate from which it rises."""
-    cosine_end: float = 0.0
+    cosine_end: Share = 0.0
     """Share of the peak learning rate to which it falls."""
     drops: str = ""
     """Shares of the training, after commas, at which it drops to a tenth, instead of a cosine."""
     augment: str = "auto"
     """How views are drawn: a preset named as in the papers, or characters."""
-    image_size: int | Auto = "auto"
+    image_size: Annotated[int | Auto, Range(8, MAX_IMAGE_SIZE)] = "auto"
     """Side of the views in pixels."""
     labels: str = "auto"
     """For scoring only: auto, none, folders, or a table with the columns path and label."""
     known: str = ""
     """Classes whose labels a method may learn from, by name, after commas."""
-    val: float = 0.1
+    val: HeldOut = 0.1
     """Share of the images held out for scoring, where the data name no test part."""
-    evaluate_every: int | Auto = "auto"
+    evaluate_every: Annotated[int | Auto, Range(0, MAX)] = "auto"
     """Epochs between looks at health and kNN accuracy; 0 means only at the end."""
     on_collapse: Literal["warn", "stop"] = "warn"
     """What to do when three looks in a row show that the embeddings have become alike."""
-    save_every: int | Auto = "auto"
+    save_every: Count = "auto"
     """Steps between checkpoints; auto saves once a minute, less often if that takes long."""
-    seed: int = 0
+    seed: Seed = 0
     """Decides everything that is drawn."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1, mps."""
-    devices: int = 1
+    devices: Devices = 1
     """Processes on this machine that share every batch, one per GPU; torchrun starts its own."""
     fsdp: bool = False
     """Whether weights, gradients and optimizer states are divided among the processes (FSDP2)."""
@@ -97,15 +91,15 @@ class TrainConfig:
     """Arithmetic of the networks; auto is bf16 where the processor has it."""
     compile: Literal["auto", "off", "on", "graphs"] = "auto"
     """Whether torch compiles the networks, and graphs them; auto does in long runs on one GPU."""
-    workers: int | Auto = "auto"
+    workers: Workers = "auto"
     """Processes that decode photographs."""
     cache: Literal["auto", "ram", "disk", "off"] = "auto"
     """Where photographs are kept once they are decoded, at twice the side of a view."""
-    chunk_size: int = 0
+    chunk_size: Annotated[int, Range(0, MAX)] = 0
     """Images that go through the networks at a time, to save memory; 0 means the batch."""
     scan: Literal["headers", "full"] = "headers"
     """What is looked at before training: the header of every file, or every image decoded."""
-    max_bad: float = 0.1
+    max_bad: Share = 0.1
     """Largest share of unreadable images to go on with."""
     init_from: str = ""
     """A run, or its encoder.safetensors, whose weights to start from."""
@@ -114,7 +108,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
-        refuse_misfits(self, TRAIN_RANGES)
+        check_settings(self)
         refuse_drops(self.drops)
         if self.drops and self.cosine_end:
             raise UsageError("--drops and --cosine-end both say how the rate falls; give one")
@@ -122,21 +116,6 @@ class TrainConfig:
             raise UsageError("--fsdp divides no networks that run in chunks; leave one out")
         if self.max_time:
             seconds(self.max_time)
-
-
-DISCOVER_RANGES: Final = {
-    **dict.fromkeys(("epochs", "known_epochs", "num_seeds"), (1, ANY)),
-    "classes": (2, ANY),
-    "batch_size": (4, ANY),
-    "num_views": (2, 64),
-    "workers": (0, ANY),
-    "strength": (0, ANY),
-    "devices": (1, 1024),
-    "val": (0, 0.9),
-    "max_bad": (0, 1),
-    "seed": (0, 2**32 - 1),
-}
-"""Smallest and largest value of each number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +126,7 @@ class DiscoverConfig:
     """Images of known classes: class folders, or a table with the columns path and label."""
     known: str = ""
     """Instead: names, after commas, of classes whose labels in the data count."""
-    classes: int | Auto = "auto"
+    classes: Annotated[int | Auto, Range(2, MAX)] = "auto"
     """Novel classes to find; auto estimates how many there are."""
     mode: Literal["gcd", "ncd"] = "gcd"
     """Whether unlabeled images may be of known classes (gcd), or are all of novel ones (ncd)."""
@@ -157,25 +136,25 @@ class DiscoverConfig:
     """What to train an encoder by, without labels."""
     trained: str = "top"
     """What learns from labels: a layer on `top` of the encoder, `all` of it, or named parts."""
-    epochs: int | Auto = "auto"
+    epochs: Count = "auto"
     """Passes over the unlabeled images in the last stage."""
-    known_epochs: int | Auto = "auto"
+    known_epochs: Count = "auto"
     """Passes over the labeled images in the stage before it."""
     drops: str = ""
     """Shares of the last stage, after commas, at which the learning rate drops to a tenth."""
-    batch_size: int | Auto = "auto"
+    batch_size: Annotated[int | Auto, Range(4, MAX)] = "auto"
     """Images per step, half of them labeled."""
     start: Literal["clusters", "random"] = "clusters"
     """Where classes start in the last stage: at clusters of the features, or anywhere."""
-    strength: float | Auto = "auto"
+    strength: Annotated[float | Auto, Range(0, MAX)] = "auto"
     """Of positive pairs (ncd) or of entropy (gcd); auto hides known classes to choose it."""
-    num_seeds: int | Auto = "auto"
+    num_seeds: Count = "auto"
     """How often the last stage is trained, to see which classes are found again."""
     baselines: bool = True
     """Whether to train what the result is compared with."""
     augment: str = "auto"
     """How views are drawn."""
-    num_views: int = 8
+    num_views: Annotated[int, Range(2, 64)] = 8
     """Views kept of each image, where the encoder stays as it is."""
     truth: str = ""
     """For scoring only: `data` for the data's own labels, or a table or folders."""
@@ -183,26 +162,26 @@ class DiscoverConfig:
     """A new folder to sort the images into, by class."""
     accept: str = ""
     """An earlier discovery, whose named classes become known ones."""
-    val: float = 0.1
+    val: HeldOut = 0.1
     """Share of the images held out for scoring, where the data name no test part."""
-    seed: int = 0
+    seed: Seed = 0
     """Decides everything that is drawn."""
     device: str = "auto"
     """Where to compute: auto, cpu, cuda, cuda:1, mps."""
-    devices: int = 1
+    devices: Devices = 1
     """Processes on this machine that share the batches of networks; torchrun starts its own."""
-    workers: int | Auto = "auto"
+    workers: Workers = "auto"
     """Processes that decode photographs."""
     cache: Literal["auto", "ram", "disk", "off"] = "auto"
     """Where photographs that a network learns from are kept once they are decoded."""
     scan: Literal["headers", "full"] = "headers"
     """What is looked at before training: the header of every file, or every image decoded."""
-    max_bad: float = 0.1
+    max_bad: Share = 0.1
     """Largest share of unreadable images to go on with."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the last stage's method: of ncl (ncd) or simgcd (gcd)."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
-        refuse_misfits(self, DISCOVER_RANGES)
+        check_settings(self)
         refuse_drops(self.drops)

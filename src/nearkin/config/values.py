@@ -2,42 +2,115 @@
 
 import difflib
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from types import UnionType
-from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from nearkin.errors import UsageError
 
 Auto = Literal["auto"]
 Value = str | int | float | bool
+Mark = TypeVar("Mark")
 
-ANY: Final = 1e9
-"""The largest value of a setting that has none of its own; what is computed of it stays finite."""
+MAX: Final = 1e9
+"""The largest value of a setting without a bound of its own; sums of such values stay finite."""
 MAX_IMAGE_SIZE: Final = 4096
 """Side in pixels of the largest views a network is built for."""
 
 
-def refuse_misfits(config: Any, ranges: Mapping[str, tuple[int | float, int | float]]) -> None:
-    """Refuse settings of the wrong type or out of range, before anything is read.
+@dataclass(frozen=True)
+class Range:
+    """The smallest and the largest value of a number, in `Annotated[int, Range(1)]`."""
 
-    Args:
-        config: A data class of settings.
-        ranges: Smallest and largest value of its numbers, by name.
+    low: int | float
+    high: int | float = math.inf
+
+    def __str__(self) -> str:
+        unlimited = self.high in (MAX, math.inf)
+        return f"at least {self.low:g}" if unlimited else f"from {self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class MemorySize:
+    """Marks an option that `auto` reduces to a multiple of the batch within half of the images."""
+
+    holds_batch: bool = True
+    """Whether every step writes a whole batch, so that less than a batch is refused."""
+
+
+@dataclass(frozen=True)
+class BatchGroups:
+    """Marks a number of equal parts of a batch, which `auto` fits to the batch."""
+
+
+@dataclass(frozen=True)
+class EMA:
+    """Marks a coefficient of an exponential moving average."""
+
+    unit: str = "steps"
+    """What its half-life is counted in."""
+
+
+Count = Annotated[int, Range(1)]
+Dim = Annotated[int, Range(1)]
+DimOrZero = Annotated[int, Range(0)]
+"""A width whose 0 has a meaning of its own."""
+Weight = Annotated[float, Range(0)]
+Fraction = Annotated[float, Range(0, 1)]
+Momentum = Annotated[float, Range(0, 1), EMA()]
+Temperature = Annotated[float, Range(1e-3)]
+QueueSize = Annotated[int, Range(1), MemorySize()]
+
+
+def metadata(kind: Any, mark: type[Mark]) -> Mark | None:
+    """The first annotation of that type in `Annotated[...]`, or None.
+
+    >>> metadata(Temperature, Range), metadata(int, Range)
+    (Range(low=0.001, high=inf), None)
+    """
+    return next(
+        (each for each in getattr(kind, "__metadata__", ()) if isinstance(each, mark)), None
+    )
+
+
+def check_value(name: str, value: object, kind: Any) -> None:
+    """Refuse a value of the wrong type or out of range.
 
     Raises:
-        UsageError: Naming the first that cannot be carried out.
+        UsageError: Naming the option, the value and what fits.
     """
-    kinds = get_type_hints(type(config))
-    for name in [entry.name for entry in fields(config)]:
-        value = getattr(config, name)
-        if not fits(value, kinds[name]):
-            raise UsageError(f"{option(name)} {value} is not {spelled(kinds[name])}")
-    for name, (low, high) in ranges.items():
-        value = getattr(config, name)
-        if value != "auto" and not low <= value <= high:
-            raise UsageError(f"{option(name)} {value} is not from {low:g} to {high:g}")
+    if not fits(value, kind):
+        near = suggestion(str(value), choices(kind))
+        raise UsageError(f"{option(name)} {value} is not {spelled(kind)}{near and '.' + near}")
+    limits = metadata(kind, Range) or Range(-math.inf)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{option(name)} {value} is not a finite number")
+    if isinstance(value, int | float) and not limits.low <= value <= limits.high:
+        raise UsageError(f"{option(name)} {value} is not {limits}")
+
+
+def check_settings(config: Any) -> None:
+    """Refuse the first field of a data class that has the wrong type or is out of range.
+
+    Raises:
+        UsageError: Naming it.
+    """
+    kinds = get_type_hints(type(config), include_extras=True)
+    for entry in fields(config):
+        check_value(entry.name, getattr(config, entry.name), kinds[entry.name])
 
 
 DROPS: Final = r"(0?\.\d+(, *0?\.\d+)*)?"
@@ -60,6 +133,8 @@ def fits(value: object, kind: Any) -> bool:
     >>> fits(3, float), fits("auto", int | Auto), fits(True, int), fits("x", Auto)
     (True, True, False, False)
     """
+    if get_origin(kind) is Annotated:
+        return fits(value, get_args(kind)[0])
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if get_origin(kind) in (Union, UnionType):
@@ -71,12 +146,25 @@ def fits(value: object, kind: Any) -> bool:
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
+def choices(kind: Any) -> tuple[str, ...]:
+    """The values of a Literal, alone or in a union; none for other types.
+
+    >>> choices(int | Auto), choices(float)
+    (('auto',), ())
+    """
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return tuple(choice for each in get_args(kind) for choice in choices(each))
+
+
 def spelled(kind: Any) -> str:
     """A type as a person would say it.
 
     >>> spelled(int | Auto), spelled(Literal["fp32", "bf16"])
     ('a whole number or auto', 'fp32 or bf16')
     """
+    if get_origin(kind) is Annotated:
+        return spelled(get_args(kind)[0])
     if get_args(kind) and get_origin(kind) in (Union, UnionType, Literal):
         return " or ".join(spelled(each) for each in get_args(kind))
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

@@ -12,10 +12,13 @@ is `off_diagonal`.
 Queries: the dimensions of view 1. Keys: the dimensions of view 2.
 """
 
+from typing import Annotated, ClassVar
+
 from typing_extensions import override
 
+from nearkin.config import Dim, Range, Weight
 from nearkin.distributed import gather
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import barlow_twins
@@ -33,13 +36,17 @@ class BarlowTwins(Method[None]):
             has 0.024 as part of its learning rates.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(
+        augment="byol", augment_small="asymmetric_cifar", options={"dim": 1024, "scale": 0.1}
+    )
+
     def __init__(
         self,
         backbone: Backbone,
         *,
-        dim: int = 8192,
-        off_diagonal: float = 0.0051,
-        scale: float = 1.0,
+        dim: Dim = 8192,
+        off_diagonal: Weight = 0.0051,
+        scale: Annotated[float, Range(1e-9)] = 1.0,
     ) -> None:
         super().__init__()
         self.off_diagonal = off_diagonal

@@ -13,11 +13,14 @@ unit vectors; m is `momentum`, at step k of K.
 Queries: predictions from either view. Keys: the target's embedding of the other view.
 """
 
+from typing import ClassVar
+
 import torch
 from typing_extensions import override
 
+from nearkin.config import Dim, Momentum
 from nearkin.distributed import gather
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.networks.momentum import follow, frozen_copy, rising
@@ -39,13 +42,19 @@ class BYOL(Method[None]):
         rising_momentum: Whether the momentum rises.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(
+        augment="byol",
+        augment_small="asymmetric_cifar",
+        options={"momentum": 0.99, "hidden_dim": 1024},
+    )
+
     def __init__(
         self,
         backbone: Backbone,
         *,
-        dim: int = 256,
-        hidden_dim: int = 4096,
-        momentum: float = 0.996,
+        dim: Dim = 256,
+        hidden_dim: Dim = 4096,
+        momentum: Momentum = 0.996,
         rising_momentum: bool = True,
     ) -> None:
         super().__init__()

@@ -23,8 +23,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.config import Count, Dim, Fraction, Momentum, Temperature
 from nearkin.distributed import averaged
-from nearkin.method import Method, Schedule
+from nearkin.method import Defaults, Method, Schedule
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, by_size, mlp
 from nearkin.networks.momentum import follow, frozen_copy, rising
@@ -65,6 +66,15 @@ class DINO(Method[Tensor]):
         temperature: Divides the online similarities.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(
+        augment="dino",
+        options={
+            "hidden_dim": 1024,
+            "projector_norm": True,
+            "num_prototypes": 1024,
+            "momentum": 0.99,
+        },
+    )
     more_views: ClassVar[bool] = True
     least_rank: ClassVar[float] = 0.04
     least_std: ClassVar[float] = 0.3
@@ -75,17 +85,17 @@ class DINO(Method[Tensor]):
         self,
         backbone: Backbone,
         *,
-        dim: int = 256,
-        hidden_dim: int = 2048,
+        dim: Dim = 256,
+        hidden_dim: Dim = 2048,
         projector_norm: bool = False,
-        num_prototypes: int = 65_536,
-        momentum: float = 0.996,
-        center_momentum: float = 0.9,
-        freeze_until: float = 0.01,
-        warmup_until: float = 0.3,
-        first_target_temperature: float = 0.04,
-        target_temperature: float = 0.07,
-        temperature: float = 0.1,
+        num_prototypes: Count = 65_536,
+        momentum: Momentum = 0.996,
+        center_momentum: Momentum = 0.9,
+        freeze_until: Fraction = 0.01,
+        warmup_until: Fraction = 0.3,
+        first_target_temperature: Temperature = 0.04,
+        target_temperature: Temperature = 0.07,
+        temperature: Temperature = 0.1,
     ) -> None:
         super().__init__()
         self.momentum = momentum

@@ -19,16 +19,17 @@ v is the embedding of image i and v_j row j of the bank of n, of which m are dra
 Queries: online embeddings. Keys: rows of the bank, the image's own and the noise.
 """
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.config import EMA, Count, Dim, Range, Temperature, Weight
 from nearkin.distributed import gather, mean_over_rows
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
 from nearkin.objectives import alignment, info_nce, look_up, nce, unit
@@ -59,6 +60,12 @@ class InstDisc(Method[Estimate]):
         temperature: Divides the similarities.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(
+        augment="moco_v1",
+        augment_small="moco_cifar",
+        # Few visits to few images leave the one estimate of Z by NCE far off.
+        options={"loss": "softmax", "temperature": 0.1},
+    )
     num_views: ClassVar[int] = 1
     least_std: ClassVar[float] = 0.32
     most_cosine: ClassVar[float] = 0.77
@@ -69,12 +76,12 @@ class InstDisc(Method[Estimate]):
         backbone: Backbone,
         *,
         num_images: int,
-        dim: int = 128,
+        dim: Dim = 128,
         loss: Literal["nce", "softmax"] = "nce",
-        num_noise: int = 4096,
-        momentum: float = 0.5,
-        proximal_weight: float = 0.0,
-        temperature: float = 0.07,
+        num_noise: Count = 4096,
+        momentum: Annotated[float, Range(0, 1), EMA("visits")] = 0.5,
+        proximal_weight: Weight = 0.0,
+        temperature: Temperature = 0.07,
     ) -> None:
         super().__init__()
         self.loss = loss

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.config import Dim, Temperature
 from nearkin.distributed import gather, mean_over_rows
 from nearkin.memory import same_image_mask
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
 from nearkin.objectives import info_nce, unit
@@ -38,6 +39,7 @@ class InstDiscParametric(Method[None]):
         temperature: Divides the products with the weights, whose length is free.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(augment="moco_v1", augment_small="moco_cifar")
     num_views: ClassVar[int] = 1
     least_rank: ClassVar[float] = 0.11
 
@@ -46,8 +48,8 @@ class InstDiscParametric(Method[None]):
         backbone: Backbone,
         *,
         num_images: int,
-        dim: int = 128,
-        temperature: float = 1.0,
+        dim: Dim = 128,
+        temperature: Temperature = 1.0,
     ) -> None:
         super().__init__()
         self.temperature = temperature

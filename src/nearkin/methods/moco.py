@@ -12,16 +12,17 @@ that show other images; t is `temperature`, m is `momentum`.
 Queries: online embeddings of view 1. Keys: the target's embedding of view 2, and the queue.
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
+from nearkin.config import BatchGroups, Dim, DimOrZero, Momentum, QueueSize, Range, Temperature
 from nearkin.distributed import gather, mean_over_rows, shuffled
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Branch, mlp
@@ -49,20 +50,20 @@ class MoCo(Method[KeyUpdate]):
         temperature: Divides the similarities.
     """
 
-    memory_sizes: ClassVar[tuple[str, ...]] = ("queue_size",)
+    defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
 
     def __init__(
         self,
         backbone: Backbone,
         *,
-        dim: int = 128,
+        dim: Dim = 128,
         projector: Literal["linear", "mlp"] = "mlp",
-        hidden_dim: int = 0,
-        queue_size: int = 65_536,
-        momentum: float = 0.999,
+        hidden_dim: DimOrZero = 0,
+        queue_size: QueueSize = 65_536,
+        momentum: Momentum = 0.999,
         symmetric: bool = False,
-        bn_groups: int = 8,
-        temperature: float = 0.2,
+        bn_groups: Annotated[int, Range(1), BatchGroups()] = 8,
+        temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()
         self.momentum = momentum

@@ -12,12 +12,13 @@ Queries: online embeddings of view 1. Keys: embeddings of view 2.
 
 import copy
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from typing_extensions import override
 
+from nearkin.config import BatchGroups, Dim, DimOrZero, Range, Temperature
 from nearkin.distributed import gather, mean_over_rows, shuffled
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Branch, mlp
@@ -42,18 +43,19 @@ class MoCoEndToEnd(Method[None]):
         temperature: Divides the similarities.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
     least_rank: ClassVar[float] = 0.1
 
     def __init__(
         self,
         backbone: Backbone,
         *,
-        dim: int = 128,
+        dim: Dim = 128,
         projector: Literal["linear", "mlp"] = "mlp",
-        hidden_dim: int = 0,
+        hidden_dim: DimOrZero = 0,
         key_encoder: Literal["same", "separate", "shared_backbone"] = "same",
-        bn_groups: int = 8,
-        temperature: float = 0.2,
+        bn_groups: Annotated[int, Range(1), BatchGroups()] = 8,
+        temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()
         self.temperature = temperature

@@ -12,15 +12,16 @@ images; t is `temperature`, m is `momentum`.
 Queries: online embeddings. Keys: rows of the bank, the image's own and those drawn.
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from nearkin.config import EMA, Dim, DimOrZero, MemorySize, Range, Temperature
 from nearkin.distributed import gather, mean_over_rows
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import info_nce, unit
@@ -42,8 +43,8 @@ class MoCoMemoryBank(Method[KeyUpdate]):
         temperature: Divides the similarities.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
     num_views: ClassVar[int] = 1
-    memory_sizes: ClassVar[tuple[str, ...]] = ("num_negatives",)
     least_std: ClassVar[float] = 0.34
     most_cosine: ClassVar[float] = 0.73
 
@@ -52,12 +53,12 @@ class MoCoMemoryBank(Method[KeyUpdate]):
         backbone: Backbone,
         *,
         num_images: int,
-        dim: int = 128,
+        dim: Dim = 128,
         projector: Literal["linear", "mlp"] = "mlp",
-        hidden_dim: int = 0,
-        num_negatives: int = 65_536,
-        momentum: float = 0.5,
-        temperature: float = 0.2,
+        hidden_dim: DimOrZero = 0,
+        num_negatives: Annotated[int, Range(1), MemorySize(holds_batch=False)] = 65_536,
+        momentum: Annotated[float, Range(0, 1), EMA("visits")] = 0.5,
+        temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()
         self.num_negatives = num_negatives

@@ -14,12 +14,15 @@ Queries: predictions from either view. Keys: the target's embeddings of the othe
 whole batch.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from nearkin.config import Dim, Momentum, Temperature
 from nearkin.distributed import gather, mean_over_rows
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.networks.momentum import follow, frozen_copy, rising
@@ -40,14 +43,20 @@ class MoCoV3(Method[None]):
         temperature: Divides the similarities.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(
+        augment="moco_v3",
+        augment_small="asymmetric_cifar",
+        options={"temperature": 0.2, "hidden_dim": 1024},
+    )
+
     def __init__(
         self,
         backbone: Backbone,
         *,
-        dim: int = 256,
-        hidden_dim: int = 4096,
-        momentum: float = 0.99,
-        temperature: float = 1.0,
+        dim: Dim = 256,
+        hidden_dim: Dim = 4096,
+        momentum: Momentum = 0.99,
+        temperature: Temperature = 1.0,
     ) -> None:
         super().__init__()
         self.momentum = momentum

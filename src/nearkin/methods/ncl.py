@@ -22,7 +22,7 @@ Queries: unit features of view 1. Keys: unit features of view 2, the queue of th
 and mixtures of both queues.
 """
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,9 +30,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.config import Count, Fraction, QueueSize, Range, Temperature, Weight
 from nearkin.distributed import gather
 from nearkin.memory import Queue, same_image_mask
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
 from nearkin.networks.heads import Heads
@@ -92,8 +93,8 @@ class NCL(Method[Seen]):
         temperature: Divides the similarities.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     uses_labels: ClassVar[bool] = True
-    memory_sizes: ClassVar[tuple[str, ...]] = ("queue_size",)
     least_rank: ClassVar[float] = 0.11
     least_std: ClassVar[float] = 0.35
     most_cosine: ClassVar[float] = 0.72
@@ -103,25 +104,25 @@ class NCL(Method[Seen]):
         backbone: Backbone,
         *,
         num_known_classes: int,
-        num_novel_classes: int = 5,
-        queue_size: int = 2000,
-        num_neighbors: int = 200,
-        own_weight: float = 0.2,
+        num_novel_classes: Count = 5,
+        queue_size: QueueSize = 2000,
+        num_neighbors: Count = 200,
+        own_weight: Fraction = 0.2,
         targets: Literal["paper", "official"] = "paper",
         pseudo_labels: Literal["close", "closest", "ranks"] = "close",
-        threshold: float = 0.95,
-        positive_rate: float = 0.1,
-        top_ranks: int = 5,
-        num_easy: int = 400,
-        num_mixes: int = 5,
-        num_hard: int = 400,
+        threshold: Annotated[float, Range(-1, 1)] = 0.95,
+        positive_rate: Fraction = 0.1,
+        top_ranks: Count = 5,
+        num_easy: Count = 400,
+        num_mixes: Count = 5,
+        num_hard: Annotated[int, Range(0)] = 400,
         mix: Literal["thirds", "uniform"] = "thirds",
-        hard_from: float = 0.015,
-        novel_weight: float = 1.0,
-        known_weight: float = 0.1,
-        consistency_weight: float = 5.0,
-        consistency_until: float = 0.25,
-        temperature: float = 0.05,
+        hard_from: Fraction = 0.015,
+        novel_weight: Weight = 1.0,
+        known_weight: Weight = 0.1,
+        consistency_weight: Weight = 5.0,
+        consistency_until: Fraction = 0.25,
+        temperature: Temperature = 0.05,
     ) -> None:
         super().__init__()
         self.num_neighbors, self.own_weight, self.targets = num_neighbors, own_weight, targets

@@ -25,11 +25,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.config import Count, Dim, QueueSize, Temperature
 from nearkin.distributed import gather, mean_over_rows
 from nearkin.errors import UsageError
 from nearkin.measures.neighbors import nearest
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import in_batch, unit
@@ -56,20 +57,24 @@ class NNCLR(Method[KeyUpdate]):
         temperature: Divides the similarities.
     """
 
-    memory_sizes: ClassVar[tuple[str, ...]] = ("support_size",)
+    defaults: ClassVar[Defaults] = Defaults(
+        augment="byol",
+        augment_small="asymmetric_cifar",
+        options={"temperature": 0.2, "hidden_dim": 1024, "predictor_dim": 1024},
+    )
 
     def __init__(
         self,
         backbone: Backbone,
         *,
-        dim: int = 256,
-        hidden_dim: int = 2048,
-        predictor_dim: int = 4096,
+        dim: Dim = 256,
+        hidden_dim: Dim = 2048,
+        predictor_dim: Dim = 4096,
         predictor: bool = True,
-        support_size: int = 98_304,
-        num_neighbors: int = 1,
+        support_size: QueueSize = 98_304,
+        num_neighbors: Count = 1,
         symmetric: Literal["views", "rowcol", "both"] = "views",
-        temperature: float = 0.1,
+        temperature: Temperature = 0.1,
     ) -> None:
         super().__init__()
         if num_neighbors > support_size:

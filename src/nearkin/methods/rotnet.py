@@ -17,7 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from nearkin.distributed import gather
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
 from nearkin.objectives import classify
@@ -37,6 +37,7 @@ class RotNet(Method[None]):
         backbone: The network to train.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     num_views: ClassVar[int] = 1
     least_rank: ClassVar[float] = 0.2
     least_std: ClassVar[float] = 0.26

@@ -20,8 +20,9 @@ from typing import ClassVar, Literal
 import torch
 from typing_extensions import override
 
+from nearkin.config import Dim, DimOrZero, Temperature
 from nearkin.distributed import gather, mean_over_rows
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import in_batch, nt_xent, unit
@@ -40,16 +41,17 @@ class SimCLR(Method[None]):
         temperature: Divides the similarities.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(options={"temperature": 0.2})
     least_rank: ClassVar[float] = 0.14
 
     def __init__(
         self,
         backbone: Backbone,
         *,
-        dim: int = 128,
-        hidden_dim: int = 0,
+        dim: Dim = 128,
+        hidden_dim: DimOrZero = 0,
         loss: Literal["nt_xent", "cross_view"] = "nt_xent",
-        temperature: float = 0.5,
+        temperature: Temperature = 0.5,
     ) -> None:
         super().__init__()
         self.contrast = nt_xent if loss == "nt_xent" else in_batch

@@ -29,8 +29,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.config import Count, Dim, Fraction, Temperature, Weight
 from nearkin.distributed import gather, mean_over_rows
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.networks.heads import CosineHead
@@ -61,6 +62,7 @@ class SimGCD(Method[None]):
         sup_temperature: Divides them where views of a class are to be found.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     uses_labels: ClassVar[bool] = True
     least_rank: ClassVar[float] = 0.02
     least_std: ClassVar[float] = 0.35
@@ -71,17 +73,17 @@ class SimGCD(Method[None]):
         backbone: Backbone,
         *,
         num_known_classes: int,
-        num_novel_classes: int = 5,
-        dim: int = 256,
-        hidden_dim: int = 2048,
-        sup_weight: float = 0.35,
-        entropy_weight: float = 2.0,
-        temperature: float = 0.1,
-        first_sharp_temperature: float = 0.07,
-        sharp_temperature: float = 0.04,
-        sharp_until: float = 0.15,
-        contrast_temperature: float = 0.07,
-        sup_temperature: float = 0.07,
+        num_novel_classes: Count = 5,
+        dim: Dim = 256,
+        hidden_dim: Dim = 2048,
+        sup_weight: Fraction = 0.35,
+        entropy_weight: Weight = 2.0,
+        temperature: Temperature = 0.1,
+        first_sharp_temperature: Temperature = 0.07,
+        sharp_temperature: Temperature = 0.04,
+        sharp_until: Fraction = 0.15,
+        contrast_temperature: Temperature = 0.07,
+        sup_temperature: Temperature = 0.07,
     ) -> None:
         super().__init__()
         self.sup_weight, self.entropy_weight = sup_weight, entropy_weight

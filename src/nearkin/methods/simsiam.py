@@ -12,12 +12,14 @@ Queries: predictions from either view. Keys: the embedding of the other view.
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import nn
 from typing_extensions import override
 
+from nearkin.config import Count, Dim
 from nearkin.distributed import gather
-from nearkin.method import Method, Schedule
+from nearkin.method import Defaults, Method, Schedule
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import alignment, unit
@@ -40,13 +42,19 @@ class SimSiam(Method[None]):
         stop_gradient: Whether gradients stop at the embeddings that are predicted.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(
+        augment="simsiam",
+        augment_small="simsiam_cifar",
+        options={"dim": 1024, "num_layers": 2},
+    )
+
     def __init__(
         self,
         backbone: Backbone,
         *,
-        dim: int = 2048,
-        num_layers: int = 3,
-        predictor_dim: int = 512,
+        dim: Dim = 2048,
+        num_layers: Count = 3,
+        predictor_dim: Dim = 512,
         predictor: bool = True,
         stop_gradient: bool = True,
     ) -> None:

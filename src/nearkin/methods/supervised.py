@@ -17,7 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from nearkin.distributed import gather
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
 from nearkin.objectives import classify
@@ -32,6 +32,7 @@ class Supervised(Method[None]):
         num_known_classes: Classes that have labels.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     num_views: ClassVar[int] = 1
     uses_labels: ClassVar[bool] = True
     least_rank: ClassVar[float] = 0.17

@@ -14,7 +14,7 @@ Queries: online embeddings of all views. Keys: prototypes.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +22,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.config import Count, Dim, Fraction, QueueSize, Range, Temperature
 from nearkin.distributed import gather, mean_over_rows
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
-from nearkin.method import Method, Schedule
+from nearkin.method import Defaults, Method, Schedule
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, by_size, mlp
 from nearkin.objectives import look_up, sinkhorn, swapped_match, unit
@@ -50,8 +51,12 @@ class SwAV(Method[KeyUpdate]):
         temperature: Divides the similarities that predict the codes.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(
+        augment="swav",
+        augment_small="swav_cifar",
+        options={"hidden_dim": 1024, "num_prototypes": 300, "queue_size": 1024},
+    )
     more_views: ClassVar[bool] = True
-    memory_sizes: ClassVar[tuple[str, ...]] = ("queue_size",)
     least_rank: ClassVar[float] = 0.05
     least_std: ClassVar[float] = 0.25
     most_cosine: ClassVar[float] = 0.82
@@ -60,15 +65,15 @@ class SwAV(Method[KeyUpdate]):
         self,
         backbone: Backbone,
         *,
-        dim: int = 128,
-        hidden_dim: int = 2048,
-        num_prototypes: int = 3000,
-        queue_size: int = 3840,
-        queue_from: float = 0.075,
-        freeze_until: float = 0.005,
-        epsilon: float = 0.05,
-        num_iterations: int = 3,
-        temperature: float = 0.1,
+        dim: Dim = 128,
+        hidden_dim: Dim = 2048,
+        num_prototypes: Count = 3000,
+        queue_size: QueueSize = 3840,
+        queue_from: Fraction = 0.075,
+        freeze_until: Fraction = 0.005,
+        epsilon: Annotated[float, Range(1e-3)] = 0.05,
+        num_iterations: Count = 3,
+        temperature: Temperature = 0.1,
     ) -> None:
         super().__init__()
         self.queue_from = queue_from

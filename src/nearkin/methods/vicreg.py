@@ -19,8 +19,9 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from nearkin.config import Dim, Weight
 from nearkin.distributed import gather
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import vicreg
@@ -38,6 +39,9 @@ class VICReg(Method[None]):
         covariance: Weight of the squared covariances.
     """
 
+    defaults: ClassVar[Defaults] = Defaults(
+        augment="byol", augment_small="asymmetric_cifar", options={"dim": 1024}
+    )
     least_rank: ClassVar[float] = 0.14
     least_std: ClassVar[float] = 0.32
     most_cosine: ClassVar[float] = 0.79
@@ -46,10 +50,10 @@ class VICReg(Method[None]):
         self,
         backbone: Backbone,
         *,
-        dim: int = 8192,
-        invariance: float = 25.0,
-        variance: float = 25.0,
-        covariance: float = 1.0,
+        dim: Dim = 8192,
+        invariance: Weight = 25.0,
+        variance: Weight = 25.0,
+        covariance: Weight = 1.0,
     ) -> None:
         super().__init__()
         self.invariance = invariance

@@ -19,11 +19,10 @@ from nearkin.data.images import Images
 from nearkin.data.views import View
 from nearkin.distributed import native_precision, num_processes, own_cpus
 from nearkin.errors import DataError, UsageError
-from nearkin.method import Method
+from nearkin.method import Defaults, Method
 from nearkin.networks import compilation
 from nearkin.networks.backbone import SMALL_IMAGE, Backbone
 from nearkin.run.settings.options import known_classes, method_class, method_options
-from nearkin.run.settings.recipes import Recipe, recipe
 
 SIZES = (32, 64, 96, 128, 160, 192, 224)
 """Sides of views that `auto` chooses from for photographs, in pixels."""
@@ -48,7 +47,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     """
     if len(images) < 2:
         raise DataError(f"{len(images)} image to train on; contrast needs 2 or more")
-    chosen = recipe(config.method)
+    chosen = method_class(config.method).defaults
     size = _or(config.image_size, lambda: image_size(images, device))
     processes = num_processes(config.devices)
     most = min(USUAL_BATCH, len(images))
@@ -108,7 +107,7 @@ def _or(value: Any, automatic: Callable[[], Any]) -> Any:
     return automatic() if value == "auto" else value
 
 
-def augment_for(chosen: Recipe, images: Images, size: int) -> str:
+def augment_for(chosen: Defaults, images: Images, size: int) -> str:
     """The recipe's augmentation for images of that size, unless they look like writing."""
     if size >= SMALL_IMAGE:
         return chosen.augment

@@ -6,7 +6,7 @@ from typing import Any
 
 from nearkin.config import Config, TrainConfig, option
 from nearkin.run.settings.build import USUAL_BATCH
-from nearkin.run.settings.options import USUAL_GROUP, default_options, method_class, shrink
+from nearkin.run.settings.options import USUAL_GROUP, default_options, fitted_options, method_class
 
 
 def describe(config: TrainConfig) -> str:
@@ -25,8 +25,9 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
     lines = []
     if config.batch_size == num_images < USUAL_BATCH:
         lines.append(f"note   --batch-size {config.batch_size}: there are no more images")
-    usual = default_options(config.method)
-    for key in shrink(method_class(config.method)):
+    cls = method_class(config.method)
+    usual = default_options(cls)
+    for key in fitted_options(cls):
         if config.options[key] < usual[key]:
             value = f"{option(key)} {config.options[key]}"
             lines.append(f"note   {value} for {usual[key]}: {_why(key, config.chunk_size)}")

@@ -1,20 +1,28 @@
 """The options of methods: their constructors are the schema, and there is no other."""
 
 import inspect
-import math
 import typing
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.config import DiscoverConfig, TrainConfig, Value, fits, option, spelled, suggestion
+from nearkin.config import (
+    BatchGroups,
+    DiscoverConfig,
+    MemorySize,
+    TrainConfig,
+    Value,
+    check_value,
+    metadata,
+    option,
+    suggestion,
+)
 from nearkin.data.images import Images
 from nearkin.errors import UsageError
 from nearkin.method import Method
 from nearkin.methods import METHODS
-from nearkin.run.settings.recipes import recipe
 from nearkin.types import UNKNOWN
 
 
@@ -32,165 +40,151 @@ def method_class(name: str) -> type[Method[Any]]:
     return METHODS[name]
 
 
-def method_parameters(name: str) -> dict[str, inspect.Parameter]:
+def parameters(cls: type[Method[Any]]) -> dict[str, inspect.Parameter]:
     """The options of a method that a user may set, from its constructor."""
-    return _parameters(method_class(name))
-
-
-def _parameters(cls: type[Method[Any]]) -> dict[str, inspect.Parameter]:
     given_by_the_run = ("self", "backbone", "num_images", "num_known_classes")
-    parameters = inspect.signature(cls.__init__).parameters
-    return {key: value for key, value in parameters.items() if key not in given_by_the_run}
+    signature = inspect.signature(cls.__init__).parameters
+    return {key: value for key, value in signature.items() if key not in given_by_the_run}
 
 
-def default_options(name: str) -> dict[str, Any]:
-    """A method's options where the user says nothing: the recipe's, or else the paper's."""
-    papers = {key: parameter.default for key, parameter in method_parameters(name).items()}
-    return papers | dict(recipe(name).options)
+def option_types(cls: type[Method[Any]]) -> dict[str, Any]:
+    """The types of a method's options, with their ranges."""
+    return typing.get_type_hints(cls.__init__, include_extras=True)
+
+
+def default_options(cls: type[Method[Any]]) -> dict[str, Any]:
+    """A method's options where the user gives none: its `defaults`, or else its constructor's."""
+    papers = {key: parameter.default for key, parameter in parameters(cls).items()}
+    return papers | dict(cls.defaults.options)
+
+
+def fitted_options(cls: type[Method[Any]]) -> list[str]:
+    """The options that `auto` fits to the number of images or to the batch."""
+    kinds = option_types(cls)
+    return [
+        key
+        for key in parameters(cls)
+        if metadata(kinds[key], MemorySize) or metadata(kinds[key], BatchGroups)
+    ]
 
 
 def checked_options(
     name: str,
-    asked: Mapping[str, Value],
+    requested: Mapping[str, Value],
     kind: type[TrainConfig | DiscoverConfig] = TrainConfig,
 ) -> dict[str, Any]:
     """Options as the method's constructor wants them, from text if need be.
 
     Args:
         name: Of the method.
-        asked: The options.
+        requested: The options.
         kind: The settings beside them, among which a slip of the pen may be meant.
 
     Raises:
         UsageError: For an unknown option or a value of the wrong kind.
     """
-    parameters = method_parameters(name)
-    for key in asked:
-        if key not in parameters:
-            known = [*parameters, *kind.__dataclass_fields__]
+    cls = method_class(name)
+    options, kinds = parameters(cls), option_types(cls)
+    checked = {}
+    for key, value in requested.items():
+        if key not in options:
+            near = suggestion(key, [*options, *kind.__dataclass_fields__])
             raise UsageError(
-                f"unknown option {option(key)} for {name}.{suggestion(key, known)} "
-                f"`nearkin config {name}` shows them"
+                f"unknown option {option(key)} for {name}.{near} "
+                f"`nearkin config {name}` lists them"
             )
-    types = typing.get_type_hints(method_class(name).__init__)
-    return {key: _checked(name, key, value, types[key]) for key, value in asked.items()}
+        checked[key] = _from_text(value, kinds[key]) if isinstance(value, str) else value
+        check_value(key, checked[key], kinds[key])
+    return checked
 
 
 def method_options(
-    name: str, asked: Mapping[str, Value], num_images: int, batch_size: int, chunk_size: int = 0
+    name: str,
+    requested: Mapping[str, Value],
+    num_images: int,
+    batch_size: int,
+    chunk_size: int = 0,
 ) -> dict[str, Value]:
-    """All options of a method: as asked, or the paper's, or as much as the data allow.
+    """All options of a method: as requested, or its defaults, fitted to the data and the batch.
 
     Chunks of a batch, where it is run in some, are the groups of its batch statistics.
 
     Raises:
-        UsageError: For an unknown option, a value of the wrong kind, a memory larger than half of
-            the images or smaller than a batch, or groups that do not divide the batch.
+        UsageError: For an unknown option, a value of the wrong type, a memory that is too large
+            or too small, or groups that do not divide the batch.
     """
-    options = default_options(name) | checked_options(name, asked)
-    half = num_images // 2
-    most = half // batch_size * batch_size or half
-    for key in method_class(name).memory_sizes:
-        if key not in asked:
-            options[key] = min(options[key], most)
-        elif options[key] > half:
-            raise UsageError(
-                f"{option(key)} {options[key]} is more than half of the {num_images} images; "
-                f"give at most {half}"
-            )
-        elif options[key] < batch_size and key in QUEUES:
-            raise UsageError(
-                f"{option(key)} {options[key]} does not hold a batch of {batch_size}; "
-                "give at least that"
-            )
-    if "bn_groups" in options:
-        groups, given = options["bn_groups"], "bn_groups" in asked
-        options["bn_groups"] = _bn_groups(groups, batch_size, chunk_size, given)
+    cls = method_class(name)
+    options = default_options(cls) | checked_options(name, requested)
+    for key, kind in option_types(cls).items():
+        if memory := metadata(kind, MemorySize):
+            if key in requested:
+                _check_memory(cls, key, options[key], memory, num_images, batch_size)
+            else:
+                half = num_images // 2
+                options[key] = min(options[key], half // batch_size * batch_size or half)
+        elif metadata(kind, BatchGroups):
+            groups = options[key]
+            if key in requested:
+                _check_groups(key, groups, batch_size)
+            else:
+                options[key] = _fitting_groups(groups, batch_size, chunk_size)
     return options
 
 
-def shrink(cls: type[Method[Any]]) -> tuple[str, ...]:
-    """The options of a method that, left alone, shrink to what data and batch allow."""
-    return (*cls.memory_sizes, *(["bn_groups"] if "bn_groups" in _parameters(cls) else []))
+def _check_memory(
+    cls: type[Method[Any]],
+    key: str,
+    size: int,
+    memory: MemorySize,
+    num_images: int,
+    batch_size: int,
+) -> None:
+    """Refuse a memory beyond half of the images and beyond the paper's, or below a batch."""
+    most = max(num_images // 2, parameters(cls)[key].default)
+    if size > most:
+        raise UsageError(
+            f"{option(key)} {size} is more than half of the {num_images} images; "
+            f"give at most {most}"
+        )
+    if memory.holds_batch and size < batch_size:
+        raise UsageError(
+            f"{option(key)} {size} does not hold a batch of {batch_size}; give at least that"
+        )
 
 
-QUEUES = ("queue_size", "support_size")
-"""Options that say how many keys are kept from batch to batch."""
 SMALLEST_GROUP = 2
 """Images that batch statistics can be taken over."""
 USUAL_GROUP = 16
 """Images in a group that `auto` leaves at least."""
 
 
-def _bn_groups(groups: int, batch_size: int, chunk_size: int, asked: bool) -> int:
-    """Groups of a batch for batch statistics: as asked, or its chunks, or of enough images.
-
-    Raises:
-        UsageError: If the batch cannot be divided as asked.
-    """
-    if chunk_size and not asked:
-        return max(1, batch_size // chunk_size)
-    if not asked:
-        fitting = [g for g in range(1, groups + 1) if batch_size % g == 0]
-        return max(g for g in fitting if g == 1 or batch_size // g >= USUAL_GROUP)
+def _check_groups(key: str, groups: int, batch_size: int) -> None:
+    """Refuse groups that do not divide the batch, or hold a single image."""
     if batch_size % groups or batch_size // groups < SMALLEST_GROUP:
         raise UsageError(
-            f"--bn-groups {groups} does not divide a batch of {batch_size} into equal parts of "
+            f"{option(key)} {groups} does not divide a batch of {batch_size} into equal parts of "
             f"{SMALLEST_GROUP} images or more; change one of them"
         )
-    return groups
 
 
-LIMITS: Final = {
-    "hidden_dim": (0.0, math.inf),
-    "num_hard": (0.0, math.inf),
-    **dict.fromkeys(("own_weight", "positive_rate", "sup_weight"), (0.0, 1.0)),
-    "threshold": (-1.0, 1.0),
-    "epsilon": (1e-3, math.inf),
-    "scale": (1e-9, math.inf),
-}
-"""Smallest and largest value of options with a meaning of their own."""
+def _fitting_groups(groups: int, batch_size: int, chunk_size: int) -> int:
+    """The chunks of the batch, or the most groups of enough images that divide it."""
+    if chunk_size:
+        return max(1, batch_size // chunk_size)
+    fitting = [g for g in range(1, groups + 1) if batch_size % g == 0]
+    return max(g for g in fitting if g == 1 or batch_size // g >= USUAL_GROUP)
 
 
-def limits(key: str) -> tuple[float, float]:
-    """Smallest and largest value of a number among methods' options, by its name."""
-    if key in LIMITS:
-        return LIMITS[key]
-    if key.endswith("temperature"):
-        return 1e-3, math.inf
-    if key.endswith(("momentum", "_from", "_until")):  # the last two are shares of training
-        return 0.0, 1.0
-    counts = key.startswith(("num_", "top_")) or key.endswith(("size", "dim", "groups"))
-    return (1.0 if counts else 0.0), math.inf
-
-
-def _checked(method: str, key: str, value: Value, kind: Any) -> Value:
-    """A value of an option as its constructor wants it, from text if need be."""
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise UsageError(
-                f"{option(key)} {value} is none of {', '.join(get_args(kind))} ({method})"
-                f"{suggestion(str(value), get_args(kind))}"
-            )
-        return value
+def _from_text(text: str, kind: Any) -> Value:
+    """Text of the command line as a value of that type; the text itself where it is none."""
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     try:
-        checked: Any = _from_text(value, kind) if isinstance(value, str) else value
-    except (ValueError, KeyError) as error:
-        raise UsageError(f"{option(key)} {value} is not {spelled(kind)} ({method})") from error
-    if not fits(checked, kind):
-        raise UsageError(f"{option(key)} {value} is not {spelled(kind)} ({method})")
-    low, high = limits(key)
-    if not isinstance(checked, bool | str) and not (low <= checked <= high and checked < math.inf):
-        raise UsageError(f"{option(key)} {value} is not from {low:g} to {high:g} ({method})")
-    fitting: Value = checked
-    return fitting
-
-
-def _from_text(value: str, kind: Any) -> Value:
-    if kind is bool:
-        return {"true": True, "false": False}[value.lower()]
-    converted: Value = kind(value)
-    return converted
+        if plain is bool:
+            return {"true": True, "false": False}[text.lower()]
+        value: Value = plain(text) if plain in (int, float) else text
+    except (ValueError, KeyError):
+        return text
+    return value
 
 
 def known_classes(config: TrainConfig) -> list[str]:
