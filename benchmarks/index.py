@@ -56,7 +56,7 @@ def measure(folder: str) -> None:
     workers = available_cpus()
     batches = Batches(
         images,
-        views_of("simclr", 2),
+        views_of("simclr"),
         image_size=SIZE,
         order=Order(len(images), BATCH, seed=0),
         device=torch.device("cpu"),

@@ -41,7 +41,7 @@ MANY = 10_000
 def decoded(data: Path, batch: int, size: int) -> Iterator[object]:
     """The crops of one batch after the other."""
     images = open_images(data)
-    drawing = Drawing(images, views_of("simclr", 2), image_size=size, seed=0)
+    drawing = Drawing(images, views_of("simclr"), image_size=size, seed=0)
     photographs = Photographs(drawing, Order(len(images), batch, seed=0), None)
     for step in cycle(range(len(images) // batch)):
         yield photographs[step]

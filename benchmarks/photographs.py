@@ -49,7 +49,7 @@ def full(images: Images, row: int, boxes: np.ndarray, size: int) -> None:
 
 def compare(name: str, images: Images, size: int) -> None:
     """Measure all ways in turns and print medians."""
-    drawing = Drawing(images, views_of("simclr", 2), image_size=size, seed=0)
+    drawing = Drawing(images, views_of("simclr"), image_size=size, seed=0)
     rows = np.arange(len(images))
     boxes = np.stack([draws.box for draws in drawing.views(0, rows)], axis=1)
     cache = Cache(images, size, "ram")

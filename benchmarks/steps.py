@@ -104,7 +104,7 @@ def ours(name: str, samples: np.ndarray, setting: Setting) -> Iterator[object]:
     classes = np.arange(len(samples)) % 10
     batches = Batches(
         images,
-        views_of(METHODS[name].defaults.augment_small, method.num_views, more=method.more_views),
+        views_of(METHODS[name].defaults.augment_small, method.views, more=method.more_views),
         image_size=SIZE,
         order=Order(len(images), setting.batch, seed=0),
         device=setting.device,
@@ -143,7 +143,7 @@ def passes(method: Method[Any], batch: int, device: torch.device) -> list[Pass]:
     inner = [m for child in method.children() if child not in outer for m in child.children()]
     hooks = [m.register_forward_pre_hook(note) for m in dict.fromkeys(outer + inner)]
     views = tuple(
-        torch.randn(batch, 3, SIZE, SIZE, device=device) for _ in range(method.num_views)
+        torch.randn(batch, 3, SIZE, SIZE, device=device) for _ in range(len(method.views))
     )
     index = torch.arange(batch, device=device)
     method(Batch(views, index, torch.where(index % 10 < 5, index % 10, UNKNOWN)), 0.5)

@@ -60,7 +60,7 @@ def trained(
     opened = open_images(samples)
     batches = Batches(
         opened,
-        views_of(augment, kind.num_views, more=kind.more_views)[: views or None],
+        views_of(augment, kind.views, more=kind.more_views)[: views or None],
         image_size=side,
         order=Order(len(opened), batch, seed=0),
         device=CPU,

@@ -65,7 +65,7 @@ def small(name: str, **options: object) -> Method:
 
 def batch_for(name: str, step: int) -> Batch:
     """A batch for a method: with labels of the first classes, if it learns from them."""
-    batch = batch_at(step, METHODS[name].num_views)
+    batch = batch_at(step, len(METHODS[name].views))
     if METHODS[name].uses_labels:
         batch.label.copy_(torch.where(batch.index % 6 < 3, batch.index % 6, UNKNOWN))
     return batch

@@ -149,7 +149,7 @@ def train(
     """Train a method, and return the losses."""
     batches = Batches(
         images.train,
-        (View(**DRAWN),) * method.num_views,
+        (View(**DRAWN),) * len(method.views),
         image_size=recipe.image_size,
         order=Order(len(images.train), batch_size, seed),
         device=CPU,

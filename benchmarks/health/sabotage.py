@@ -106,7 +106,7 @@ def pending(done: set[tuple[str, str, int]]) -> Iterator[tuple[str, str, int]]:
     """What is not done. A method of one view has nothing to align."""
     plan = [(m, name, seed) for name, arm in ARMS.items() for m in METHODS for seed in arm.seeds]
     for method, name, seed in plan:
-        possible = METHODS[method].num_views > 1 or not ARMS[name].aligned
+        possible = len(METHODS[method].views) > 1 or not ARMS[name].aligned
         if possible and (method, name, seed) not in done:
             yield method, name, seed
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from nearkin.config import Value
+from nearkin.data.views import View
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
 from nearkin.types import Batch, Memo, Step
@@ -49,10 +50,11 @@ class Method(nn.Module, ABC, Generic[Memo]):
         method.commit(step.memo, progress)    # writes: momentum encoders, queues, banks
     """
 
-    num_views: ClassVar[int] = 2
-    """Views it needs of each image."""
+    views: ClassVar[tuple[str | View, ...]] = ("strong", "strong")
+    """Views it needs of each image: kinds of views of the augmentation ("strong", "weak", "small",
+    "gray", or a name that the augmentation gives to one of its own), or a `View` as a value."""
     more_views: ClassVar[bool] = False
-    """Whether it makes use of more, smaller ones (multi-crop), where the augmentation has them."""
+    """Whether it uses all further views that the augmentation has (multi-crop)."""
     defaults: ClassVar[Defaults] = Defaults()
     """What `auto` means for it."""
     uses_labels: ClassVar[bool] = False

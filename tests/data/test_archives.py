@@ -127,7 +127,7 @@ def test_a_damaged_shard_and_shards_without_images_are_refused_in_one_line(shard
 
 
 def batches(images, workers):
-    kinds, order = views_of("simclr_cifar", 2), Order(len(images), 6, 0)
+    kinds, order = views_of("simclr_cifar"), Order(len(images), 6, 0)
     cpu = torch.device("cpu")
     return Batches(images, kinds, image_size=32, order=order, device=cpu, workers=workers)
 

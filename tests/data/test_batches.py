@@ -28,7 +28,7 @@ def small_images(count=40):
 def batches(data, *, batch_size=8, seed=0, size=12, workers=0, preset="simclr_cifar", views=2):
     images = open_images(data, cache=False)
     order = Order(len(images), batch_size, seed)
-    kinds = views_of(preset, views)
+    kinds = views_of(preset, ("strong",) * min(views, 2), more=views > 2)
     return Batches(images, kinds, image_size=size, order=order, device=CPU, workers=workers)
 
 
@@ -125,7 +125,7 @@ def small_folder(tmp_path):
 
 def test_a_small_image_that_turns_bad_is_replaced_by_the_rule_for_photographs(small_folder):
     order = Order(40, 8, seed=3)
-    kinds = views_of("simclr_cifar", 2)
+    kinds = views_of("simclr_cifar")
     made = Batches(small_folder, kinds, image_size=12, order=order, device=CPU)
     assert made.bad == {7: "not-an-image", 31: "unreadable"}
     shown = np.concatenate([batch.index.numpy() for batch in made.between(0, 10)])
@@ -148,9 +148,7 @@ def test_a_run_without_a_readable_image_stops(small_folder, tmp_path):
     for file in tmp_path.iterdir():
         file.unlink()
     order = Order(40, 8, seed=0)
-    made = Batches(
-        small_folder, views_of("simclr_cifar", 2), image_size=12, order=order, device=CPU
-    )
+    made = Batches(small_folder, views_of("simclr_cifar"), image_size=12, order=order, device=CPU)
     with pytest.raises(DataError, match=r"\.png and 8 images drawn in its place cannot be read"):
         next(made.between(0, 1))
 

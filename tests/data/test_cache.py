@@ -86,7 +86,7 @@ def test_what_is_read_is_the_whole_image_at_the_kept_size(folder):
 
 def batches(images, **options):
     order, cpu = Order(len(images), 4, 0), torch.device("cpu")
-    kinds = views_of("simclr_cifar", 2)
+    kinds = views_of("simclr_cifar")
     return Batches(images, kinds, image_size=SIZE, order=order, device=cpu, **options)
 
 

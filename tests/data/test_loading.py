@@ -28,7 +28,7 @@ def folder(photographs):
 
 def batches(folder, workers):
     images = open_images(folder, cache=False)
-    kinds, order = views_of("simclr_cifar", 2), Order(len(images), 4, 0)
+    kinds, order = views_of("simclr_cifar"), Order(len(images), 4, 0)
     cpu = torch.device("cpu")
     return Batches(images, kinds, image_size=32, order=order, device=cpu, workers=workers)
 

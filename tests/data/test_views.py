@@ -1,5 +1,6 @@
 """Views against Pillow and torchvision, image by image, and what must hold for any of them."""
 
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -15,7 +16,7 @@ from scipy import stats
 from torchvision.transforms import ColorJitter, RandomResizedCrop
 
 from nearkin.data import views as transforms
-from nearkin.data.augmentations import AUGMENTATIONS, SMALL, views_of
+from nearkin.data.augmentations import AUGMENTATIONS, SMALL, augmentation, views_of
 from nearkin.data.views import MEAN, STD, Draws, View, augment, crop, draw, normalize
 from nearkin.errors import UsageError
 
@@ -379,19 +380,76 @@ def test_normalize_is_torchvisions_and_keeps_the_layout():
         ("moco_v1", 1, AUGMENTATIONS["moco_v1"]),
         ("byol", 2, AUGMENTATIONS["byol"]),
         ("byol", 1, AUGMENTATIONS["byol"][:1]),
-        ("swav", 8, AUGMENTATIONS["swav"]),
         ("swav", 2, AUGMENTATIONS["swav"][:2]),
     ],
 )
 def test_a_method_gets_as_many_views_as_it_asks_for(name, count, expected):
-    assert views_of(name, count) == expected
+    assert views_of(name, ("strong",) * count) == expected
+
+
+def test_multi_crop_takes_all_further_views_that_there_are():
+    assert views_of("swav", more=True) == AUGMENTATIONS["swav"]
+    assert views_of("simclr", more=True) == views_of("simclr")
+    small = AUGMENTATIONS["swav"][2]
+    assert views_of("swav", ("strong", "small")) == (AUGMENTATIONS["swav"][0], small)
+
+
+def test_a_weak_view_is_crop_and_flip_only():
+    strong, weak = views_of("simclr", ("strong", "weak"))
+    assert strong == AUGMENTATIONS["simclr"][0]
+    changed = weak.jitter, weak.gray, weak.blur, weak.solarize, weak.rotate
+    assert changed == (0, 0, 0, 0, 0)
+    assert (weak.scale, weak.flip) == (strong.scale, strong.flip)
+
+
+def test_views_are_values_of_python_and_of_toml(tmp_path):
+    own = View(kind="anchor", scale=(0.9, 1.0), flip=0.5, size=0.5)
+    gray = View(gray=1.0)
+    assert views_of([own, gray], ("anchor", "strong", gray)) == (own, gray, gray)
+    path = tmp_path / "views.toml"
+    path.write_text(
+        '[[views]]\nkind = "anchor"\nscale = [0.9, 1]\nflip = 0.5\nsize = 0.5\n[[views]]\ngray = 1\n'
+    )
+    assert augmentation(str(path)) == (own, gray)
+    for views in AUGMENTATIONS.values():
+        assert augmentation([view.to_dict() for view in views]) == views
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "0 views; give 1 to 64"),
+        ("views = 3", "view 1: 3 is no view; give a table of kind, scale"),
+        ("[[view]]", "unknown key view; give"),
+        ("[[views]]\nflop = 0.5", "view 1: a view has no flop. Did you mean flip?"),
+        ("[[views]]\nflip = true", "view 1: a view's flip is True; give a number"),
+        (
+            "[[views]]\nscale = 0.5",
+            "a view's scale is 0.5; give two numbers, low and high",
+        ),
+        ('[[views]]\nkind = ""', "a view's kind is ''; give a name"),
+        ("[[views]", "cannot read the views of"),
+    ],
+)
+def test_a_file_of_views_that_is_wrong_is_told_in_words(tmp_path, text, told):
+    path = tmp_path / "views.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(told)):
+        augmentation(str(path))
+
+
+def test_a_kind_of_view_that_the_augmentation_lacks_is_told():
+    with pytest.raises(UsageError, match="simclr has 0 anchor views, and the method needs 1"):
+        views_of("simclr", ("strong", "anchor"))
+    with pytest.raises(UsageError, match=r"cannot read the views of missing\.toml"):
+        views_of("missing.toml")
 
 
 def test_too_few_views_and_unknown_names_are_told():
-    with pytest.raises(UsageError, match=r"byol has 2 views, and the method needs 3"):
-        views_of("byol", 3)
+    with pytest.raises(UsageError, match=r"byol has 2 strong views, and the method needs 3"):
+        views_of("byol", ("strong",) * 3)
     with pytest.raises(UsageError, match=r"unknown augmentation simcrl. Did you mean simclr\?"):
-        views_of("simcrl", 2)
+        views_of("simcrl")
 
 
 @pytest.mark.parametrize(
@@ -404,7 +462,7 @@ def test_too_few_views_and_unknown_names_are_told():
         {"ratio": (0.0, 1.0)},
         {"hue": 0.6},
         {"gray": float("nan")},
-        {"side": -1.0},
+        {"size": -1.0},
     ],
 )
 def test_a_view_out_of_range_is_refused(bad):

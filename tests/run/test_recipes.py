@@ -138,9 +138,9 @@ def test_an_augmentation_has_the_numbers_of_its_paper(name):
             view.gray,
             view.blur,
             view.solarize,
-            view.side * 224,
+            view.size * 224,
         )
-        for view in views_of(name, 2, more=True)
+        for view in views_of(name, more=True)
     ]
     assert found == VIEWS[name]
 

@@ -92,7 +92,7 @@ def test_views_are_those_of_the_processor(preset):
     found = []
     for device in (GPU, CPU):
         order = Order(len(images), 32, seed=0)
-        kinds = views_of(preset, 2)
+        kinds = views_of(preset)
         batches = Batches(images, kinds, image_size=32, order=order, device=device)
         found.append(next(iter(batches.between(0, 1))))
     for ours, theirs in zip(found[0].views, found[1].views, strict=True):

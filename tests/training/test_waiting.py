@@ -113,7 +113,7 @@ def test_views_are_given_to_a_gpu_without_waiting(preset):
     gpu, images = torch.device("cuda:0"), open_images(samples)
     with FakeTensorMode():
         order = Order(len(images), 8, seed=0)
-        batches = Batches(images, views_of(preset, 2), image_size=32, order=order, device=gpu)
+        batches = Batches(images, views_of(preset), image_size=32, order=order, device=gpu)
         with Waited() as waited:
             batch = next(batches.between(0, 1))
     assert {x.device for x in (*batch.views, batch.index, batch.label)} == {gpu}

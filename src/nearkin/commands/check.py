@@ -163,7 +163,7 @@ def erased(images: Images, augment: str) -> list[str]:
     Whether color alone names the classes, or a mirror image does no longer, is found by the
     nearest neighbors of thumbnails. Without labels nothing can be said.
     """
-    view = views_of(augment, 1)[0]
+    view = views_of(augment, ("strong",))[0]
     shown = images.subset(np.flatnonzero(images.splits != "test")).spread(LOOKED_AT)
     small = torch.cat(list(Pixels(shown, 16))).float() / 255
     color = torch.cat([small.mean(dim=(2, 3)), small.std(dim=(2, 3))], dim=1)

@@ -141,7 +141,7 @@ def _asked(config: DiscoverConfig) -> DiscoverConfig:
     if method_class(config.method).uses_labels:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
     if config.augment != "auto":
-        views_of(config.augment, 1)
+        views_of(config.augment, ("strong",))
     if config.from_run:
         check_trained(load(config.from_run), config.trained)
     options = checked_options(MODE_METHOD[config.mode], config.options, DiscoverConfig)

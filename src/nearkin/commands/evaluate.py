@@ -161,7 +161,7 @@ def _second_view(
     some = images.subset(chosen)
     batches = Batches(
         some,
-        views_of(config.augment, 1),
+        views_of(config.augment, ("strong",)),
         image_size=encoder.image_size,
         order=Order(len(some), 1, config.seed),
         device=device,

@@ -143,7 +143,10 @@ def page(name: str, root: Path = REPOSITORY) -> str:
 
 def takes(cls: type[Method[Any]]) -> str:
     """What a method is given of each image."""
-    views = "one view" if cls.num_views == 1 else f"{cls.num_views} views"
+    kinds = [view if isinstance(view, str) else view.kind for view in cls.views]
+    views = "one view" if len(kinds) == 1 else f"{len(kinds)} views"
+    if set(kinds) != {"strong"}:
+        views += f" ({', '.join(kinds)})"
     more = ", and smaller ones where the augmentation draws them" if cls.more_views else ""
     labels = ", and the labels of known classes" if cls.uses_labels else ""
     return f"It takes {views} of each image{more}{labels}."

@@ -126,7 +126,7 @@ def _asked(config: TrainConfig, network: nn.Module | None) -> TrainConfig:
     """What was asked for, checked as far as it can be without the data."""
     if config.max_time and config.epochs != "auto":
         raise UsageError("--epochs and --max-time both set the length; give one")
-    views_of("simclr" if config.augment == "auto" else config.augment, 1)
+    views_of("simclr" if config.augment == "auto" else config.augment, ("strong",))
     options = checked_options(config.method, config.options)
     known_classes(config)
     backbone = CUSTOM if network is not None else config.backbone

@@ -1,14 +1,17 @@
-"""Augmentations by name, with the numbers of the papers and their official code.
+"""Augmentations: views by name, with the numbers of the papers, or from a file, or as values.
 
-They are applied in one order: crop, jitter, gray, blur, solarize, flip. That is the papers' own
-but for InstDisc and MoCo v1, which remove color first and jitter then. It makes no difference to
-an image that keeps its color, and one that loses it is gray either way, only not of the very
-same brightness. Crops of photographs are resampled bicubically, as by SimCLR's and BYOL's code,
-those of small images in memory bilinearly; both average over what they shrink.
+Operations run in one order: crop, jitter, gray, blur, solarize, flip. The papers' order is the
+same, except InstDisc and MoCo v1, which remove color before jitter: an image that keeps its color
+is the same either way, and one that loses it is gray either way, only its brightness differs.
+Photographs are cropped bicubically, as in SimCLR's and BYOL's code, small images in memory
+bilinearly; both with antialiasing.
 """
 
+import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from nearkin.config import suggestion
 from nearkin.data.views import View
@@ -50,17 +53,31 @@ NCL: Final = View(scale=(0.5, 1.0), flip=0.5)
 CHARACTERS: Final = View(
     scale=(0.6, 1.0), jitter=0.8, brightness=0.4, contrast=0.4, rotate=15.0, translate=0.1
 )
-"""For digits and letters, which a flip turns into others and whose color says nothing."""
+"""For digits and letters: a flip turns them into others, and their color carries no meaning."""
+
+
+def weak(view: View) -> View:
+    """Crop and flip only, as the weak view of ReSSL (Zheng et al. 2021) and FixMatch."""
+    return replace(view, kind="weak", jitter=0.0, gray=0.0, blur=0.0, solarize=0.0, rotate=0.0)
+
+
+def gray(view: View) -> View:
+    """The same view, always without color."""
+    return replace(view, kind="gray", gray=1.0)
+
+
+def small(view: View) -> View:
+    """A small crop at low resolution: the multi-crop views of SwAV, and of DINO's ResNet-50."""
+    return replace(view, kind="small", scale=(0.05, 0.14), size=96 / 224)
+
+
+DERIVED: Final = {"weak": weak, "small": small, "gray": gray}
+"""Kinds of views that every augmentation has: its own or, without one, derived from its first."""
 
 
 def asymmetric(view: View) -> tuple[View, View]:
     """The two views of BYOL, Barlow Twins and VICReg: they differ in blur and solarization."""
     return replace(view, blur=1.0), replace(view, blur=0.1, solarize=0.2)
-
-
-def local(view: View) -> tuple[View, ...]:
-    """The six small views of SwAV, and of DINO with a ResNet-50."""
-    return (replace(view, scale=(0.05, 0.14), side=96 / 224),) * 6
 
 
 AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
@@ -69,8 +86,8 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "moco_v2": (MOCO,),
     "moco_v3": asymmetric(replace(BYOL, scale=(0.2, 1.0))),
     "byol": asymmetric(BYOL),
-    "swav": (SWAV, SWAV, *local(SWAV)),
-    "dino": (*asymmetric(replace(BYOL, scale=(0.14, 1.0))), *local(BYOL)),
+    "swav": (SWAV, SWAV, *(small(SWAV),) * 6),
+    "dino": (*asymmetric(replace(BYOL, scale=(0.14, 1.0))), *(small(BYOL),) * 6),
     "simsiam": (MOCO,),
     "ncl": (NCL,),
     "simclr_cifar": (SMALL,),
@@ -83,33 +100,104 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "ncl_cifar": (replace(NCL, scale=(1.0, 1.0), ratio=(1.0, 1.0), translate=4 / 32),),
     "characters": (CHARACTERS,),
 }
-"""The views of each augmentation. A single one is drawn as often as a method asks for views."""
+"""The views of each augmentation; a single one serves for any number of views."""
+
+MAX_VIEWS: Final = 64
+MAX_BYTES: Final = 1_000_000
+"""Of a file of views."""
+
+Augment = str | Sequence[View | dict[str, Any]]
+"""A name of `AUGMENTATIONS`, the path of a .toml file, or the views themselves."""
 
 
-def views_of(name: str, count: int, *, more: bool = False) -> tuple[View, ...]:
-    """The first `count` views of an augmentation, or its only view `count` times.
+def augmentation(augment: Augment) -> tuple[View, ...]:
+    """The views that a name, a file or a list stands for.
 
     Args:
-        name: One of `AUGMENTATIONS`.
-        count: How many views a method needs.
-        more: Whether it makes use of all that an augmentation has.
+        augment: A name of `AUGMENTATIONS`; the path of a .toml file with one [[views]] table
+            per view; or views, each a `View` or a dictionary of its fields.
 
     Raises:
-        UsageError: If there is no such augmentation, or it has fewer views, more than one.
+        UsageError: If there is no such name or file, or a view is not valid.
     """
-    views = AUGMENTATIONS.get(name)
-    if views is None:
-        hint = suggestion(name, AUGMENTATIONS)
-        raise UsageError(f"unknown augmentation {name}.{hint} One of {_names()}")
-    if len(views) == 1:
-        return views * count
-    if len(views) < count:
-        raise UsageError(
-            f"augmentation {name} has {len(views)} views, and the method needs {count}; "
-            f"choose another of {_names()}"
-        )
-    return views if more else views[:count]
+    if not isinstance(augment, str):
+        return _views(list(augment), "augment")
+    if augment in AUGMENTATIONS:
+        return AUGMENTATIONS[augment]
+    if augment.endswith(".toml"):
+        return _read_toml(Path(augment).expanduser())
+    hint = suggestion(augment, AUGMENTATIONS)
+    names = ", ".join(AUGMENTATIONS)
+    raise UsageError(f"unknown augmentation {augment}.{hint} One of {names}, or a .toml file")
 
 
-def _names() -> str:
-    return ", ".join(AUGMENTATIONS)
+def _read_toml(path: Path) -> tuple[View, ...]:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ValueError("it is too large")
+        content = tomllib.loads(raw.decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"cannot read the views of {path}: {error}") from error
+    unknown = sorted(content.keys() - {"views"})
+    if unknown:
+        raise UsageError(f"{path}: unknown key {unknown[0]}; give [[views]] tables only")
+    views = content.get("views", [])
+    return _views(views if isinstance(views, list) else [views], str(path))
+
+
+def _views(entries: Sequence[Any], where: str) -> tuple[View, ...]:
+    if not 1 <= len(entries) <= MAX_VIEWS:
+        raise UsageError(f"{where}: {len(entries)} views; give 1 to {MAX_VIEWS}")
+    views = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            views.append(entry if isinstance(entry, View) else View.from_dict(entry))
+        except UsageError as error:
+            raise UsageError(f"{where}, view {number}: {error}") from error
+    return tuple(views)
+
+
+def views_of(
+    augment: Augment, kinds: Sequence[str | View] = ("strong", "strong"), *, more: bool = False
+) -> tuple[View, ...]:
+    """The views that a method gets of an augmentation.
+
+    A `View` among `kinds` is taken as it is. A kind takes the augmentation's views of that kind
+    in their order; a single one serves any number of times. "weak", "small" and "gray" are derived
+    from the augmentation's first view where it has none of them.
+
+    Args:
+        augment: See `augmentation`.
+        kinds: What the method declares as its `views`.
+        more: Append all further views of the augmentation (multi-crop).
+
+    Raises:
+        UsageError: If the augmentation has no view of a kind, or several but too few.
+    """
+    own = augmentation(augment)
+    name = augment if isinstance(augment, str) else "given"
+    views = []
+    for place, kind in enumerate(kinds):
+        if isinstance(kind, View):
+            views.append(kind)
+            continue
+        of_kind = [view for view in own if view.kind == kind]
+        if not of_kind and kind in DERIVED:
+            of_kind = [DERIVED[kind](own[0])]
+        position = 0 if len(of_kind) == 1 else kinds[:place].count(kind)
+        if position >= len(of_kind):
+            raise UsageError(
+                f"augmentation {name} has {len(of_kind)} {kind} views, and the method needs "
+                f"{kinds.count(kind)}; choose another"
+            )
+        views.append(of_kind[position])
+    if more:
+        all_kinds = [view.kind for view in own]
+        views += [
+            view
+            for row, view in enumerate(own)
+            if all_kinds[:row].count(view.kind) >= kinds.count(view.kind)
+        ]
+    return tuple(views)

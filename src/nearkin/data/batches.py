@@ -47,7 +47,7 @@ class Drawing:
         self.images = images
         self.kinds = kinds
         self.seed = seed
-        self.sides = [max(1, round(kind.side * image_size)) for kind in kinds]
+        self.sides = [max(1, round(kind.size * image_size)) for kind in kinds]
         """Of each view, in pixels."""
         small = np.full((len(images), 2), image_size, np.int32)
         self.cropped = small if images.is_small else images.sizes

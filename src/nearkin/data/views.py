@@ -1,10 +1,10 @@
 """Augmented views: their settings, the random parameters of each image, the pixels of a batch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import permutations
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, UInt8
 from torch import Tensor
 
+from nearkin.config import suggestion
 from nearkin.data.rng import uniform
 from nearkin.distributed import sent
 from nearkin.errors import UsageError
@@ -223,61 +224,106 @@ SLOTS: Final = 2 * ATTEMPTS + 2 + 14
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """How one view of an image is drawn: crop, warp, jitter, gray, blur, solarize, flip.
+    """How one view of an image is made: crop, warp, jitter, gray, blur, solarize, flip.
 
     In that order. What has probability or strength 0 is left out and costs nothing.
 
+    >>> View(flip=0.5, scale=(0.5, 1.0)).to_dict()
+    {'scale': [0.5, 1.0], 'flip': 0.5}
+
     Raises:
-        UsageError: If a value is outside of its range.
+        UsageError: If a value is of the wrong type or outside of its range.
     """
 
+    kind: str = "strong"
+    """What a method asks for it by: strong, weak, small, gray, or a name of your own."""
     scale: tuple[float, float] = (0.2, 1.0)
-    """Smallest and largest share of the image's area that is shown, 0 to 1."""
+    """Smallest and largest area of the crop, as a share of the image's, 0 to 1."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Smallest and largest width / height of what is shown, 0.01 to 100."""
+    """Smallest and largest width / height of the crop, 0.01 to 100."""
     flip: float = 0.0
-    """Probability that left and right are swapped."""
+    """Probability of a horizontal flip."""
     jitter: float = 0.0
-    """Probability of the four changes of color that follow, in an order of the image's own."""
+    """Probability of color jitter: the four changes that follow, in random order."""
     brightness: float = 0.0
-    """Multiplies pixels by at most 1 + this, at least 1 - this or 0."""
+    """Pixels are multiplied by a factor from max(0, 1 - this) to 1 + this."""
     contrast: float = 0.0
-    """Multiplies distances from the mean luminance likewise."""
+    """Distances from the mean luminance are multiplied likewise."""
     saturation: float = 0.0
-    """Multiplies distances from gray likewise."""
+    """Distances from gray are multiplied likewise."""
     hue: float = 0.0
-    """Turns hues by at most this share of the color circle either way, 0 to 0.5."""
+    """Largest change of hue either way, as a share of the color circle, 0 to 0.5."""
     gray: float = 0.0
-    """Probability that color is removed."""
+    """Probability of conversion to grayscale."""
     blur: float = 0.0
-    """Probability of a Gaussian blur, its kernel a tenth of the side."""
+    """Probability of a Gaussian blur; its kernel is a tenth of the view's side."""
     sigma: tuple[float, float] = (0.1, 2.0)
-    """Smallest and largest standard deviation of the blur in pixels of the view."""
+    """Smallest and largest standard deviation of the blur, in pixels of the view."""
     solarize: float = 0.0
-    """Probability that pixels not darker than 0.5 are inverted."""
+    """Probability that pixels of 0.5 or more are inverted."""
     translate: float = 0.0
-    """Moves the view by at most this share of its side, across and down, 0 to 1."""
+    """Largest shift across and down, as a share of the view's side, 0 to 1."""
     rotate: float = 0.0
-    """Turns the view by at most this many degrees either way, 0 to 180."""
-    side: float = 1.0
-    """Side of the view as a share of the run's image size."""
+    """Largest rotation either way, in degrees, 0 to 180."""
+    size: float = 1.0
+    """Side of the view, as a share of the run's image size, 0.05 to 1."""
 
     def __post_init__(self) -> None:
-        for name, (low, high) in LIMITS.items():
-            value = getattr(self, name)
+        """Refuse what cannot be carried out."""
+        for name, (low, high) in RANGES.items():
+            value = _checked(name, getattr(self, name))
             ends = value if isinstance(value, tuple) else (value, value)
             if not low <= ends[0] <= ends[1] <= high:
                 raise UsageError(f"a view's {name} is {value}; give {low:g} to {high:g}")
 
+    @classmethod
+    def from_dict(cls, values: Any) -> "View":
+        """A view from its fields, as in a [[views]] table of a .toml file.
 
-LIMITS: Final = {
+        Raises:
+            UsageError: If a key is no field, or a value is not valid.
+        """
+        known = [entry.name for entry in fields(cls)]
+        if not isinstance(values, dict):
+            raise UsageError(f"{values!r} is no view; give a table of {', '.join(known)}")
+        for key in values.keys() - set(known):
+            raise UsageError(f"a view has no {key}.{suggestion(key, known)}")
+        return cls(**{key: _checked(key, value) for key, value in values.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as TOML and JSON hold them."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        changed = {key: value for key, value in values.items() if value != getattr(View, key)}
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in changed.items()}
+
+
+def _checked(name: str, value: Any) -> Any:
+    """A field's value as floats, a list as a tuple; refused if it is not of the field's type."""
+    if name == "kind":
+        if not isinstance(value, str) or not value:
+            raise UsageError(f"a view's kind is {value!r}; give a name, such as strong")
+        return value
+    numbers = tuple(value) if isinstance(value, tuple | list) else (value,)
+    right = all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers)
+    if name in PAIRS:
+        if len(numbers) != 2 or not right:
+            raise UsageError(f"a view's {name} is {value!r}; give two numbers, low and high")
+        return tuple(map(float, numbers))
+    if isinstance(value, tuple | list) or not right:
+        raise UsageError(f"a view's {name} is {value!r}; give a number")
+    return float(value)
+
+
+PAIRS: Final = ("scale", "ratio", "sigma")
+RANGES: Final = {
     **dict.fromkeys(("flip", "jitter", "gray", "blur", "solarize", "scale", "translate"), (0, 1)),
     **dict.fromkeys(("brightness", "contrast", "saturation", "sigma"), (0, np.inf)),
     "hue": (0, 0.5),
     "ratio": (0.01, 100),
     "rotate": (0, 180),
-    "side": (0.05, 1),
+    "size": (0.05, 1),
 }
+"""Smallest and largest value of each number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,7 +284,7 @@ def _check(found: Classifier) -> None:
         if not 0 < getattr(part, "temperature", 1) < torch.inf:
             raise ValueError("a temperature is not above 0")
     drawn = {name: found.details[name] for name in ("augment", "num_views", "seed")}
-    views_of(DiscoverConfig(**drawn).augment, 1)
+    views_of(DiscoverConfig(**drawn).augment, ("strong",))
 
 
 def _heads(state: dict[str, Tensor], temperature: float | None) -> nn.Module:

@@ -159,7 +159,7 @@ class FrozenEncoder:
     def feed(self, order: Ordered, kind: type[Method[Any]], label: np.ndarray) -> Feed:
         """Batches of kept features."""
         views = self.kept.views.to(self.device)
-        return CachedViews(views, order=order, num_views=kind.num_views, labels=label)
+        return CachedViews(views, order=order, num_views=len(kind.views), labels=label)
 
     def seen(self, method: Method[Any]) -> tuple[CachedFeatures, nn.Module]:
         """What is kept, and the method's layer."""
@@ -297,7 +297,7 @@ def look(
     center = encode(network, (to_network(batch.to(device)) for batch in read))
     drawn = Batches(
         images,
-        views_of(augment, 1),
+        views_of(augment, ("strong",)),
         image_size=encoder.image_size,
         order=Order(len(images), 1, seed),
         device=device,

@@ -66,7 +66,7 @@ class InstDisc(Method[Estimate]):
         # Few visits to few images leave the one estimate of Z by NCE far off.
         options={"loss": "softmax", "temperature": 0.1},
     )
-    num_views: ClassVar[int] = 1
+    views: ClassVar[tuple[str, ...]] = ("strong",)
     least_std: ClassVar[float] = 0.32
     most_cosine: ClassVar[float] = 0.77
     normalizer: Tensor

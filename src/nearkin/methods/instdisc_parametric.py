@@ -40,7 +40,7 @@ class InstDiscParametric(Method[None]):
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="moco_v1", augment_small="moco_cifar")
-    num_views: ClassVar[int] = 1
+    views: ClassVar[tuple[str, ...]] = ("strong",)
     least_rank: ClassVar[float] = 0.11
 
     def __init__(

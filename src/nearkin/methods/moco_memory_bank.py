@@ -44,7 +44,7 @@ class MoCoMemoryBank(Method[KeyUpdate]):
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
-    num_views: ClassVar[int] = 1
+    views: ClassVar[tuple[str, ...]] = ("strong",)
     least_std: ClassVar[float] = 0.34
     most_cosine: ClassVar[float] = 0.73
 

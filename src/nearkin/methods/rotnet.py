@@ -38,7 +38,7 @@ class RotNet(Method[None]):
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
-    num_views: ClassVar[int] = 1
+    views: ClassVar[tuple[str, ...]] = ("strong",)
     least_rank: ClassVar[float] = 0.2
     least_std: ClassVar[float] = 0.26
     most_cosine: ClassVar[float] = 0.86

@@ -33,7 +33,7 @@ class Supervised(Method[None]):
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
-    num_views: ClassVar[int] = 1
+    views: ClassVar[tuple[str, ...]] = ("strong",)
     uses_labels: ClassVar[bool] = True
     least_rank: ClassVar[float] = 0.17
     least_std: ClassVar[float] = 0.3

@@ -148,7 +148,7 @@ def epochs_for(num_images: int, size: int, device: torch.device) -> int:
 
 def views_for(method: type[Method[Any]], augment: str) -> tuple[View, ...]:
     """How the views of each image are drawn."""
-    return views_of(augment, method.num_views, more=method.more_views)
+    return views_of(augment, method.views, more=method.more_views)
 
 
 def build_method(config: TrainConfig, backbone: Backbone, images: Images) -> Method[Any]:
