@@ -43,6 +43,9 @@ def finished(tmp_path_factory, images):
     return out
 
 
+QUICK = ["--backbone", "tiny", "--image-size", "16", "--evaluate-every", "0", "--batch-size", "8"]
+
+
 def failure(arguments, capsys):
     """The exit code, and the one line on standard error that goes with it."""
     code = main([str(argument) for argument in arguments])
@@ -94,7 +97,7 @@ def test_a_folder_that_is_not_empty_is_refused_and_both_ways_out_are_named(
 
 def test_overwriting_replaces_a_run_and_leaves_alone_what_it_did_not_make(images, tmp_path):
     out = tmp_path / "run"
-    arguments = ["train", images, "--epochs", 1, "--batch-size", 8, "-o", out, "-q"]
+    arguments = ["train", images, "--epochs", 1, *QUICK, "-o", out, "-q"]
     assert main([str(argument) for argument in arguments]) == 0
     (out / "notes.txt").write_text("mine")
     (out / "plots" / "thesis.png").write_text("mine")
@@ -118,7 +121,7 @@ def test_overwriting_spares_folders_that_are_no_run(images, tmp_path, capsys):
 )
 def test_a_refused_overwrite_has_removed_nothing(change, images, tmp_path, capsys):
     out = tmp_path / "run"
-    arguments = ["train", images, "--epochs", 1, "--batch-size", 8, "-o", out, "-q"]
+    arguments = ["train", images, "--epochs", 1, *QUICK, "-o", out, "-q"]
     assert main([str(argument) for argument in arguments]) == 0
     before = {path: path.read_bytes() for path in out.glob("[!.]*.*") if path.suffix != ".log"}
     failure([*arguments, "--overwrite", *change], capsys)
@@ -127,7 +130,7 @@ def test_a_refused_overwrite_has_removed_nothing(change, images, tmp_path, capsy
 
 def test_runs_inside_the_data_are_no_images(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(save_images(tmp_path / "data", 24))
-    arguments = ["train", ".", "--epochs", "1", "--batch-size", "8"]
+    arguments = ["train", ".", "--epochs", "1", *QUICK]
     assert main(arguments) == 0
     assert main(arguments) == 0
     assert capsys.readouterr().err.count("24 images") == 2
@@ -206,19 +209,18 @@ def test_what_config_prints_is_a_configuration(method, tmp_path, images, capsys)
     file = tmp_path / "config.toml"
     file.write_text(capsys.readouterr().out)
     out = tmp_path / "run"
-    arguments = ["train", images, "--config", file, "-o", out, "--epochs", 1, "-q"]
-    arguments += ["--batch-size", 8]
+    arguments = ["train", images, "--config", file, "-o", out, "--epochs", 1, "-q", *QUICK]
     assert main([str(argument) for argument in arguments]) == 0
 
 
 def test_known_classes_are_learned_from_and_the_others_stay_hidden(tmp_path):
     for seed, name in enumerate(["cat", "dog", "eel"]):
-        save_images(tmp_path / "images" / name, 20, seed=seed)
+        save_images(tmp_path / "images" / name, 10, seed=seed)
     weights = []
     for number, known in enumerate(["cat,dog", "dog,cat"]):
         out = tmp_path / str(number)
         arguments = ["train", tmp_path / "images", "--method", "ncl", "--known", known, "-q"]
-        arguments += ["--num-novel-classes", 2, "--epochs", 2, "--batch-size", 16, "-o", out]
+        arguments += ["--num-novel-classes", 2, "--epochs", 1, "-o", out, *QUICK]
         assert main([str(argument) for argument in arguments]) == 0
         assert tomllib.loads((out / "config.toml").read_text())["known"] == known
         weights.append((out / "encoder.safetensors").read_bytes())
@@ -309,7 +311,7 @@ def test_what_is_typed_goes_before_the_file_even_where_it_is_the_default(images,
 
 
 def test_a_refused_setting_does_not_stand_in_the_way_of_the_right_one(images, tmp_path, capsys):
-    arguments = ["train", images, "-o", tmp_path / "run", "--epochs", 1, "--batch-size", 8, "-q"]
+    arguments = ["train", images, "-o", tmp_path / "run", "--epochs", 1, *QUICK, "-q"]
     failure([*arguments, "--method", "simclrr"], capsys)
     failure([*arguments, "--method", "moco", "--queue-size", 1000], capsys)
     assert main([str(argument) for argument in arguments]) == 0
@@ -317,7 +319,7 @@ def test_a_refused_setting_does_not_stand_in_the_way_of_the_right_one(images, tm
 
 def test_without_out_resume_goes_on_in_the_newest_folder(images, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    arguments = ["train", str(images), "--epochs", "1", "--batch-size", "8"]
+    arguments = ["train", str(images), "--epochs", "1", *QUICK]
     assert main(arguments) == 0
     assert main(arguments) == 0
     assert main([*arguments, "--resume"]) == 0
@@ -334,7 +336,7 @@ def test_resuming_keeps_the_labels_and_the_split_of_the_run(tmp_path, capsys):
     rows = [f"{n:03d}.png,{n % 2},{part}" for n, part in enumerate(parts)]
     table.write_text("path,label,split\n" + "\n".join(rows) + "\n")
     out = tmp_path / "run"
-    arguments = ["train", data, "--epochs", 1, "--batch-size", 8, "-o", out]
+    arguments = ["train", data, "--epochs", 1, *QUICK, "-o", out]
     assert main([str(argument) for argument in [*arguments, "--labels", table]]) == 0
     (out / "summary.json").unlink()  # so that it is measured again
     assert main([str(argument) for argument in [*arguments, "--resume"]]) == 0
@@ -405,8 +407,7 @@ def test_photographs_train_with_workers_as_without(tmp_path):
     made = []
     for workers in (0, 2):
         out = tmp_path / f"run{workers}"
-        arguments = ["train", data, "--epochs", 2, "--batch-size", 8, "--workers", workers]
-        arguments += ["--image-size", 32, "--backbone", "tiny", "-o", out, "-q"]
+        arguments = ["train", data, "--epochs", 2, *QUICK, "--workers", workers, "-o", out, "-q"]
         assert main([str(argument) for argument in arguments]) == 0
         made.append((out / "encoder.safetensors").read_bytes())
     assert made[0] == made[1]
@@ -421,7 +422,7 @@ def test_labels_do_not_change_one_bit_of_the_encoder(tmp_path):
         rows = [f"{n:03d}.png,class{label}" for n, label in enumerate(labels)]
         table.write_text("path,label\n" + "\n".join(rows) + "\n")
         out = tmp_path / f"run{seed}"
-        arguments = ["train", data, "--labels", table, "--epochs", 2, "--batch-size", 8]
+        arguments = ["train", data, "--labels", table, "--epochs", 2, *QUICK]
         assert main([str(a) for a in [*arguments, "-o", out, "-q"]]) == 0
         made.append((out / "encoder.safetensors").read_bytes())
     assert made[0] == made[1]
@@ -458,7 +459,7 @@ def test_python_has_the_names_and_defaults_of_the_command_line(finished, images,
 
 def test_a_run_is_not_resumed_on_images_that_have_changed(tmp_path, capsys):
     data = save_images(tmp_path / "data", 24)
-    arguments = ["train", data, "--epochs", 1, "--batch-size", 8, "-o", tmp_path / "run", "-q"]
+    arguments = ["train", data, "--epochs", 1, *QUICK, "-o", tmp_path / "run", "-q"]
     assert main([str(argument) for argument in arguments]) == 0
     (data / "000.png").unlink()
     code, line = failure([*arguments, "--resume"], capsys)

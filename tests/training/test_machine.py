@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -29,29 +30,14 @@ def test_every_change_is_named_and_written_down_with_its_step(tmp_path, monkeypa
     assert note_machine(path, CPU, 9) == ""
 
 
-def run(folder, *options, **environment):
+def run(folder, *options, program=("-m", "nearkin"), **environment):
     command = [
-        sys.executable, "-m", "nearkin", "train", str(folder / "data.npz"), "-o",
+        sys.executable, *program, "train", str(folder / "data.npz"), "-o",
         str(folder / "run"), "--backbone", "tiny", "--batch-size", "16", "--epochs", "2",
         *options,
     ]  # fmt: skip
     environment = {**os.environ, **environment}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = filled(tmp_path_factory.mktemp("machine") / "threads")
-    run(folder, OMP_NUM_THREADS="1")
-    return folder
-
-
-def test_another_number_of_threads_is_told(folder):
-    for file in (folder / "run" / "checkpoints").iterdir():
-        file.unlink()
-    said = run(folder, "--resume", OMP_NUM_THREADS="2").stderr
-    assert "cpu, 1 threads became cpu, 2 threads" in said
-    assert "bits" in said
 
 
 # A run has no other clock than its steps, and no other order than that of bytes
@@ -73,44 +59,45 @@ def outcome(folder):
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory):
+    """A run that no test changes."""
     folder = filled(tmp_path_factory.mktemp("machine") / "usual")
     run(folder, OMP_NUM_THREADS="1")
-    return outcome(folder)
+    return folder
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {
-            "TZ": "Pacific/Kiritimati",
-            "LC_ALL": "tr_TR.UTF-8",
-            "LANG": "tr_TR.UTF-8",
-            "PYTHONHASHSEED": "12345",
-            "PYTHONOPTIMIZE": "1",
-        },
-        {"PYTHONUTF8": "0", "LC_ALL": "C"},
-    ],
-    ids=["far away", "no UTF-8"],
-)
-def test_the_surroundings_do_not_change_a_bit(usual, tmp_path, environment):
+def test_another_number_of_threads_is_told(usual, tmp_path):
+    folder = shutil.copytree(usual, tmp_path / "copy")
+    for file in (folder / "run" / "checkpoints").iterdir():
+        file.unlink()
+    said = run(folder, "--resume", OMP_NUM_THREADS="2").stderr
+    assert "cpu, 1 threads became cpu, 2 threads" in said
+    assert "bits" in said
+
+
+def test_the_surroundings_do_not_change_a_bit(usual, tmp_path):
     folder = filled(tmp_path / "with space ü\nline")
-    run(folder, OMP_NUM_THREADS="1", **environment)
-    assert outcome(folder) == usual
+    far_away = {
+        "TZ": "Pacific/Kiritimati",
+        "LC_ALL": "tr_TR.UTF-8",
+        "LANG": "tr_TR.UTF-8",
+        "PYTHONHASHSEED": "12345",
+        "PYTHONOPTIMIZE": "1",
+    }
+    run(folder, OMP_NUM_THREADS="1", **far_away)
+    assert outcome(folder) == outcome(usual)
 
 
-def test_a_clock_that_jumps_changes_nothing(usual, tmp_path):
+JUMPING = """
+import sys, time, itertools
+real, n = time.time, itertools.count()
+time.time = lambda: real() - next(n) * 10**9
+from nearkin.cli import main
+sys.exit(main())
+"""
+
+
+def test_neither_a_clock_that_jumps_nor_a_system_without_utf_8_changes_a_bit(usual, tmp_path):
     """Seconds since 1970 are for people; what is computed and when it is saved ignores them."""
-    folder = filled(tmp_path / "jumping")
-    program = (
-        "import sys, time, itertools; real = time.time; n = itertools.count();"
-        "time.time = lambda: real() - next(n) * 10**9;"
-        "from nearkin.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = [
-        sys.executable, "-c", program, "train", str(folder / "data.npz"), "-o",
-        str(folder / "run"), "--backbone", "tiny", "--batch-size", "16", "--epochs", "2",
-    ]  # fmt: skip
-    subprocess.run(
-        command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert outcome(folder) == usual
+    folder = filled(tmp_path / "with space ü\nline")
+    run(folder, program=("-c", JUMPING), OMP_NUM_THREADS="1", PYTHONUTF8="0", LC_ALL="C")
+    assert outcome(folder) == outcome(usual)
