@@ -191,17 +191,17 @@ def test_codes_are_the_less_balanced_the_fewer_iterations_made_them(data):
     assert found[2] < 1e-3
 
 
-def test_friends_are_counted_by_the_class_of_their_images(data):
+def test_neighbors_are_counted_by_the_class_of_their_images(data):
     images = trial.Images(str(data), TINY)
     nnclr = METHODS["nnclr"](adopt(trial.network(), 14), **arms.NNCLR.but(support_size=64).options)
     of_class = {label: row for row, label in enumerate(images.train.labels.tolist())}
     queries = torch.eye(64)[: len(images.queries)]
     wanted = [of_class[label] for label in images.queries.labels.tolist()]
-    wanted[0] = next(  # one friend of another class
+    wanted[0] = next(  # one neighbor of another class
         row for label, row in of_class.items() if label != images.queries.labels[0]
     )
     nnclr.support_set.enqueue(queries, torch.tensor(wanted))
-    found = trial.friends_of_class(nnclr, queries, images)
+    found = trial.neighbors_of_class(nnclr, queries, images)
     assert found == pytest.approx((len(queries) - 1) / len(queries))
 
 

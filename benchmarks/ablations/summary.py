@@ -22,7 +22,7 @@ COLUMNS = {
     "loss": ("loss", 3),
     "loss_sd": ("its sd over steps", 3),
     "code_imbalance": ("code imbalance", 3),
-    "friends_of_class": ("friends of the class", 3),
+    "neighbors_of_class": ("neighbors of the class", 3),
 }
 """Titles of the measures, and digits after the point."""
 

@@ -189,7 +189,7 @@ def imbalance(method: SwAV, queries: Tensor, images: ImageSet) -> float:
     return float((mass - 1 / len(mass)).abs().sum() / 2)
 
 
-def friends_of_class(method: NNCLR, queries: Tensor, images: ImageSet) -> float:
+def neighbors_of_class(method: NNCLR, queries: Tensor, images: ImageSet) -> float:
     """Share of the drawn neighbors in the support set that have the query's class."""
     support = method.support_set
     _, rows = nearest(support.keys, queries, method.num_neighbors)
@@ -200,6 +200,6 @@ def friends_of_class(method: NNCLR, queries: Tensor, images: ImageSet) -> float:
 
 SPECIAL: dict[type, dict[str, Callable[[Any, Tensor, ImageSet], float]]] = {
     SwAV: {"code_imbalance": imbalance},
-    NNCLR: {"friends_of_class": friends_of_class},
+    NNCLR: {"neighbors_of_class": neighbors_of_class},
 }
 """What else there is to measure, by method."""

@@ -1,18 +1,21 @@
-"""What a method is: a forward pass that only reads, and a commit that does all the writing."""
+"""What a method is: networks that encode, a loss that only reads, and a commit that writes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from typing_extensions import override
 
 from nearkin.config import Value
 from nearkin.data.views import View
+from nearkin.distributed import gather, mean_over_rows
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
-from nearkin.types import Batch, Memo, Step
+from nearkin.objectives.rows import dividing_rows
+from nearkin.types import Batch, Encoded, Memo, Step
 
 Schedule = Callable[[float], float]
 """A value as a function of progress, which runs from 0 at the start of training to 1."""
@@ -40,14 +43,34 @@ class Defaults:
 
 
 class Method(nn.Module, ABC, Generic[Memo]):
-    """A self-supervised objective, the networks it trains and everything it remembers.
+    """A self-supervised method: the networks it trains, its loss, and all it remembers.
 
-    A method's constructor is its configuration. All it remembers is parameters and buffers,
-    so `state_dict` is a whole checkpoint. One training step is:
+    Its constructor is its configuration. All it remembers is parameters and buffers, so
+    `state_dict` is a whole checkpoint. A method writes three functions, as for one device:
 
-        step = method(batch, progress)        # reads; writes nothing
+        encode(batch) -> tensors           run the networks on the views
+        compute_loss(tensors, ...) -> Step compute the loss from the result, and a memo
+        commit(memo, progress)             write: momentum encoders, queues, banks
+
+    One training step is:
+
+        step = method(batch, progress)     # reads, and writes nothing but batch-norm statistics
         step.loss.backward(); optimizer.step()
-        method.commit(step.memo, progress)    # writes: momentum encoders, queues, banks
+        method.commit(step.memo, progress)
+
+    *Several processes.* Each encodes its share of the batch. `forward` gathers what `encode`
+    returns, with gradients, so `compute_loss` has the whole batch in every process and nothing in
+    a method mentions ranks. W processes with B/W images each then give the losses, gradients and
+    memories of one process with B. Three rules make this so:
+
+    - Networks run in `encode`: batch norm there takes its statistics over all processes.
+    - Every tensor that `encode` returns has one row per image, in the order of the batch.
+    - Random numbers are drawn in `compute_loss`, where all processes draw alike (or in `encode`
+      by `shuffle_bn`).
+
+    Objectives that are means over rows (`info_nce`, `nt_xent`, ...) divide the rows among the
+    processes by themselves. A term of your own is computed by all of them, or divided by
+    `nearkin.objectives.mean_over_rows`.
     """
 
     views: ClassVar[tuple[str | View, ...]] = ("strong", "strong")
@@ -67,21 +90,45 @@ class Method(nn.Module, ABC, Generic[Memo]):
     most_cosine: ClassVar[float] = 0.55
     """Mean cosine between those of different images, at most."""
     online: Branch
+    """The trained backbone and its projector."""
+
+    @override
+    def forward(self, batch: Batch, progress: float) -> Step[Memo]:
+        """Return the loss of a batch, and the memo for `commit`.
+
+        Args:
+            batch: This process's share of the batch.
+            progress: Share of training that is done, from 0 to 1.
+        """
+        encoded = tuple(gather(rows) for rows in self.encode(batch))
+        whole = Batch((), gather(batch.index), gather(batch.label))
+        with dividing_rows(mean_over_rows):
+            return self.compute_loss(encoded, whole, progress)
 
     @abstractmethod
-    def forward(self, batch: Batch, progress: float) -> Step[Memo]:
-        """Compute the loss. Must leave the state as it found it (batch-norm statistics aside)."""
+    def encode(self, batch: Batch, /) -> Sequence[Tensor]:
+        """Run the networks on the views; return tensors with one row per image."""
+
+    @abstractmethod
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float, /) -> Step[Memo]:
+        """Compute the loss. Must leave the state as it is.
+
+        Args:
+            encoded: What `encode` returns, of the whole batch.
+            batch: Index and label of every image of the whole batch; there are no views.
+            progress: Share of training that is done, from 0 to 1.
+        """
 
     @torch.no_grad()
     def commit(self, memo: Memo, progress: float, /) -> None:
-        """Write what the step taught, once the weights have moved. Nothing, by default."""
+        """Write to the memories after the optimizer step. Writes nothing by default."""
 
     def learning_rates(self, schedule: Schedule, /) -> Mapping[str, Schedule]:
-        """Learning rates that depart from the run's `schedule`, by parameter-name prefix."""
+        """Return the learning rates that depart from `schedule`, by parameter-name prefix."""
         del schedule
         return {}
 
     @property
     def backbone(self) -> Backbone:
-        """What training is for."""
+        """The network that training is for."""
         return self.online.backbone

@@ -11,6 +11,9 @@ from torch import Tensor
 Memo = TypeVar("Memo")
 """What a method's forward pass hands to its commit: tensors without gradient, or None."""
 
+Encoded = tuple[Tensor, ...]
+"""What a method's networks give: tensors with one row per image, in the order of the batch."""
+
 UNKNOWN: Final = -1
 """The label of an image whose class is not known."""
 

@@ -13,8 +13,18 @@ from small import as_double, batch_for, in_group, shard, small
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nearkin.distributed import averaged, gather, mean_over_rows, share, wrap
-from nearkin.objectives import in_batch, info_nce, nt_xent, sup_con, unit, vicreg
+from nearkin.distributed import gather, share, wrap
+from nearkin.distributed import mean_over_rows as mean_over_ranks
+from nearkin.objectives import (
+    in_batch,
+    info_nce,
+    mean_over_rows,
+    nt_xent,
+    sup_con,
+    unit,
+    vicreg,
+)
+from nearkin.objectives.rows import dividing_rows
 
 ROWS, DIM, KEYS, T = 12, 6, 30, 0.2
 CLOSE = 1e-12
@@ -34,16 +44,15 @@ DIVIDED = [
 
 def against_keys(count, a, b, keys):
     a, b, same = a[:count], b[:count], torch.arange(count)[:, None] == torch.arange(KEYS) % 20
-    return mean_over_rows(lambda rows: info_nce(a[rows], b[rows], keys, T, same[rows]), count)
+    return info_nce(a, b, keys, T, same)
 
 
 def each_other(objective, a, b, keys):
-    return mean_over_rows(partial(objective, a, b, T), ROWS)
+    return objective(a, b, T)
 
 
 def of_a_class(count, a, b, keys):
-    some = a[:count], b[:count], torch.arange(count) % 3
-    return mean_over_rows(partial(sup_con, *some, T), count)
+    return sup_con(a[:count], b[:count], torch.arange(count) % 3, T)
 
 
 def whole(a, b, keys):
@@ -82,7 +91,8 @@ class Learner(nn.Module):
     def forward(self, first, second):
         a, b = (gather(self.before(view)) for view in (first, second))
         unused = 0 * self.keys.sum() + 0 * self.after.bias.sum()
-        return self.term(unit(self.after(a)), unit(b), self.keys) + unused
+        with dividing_rows(mean_over_ranks):
+            return self.term(unit(self.after(a)), unit(b), self.keys) + unused
 
 
 def outcome(term):
@@ -120,8 +130,10 @@ def on_rank(rank, world, out):
     with in_group(rank, world, f"{out}/rendezvous-{world}"):
         found = {name: outcome(term) for name, term in TERMS.items()}
         rows = []
-        mean_over_rows(lambda part: rows.extend(range(7)[part]) or torch.zeros(()), 7)
-        mean = averaged(torch.tensor([rank, 1.0]))
+        with dividing_rows(mean_over_ranks):
+            mean_over_rows(lambda part: rows.extend(range(7)[part]) or torch.zeros(()), 7)
+            means = torch.tensor([rank, 1.0]), torch.tensor(1.0 - rank)
+            mean = mean_over_rows(lambda _: means, 6)
         counts = {name: products(name, rank, world) for name in DIVIDED if world == 2}
         torch.save((found, rows, mean, counts), f"{out}/{world}-{rank}.pt")
 
@@ -167,8 +179,9 @@ def test_each_row_is_computed_once(world, out):
 @of_all
 def test_a_mean_over_processes_is_known_to_all_of_them(world, out):
     for rank in range(world):
-        mean = torch.load(out / f"{world}-{rank}.pt")[2]
-        torch.testing.assert_close(mean, torch.tensor([(world - 1) / 2, 1.0]))
+        several, one = torch.load(out / f"{world}-{rank}.pt")[2]
+        torch.testing.assert_close(several, torch.tensor([(world - 1) / 2, 1.0]))
+        torch.testing.assert_close(one, torch.tensor((3 - world) / 2))
 
 
 @pytest.mark.parametrize("name", DIVIDED)
@@ -183,5 +196,5 @@ def test_one_process_computes_what_it_is_asked_for():
     asked = []
     found = mean_over_rows(lambda rows: asked.append(rows) or x.mean(), 3)
     assert asked == [slice(None)]
-    assert averaged(x) is x
+    assert mean_over_ranks(lambda _: x, 3) is x
     assert found.grad_fn.name() == "MeanBackward0"

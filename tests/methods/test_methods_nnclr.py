@@ -43,10 +43,10 @@ def along(matrix):
     return F.cross_entropy(matrix, torch.arange(len(matrix)))
 
 
-def restated(friends, predicted, form, temperature=0.1):
+def restated(neighbors, predicted, form, temperature=0.1):
     """Both views ask, as in the code; or one, along rows and columns, as in the text."""
-    first = unit(friends[0]) @ unit(predicted[1]).T / temperature
-    second = unit(friends[1]) @ unit(predicted[0]).T / temperature
+    first = unit(neighbors[0]) @ unit(predicted[1]).T / temperature
+    second = unit(neighbors[1]) @ unit(predicted[0]).T / temperature
     return {
         "views": (along(first) + along(second)) / 2,
         "rowcol": (along(first) + along(first.T)) / 2,
@@ -66,7 +66,7 @@ def closest(method, batch):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_friends_must_find_the_other_views_prediction(form):
+def test_neighbors_must_find_the_other_views_prediction(form):
     """And gradients reach predictions only."""
     method, batch = nnclr(symmetric=form), at(0)
     run(method, "nnclr", until=3, batches=lambda _, step: at(step + 1))
@@ -83,19 +83,19 @@ def test_friends_must_find_the_other_views_prediction(form):
 def test_rows_and_columns_differ_from_views_on_five_images():
     method, batch = nnclr(), at(0)
     five = Batch(tuple(view[:5] for view in batch.views), batch.index[:5], batch.label[:5])
-    friends, predicted = closest(method, five), predictions(method, five)
+    neighbors, predicted = closest(method, five), predictions(method, five)
     values = []
     for form in FORMS:
         method.symmetric = form
         values.append(method(five, 0.5).loss)
-        torch.testing.assert_close(values[-1], restated(friends, predicted, form))
+        torch.testing.assert_close(values[-1], restated(neighbors, predicted, form))
     views, rowcol, both = (value.item() for value in values)
     assert abs(views - rowcol) > 0.01
     assert abs(both - rowcol) > 0.01
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_embedding_that_is_its_own_friend_makes_the_cross_view_infonce(form):
+def test_an_embedding_that_is_its_own_neighbor_makes_the_cross_view_infonce(form):
     """Where the support set has the same vectors, of other images, and there is no predictor."""
     method, batch = nnclr(symmetric=form, predictor=False), at(0)
     z = [view.detach() for view in embeddings(method, batch)]
@@ -106,17 +106,21 @@ def test_an_embedding_that_is_its_own_friend_makes_the_cross_view_infonce(form):
     torch.testing.assert_close(method(batch, 0.5).loss.detach(), expected)
 
 
-def test_an_older_entry_of_ones_own_is_no_friend_however_near():
+def drawn_neighbors(method, z, index):
+    return method.draw(method.neighbors(z, index))
+
+
+def test_an_older_entry_of_the_same_image_is_no_neighbor_however_near():
     method, batch = nnclr(predictor=False), at(0)
     z1, _ = (view.detach() for view in embeddings(method, batch))
     method.support_set.enqueue(z1, batch.index)
-    friends = method.friend(z1, batch.index)
-    assert ((friends * z1).sum(dim=1) < 0.999).all()
+    neighbors = drawn_neighbors(method, z1, batch.index)
+    assert ((neighbors * z1).sum(dim=1) < 0.999).all()
     method.support_set.index[:BATCH] = others(batch)
-    torch.testing.assert_close(method.friend(z1, batch.index), z1)
+    torch.testing.assert_close(drawn_neighbors(method, z1, batch.index), z1)
 
 
-def test_nobody_is_ever_his_own_friend():
+def test_no_image_is_ever_its_own_neighbor():
     """Over twenty steps, with a support set half as large as the data."""
     method, optimizer = small("nnclr", support_size=NUM_IMAGES // 2, num_neighbors=5), None
     asked = own = met = 0
@@ -126,30 +130,30 @@ def test_nobody_is_ever_his_own_friend():
         batch, support = batch_at(step + 1), method.support_set
         met += int(torch.isin(batch.index, support.index).sum())
         for view in batch.views:
-            friends = method.friend(unit(method.online(view)).detach(), batch.index)
-            whose = support.index[(friends @ support.keys.T).argmax(dim=1)]
+            neighbors = drawn_neighbors(method, unit(method.online(view)).detach(), batch.index)
+            whose = support.index[(neighbors @ support.keys.T).argmax(dim=1)]
             own += int((whose == batch.index).sum())
-            asked += len(friends)
+            asked += len(neighbors)
     assert (own, asked) == (0, 640)
     assert met > 100  # images that were there to be found
 
 
-def test_nobody_is_his_own_friend_where_all_of_the_support_set_are_neighbors():
+def test_no_image_is_its_own_neighbor_where_all_of_the_support_set_are_neighbors():
     method, batch = nnclr(num_neighbors=40), at(0)
     z1, _ = (view.detach() for view in embeddings(method, batch))
     method.support_set.enqueue(z1, batch.index)
     for _ in range(20):
-        friends = method.friend(z1, batch.index)
-        assert ((friends * z1).sum(dim=1) < 0.999).all()
+        neighbors = drawn_neighbors(method, z1, batch.index)
+        assert ((neighbors * z1).sum(dim=1) < 0.999).all()
 
 
-def test_a_friend_is_drawn_evenly_from_the_nearest_and_from_nowhere_else():
+def test_a_neighbor_is_drawn_evenly_from_the_nearest_and_from_nowhere_else():
     torch.manual_seed(SEED)
     method = nnclr(num_neighbors=5)
     z = unit(torch.randn(1, 8, dtype=torch.float64))
     nearest = (z @ method.support_set.keys.T).topk(5).indices.squeeze().tolist()
-    friends = method.friend(z.expand(4000, -1), torch.arange(4000))
-    rows = (friends @ method.support_set.keys.T).argmax(dim=1)
+    neighbors = drawn_neighbors(method, z.expand(4000, -1), torch.arange(4000))
+    rows = (neighbors @ method.support_set.keys.T).argmax(dim=1)
     counts = torch.bincount(rows, minlength=40)
     assert set(counts.nonzero().flatten().tolist()) == set(nearest)
     assert chisquare(counts[nearest]).pvalue > 0.001

@@ -15,14 +15,12 @@ from nearkin.distributed.launch import together as together
 from nearkin.distributed.place import is_first as is_first
 from nearkin.distributed.place import num_processes as num_processes
 from nearkin.distributed.ranks import all_reduce_max as all_reduce_max
-from nearkin.distributed.ranks import averaged as averaged
 from nearkin.distributed.ranks import broadcast_bytes as broadcast_bytes
 from nearkin.distributed.ranks import gather as gather
 from nearkin.distributed.ranks import is_sharded as is_sharded
 from nearkin.distributed.ranks import mean_over_rows as mean_over_rows
 from nearkin.distributed.ranks import part as part
 from nearkin.distributed.ranks import share as share
-from nearkin.distributed.ranks import shuffled as shuffled
 from nearkin.distributed.ranks import world_size as world_size
 from nearkin.distributed.ranks import wrap as wrap
 from nearkin.distributed.sharding import collect as collect

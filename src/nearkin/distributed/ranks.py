@@ -64,7 +64,7 @@ def gather(x: Tensor) -> Tensor:
     return gathered
 
 
-class _Averaged(torch.autograd.Function):
+class _MeanOverRanks(torch.autograd.Function):
     """The mean over the ranks, whose gradients reach each rank's own number undivided.
 
     `gather` adds gradients up and DDP takes their mean, as where every rank has the whole loss.
@@ -81,39 +81,21 @@ class _Averaged(torch.autograd.Function):
         return grads[0]
 
 
-def averaged(x: Tensor) -> Tensor:
-    """The mean of what every rank has computed from its own rows of the batch, as of all rows."""
-    mean: Tensor = x if world_size() == 1 else _Averaged.apply(x)
-    return mean
+def mean_over_rows(term: Callable[[slice], Any], rows: int) -> Any:
+    """Return the mean of a term over rows that every rank holds; each rank computes its share.
 
-
-def mean_over_rows(term: Callable[[slice], Tensor], rows: int) -> Tensor:
-    """The mean of a term over rows that every rank holds, each of which one rank computes.
-
-    Losses and gradients are those of `term(slice(None))`. It must not draw random numbers: ranks
-    would go on from different states.
-
-    Args:
-        term: The mean over the rows of a slice, whatever it needs of other rows.
-        rows: How many there are. Where they are fewer than ranks, all ranks compute all of them.
+    Losses and gradients are those of `term(slice(None))`: see `nearkin.objectives.rows`. Where
+    rows are fewer than ranks, all ranks compute all of them.
     """
     ranks = world_size()
     if ranks == 1 or rows < ranks:
         return term(slice(None))
     own = share(rows)
-    return averaged(term(own) * (ranks * (own.stop - own.start) / rows))
-
-
-def shuffled(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """What a network gives for the rows of every rank, which it is shown in a random order.
-
-    The result is in rank order again, with gradients to the network but not to `x`. So rows do
-    not share batch statistics with those that they stand beside (He et al. 2020, section 3.3).
-    """
-    order = torch.randperm(len(x) * world_size(), device=x.device)
-    with torch.no_grad():
-        own = gather(x)[order[share(len(order))]]
-    return gather(network(own))[order.argsort()]
+    weight = ranks * (own.stop - own.start) / rows  # 1, unless shares differ by a row
+    means = term(own)
+    if isinstance(means, Tensor):
+        return _MeanOverRanks.apply(means * weight)
+    return tuple(_MeanOverRanks.apply(mean * weight) for mean in means)
 
 
 def all_reduce_max(number: int) -> int:

@@ -12,17 +12,18 @@ is `off_diagonal`.
 Queries: the dimensions of view 1. Keys: the dimensions of view 2.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
+from torch import Tensor
 from typing_extensions import override
 
 from nearkin.config import Dim, Range, Weight
-from nearkin.distributed import gather
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import barlow_twins
-from nearkin.types import Batch, Step
+from nearkin.types import Batch, Encoded, Step
 
 
 class BarlowTwins(Method[None]):
@@ -54,6 +55,10 @@ class BarlowTwins(Method[None]):
         self.online = Branch(backbone, mlp(backbone.feature_dim, dim, dim, dim))
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[None]:
-        z1, z2 = (gather(self.online(view)) for view in batch.views)
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        return [self.online(view) for view in batch.views]
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
+        z1, z2 = encoded
         return Step(self.scale * barlow_twins(z1, z2, self.off_diagonal), memo=None)

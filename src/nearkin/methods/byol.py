@@ -13,19 +13,20 @@ unit vectors; m is `momentum`, at step k of K.
 Queries: predictions from either view. Keys: the target's embedding of the other view.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from nearkin.config import Dim, Momentum
-from nearkin.distributed import gather
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.networks.momentum import follow, frozen_copy, rising
 from nearkin.objectives import alignment, unit
-from nearkin.types import Batch, Step
+from nearkin.types import Batch, Encoded, Step
 
 
 class BYOL(Method[None]):
@@ -65,10 +66,15 @@ class BYOL(Method[None]):
         self.predictor = mlp(dim, hidden_dim, dim)
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[None]:
-        p1, p2 = (gather(unit(self.predictor(self.online(view)))) for view in batch.views)
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        p1, p2 = (unit(self.predictor(self.online(view))) for view in batch.views)
         with torch.no_grad():
-            z1, z2 = (gather(unit(self.target(view))) for view in batch.views)
+            z1, z2 = (unit(self.target(view)) for view in batch.views)
+        return p1, p2, z1, z2
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
+        p1, p2, z1, z2 = encoded
         return Step(alignment(p1, z2) + alignment(p2, z1), memo=None)
 
     @override

@@ -15,7 +15,7 @@ one.
 Queries: online embeddings of all views. Keys: prototypes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -24,13 +24,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Count, Dim, Fraction, Momentum, Temperature
-from nearkin.distributed import averaged
 from nearkin.method import Defaults, Method, Schedule
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, by_size, mlp
 from nearkin.networks.momentum import follow, frozen_copy, rising
-from nearkin.objectives import look_up, swapped_match, unit
-from nearkin.types import Batch, Step
+from nearkin.objectives import look_up, mean_over_rows, swapped_match, unit
+from nearkin.types import Batch, Encoded, Step
 
 
 class Prototypes(nn.Module):
@@ -112,15 +111,26 @@ class DINO(Method[Tensor]):
         self.register_buffer("center", torch.zeros(num_prototypes))
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[Tensor]:
-        scores = [self.prototypes(z) for z in by_size(self.online, batch.views)]
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
         with torch.no_grad():
             large = by_size(self.target, batch.views[:2])
-            answers = [self.target_prototypes(z) for z in large]
+        return *large, *by_size(self.online, batch.views)
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[Tensor]:
+        large, views = encoded[:2], encoded[2:]
         temperature = self.sharpness(progress)
-        codes = [((answer - self.center) / temperature).softmax(dim=1) for answer in answers]
-        loss = swapped_match([score / self.temperature for score in scores], codes)
-        return Step(averaged(loss), memo=averaged(torch.cat(answers).mean(dim=0)))
+
+        def term(rows: slice) -> tuple[Tensor, Tensor]:
+            scores = [self.prototypes(z[rows]) / self.temperature for z in views]
+            with torch.no_grad():
+                answers = [self.target_prototypes(z[rows]) for z in large]
+            codes = [((answer - self.center) / temperature).softmax(dim=1) for answer in answers]
+            return swapped_match(scores, codes), torch.cat(answers).mean(dim=0)
+
+        # One process per row: a row has as many scores as there are prototypes.
+        loss, mean_answer = mean_over_rows(term, len(batch.index))
+        return Step(loss, memo=mean_answer)
 
     @override
     @torch.no_grad()

@@ -19,6 +19,7 @@ v is the embedding of image i and v_j row j of the bank of n, of which m are dra
 Queries: online embeddings. Keys: rows of the bank, the image's own and the noise.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
@@ -27,13 +28,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import EMA, Count, Dim, Range, Temperature, Weight
-from nearkin.distributed import gather, mean_over_rows
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
-from nearkin.objectives import alignment, info_nce, look_up, nce, unit
-from nearkin.types import Batch, Step
+from nearkin.objectives import alignment, info_nce, look_up, mean_over_rows, nce, unit
+from nearkin.types import Batch, Encoded, Step
 
 
 class Estimate(NamedTuple):
@@ -84,7 +84,7 @@ class InstDisc(Method[Estimate]):
         temperature: Temperature = 0.07,
     ) -> None:
         super().__init__()
-        self.loss = loss
+        self.softmax = loss == "softmax"
         self.num_noise = num_noise
         self.proximal_weight = proximal_weight
         self.temperature = temperature
@@ -93,27 +93,23 @@ class InstDisc(Method[Estimate]):
         self.register_buffer("normalizer", torch.zeros(()))  # zero: not yet estimated
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[Estimate]:
-        query, index = gather(unit(self.online(batch.views[0]))), gather(batch.index)
-        key, others, normalizer = self.bank.keys[index], self.bank.keys, self.normalizer
-        images = torch.arange(len(others), device=index.device)
-        if self.loss == "nce":
-            others = others[self.bank.sample(self.num_noise)]
-            normalizer = torch.where(normalizer > 0, normalizer, self.estimate(query, others))
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        return [unit(self.online(batch.views[0]))]
 
-        def term(rows: slice) -> Tensor:
-            q, k = query[rows], key[rows]
-            if self.loss == "nce":
-                loss = nce(q, k, others, self.temperature, normalizer, len(images))
-            else:
-                own = same_image_mask(index[rows], images)
-                loss = info_nce(q, k, others, self.temperature, own)
-            if self.proximal_weight > 0:
-                loss = loss + self.proximal_weight * alignment(q, k)
-            return loss
-
-        visits = KeyUpdate(index, query.detach())
-        return Step(mean_over_rows(term, len(query)), memo=Estimate(visits, normalizer))
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[Estimate]:
+        (query,), index = encoded, batch.index
+        key, bank, normalizer = self.bank.keys[index], self.bank.keys, self.normalizer
+        if self.softmax:
+            own = same_image_mask(index, torch.arange(len(bank), device=index.device))
+            loss = info_nce(query, key, bank, self.temperature, own)
+        else:
+            noise = bank[self.bank.sample(self.num_noise)]
+            normalizer = torch.where(normalizer > 0, normalizer, self.estimate(query, noise))
+            loss = nce(query, key, noise, self.temperature, normalizer, len(bank))
+        if self.proximal_weight > 0:
+            loss = loss + self.proximal_weight * alignment(query, key)
+        return Step(loss, memo=Estimate(KeyUpdate(index, query.detach()), normalizer))
 
     @override
     @torch.no_grad()

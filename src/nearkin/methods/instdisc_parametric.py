@@ -13,6 +13,7 @@ v is the embedding of image i, a unit vector, and w_j are learned, of any length
 Queries: online embeddings. Keys: learned weights, a vector per image.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -20,13 +21,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Dim, Temperature
-from nearkin.distributed import gather, mean_over_rows
 from nearkin.memory import same_image_mask
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
 from nearkin.objectives import info_nce, unit
-from nearkin.types import Batch, Step
+from nearkin.types import Batch, Encoded, Step
 
 
 class InstDiscParametric(Method[None]):
@@ -57,12 +57,12 @@ class InstDiscParametric(Method[None]):
         self.weights = nn.Parameter(unit(torch.randn(num_images, dim)))
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[None]:
-        query, index = gather(unit(self.online(batch.views[0]))), gather(batch.index)
-        images = torch.arange(len(self.weights), device=index.device)
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        return [unit(self.online(batch.views[0]))]
 
-        def term(rows: slice) -> Tensor:
-            own, key = same_image_mask(index[rows], images), self.weights[index[rows]]
-            return info_nce(query[rows], key, self.weights, self.temperature, own)
-
-        return Step(mean_over_rows(term, len(query)), memo=None)
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
+        (query,), index = encoded, batch.index
+        own = same_image_mask(index, torch.arange(len(self.weights), device=index.device))
+        key = self.weights[index]
+        return Step(info_nce(query, key, self.weights, self.temperature, own), memo=None)

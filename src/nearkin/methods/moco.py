@@ -12,23 +12,22 @@ that show other images; t is `temperature`, m is `momentum`.
 Queries: online embeddings of view 1. Keys: the target's embedding of view 2, and the queue.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
 from nearkin.config import BatchGroups, Dim, DimOrZero, Momentum, QueueSize, Range, Temperature
-from nearkin.distributed import gather, mean_over_rows, shuffled
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
-from nearkin.networks.batch_norm import normalize_in_groups
+from nearkin.networks.batch_norm import normalize_in_groups, shuffle_bn
 from nearkin.networks.branch import Branch, mlp
 from nearkin.networks.momentum import follow, frozen_copy
 from nearkin.objectives import info_nce, unit
-from nearkin.types import Batch, Step
+from nearkin.types import Batch, Encoded, Step
 
 
 class MoCo(Method[KeyUpdate]):
@@ -77,25 +76,25 @@ class MoCo(Method[KeyUpdate]):
         self.queue = Queue(queue_size, dim)
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[KeyUpdate]:
-        first, second = batch.views
-        index = gather(batch.index)
-        pairs = [(first, second), (second, first)] if self.symmetric else [(first, second)]
-        queries, keys = [], []
-        for shown, other in pairs:
-            queries.append(gather(unit(self.online(shown))))
-            keys.append(self.keys(other))
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        x1, x2 = batch.views
+        pairs = [(x1, x2), (x2, x1)] if self.symmetric else [(x1, x2)]
+        q = [unit(self.online(x)) for x, _ in pairs]
+        with torch.no_grad():
+            k = [unit(shuffle_bn(self.target, x)) for _, x in pairs]
+        return *q, *k
 
-        def term(rows: slice) -> Tensor:
-            same = same_image_mask(index[rows], self.queue.index)
-            losses = [
-                info_nce(query[rows], key[rows], self.queue.keys, self.temperature, same)
-                for query, key in zip(queries, keys, strict=True)
-            ]
-            return torch.stack(losses).mean()
-
-        visits = KeyUpdate(index.repeat(len(pairs)), torch.cat(keys))
-        return Step(mean_over_rows(term, len(index)), memo=visits)
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[KeyUpdate]:
+        pairs = len(encoded) // 2
+        q, k = encoded[:pairs], encoded[pairs:]
+        same = same_image_mask(batch.index, self.queue.index)
+        losses = [
+            info_nce(query, key, self.queue.keys, self.temperature, same)
+            for query, key in zip(q, k, strict=True)
+        ]
+        memo = KeyUpdate(batch.index.repeat(pairs), torch.cat(k))
+        return Step(torch.stack(losses).mean(), memo)
 
     @override
     @torch.no_grad()
@@ -103,8 +102,3 @@ class MoCo(Method[KeyUpdate]):
         """The target moves towards the online network, and the keys enter the queue."""
         follow(self.target, self.online, self.momentum)
         self.queue.enqueue(visits.keys, visits.images)
-
-    @torch.no_grad()
-    def keys(self, view: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "whole_batch dim"]:
-        """The target's embeddings, computed in a random order and brought back into this one."""
-        return unit(shuffled(self.target, view))

@@ -11,19 +11,19 @@ Queries: online embeddings of view 1. Keys: embeddings of view 2.
 """
 
 import copy
-from functools import partial
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
+from torch import Tensor
 from typing_extensions import override
 
 from nearkin.config import BatchGroups, Dim, DimOrZero, Range, Temperature
-from nearkin.distributed import gather, mean_over_rows, shuffled
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
-from nearkin.networks.batch_norm import normalize_in_groups
+from nearkin.networks.batch_norm import normalize_in_groups, shuffle_bn
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import in_batch, unit
-from nearkin.types import Batch, Step
+from nearkin.types import Batch, Encoded, Step
 
 
 class MoCoEndToEnd(Method[None]):
@@ -72,9 +72,11 @@ class MoCoEndToEnd(Method[None]):
             self.key_branch = Branch(backbone, copy.deepcopy(layers))
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[None]:
-        first, second = batch.views
-        query = gather(unit(self.online(first)))
-        key = unit(shuffled(self.key_branch, second))
-        term = partial(in_batch, query, key, self.temperature)
-        return Step(mean_over_rows(term, len(query)), memo=None)
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        x1, x2 = batch.views
+        return unit(self.online(x1)), unit(shuffle_bn(self.key_branch, x2))
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
+        q, k = encoded
+        return Step(in_batch(q, k, self.temperature), memo=None)

@@ -12,6 +12,7 @@ images; t is `temperature`, m is `momentum`.
 Queries: online embeddings. Keys: rows of the bank, the image's own and those drawn.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -19,13 +20,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from nearkin.config import EMA, Dim, DimOrZero, MemorySize, Range, Temperature
-from nearkin.distributed import gather, mean_over_rows
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import info_nce, unit
-from nearkin.types import Batch, Step
+from nearkin.types import Batch, Encoded, Step
 
 
 class MoCoMemoryBank(Method[KeyUpdate]):
@@ -69,16 +69,16 @@ class MoCoMemoryBank(Method[KeyUpdate]):
         self.bank = MemoryBank(num_images, dim, momentum)
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[KeyUpdate]:
-        query, index = gather(unit(self.online(batch.views[0]))), gather(batch.index)
-        noise = self.bank.sample(self.num_negatives)
-        key, negatives = self.bank.keys[index], self.bank.keys[noise]
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        return [unit(self.online(batch.views[0]))]
 
-        def term(rows: slice) -> Tensor:
-            same = same_image_mask(index[rows], noise)
-            return info_nce(query[rows], key[rows], negatives, self.temperature, same)
-
-        return Step(mean_over_rows(term, len(query)), memo=KeyUpdate(index, query.detach()))
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[KeyUpdate]:
+        (q,), index = encoded, batch.index
+        drawn = self.bank.sample(self.num_negatives)
+        k, negatives = self.bank.keys[index], self.bank.keys[drawn]
+        loss = info_nce(q, k, negatives, self.temperature, same_image_mask(index, drawn))
+        return Step(loss, memo=KeyUpdate(index, q.detach()))
 
     @override
     @torch.no_grad()

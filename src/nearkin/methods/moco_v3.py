@@ -14,6 +14,7 @@ Queries: predictions from either view. Keys: the target's embeddings of the othe
 whole batch.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -21,13 +22,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from nearkin.config import Dim, Momentum, Temperature
-from nearkin.distributed import gather, mean_over_rows
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.networks.momentum import follow, frozen_copy, rising
 from nearkin.objectives import in_batch, unit
-from nearkin.types import Batch, Step
+from nearkin.types import Batch, Encoded, Step
 
 
 class MoCoV3(Method[None]):
@@ -67,16 +67,17 @@ class MoCoV3(Method[None]):
         self.predictor = mlp(dim, hidden_dim, dim)
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[None]:
-        q1, q2 = (gather(unit(self.predictor(self.online(view)))) for view in batch.views)
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        q1, q2 = (unit(self.predictor(self.online(view))) for view in batch.views)
         with torch.no_grad():
-            k1, k2 = (gather(unit(self.target(view))) for view in batch.views)
+            k1, k2 = (unit(self.target(view)) for view in batch.views)
+        return q1, q2, k1, k2
 
-        def both(rows: slice) -> Tensor:
-            forth = in_batch(q1, k2, self.temperature, rows)
-            return torch.add(forth, in_batch(q2, k1, self.temperature, rows))
-
-        return Step(2 * self.temperature * mean_over_rows(both, len(q1)), memo=None)
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
+        q1, q2, k1, k2 = encoded
+        loss = torch.add(in_batch(q1, k2, self.temperature), in_batch(q2, k1, self.temperature))
+        return Step(2 * self.temperature * loss, memo=None)
 
     @override
     @torch.no_grad()

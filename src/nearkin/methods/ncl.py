@@ -22,6 +22,7 @@ Queries: unit features of view 1. Keys: unit features of view 2, the queue of th
 and mixtures of both queues.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
@@ -31,7 +32,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Count, Fraction, QueueSize, Range, Temperature, Weight
-from nearkin.distributed import gather
 from nearkin.memory import Queue, same_image_mask
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
@@ -51,7 +51,7 @@ from nearkin.objectives import (
     soft_match,
     unit,
 )
-from nearkin.types import UNKNOWN, Batch, Step
+from nearkin.types import UNKNOWN, Batch, Encoded, Step
 
 
 class Seen(NamedTuple):
@@ -139,9 +139,12 @@ class NCL(Method[Seen]):
         self.novel_queue = Queue(queue_size, features)
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[Seen]:
-        index, label = gather(batch.index), gather(batch.label)
-        h1, h2 = (gather(self.online(view)) for view in batch.views)
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        return [self.online(view) for view in batch.views]
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[Seen]:
+        (h1, h2), index, label = encoded, batch.index, batch.label
         query, key = unit(h1), unit(h2.detach())
         known = label != UNKNOWN
         novel1, novel2 = (self.heads.novel(h).softmax(dim=1) for h in (h1, h2))

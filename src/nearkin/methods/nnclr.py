@@ -18,6 +18,7 @@ Queries: nearest neighbors of embeddings of one view. Keys: predictions from the
 the whole batch.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -26,7 +27,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Count, Dim, QueueSize, Temperature
-from nearkin.distributed import gather, mean_over_rows
 from nearkin.errors import UsageError
 from nearkin.measures.neighbors import nearest
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
@@ -34,7 +34,7 @@ from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import in_batch, unit
-from nearkin.types import Batch, Step
+from nearkin.types import Batch, Encoded, Step
 
 
 class NNCLR(Method[KeyUpdate]):
@@ -90,14 +90,20 @@ class NNCLR(Method[KeyUpdate]):
         self.support_set = Queue(support_size, dim)
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[KeyUpdate]:
-        embeddings = [self.online(view) for view in batch.views]
-        p1, p2 = (gather(unit(self.predictor(z))) for z in embeddings)
-        z1, z2 = (unit(z.detach()) for z in embeddings)
-        loss = self.agree(self.friend(z1, batch.index), p2)
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        z1, z2 = (self.online(view) for view in batch.views)
+        p1, p2 = (unit(self.predictor(z)) for z in (z1, z2))
+        z1, z2 = unit(z1.detach()), unit(z2.detach())
+        neighbors = [self.neighbors(z, batch.index) for z in (z1, z2)]
+        return z1, p1, p2, *neighbors
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[KeyUpdate]:
+        z1, p1, p2, neighbors1, neighbors2 = encoded
+        loss = self.match(self.draw(neighbors1), p2)
         if self.symmetric != "rowcol":
-            loss = (loss + self.agree(self.friend(z2, batch.index), p1)) / 2
-        return Step(loss, memo=KeyUpdate(gather(batch.index), gather(z1)))
+            loss = (loss + self.match(self.draw(neighbors2), p1)) / 2
+        return Step(loss, memo=KeyUpdate(batch.index, z1))
 
     @override
     @torch.no_grad()
@@ -105,27 +111,28 @@ class NNCLR(Method[KeyUpdate]):
         """The embeddings of first views enter the support set."""
         self.support_set.enqueue(visits.keys, visits.images)
 
-    def friend(
+    @torch.no_grad()
+    def neighbors(
         self, z: Float[Tensor, "batch dim"], index: Int[Tensor, " batch"]
-    ) -> Float[Tensor, "whole_batch dim"]:
-        """For each embedding of every process, one of its nearest neighbors in the support set."""
-        keys = self.support_set.keys
+    ) -> Int[Tensor, "batch neighbors"]:
+        """Return the nearest entries of the support set, -1 where there are no more."""
         own = same_image_mask(index, self.support_set.index)
-        found = nearest(keys, z, self.num_neighbors, ignored=own)
-        similarity, neighbors = map(gather, found)
-        others = similarity.isfinite().sum(dim=1, keepdim=True)
-        drawn = (torch.rand(len(neighbors), 1, device=z.device) * others).long()
-        return keys[neighbors.gather(1, drawn).squeeze(1)]
+        similarity, nearest_entries = nearest(
+            self.support_set.keys, z, self.num_neighbors, ignored=own
+        )
+        return nearest_entries.where(similarity.isfinite(), -1)
 
-    def agree(
-        self, friend: Float[Tensor, "batch dim"], prediction: Float[Tensor, "batch dim"]
+    def draw(self, neighbors: Int[Tensor, "batch neighbors"]) -> Float[Tensor, "batch dim"]:
+        """Return one neighbor of each image, drawn at random."""
+        count = (neighbors >= 0).sum(dim=1, keepdim=True)
+        drawn = (torch.rand(len(neighbors), 1, device=neighbors.device) * count).long()
+        return self.support_set.keys[neighbors.gather(1, drawn).squeeze(1)]
+
+    def match(
+        self, neighbor: Float[Tensor, "batch dim"], p: Float[Tensor, "batch dim"]
     ) -> Float[Tensor, ""]:
-        """Friends must find predictions and, along the columns, predictions friends (eq. 3)."""
-
-        def term(rows: slice) -> Tensor:
-            forth = in_batch(friend, prediction, self.temperature, rows)
-            if self.symmetric == "views":
-                return forth
-            return torch.add(forth, in_batch(prediction, friend, self.temperature, rows)) / 2
-
-        return mean_over_rows(term, len(friend))
+        """Find predictions from neighbors and, along the columns, the reverse (eq. 3)."""
+        loss = in_batch(neighbor, p, self.temperature)
+        if self.symmetric == "views":
+            return loss
+        return torch.add(loss, in_batch(p, neighbor, self.temperature)) / 2

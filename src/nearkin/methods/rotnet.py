@@ -10,18 +10,18 @@ h_y are the features of a view that was turned by y quarters, and y is 0, 1, 2 a
 Queries: features of all four turns. Keys: learned weights, a vector per turn.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.distributed import gather
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
 from nearkin.objectives import classify
-from nearkin.types import Batch, Step
+from nearkin.types import Batch, Encoded, Step
 
 QUARTERS: Final = 4
 """Turns by 0, 90, 180 and 270 degrees, which move whole pixels and so leave no other trace."""
@@ -49,9 +49,13 @@ class RotNet(Method[None]):
         self.turns = nn.Linear(backbone.feature_dim, QUARTERS)
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[None]:
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
         turned = [torch.rot90(batch.views[0], turn, dims=(2, 3)) for turn in range(QUARTERS)]
         h = self.online(torch.cat(turned))  # one pass: shared batch-norm statistics
-        logits = self.turns(torch.cat([gather(some) for some in h.chunk(QUARTERS)]))
-        turn = torch.arange(QUARTERS, device=h.device).repeat_interleave(len(logits) // QUARTERS)
-        return Step(classify(logits, turn), memo=None)
+        return torch.chunk(h, QUARTERS)
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
+        turn = torch.arange(QUARTERS, device=batch.index.device)
+        label = turn.repeat_interleave(len(batch.index))
+        return Step(classify(self.turns(torch.cat(encoded)), label), memo=None)

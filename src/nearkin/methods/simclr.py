@@ -14,19 +14,19 @@ ones; t is `temperature`.
 Queries: online embeddings of all views. Keys: the same, less the query itself.
 """
 
-from functools import partial
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from nearkin.config import Dim, DimOrZero, Temperature
-from nearkin.distributed import gather, mean_over_rows
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import in_batch, nt_xent, unit
-from nearkin.types import Batch, Step
+from nearkin.types import Batch, Encoded, Step
 
 
 class SimCLR(Method[None]):
@@ -60,8 +60,11 @@ class SimCLR(Method[None]):
         self.online = Branch(backbone, mlp(features, hidden_dim or features, dim))
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[None]:
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
         z = unit(self.online(torch.cat(batch.views)))  # one pass: shared batch-norm statistics
-        z1, z2 = (gather(view) for view in z.chunk(2))
-        term = partial(self.contrast, z1, z2, self.temperature)
-        return Step(mean_over_rows(term, len(z1)), memo=None)
+        return z.chunk(2)
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
+        z1, z2 = encoded
+        return Step(self.contrast(z1, z2, self.temperature), memo=None)

@@ -21,7 +21,7 @@ Queries: unit features and embeddings of all views. Keys: prototypes of all clas
 embeddings of all other views.
 """
 
-from functools import partial
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -30,13 +30,19 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Count, Dim, Fraction, Temperature, Weight
-from nearkin.distributed import gather, mean_over_rows
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.networks.heads import CosineHead
-from nearkin.objectives import classify, mean_entropy, nt_xent, sup_con, swapped_match, unit
-from nearkin.types import UNKNOWN, Batch, Step
+from nearkin.objectives import (
+    classify,
+    mean_entropy,
+    nt_xent,
+    sup_con,
+    swapped_match,
+    unit,
+)
+from nearkin.types import UNKNOWN, Batch, Encoded, Step
 
 
 class SimGCD(Method[None]):
@@ -98,10 +104,13 @@ class SimGCD(Method[None]):
         self.heads = CosineHead(features, classes, temperature)
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[None]:
-        label = gather(batch.label)
-        views = self.online.features(torch.cat(batch.views))  # one pass: shared statistics
-        h = torch.cat([gather(view) for view in views.chunk(2)])
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        h = self.online.features(torch.cat(batch.views))  # one pass: shared statistics
+        return h.chunk(2)
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
+        h, label = torch.cat(encoded), batch.label
         z = unit(self.online.projector(h))
         terms = self.sort(self.heads(h), label, progress) | self.contrast(z, label)
         free = terms["contrast"] + terms["distill"] - self.entropy_weight * terms["entropy"]
@@ -127,10 +136,8 @@ class SimGCD(Method[None]):
         """The terms of the embeddings of first views and then of second ones."""
         (z1, z2), known = z.chunk(2), label != UNKNOWN
         labels = label[known]
-        of_images = partial(nt_xent, z1, z2, self.contrast_temperature)
-        contrast = mean_over_rows(of_images, len(z1))
-        of_classes = partial(sup_con, z1[known], z2[known], labels, self.sup_temperature)
-        class_contrast = mean_over_rows(of_classes, len(labels))
+        contrast = nt_xent(z1, z2, self.contrast_temperature)
+        class_contrast = sup_con(z1[known], z2[known], labels, self.sup_temperature)
         return {"contrast": contrast, "class_contrast": class_contrast}
 
     def sharpness(self, progress: float) -> float:

@@ -11,19 +11,18 @@ passes stop.
 Queries: predictions from either view. Keys: the embedding of the other view.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Count, Dim
-from nearkin.distributed import gather
 from nearkin.method import Defaults, Method, Schedule
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import alignment, unit
-from nearkin.types import Batch, Step
+from nearkin.types import Batch, Encoded, Step
 
 
 class SimSiam(Method[None]):
@@ -65,12 +64,16 @@ class SimSiam(Method[None]):
         self.predictor = mlp(dim, predictor_dim, dim) if predictor else nn.Identity()
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[None]:
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
         z1, z2 = (self.online(view) for view in batch.views)
-        p1, p2 = (gather(unit(self.predictor(z))) for z in (z1, z2))
+        p1, p2 = (unit(self.predictor(z)) for z in (z1, z2))
         if self.stop_gradient:
             z1, z2 = z1.detach(), z2.detach()
-        z1, z2 = gather(unit(z1)), gather(unit(z2))
+        return p1, p2, unit(z1), unit(z2)
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
+        p1, p2, z1, z2 = encoded
         return Step((alignment(p1, z2) + alignment(p2, z1)) / 4 - 1, memo=None)
 
     @override

@@ -11,17 +11,17 @@ h are the features of an image that has a label; images without one count for no
 Queries: features of labeled images. Keys: learned weights, a vector per known class.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.distributed import gather
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch
 from nearkin.objectives import classify
-from nearkin.types import Batch, Step
+from nearkin.types import Batch, Encoded, Step
 
 
 class Supervised(Method[None]):
@@ -45,6 +45,10 @@ class Supervised(Method[None]):
         self.known = nn.Linear(backbone.feature_dim, num_known_classes)
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[None]:
-        features, label = gather(self.online(batch.views[0])), gather(batch.label)
-        return Step(classify(self.known(features), label), memo=None)
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        return [self.online(batch.views[0])]
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
+        (h,) = encoded
+        return Step(classify(self.known(h), batch.label), memo=None)

@@ -13,7 +13,7 @@ large ones, and j is any; t is `temperature`.
 Queries: online embeddings of all views. Keys: prototypes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 import torch
@@ -23,13 +23,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Count, Dim, Fraction, QueueSize, Range, Temperature
-from nearkin.distributed import gather, mean_over_rows
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method, Schedule
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, by_size, mlp
-from nearkin.objectives import look_up, sinkhorn, swapped_match, unit
-from nearkin.types import Batch, Step
+from nearkin.objectives import look_up, mean_over_rows, sinkhorn, swapped_match, unit
+from nearkin.types import Batch, Encoded, Step
 
 
 class SwAV(Method[KeyUpdate]):
@@ -86,9 +85,12 @@ class SwAV(Method[KeyUpdate]):
         self.queue = Queue(queue_size, 2 * dim)  # an image's two large views side by side
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[KeyUpdate]:
-        z = [gather(unit(view)) for view in by_size(self.online, batch.views)]
-        index = gather(batch.index)
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        return [unit(z) for z in by_size(self.online, batch.views)]
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[KeyUpdate]:
+        z, index = encoded, batch.index
         large = torch.cat([view.detach() for view in z[:2]], dim=1)
         codes = self.assign(large, index, progress)
 

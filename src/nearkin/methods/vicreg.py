@@ -15,17 +15,18 @@ the official code, s is a mean over dimensions as well, and v the mean of both v
 Queries: online embeddings of view 1. Keys: the embedding of view 2.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
+from torch import Tensor
 from typing_extensions import override
 
 from nearkin.config import Dim, Weight
-from nearkin.distributed import gather
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import vicreg
-from nearkin.types import Batch, Step
+from nearkin.types import Batch, Encoded, Step
 
 
 class VICReg(Method[None]):
@@ -62,8 +63,12 @@ class VICReg(Method[None]):
         self.online = Branch(backbone, mlp(backbone.feature_dim, dim, dim, dim))
 
     @override
-    def forward(self, batch: Batch, progress: float) -> Step[None]:
-        z1, z2 = (gather(self.online(view)) for view in batch.views)
+    def encode(self, batch: Batch) -> Sequence[Tensor]:
+        return [self.online(view) for view in batch.views]
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
+        z1, z2 = encoded
         loss = vicreg(
             z1,
             z2,

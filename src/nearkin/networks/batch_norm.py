@@ -1,6 +1,6 @@
 """Rows normalized together by several processes, in as few passes over them as one needs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from nearkin.distributed import gather, part, world_size
+from nearkin.distributed import gather, part, share, world_size
 from nearkin.errors import UsageError
 
 
@@ -151,6 +151,19 @@ def _move_once(norms: list["ChunkedBatchNorm"]) -> None:
         norm.num_batches_tracked.add_(1)
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(var)
+
+
+def shuffle_bn(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Run a network on the rows of all processes in a random order (He et al. 2020, section 3.3).
+
+    So keys do not share batch statistics with the queries that they belong to. Returns this
+    process's rows in their own order, with gradients to the network but not to `x`.
+    """
+    order = torch.randperm(len(x) * world_size(), device=x.device)
+    own = share(len(order))
+    with torch.no_grad():
+        shuffled = gather(x)[order[own]]
+    return gather(network(shuffled))[order.argsort()[own]]
 
 
 class GroupedBatchNorm(_BatchNorm):

@@ -36,6 +36,7 @@ from nearkin.objectives.discovery import (
 )
 from nearkin.objectives.lookup import look_up
 from nearkin.objectives.precision import full_precision, unit
+from nearkin.objectives.rows import mean_over_rows
 from nearkin.objectives.transport import sinkhorn
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "info_nce",
     "look_up",
     "mean_entropy",
+    "mean_over_rows",
     "mixed_negatives",
     "nce",
     "neighborhood_targets",

@@ -6,6 +6,7 @@ number comes from a fused form that never holds it.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from nearkin.objectives import attention, strips, triangle
 from nearkin.objectives.lookup import infonce_from_lse, look_up, masked_logsumexp
 from nearkin.objectives.precision import full_precision
+from nearkin.objectives.rows import mean_over_rows
 
 ALL: Final = slice(None)
 """Every row of a batch."""
@@ -46,6 +48,17 @@ def info_nce(
     >>> info_nce(q, q, -q, temperature=1.0)  # log(1 + exp(-2))
     tensor(0.1269)
     """
+
+    def term(rows: slice) -> Tensor:
+        ignored = None if same is None else same[rows]
+        return _info_nce(query[rows], key[rows], negatives, temperature, ignored)
+
+    return mean_over_rows(term, len(query))
+
+
+def _info_nce(
+    query: Tensor, key: Tensor, negatives: Tensor, temperature: float, same: Tensor | None
+) -> Tensor:
     positive = (query * key).sum(dim=1) / temperature
     if attention.pays(query, negatives, temperature):
         return infonce_from_lse(
@@ -63,7 +76,6 @@ def in_batch(
     query: Float[Tensor, "batch dim"],
     key: Float[Tensor, "batch dim"],
     temperature: float,
-    rows: slice = ALL,
 ) -> Float[Tensor, ""]:
     """Find the query's own key among the keys of the batch (He et al. 2020, figure 2a).
 
@@ -73,11 +85,14 @@ def in_batch(
         query: Unit vectors.
         key: The positive of each query, and a negative of all others.
         temperature: Divides the similarities; above 0.
-        rows: The queries that the loss is the mean of.
 
     >>> in_batch(torch.eye(2), torch.eye(2), temperature=1.0)  # log(1 + exp(-1))
     tensor(0.3133)
     """
+    return mean_over_rows(partial(_in_batch, query, key, temperature), len(query))
+
+
+def _in_batch(query: Tensor, key: Tensor, temperature: float, rows: slice) -> Tensor:
     if rows != ALL or strips.pays(query, key):
         first = rows.start or 0
         return strips.infonce_from_lse(query[rows], key[rows], key, temperature, own=[first])
@@ -91,7 +106,6 @@ def nt_xent(
     a: Float[Tensor, "batch dim"],
     b: Float[Tensor, "batch dim"],
     temperature: float,
-    rows: slice = ALL,
 ) -> Float[Tensor, ""]:
     """Find each view's other view among all 2N - 1 others (Chen et al. 2020, eq. 1).
 
@@ -99,7 +113,6 @@ def nt_xent(
         a: One view of each image, unit vectors.
         b: The other view.
         temperature: Divides the similarities; above 0.
-        rows: The images whose views the loss is the mean of.
 
     Returns:
         The mean over the 2N views; `log(2N - 1)` where all embeddings are alike.
@@ -107,6 +120,10 @@ def nt_xent(
     >>> nt_xent(torch.eye(2), torch.eye(2), temperature=1.0)  # log(1 + 2 exp(-1))
     tensor(0.5514)
     """
+    return mean_over_rows(partial(_nt_xent, a, b, temperature), len(a))
+
+
+def _nt_xent(a: Tensor, b: Tensor, temperature: float, rows: slice) -> Tensor:
     by_triangle = rows == ALL and triangle.pays(a, b, temperature)
     if rows != ALL or (strips.pays(a, b) and not by_triangle):
         views, first = torch.cat([a, b]), rows.start or 0
@@ -132,7 +149,6 @@ def sup_con(
     b: Float[Tensor, "batch dim"],
     label: Int[Tensor, " batch"],
     temperature: float,
-    rows: slice = ALL,
 ) -> Float[Tensor, ""]:
     """Find all views of the same class among all 2N - 1 others (Khosla et al. 2020, eq. 2).
 
@@ -144,7 +160,6 @@ def sup_con(
         b: The other view.
         label: The class of each image.
         temperature: Divides the similarities; above 0.
-        rows: The images whose views the loss is the mean of.
 
     Returns:
         The mean over the 2N views, or zero where the batch is empty.
@@ -152,13 +167,17 @@ def sup_con(
     >>> sup_con(torch.eye(2), torch.eye(2), torch.tensor([7, 7]), temperature=1.0)
     tensor(1.2181)
     """
+    return mean_over_rows(partial(_sup_con, a, b, label, temperature), len(a))
+
+
+def _sup_con(a: Tensor, b: Tensor, label: Tensor, temperature: float, rows: slice) -> Tensor:
     if rows == ALL and triangle.pays(a, b, temperature):
         total = triangle.masked_logsumexp(a, b, temperature, partners=True)
         return (total - _mean_of_class(a, b, label) / temperature).mean()
     if rows != ALL or strips.pays(a, b):
         partner = (a[rows] * b[rows]).sum(dim=1)
         of_class = _mean_of_class(a, b, label).view(2, -1)[:, rows]
-        return nt_xent(a, b, temperature, rows) + (partner - of_class).mean() / temperature
+        return _nt_xent(a, b, temperature, rows) + (partner - of_class).mean() / temperature
     z, label = torch.cat([a, b]), label.repeat(2)
     own = torch.eye(len(z), dtype=torch.bool, device=z.device)
     logits = look_up(z, z, temperature).masked_fill(own, torch.finfo(z.dtype).min / 2)
@@ -245,6 +264,10 @@ def nce(
     tensor(1.3863)
     """
     offset = normalizer.log() + math.log(len(noise) / num_images)
-    own = (query * key).sum(dim=1) / temperature - offset
-    others = look_up(query, noise, temperature) - offset
-    return -(F.logsigmoid(own) + F.logsigmoid(-others).sum(dim=1)).mean()
+
+    def term(rows: slice) -> Tensor:
+        own = (query[rows] * key[rows]).sum(dim=1) / temperature - offset
+        others = look_up(query[rows], noise, temperature) - offset
+        return -(F.logsigmoid(own) + F.logsigmoid(-others).sum(dim=1)).mean()
+
+    return mean_over_rows(term, len(query))
