@@ -76,8 +76,8 @@ def in_epoch(position: int) -> Callable[..., bool]:
 COMMIT = "METHOD.commit"
 SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.sealed.write"
 FLUSH, LOOK = "nearkin.tables.Journal.flush", "nearkin.training.monitor.Monitor.look"
-HEALTH, TRAIN = "nearkin.training.monitor.health", "nearkin.commands.train"
-ENCODER, EVALUATE = f"{TRAIN}.write_encoder", f"{TRAIN}.evaluate_parts"
+HEALTH, TRAIN = "nearkin.training.monitor.health", "nearkin.training.session"
+ENCODER, EVALUATE = f"{TRAIN}.write_encoder", f"{TRAIN}.evaluate_split"
 FOLDER = "nearkin.run.folder.RunFolder"
 AIMS = {
     "half a checkpoint": Aim(SAVE, "pathlib.Path.open", "half"),
@@ -94,7 +94,9 @@ AIMS = {
     "metrics ahead of checkpoint": Aim(FLUSH, FLUSH, "after"),
     "after the last save": Aim(SAVE, SAVE, "after", lambda _, step, *_rest: step == TOTAL, False),
     "half an encoder": Aim(ENCODER, "pathlib.Path.open", "half", often=False),
-    "evaluation": Aim(EVALUATE, "nearkin.commands.evaluate.measure", "before", often=False),
+    "evaluation": Aim(
+        EVALUATE, "nearkin.evaluation.evaluate.evaluate_tables", "before", often=False
+    ),
     "summary, before fsync": Aim(f"{FOLDER}.write_summary", "os.fsync", "before", often=False),
 }
 """Half of all kills; the others come at random."""

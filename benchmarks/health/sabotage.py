@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from nearkin.commands.train import built
 from nearkin.config import TrainConfig
 from nearkin.data.images import open_images
 from nearkin.data.split import Parts, divide
@@ -27,6 +26,7 @@ from nearkin.run.settings.build import resolve
 from nearkin.tables import read_csv, write_csv
 from nearkin.training.fit import optimizer_for, steps_of
 from nearkin.training.monitor import Monitor
+from nearkin.training.session import build
 from nearkin.types import Batch, Step
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def config_for(method: str, seed: int, arm: Arm, parts: Parts) -> TrainConfig:
 def run(method: str, arm: str, seed: int, parts: Parts) -> dict[str, Any]:
     """One run, and its health at the end."""
     config = config_for(method, seed, ARMS[arm], parts)
-    trained, batches = built(config, parts, CPU)
+    trained, batches = build(config, parts, CPU)
     monitor = Monitor(parts, config, CPU)
     row: dict[str, Any] = {"method": method, "arm": arm, "seed": seed, "diverged": ""}
     row["untrained"] = monitor.look(trained).get("knn", "")

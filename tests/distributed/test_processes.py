@@ -219,7 +219,7 @@ def test_a_failure_of_another_process_is_told(data, tmp_path):
     copy = tmp_path / "images.npz"
     shutil.copy(data, copy)
     vanishing = (
-        "import sys; import nearkin.commands.train as train; real = train.together;"
+        "import sys; import nearkin.training.session as train; real = train.together;"
         f"train.together = lambda *a: (__import__('pathlib').Path({str(copy)!r}).unlink(), real(*a))[1];"
         "from nearkin.cli import main; sys.exit(main())"
     )

@@ -17,7 +17,7 @@ from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation import probe
 from nearkin.evaluation.clusters import clusters
 from nearkin.evaluation.embeddings import encode
-from nearkin.evaluation.evaluate import evaluate, evaluate_features, mean_pixels, pixels
+from nearkin.evaluation.evaluate import evaluate_features, evaluate_tables, mean_pixels, pixels
 from nearkin.evaluation.features import Features
 from nearkin.evaluation.geometry import geometry, looked_at
 from nearkin.evaluation.knn import knn, num_neighbors
@@ -370,7 +370,7 @@ def test_classes_that_training_never_showed_are_named_in_the_protocols(table):
 def evaluation(digits):
     train, test = digits
     unlabeled = Features(test.vectors, np.full(len(test.labels), -1))
-    return evaluate({"encoder": (train, test), "pixels": (train, unlabeled)}, seed=0)
+    return evaluate_tables({"encoder": (train, test), "pixels": (train, unlabeled)}, seed=0)
 
 
 def test_the_table_shows_each_measure_beside_its_floors(evaluation):
@@ -385,7 +385,7 @@ def test_the_table_shows_each_measure_beside_its_floors(evaluation):
 def test_the_sizes_are_those_of_the_encoder_though_a_floor_has_fewer_images(digits):
     train, test = digits
     few = Features(train.vectors[:50], train.labels[:50])
-    found = evaluate({"encoder": (train, test), "pixels": (few, test)}, seed=0)
+    found = evaluate_tables({"encoder": (train, test), "pixels": (few, test)}, seed=0)
     assert found.sizes == {"train": 1437, "test": 360}
     assert "bank of 50" in found.measures["pixels"][0].protocol
 

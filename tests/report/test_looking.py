@@ -11,9 +11,9 @@ from PIL import Image, ImageFont
 from nearkin.data.images import open_images
 from nearkin.data.sheets import save_sheet, shortened
 from nearkin.errors import DataError, OutputError
-from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.vectors import Neighbor, Neighbors
 from nearkin.report.contact import contact_sheet, neighbor_sheet
+from nearkin.report.embedded import Embedded
 from nearkin.report.from_training import MOST_POINTS, training_curves
 from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.report.page.report import Chart, ClassView, Confusion, Report, Tile
@@ -265,17 +265,21 @@ def tiles_of(path, columns, lines):
 
 
 def test_held_out_images_stand_beside_their_nearest_training_images(tmp_path):
-    images = digits(range(20))
+    images = digits([*range(20), 100, 101])
     vectors = np.eye(20, dtype=np.float32)
-    train = Embeddings(images, vectors, ["train"] * 20, {})
-    asked = digits([100, 101])
     similar = (vectors[[4, 9]] + 0.5 * vectors[[7, 3]]) / np.float32(1.25**0.5)
-    test = Embeddings(asked, similar.astype(np.float32), ["test"] * 2, {})
-    tiles = tiles_of(neighbor_sheet(train, test, tmp_path / "n.png"), 9, 2)
+    found = Embedded(
+        np.arange(22),
+        tuple(images.names),
+        np.array([""] * 22),
+        np.array(["train"] * 20 + ["test"] * 2),
+        np.concatenate([vectors, similar.astype(np.float32)]),
+    )
+    tiles = tiles_of(neighbor_sheet(found, images, tmp_path / "n.png"), 9, 1)
     assert tiles.shape[:2] == (2, 9)
-    for line, (own, first, second) in zip(tiles, [(0, 4, 7), (1, 9, 3)], strict=True):
-        for tile, image in zip(line, (asked.read(own), images.read(first), images.read(second))):
-            assert np.abs(tile - image).max() <= 1
+    for line, rows in zip(tiles, [(20, 4, 7), (21, 9, 3)], strict=True):
+        for tile, row in zip(line, rows):
+            assert np.abs(tile - images.read(row)).max() <= 1
 
 
 def found_of(image, *paths):

@@ -12,19 +12,20 @@ from torch import nn
 
 from nearkin.commands import evaluate as evaluation
 from nearkin.commands.embed import embed
-from nearkin.commands.evaluate import evaluate, evaluate_parts
-from nearkin.commands.train import built
+from nearkin.commands.evaluate import evaluate
 from nearkin.config import TrainConfig
 from nearkin.data.images import open_images
 from nearkin.data.split import Parts, open_parts
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.encoder import CUSTOM, Encoder, initialize, load, write_encoder
+from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import adopt, build_backbone
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings.build import resolve
 from nearkin.training.monitor import Monitor
+from nearkin.training.session import build
 
 CPU = torch.device("cpu")
 
@@ -70,7 +71,7 @@ def test_what_is_left_to_itself_fits_what_is_asked_for():
     config = resolve(asked, images, CPU)
     assert config.options["bn_groups"] == 2  # one for each chunk
     assert config.compile == "off"  # on a processor
-    method, _ = built(config, Parts(images, np.arange(64), np.arange(0)), CPU)
+    method, _ = build(config, Parts(images, np.arange(64), np.arange(0)), CPU)
     assert {branch.chunk_size for branch in (method.online, method.target)} == {16}
 
 
@@ -101,7 +102,7 @@ def measured(run, parts):
     """What is measured of the run, and the table; with the random state before and after."""
     before = torch.random.get_rng_state()
     config, _ = RunFolder(run).settings()
-    found = evaluate_parts(load(run), parts, config, network=None, device=CPU)
+    found = evaluate_split(load(run), parts, config, network=None, device=CPU)
     return *found, before, torch.random.get_rng_state()
 
 
@@ -154,7 +155,7 @@ def test_without_the_bad_images_every_number_is_the_same(run, parts, measured):
         np.flatnonzero(np.isin(good, rows)) for rows in (parts.train_rows, parts.test_rows)
     )
     sound = Parts(parts.images.subset(good), train, test)
-    expected, _ = evaluate_parts(load(run), sound, config, network=None, device=CPU)
+    expected, _ = evaluate_split(load(run), sound, config, network=None, device=CPU)
     assert measured[0].to_dict() == expected.to_dict()
 
 
@@ -169,7 +170,7 @@ def test_evaluating_leaves_the_random_numbers_of_the_caller_alone(measured):
 def test_where_nothing_is_held_out_only_geometry_is_measured(run, images):
     config = replace(RunFolder(run).settings()[0], val=0.0)
     parts = open_parts(images, config)
-    found, table = evaluate_parts(load(run), parts, config, network=None, device=CPU)
+    found, table = evaluate_split(load(run), parts, config, network=None, device=CPU)
     assert set(found.left_out) == {"kNN top-1", "linear probe", "clusters"}
     assert [m.name for m in found.measures["encoder"]][-1] == "neighbor agreement"
     assert set(table.splits) == {"train"}

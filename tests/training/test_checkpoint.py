@@ -22,11 +22,12 @@ import torch
 from small import batch_at, small
 
 from nearkin import sealed
+from nearkin.data.rng import seeded
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.tables import whole, write_whole
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Restored, latest, load, save
-from nearkin.training.loop import seeded, steps
+from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer
 from nearkin.training.schedules import warmup_cosine
 

@@ -87,9 +87,9 @@ def train(
     stored, settings = settings.pop("data", None), merged(settings, config, options)
     if data is None and stored is None:
         raise UsageError("no images given; say nearkin train DATA, or --config with a data key")
-    from nearkin.commands.evaluate import rows_of
     from nearkin.commands.train import train as run_train
     from nearkin.distributed import is_first
+    from nearkin.evaluation.evaluate import rows_of
 
     with Terminal(quiet or json or not is_first()) as terminal:
         run = run_train(

@@ -22,7 +22,7 @@ def evaluate(run: Path, data: str | None = None, /, *, json: Flag = False) -> No
     if not alone():
         return
     from nearkin.commands.evaluate import evaluate as run_evaluate
-    from nearkin.commands.evaluate import table_lines
+    from nearkin.evaluation.evaluate import table_lines
 
     with Terminal(json) as terminal:
         evaluation = run_evaluate(run, data, reporter=terminal)

@@ -13,6 +13,7 @@ from nearkin.data.batches import Batches, Pixels
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
 from nearkin.data.order import Order
+from nearkin.data.rng import seeded
 from nearkin.data.split import copies
 from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
@@ -21,7 +22,6 @@ from nearkin.run.reporter import Reporter, Silent
 from nearkin.run.settings.build import build_method, named_backbone, resolve, views_for
 from nearkin.run.settings.describe import describe
 from nearkin.training.fit import seconds_per_epoch
-from nearkin.training.loop import seeded
 
 TIMED_BATCH = 32
 """Images per step when the cost of photographs is estimated: a full batch takes minutes."""

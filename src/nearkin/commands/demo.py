@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.commands.discover import discover
-from nearkin.commands.evaluate import rows_of
 from nearkin.commands.train import Run, train
 from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.evaluation.evaluate import rows_of
 from nearkin.run.folder import lines
 from nearkin.run.reporter import Reporter, Silent
 

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nearkin.commands.evaluate import PIXEL_BANK, pixel_features
 from nearkin.commands.train import Run
 from nearkin.config import DiscoverConfig, continued
 from nearkin.data.augmentations import views_of
@@ -46,6 +45,7 @@ from nearkin.discovery.trials import MODE_METHOD, Trial
 from nearkin.distributed import choose_device, company, device_name, is_first
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import load, write_encoder
+from nearkin.evaluation.evaluate import PIXEL_BANK, pixel_features
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.failures import foreseen

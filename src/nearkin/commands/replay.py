@@ -9,7 +9,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from nearkin.commands.train import built
 from nearkin.config import TrainConfig
 from nearkin.data.images import Images
 from nearkin.data.split import open_parts
@@ -21,6 +20,7 @@ from nearkin.run.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import not_finite
 from nearkin.training.fit import optimizer_for, steps_of
+from nearkin.training.session import build
 from nearkin.types import Batch
 
 NAMED: Final = 5
@@ -52,7 +52,7 @@ def replay(
         raise UsageError(f"{run} has not diverged, so there is nothing to replay")
     parts = open_parts(stored if data is None else data, config)
     same_data(folder, parts)
-    method, batches = built(config, parts, choose_device(device), network)
+    method, batches = build(config, parts, choose_device(device), network)
     optimizer = optimizer_for(method, config)
     step = checkpoint.load(folder.diverged, method, optimizer).step
     before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"

@@ -1,8 +1,11 @@
 """Randomness without state: every number is a function of what it is drawn for."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
+import torch
 from jaxtyping import Float64, Int64, UInt64
 
 GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -53,3 +56,19 @@ def _hash(
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = z ^ (z >> np.uint64(31))
     return mixed
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Let torch draw from this seed within a `with` block, and go on as if it had not, after it.
+
+    Args:
+        seed: Of what is drawn.
+        device: Where; the processor is always included.
+    """
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if device.type == "cpu":  # all generators would be more than are brought back
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
+        yield

@@ -17,7 +17,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, Feed, Pixels, to_network
 from nearkin.data.images import Images
 from nearkin.data.order import Order, Ordered
-from nearkin.data.rng import uniform
+from nearkin.data.rng import seeded, uniform
 from nearkin.data.views import normalize
 from nearkin.distributed import sent, share
 from nearkin.errors import UsageError
@@ -29,7 +29,6 @@ from nearkin.networks.heads import top
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.run.settings.build import views_for
 from nearkin.tables import usable, write_whole
-from nearkin.training.loop import seeded
 from nearkin.types import Batch
 
 CHOICE = 254

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from nearkin.commands.train import follow as follow_training
 from nearkin.config import DiscoverConfig, TrainConfig, Value
 from nearkin.data.batches import Feed
 from nearkin.data.order import Ordered, Streams
+from nearkin.data.rng import seeded
 from nearkin.discovery.classifier import apply_layer, heads_of, kmeans_clustering, still
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data, without
 from nearkin.discovery.features import Trunk, finetuned_encoder
@@ -33,7 +33,7 @@ from nearkin.run.settings.build import named_backbone
 from nearkin.run.settings.options import method_options
 from nearkin.training.fit import accompany, fit, optimizer_for, same, steps_of
 from nearkin.training.health import health
-from nearkin.training.loop import seeded
+from nearkin.training.session import run_worker
 from nearkin.types import UNKNOWN
 
 
@@ -279,7 +279,7 @@ def stage_of(trunk: Trunk, task: DiscoveryTask, order: Streams, config: TrainCon
 def follow(data: Any) -> None:
     """What all processes but the first do: one training after another, as they are called."""
     with company(1, follow):
-        while training := called(follow_training, follow_stage):
+        while training := called(run_worker, follow_stage):
             training(data)
 
 

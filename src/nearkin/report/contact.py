@@ -13,9 +13,10 @@ from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
 from nearkin.data.sheets import pixels_of, save_sheet
 from nearkin.errors import DataError, OutputError
-from nearkin.evaluation.embeddings import Embeddings, as_text
+from nearkin.evaluation.embeddings import as_text
 from nearkin.evaluation.vectors import Neighbors
 from nearkin.measures.neighbors import nearest
+from nearkin.report.embedded import Embedded
 
 EXAMPLES: Final = 8
 NEIGHBORS: Final = 8
@@ -24,34 +25,37 @@ SIDE: Final = 112
 SMALL: Final = 80
 
 
-def neighbor_sheet(train: Embeddings, test: Embeddings, path: Path) -> Path:
+def neighbor_sheet(found: Embedded, images: Images, path: Path) -> Path | None:
     """Show held-out images, each beside the training images it is most like.
 
     One row per image: itself, then its nearest neighbors, most similar first, with their
-    classes, if they have any, and their similarity.
+    classes, if they have any, and their similarity. Nothing is drawn if no image is held out.
 
     Args:
-        train: The images to look among.
-        test: The images to look for.
+        found: The embeddings of the run.
+        images: Its images.
         path: The file.
     """
-    rows = np.linspace(0, len(test.vectors) - 1, min(EXAMPLES, len(test.vectors))).astype(int)
-    bank, queries = torch.from_numpy(train.vectors), torch.from_numpy(test.vectors[rows])
-    similarity, found = nearest(bank, queries, NEIGHBORS)
-    side = _side(train.images, SMALL)
-    columns = [pixels_of(test.images, rows, side)]
-    columns += [pixels_of(train.images, ranked.numpy(), side) for ranked in found.T]
-    own, labels = test.labels, train.labels
+    train, test = (np.flatnonzero(found.splits == part) for part in ("train", "test"))
+    if not len(train) or not len(test):
+        return None
+    test = test[np.linspace(0, len(test) - 1, min(EXAMPLES, len(test))).astype(int)]
+    bank, queries = (torch.from_numpy(found.vectors[rows]) for rows in (train, test))
+    similarity, ranks = nearest(bank, queries, NEIGHBORS)
+    nearest_rows = train[ranks.numpy()]
+    side = _side(images.subset(found.number[train]), SMALL)
+    columns = [pixels_of(images, found.number[rows], side) for rows in (test, *nearest_rows.T)]
     captions = [
-        [_said(own[row], "held out"), *(_said(labels[n], f"{s:.3f}") for n, s in near)]
-        for row, near in zip(
-            rows.tolist(), map(zip, found.tolist(), similarity.tolist()), strict=True
-        )
+        [
+            _lines(found.labels[row], "held out"),
+            *(_lines(found.labels[n], f"{s:.3f}") for n, s in zip(near, similar, strict=True)),
+        ]
+        for row, near, similar in zip(test, nearest_rows, similarity.tolist(), strict=True)
     ]
     return save_sheet(columns, path, captions=captions)
 
 
-def _said(*lines: str) -> list[str]:
+def _lines(*lines: str) -> list[str]:
     return [line for line in lines if line]
 
 

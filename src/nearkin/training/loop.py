@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from nearkin.data.rng import seeded
 from nearkin.distributed import is_sharded, reading, wrap
 from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
@@ -55,22 +56,6 @@ def fold(seed: int, step: int) -> int:
     (7, 2000013)
     """
     return (seed * 1_000_003 + step) % 2**63
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Let torch draw from this seed within a `with` block, and go on as if it had not, after it.
-
-    Args:
-        seed: Of what is drawn.
-        device: Where; the processor is always included.
-    """
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        if device.type == "cpu":  # all generators would be more than are brought back
-            torch.default_generator.manual_seed(seed)
-        else:
-            torch.manual_seed(seed)
-        yield
 
 
 def gradients(method: Method[Any]) -> dict[str, Tensor]:

@@ -1,0 +1,181 @@
+"""One whole training: build what the settings describe, train it to the last step, evaluate it."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from nearkin.config import TrainConfig, continued
+from nearkin.data.batches import Batches
+from nearkin.data.order import Order
+from nearkin.data.rng import seeded
+from nearkin.data.sheets import augmentation_sheet
+from nearkin.data.split import Parts, open_parts
+from nearkin.distributed import broadcast_bytes, choose_device, together
+from nearkin.errors import CheckpointError
+from nearkin.evaluation.encoder import initialize, load, write_encoder
+from nearkin.evaluation.evaluate import evaluate_split, table_lines
+from nearkin.method import Method
+from nearkin.networks.branch import in_chunks
+from nearkin.networks.compilation import compile_branches
+from nearkin.run.data import same_data, write_bad_files
+from nearkin.run.folder import RunFolder, data_name
+from nearkin.run.reporter import Logger
+from nearkin.run.settings.build import build_method, named_backbone, views_for
+from nearkin.run.settings.describe import describe, shrunk
+from nearkin.run.settings.options import known_labels
+from nearkin.training.checkpoint import latest
+from nearkin.training.fit import accompany, fit, timed
+from nearkin.training.health import verdict
+from nearkin.training.monitor import Monitor
+
+
+def train_encoder(
+    folder: RunFolder,
+    config: TrainConfig,
+    parts: Parts,
+    *,
+    data: Any,
+    device: torch.device,
+    log: Logger,
+    network: nn.Module | None = None,
+) -> bool:
+    """Train an encoder from the newest checkpoint of a run folder to the last step; evaluate it.
+
+    Writes everything of the run but its page. Other processes, if there are any, open the data
+    themselves and run `run_worker`.
+
+    Args:
+        folder: An opened run folder; see `nearkin.run.opened.opened`.
+        config: Resolved settings; see `nearkin.run.settings.build.resolve`.
+        parts: The images, already opened and split.
+        data: Where they are from, for the other processes and for config.toml.
+        device: Where to train.
+        log: Receives log lines and progress.
+        network: A network of your own instead of `config.backbone`, untrained.
+
+    Returns:
+        Whether anything was left to do.
+
+    Raises:
+        CheckpointError: If the folder has checkpoints of other data.
+    """
+    same_data(folder, parts)
+    with together(config.devices, run_worker, data, network):
+        # The workers build the same method and batches from the same settings.
+        broadcast_bytes(json.dumps([asdict(config), str(folder.path)]).encode())
+        method, batches = build(config, parts, device, network)
+        config = timed(config, method, batches)
+        if config.compile != "off":
+            compile_branches(method, graphs=config.compile == "graphs")
+        folder.write_settings(config, data_name(data))
+        for line in [describe(config), *shrunk(config, len(parts.train))]:
+            log.line(line)
+        sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
+        log.line(f"augmented views  {sheet.resolve()}")
+        monitor = Monitor(parts, config, device, log.progress)
+        trained = fit(folder, config, method, batches, monitor, log)
+    # Evaluation takes one process: the workers have left by now.
+    if trained or not folder.summary.exists():
+        _evaluate(folder, config, method, batches, monitor, parts, network, log)
+        return True
+    return False
+
+
+def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
+    """Take the first process's steps in another process, with this one's part of every batch."""
+    with together(1, run_worker):
+        settings, path = json.loads(broadcast_bytes(b""))
+        config = TrainConfig(**settings)
+        parts = open_parts(data, config)
+        method, batches = build(config, parts, choose_device(config.device), network)
+        accompany(timed(config, method, batches), method, batches)
+    return RunFolder(Path(path))
+
+
+def build(
+    config: TrainConfig, parts: Parts, device: torch.device, network: nn.Module | None = None
+) -> tuple[Method[Any], Batches]:
+    """Build the method that a resolved configuration describes, untrained, and its batches."""
+    with seeded(config.seed, torch.device("cpu")):  # the same weights on every device
+        backbone = named_backbone(config, network)
+        if config.init_from:
+            initialize(backbone, config.init_from)
+        method = build_method(config, backbone, parts.train)
+    method = method.to(device).to(memory_format=torch.channels_last)
+    if config.chunk_size:
+        in_chunks(method, config.chunk_size, int(config.batch_size))
+    return method, Batches(
+        parts.train,
+        views_for(type(method), config.augment),
+        image_size=int(config.image_size),
+        order=Order(len(parts.train), int(config.batch_size), config.seed),
+        device=device,
+        workers=int(config.workers),
+        cache=config.cache,
+        labels=known_labels(config, parts.train),
+    )
+
+
+def resumed_settings(folder: RunFolder, config: TrainConfig) -> TrainConfig:
+    """Return the settings a run goes on with: those it was started with, where `config` agrees.
+
+    Raises:
+        CheckpointError: If there are checkpoints, but no settings.
+        UsageError: If `config` differs from the stored settings.
+    """
+    if folder.config.exists():
+        return continued(config, folder.settings()[0])
+    if latest(folder.checkpoints):
+        raise CheckpointError(
+            f"{folder.path} has checkpoints but no {folder.config.name}; bring it back, or start "
+            "anew in another --out"
+        )
+    return config
+
+
+def _evaluate(
+    folder: RunFolder,
+    config: TrainConfig,
+    method: Method[Any],
+    batches: Batches,
+    monitor: Monitor,
+    parts: Parts,
+    network: nn.Module | None,
+    log: Logger,
+) -> None:
+    """Write the encoder, its embeddings and its measures."""
+    details = _details(config)
+    write_encoder(folder.encoder, method.backbone, details)
+    health = monitor.look(method)
+    log.line(f"health {verdict(health, type(method))}")
+    # What is measured is the file, not the method in memory.
+    encoder = load(folder.path, backbone=network)
+    evaluation, embeddings = evaluate_split(
+        encoder, parts, config, network=network, device=batches.device, on_progress=log.progress
+    )
+    embeddings.write(folder.embeddings)
+    bad_files = {parts.train.names[row]: reason for row, reason in batches.bad.items()}
+    bad_files |= embeddings.bad
+    write_bad_files(folder.bad_files, parts.images, bad_files)
+    if bad_files:
+        log.line(f"warning: {len(bad_files)} images cannot be decoded, see bad_files.csv")
+    # Last: a run without a summary is evaluated again.
+    folder.write_summary({**details, "health": health, **evaluation.to_dict()})
+    log.note("\n".join(table_lines(evaluation)))
+
+
+def _details(config: TrainConfig) -> dict[str, Any]:
+    """Return where the weights come from, for the header of the encoder's file."""
+    return {
+        "method": config.method,
+        "backbone": config.backbone,
+        "image_size": int(config.image_size),
+        "epochs": int(config.epochs),
+        "seed": config.seed,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
