@@ -42,6 +42,18 @@ class Defaults:
     """Options of the constructor whose default, the paper's, is for longer trainings."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class HealthBounds:
+    """Bounds that the embeddings of different images keep as long as they have not collapsed."""
+
+    min_rank: float = 0.08
+    """Effective rank, as a share of the possible directions."""
+    min_std: float = 0.65
+    """Standard deviation, relative to that of vectors spread evenly over the sphere."""
+    max_cosine: float = 0.55
+    """Mean cosine between different images."""
+
+
 class Method(nn.Module, ABC, Generic[Memo]):
     """A self-supervised method: the networks it trains, its loss, and all it remembers.
 
@@ -82,13 +94,8 @@ class Method(nn.Module, ABC, Generic[Memo]):
     """What `auto` means for it."""
     uses_labels: ClassVar[bool] = False
     """Whether it learns from labels, where there are any."""
-    least_rank: ClassVar[float] = 0.08
-    """Effective rank of healthy embeddings, at least, as a part of the directions there could be;
-    this and the next two were measured (docs/health.md)."""
-    least_std: ClassVar[float] = 0.65
-    """Their standard deviation, at least, as a part of that of evenly spread vectors."""
-    most_cosine: ClassVar[float] = 0.55
-    """Mean cosine between those of different images, at most."""
+    health_bounds: ClassVar[HealthBounds | None] = None
+    """Bounds of healthy embeddings; None means those of `nearkin.training.health`."""
     online: Branch
     """The trained backbone and its projector."""
 

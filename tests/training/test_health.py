@@ -11,10 +11,12 @@ import torch
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import CollapsedError, DivergedError
+from nearkin.method import HealthBounds
+from nearkin.methods import METHODS
 from nearkin.methods.byol import BYOL
 from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
-from nearkin.training.health import LOOKS, SETTLED, Alarm, health, signs, verdict
+from nearkin.training.health import BOUNDS, LOOKS, SETTLED, Alarm, health, signs, verdict
 
 
 def normal(n, d, scale=None, shift=0.0):
@@ -162,3 +164,16 @@ def test_a_run_that_is_to_stop_on_it_saves_first_and_can_go_on(images, tmp_path)
     whole = collapsing(images, tmp_path / "whole")
     for name in ("encoder.safetensors", "metrics.csv"):
         assert (out / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_a_method_of_ones_own_declares_its_bounds():
+    class Own(BYOL):
+        health_bounds = HealthBounds(min_rank=0.5, max_cosine=1.0)
+
+    sound = {"effective_rank": 30.0, "directions": 64.0, "feature_std": 0.9, "mean_cosine": 0.9}
+    assert signs(sound, BYOL) == ["mean cosine above 0.55"]
+    assert signs(sound, Own) == ["effective rank below 32"]
+
+
+def test_measured_bounds_are_those_of_methods_that_there_are():
+    assert set(BOUNDS) <= {method.__name__ for method in METHODS.values()}

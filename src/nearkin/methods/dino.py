@@ -75,9 +75,6 @@ class DINO(Method[Tensor]):
         },
     )
     more_views: ClassVar[bool] = True
-    least_rank: ClassVar[float] = 0.04
-    least_std: ClassVar[float] = 0.3
-    most_cosine: ClassVar[float] = 0.79
     center: Tensor
 
     def __init__(

@@ -67,8 +67,6 @@ class InstDisc(Method[Estimate]):
         options={"loss": "softmax", "temperature": 0.1},
     )
     views: ClassVar[tuple[str, ...]] = ("strong",)
-    least_std: ClassVar[float] = 0.32
-    most_cosine: ClassVar[float] = 0.77
     normalizer: Tensor
 
     def __init__(

@@ -41,7 +41,6 @@ class InstDiscParametric(Method[None]):
 
     defaults: ClassVar[Defaults] = Defaults(augment="moco_v1", augment_small="moco_cifar")
     views: ClassVar[tuple[str, ...]] = ("strong",)
-    least_rank: ClassVar[float] = 0.11
 
     def __init__(
         self,

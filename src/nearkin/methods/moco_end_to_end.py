@@ -44,7 +44,6 @@ class MoCoEndToEnd(Method[None]):
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
-    least_rank: ClassVar[float] = 0.1
 
     def __init__(
         self,

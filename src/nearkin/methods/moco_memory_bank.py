@@ -45,8 +45,6 @@ class MoCoMemoryBank(Method[KeyUpdate]):
 
     defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
     views: ClassVar[tuple[str, ...]] = ("strong",)
-    least_std: ClassVar[float] = 0.34
-    most_cosine: ClassVar[float] = 0.73
 
     def __init__(
         self,

@@ -95,9 +95,6 @@ class NCL(Method[Seen]):
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     uses_labels: ClassVar[bool] = True
-    least_rank: ClassVar[float] = 0.11
-    least_std: ClassVar[float] = 0.35
-    most_cosine: ClassVar[float] = 0.72
 
     def __init__(
         self,

@@ -39,9 +39,6 @@ class RotNet(Method[None]):
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     views: ClassVar[tuple[str, ...]] = ("strong",)
-    least_rank: ClassVar[float] = 0.2
-    least_std: ClassVar[float] = 0.26
-    most_cosine: ClassVar[float] = 0.86
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()

@@ -42,7 +42,6 @@ class SimCLR(Method[None]):
     """
 
     defaults: ClassVar[Defaults] = Defaults(options={"temperature": 0.2})
-    least_rank: ClassVar[float] = 0.14
 
     def __init__(
         self,

@@ -70,9 +70,6 @@ class SimGCD(Method[None]):
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     uses_labels: ClassVar[bool] = True
-    least_rank: ClassVar[float] = 0.02
-    least_std: ClassVar[float] = 0.35
-    most_cosine: ClassVar[float] = 0.74
 
     def __init__(
         self,

@@ -35,9 +35,6 @@ class Supervised(Method[None]):
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     views: ClassVar[tuple[str, ...]] = ("strong",)
     uses_labels: ClassVar[bool] = True
-    least_rank: ClassVar[float] = 0.17
-    least_std: ClassVar[float] = 0.3
-    most_cosine: ClassVar[float] = 0.81
 
     def __init__(self, backbone: Backbone, *, num_known_classes: int) -> None:
         super().__init__()

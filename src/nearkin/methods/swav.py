@@ -56,9 +56,6 @@ class SwAV(Method[KeyUpdate]):
         options={"hidden_dim": 1024, "num_prototypes": 300, "queue_size": 1024},
     )
     more_views: ClassVar[bool] = True
-    least_rank: ClassVar[float] = 0.05
-    least_std: ClassVar[float] = 0.25
-    most_cosine: ClassVar[float] = 0.82
 
     def __init__(
         self,

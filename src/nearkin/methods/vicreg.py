@@ -43,9 +43,6 @@ class VICReg(Method[None]):
     defaults: ClassVar[Defaults] = Defaults(
         augment="byol", augment_small="asymmetric_cifar", options={"dim": 1024}
     )
-    least_rank: ClassVar[float] = 0.14
-    least_std: ClassVar[float] = 0.32
-    most_cosine: ClassVar[float] = 0.79
 
     def __init__(
         self,

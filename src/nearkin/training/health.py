@@ -1,7 +1,7 @@
 """Health: whether the embeddings still differ, which the loss does not tell.
 
-A collapsed encoder often has the lower loss. The bounds are the methods': some have healthy
-embeddings that look like collapsed ones of others. docs/health.md tells how they were measured.
+A collapsed encoder often has the lower loss. Bounds differ by method: healthy embeddings of some
+look like collapsed ones of others. docs/health.md describes how they were measured.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearkin.errors import DivergedError
 from nearkin.evaluation.geometry import effective_rank, feature_std, mean_cosine
-from nearkin.method import Method
+from nearkin.method import HealthBounds, Method
 from nearkin.objectives import unit
 
 LOOKS: Final = 3
@@ -21,6 +21,27 @@ LOOKS: Final = 3
 
 SETTLED: Final = 0.25
 """Share of a training before which embeddings may be as alike as those of an untrained network."""
+
+BOUNDS: Final[Mapping[str, HealthBounds]] = {
+    "DINO": HealthBounds(min_rank=0.04, min_std=0.3, max_cosine=0.79),
+    "InstDisc": HealthBounds(min_std=0.32, max_cosine=0.77),
+    "InstDiscParametric": HealthBounds(min_rank=0.11),
+    "MoCoEndToEnd": HealthBounds(min_rank=0.1),
+    "MoCoMemoryBank": HealthBounds(min_std=0.34, max_cosine=0.73),
+    "NCL": HealthBounds(min_rank=0.11, min_std=0.35, max_cosine=0.72),
+    "RotNet": HealthBounds(min_rank=0.2, min_std=0.26, max_cosine=0.86),
+    "SimCLR": HealthBounds(min_rank=0.14),
+    "SimGCD": HealthBounds(min_rank=0.02, min_std=0.35, max_cosine=0.74),
+    "Supervised": HealthBounds(min_rank=0.17, min_std=0.3, max_cosine=0.81),
+    "SwAV": HealthBounds(min_rank=0.05, min_std=0.25, max_cosine=0.82),
+    "VICReg": HealthBounds(min_rank=0.14, min_std=0.32, max_cosine=0.79),
+}
+"""Measured bounds by the name of the method's class; the others have the defaults."""
+
+
+def bounds_of(method: type[Method[Any]]) -> HealthBounds:
+    """Return the bounds that a method declares, or else those that were measured."""
+    return method.health_bounds or BOUNDS.get(method.__name__, HealthBounds())
 
 
 @torch.no_grad()
@@ -55,13 +76,14 @@ def signs(health: Mapping[str, float], method: type[Method[Any]]) -> list[str]:
     """
     rank, most = health["effective_rank"], health["directions"]
     std, cosine = health["feature_std"], health["mean_cosine"]
+    bounds = bounds_of(method)
     found = []
-    if not rank >= method.least_rank * most:  # NaN is no good sign
-        found.append(f"effective rank below {method.least_rank * most:.0f}")
-    if not std >= method.least_std:
-        found.append(f"spread below {method.least_std:.2f}")
-    if not cosine <= method.most_cosine:
-        found.append(f"mean cosine above {method.most_cosine:.2f}")
+    if not rank >= bounds.min_rank * most:  # NaN is no good sign
+        found.append(f"effective rank below {bounds.min_rank * most:.0f}")
+    if not std >= bounds.min_std:
+        found.append(f"spread below {bounds.min_std:.2f}")
+    if not cosine <= bounds.max_cosine:
+        found.append(f"mean cosine above {bounds.max_cosine:.2f}")
     return found
 
 
