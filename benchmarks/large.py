@@ -26,7 +26,7 @@ from turns import ratios, show, turns
 from wired import CPU, trained
 
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Drawing, Photographs
+from nearkin.data.batches import Photographs, ViewSampler
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
 from nearkin.distributed import device_name, native_precision
@@ -41,8 +41,8 @@ MANY = 10_000
 def decoded(data: Path, batch: int, size: int) -> Iterator[object]:
     """The crops of one batch after the other."""
     images = open_images(data)
-    drawing = Drawing(images, views_of("simclr"), image_size=size, seed=0)
-    photographs = Photographs(drawing, Order(len(images), batch, seed=0), None)
+    sampler = ViewSampler(images, views_of("simclr"), image_size=size, seed=0)
+    photographs = Photographs(sampler, Order(len(images), batch, seed=0), None)
     for step in cycle(range(len(images) // batch)):
         yield photographs[step]
 

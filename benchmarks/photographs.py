@@ -26,7 +26,7 @@ import torch
 from PIL import Image
 
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Drawing
+from nearkin.data.batches import ViewSampler
 from nearkin.data.cache import Cache
 from nearkin.data.decode import crops, decode
 from nearkin.data.images import Images, open_images
@@ -49,9 +49,9 @@ def full(images: Images, row: int, boxes: np.ndarray, size: int) -> None:
 
 def compare(name: str, images: Images, size: int) -> None:
     """Measure all ways in turns and print medians."""
-    drawing = Drawing(images, views_of("simclr"), image_size=size, seed=0)
+    sampler = ViewSampler(images, views_of("simclr"), image_size=size, seed=0)
     rows = np.arange(len(images))
-    boxes = np.stack([draws.box for draws in drawing.views(0, rows)], axis=1)
+    boxes = np.stack([params.box for params in sampler.sample(0, rows)], axis=1)
     cache = Cache(images, size, "ram")
     ways: dict[str, Callable[[int], object]] = {
         "filling": cache.read,

@@ -13,7 +13,7 @@ import torch
 from arms import Arm
 from torch import Tensor, nn
 
-from nearkin.data.batches import Batches, Pixels, to_network
+from nearkin.data.batches import Batches, CenterCrops, to_input
 from nearkin.data.images import Images, open_images
 from nearkin.data.order import Order
 from nearkin.data.rng import permutation
@@ -90,7 +90,7 @@ class ImageSet:
     def shown(self) -> tuple[Tensor, Tensor]:
         """Both, as networks take them."""
         train, queries = (_pixels(images, self.size) for images in (self.train, self.queries))
-        return to_network(train), to_network(queries)
+        return to_input(train), to_input(queries)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -114,7 +114,7 @@ class ImageSet:
 
 
 def _pixels(images: Images, size: int) -> Tensor:
-    return torch.cat(list(Pixels(images, size)))
+    return torch.cat(list(CenterCrops(images, size)))
 
 
 def network() -> nn.Sequential:

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, Pixels, to_network
+from nearkin.data.batches import Batches, CenterCrops, to_input
 from nearkin.data.decode import center
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
@@ -166,11 +166,13 @@ def test_large_arrays_are_cropped_like_the_same_images_in_files(tmp_path):
 def test_workers_that_are_not_forks_load_the_same(photographs):
     alone = list(batches(photographs, batch_size=4, size=32).between(0, 2))
     images = open_images(photographs, cache=False)
-    shown = torch.cat(list(Pixels(images, 32)))
+    shown = torch.cat(list(CenterCrops(images, 32)))
     multiprocessing.set_start_method("spawn", force=True)
     try:
         helped = list(batches(photographs, batch_size=4, size=32, workers=1).between(0, 2))
-        assert torch.equal(torch.cat(list(Pixels(images, 32, batch_size=7, workers=1))), shown)
+        assert torch.equal(
+            torch.cat(list(CenterCrops(images, 32, batch_size=7, workers=1))), shown
+        )
     finally:
         multiprocessing.set_start_method(None, force=True)
     for a, b in zip(alone, helped, strict=True):
@@ -185,7 +187,7 @@ def test_pixels_come_in_order_and_unreadable_ones_are_gray_and_listed(
     images = open_images(folder, cache=False)
     (folder / "02.jpg").write_bytes(b"")
     (folder / "09.jpg").unlink()
-    source = Pixels(images, 32, batch_size=5, workers=workers)
+    source = CenterCrops(images, 32, batch_size=5, workers=workers)
     shown = torch.cat(list(source))
     assert source.bad == {2: "not-an-image", 9: "unreadable"}
     assert shown.shape == (12, 3, 32, 32)
@@ -198,4 +200,4 @@ def test_networks_are_shown_pixels_with_imagenets_mean_and_deviation():
     shown = torch.arange(256, dtype=torch.uint8).expand(1, 3, 2, 256)
     mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
     std = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
-    torch.testing.assert_close(to_network(shown) * std + mean, shown / 255, rtol=0, atol=1e-6)
+    torch.testing.assert_close(to_input(shown) * std + mean, shown / 255, rtol=0, atol=1e-6)

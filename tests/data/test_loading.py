@@ -10,7 +10,7 @@ import torch
 
 from nearkin.data import loading
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, Pixels
+from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
 from nearkin.distributed import available_cpus, own_cpus
@@ -95,7 +95,9 @@ def test_a_lack_of_memory_is_told_with_what_can_be_changed(batch_size, advice):
 
 def test_a_death_is_never_told_amid_a_step(folder):
     """torch would raise from a signal handler, in the middle of whatever is being computed."""
-    list(Pixels(open_images(folder, cache=False), 32, workers=1))  # which installs that handler
+    list(
+        CenterCrops(open_images(folder, cache=False), 32, workers=1)
+    )  # which installs that handler
     running = batches(folder, 1).between(0, STEPS)
     next(running)
     (worker,) = workers_now()
@@ -108,8 +110,8 @@ def test_a_death_is_never_told_amid_a_step(folder):
 
 def test_workers_that_show_images_to_an_encoder_are_replaced_too(folder):
     images = open_images(folder, cache=False)
-    expected = torch.cat(list(Pixels(images, 32)))
-    running = iter(Pixels(images, 32, batch_size=1, workers=2))
+    expected = torch.cat(list(CenterCrops(images, 32)))
+    running = iter(CenterCrops(images, 32, batch_size=1, workers=2))
     first = next(running)
     for worker in workers_now():
         os.kill(worker, signal.SIGKILL)
@@ -119,7 +121,7 @@ def test_workers_that_show_images_to_an_encoder_are_replaced_too(folder):
 
 def test_an_error_in_a_worker_is_no_lost_worker(folder, monkeypatch):
     broken = batches(folder, 1)
-    monkeypatch.setattr(broken.photographs.drawing, "views", lambda *_: 1 / 0)
+    monkeypatch.setattr(broken.photographs.sampler, "sample", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         list(broken.between(0, STEPS))
 

@@ -17,7 +17,7 @@ from torchvision.transforms import ColorJitter, RandomResizedCrop
 
 from nearkin.data import views as transforms
 from nearkin.data.augmentations import AUGMENTATIONS, SMALL, augmentation, views_of
-from nearkin.data.views import MEAN, STD, Draws, View, augment, crop, draw, normalize
+from nearkin.data.views import MEAN, STD, View, ViewParams, augment, crop, normalize, sample_view
 from nearkin.errors import UsageError
 
 CLOSE = 1e-5
@@ -41,13 +41,15 @@ def samples(count: int, size: int = 32, channels: int = 3, seed: int = 0) -> tor
     return torch.rand(count, channels, size, size, generator=torch.Generator().manual_seed(seed))
 
 
-def drawn(view: View, count: int, size: int = 32, **changes) -> Draws:
+def sampled(view: View, count: int, size: int = 32, **changes) -> ViewParams:
     given = dict(seed=0, epoch=0, index=np.arange(count), number=0, width=size, height=size)
-    return draw(view, **given | changes)
+    return sample_view(view, **given | changes)
 
 
-def only(draws: Draws, rows) -> Draws:
-    return Draws(**{field.name: getattr(draws, field.name)[rows] for field in fields(draws)})
+def only(params: ViewParams, rows) -> ViewParams:
+    return ViewParams(
+        **{field.name: getattr(params, field.name)[rows] for field in fields(params)}
+    )
 
 
 def assert_close(ours, theirs, tolerance: float = CLOSE) -> None:
@@ -162,7 +164,7 @@ def test_the_whole_image_at_its_own_size_is_itself():
 )
 def test_boxes_are_distributed_like_torchvisions(width, height, scale):
     view, count = View(scale=scale), 3000
-    box = drawn(view, count, width=width, height=height).box
+    box = sampled(view, count, width=width, height=height).box
     pixels = box.astype(float) * [width, height, width, height]
     assert np.allclose(pixels, pixels.round(), atol=1e-3)
     torch.manual_seed(0)
@@ -179,7 +181,7 @@ def test_boxes_are_distributed_like_torchvisions(width, height, scale):
 @given(width=st.integers(1, 300), height=st.integers(1, 300), seed=st.integers(0, 1000))
 def test_boxes_lie_in_the_image(width, height, seed):
     view = View(scale=(0.0, 1.0), ratio=(0.01, 100.0))
-    left, top, wide, tall = drawn(view, 20, width=width, height=height, seed=seed).box.T
+    left, top, wide, tall = sampled(view, 20, width=width, height=height, seed=seed).box.T
     assert (left >= 0).all()
     assert (top >= 0).all()
     assert (wide > 0).all()
@@ -190,9 +192,9 @@ def test_boxes_lie_in_the_image(width, height, seed):
 
 def test_images_of_many_sizes_are_drawn_together():
     sizes = np.array([[20, 300, 64], [90, 30, 64]])
-    together = drawn(View(), 3, width=sizes[0], height=sizes[1])
+    together = sampled(View(), 3, width=sizes[0], height=sizes[1])
     for row, (width, height) in enumerate(sizes.T.tolist()):
-        alone = drawn(View(), 3, width=width, height=height)
+        alone = sampled(View(), 3, width=width, height=height)
         assert np.array_equal(together.box[row], alone.box[row])
 
 
@@ -201,7 +203,7 @@ def test_images_of_many_sizes_are_drawn_together():
 
 def test_strengths_are_distributed_like_torchvisions():
     view = View(jitter=1.0, brightness=0.4, contrast=1.5, saturation=0.8, hue=0.3)
-    ours = drawn(view, 2000)
+    ours = sampled(view, 2000)
     torch.manual_seed(0)
     jitter = ColorJitter(0.4, 1.5, 0.8, 0.3)
     limits = (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
@@ -215,43 +217,43 @@ def test_strengths_are_distributed_like_torchvisions():
 
 
 def test_probabilities_are_kept():
-    draws = drawn(EVERYTHING, 4000)
+    params = sampled(EVERYTHING, 4000)
     shares = {
-        "flip": draws.flip.mean(),
-        "jitter": (draws.jitter[:, 0] != 1).mean(),
-        "gray": draws.gray.mean(),
-        "blur": (draws.sigma > 0).mean(),
-        "solarize": draws.solarize.mean(),
+        "flip": params.flip.mean(),
+        "jitter": (params.jitter[:, 0] != 1).mean(),
+        "gray": params.gray.mean(),
+        "blur": (params.sigma > 0).mean(),
+        "solarize": params.solarize.mean(),
     }
     for name, share in shares.items():
         assert abs(share - getattr(EVERYTHING, name)) < 0.03, name  # over four deviations
 
 
 def test_ranges_are_filled_and_kept():
-    draws = drawn(replace(EVERYTHING, blur=1.0), 4000)
+    params = sampled(replace(EVERYTHING, blur=1.0), 4000)
     for values, low, high in [
-        (draws.angle, -20, 20),
-        (draws.shift, -0.1, 0.1),
-        (draws.sigma, 0.1, 2.0),
+        (params.angle, -20, 20),
+        (params.shift, -0.1, 0.1),
+        (params.sigma, 0.1, 2.0),
     ]:
         assert low <= values.min() < low + 0.02 * (high - low)
         assert high - 0.02 * (high - low) < values.max() <= np.float32(high)
 
 
 def test_what_is_drawn_is_uncorrelated():
-    """Every operation has numbers of its own; by chance 4,000 draws correlate to about 0.06."""
+    """Every operation has numbers of its own; by chance 4,000 params correlate to about 0.06."""
     always = replace(EVERYTHING, jitter=1.0, blur=1.0)
-    draws = drawn(always, 4000, size=1000)
-    area = draws.box[:, 2] * draws.box[:, 3]
-    single = [area, draws.angle, draws.gray, draws.sigma, draws.solarize, draws.flip]
-    columns = np.column_stack([*single, draws.shift, draws.jitter, draws.order[:, 0]])
+    params = sampled(always, 4000, size=1000)
+    area = params.box[:, 2] * params.box[:, 3]
+    single = [area, params.angle, params.gray, params.sigma, params.solarize, params.flip]
+    columns = np.column_stack([*single, params.shift, params.jitter, params.order[:, 0]])
     correlation = np.corrcoef(columns.T) - np.eye(columns.shape[1])
     assert np.abs(correlation).max() < 0.08
 
 
 def test_switching_one_operation_off_moves_no_other():
-    everything = drawn(EVERYTHING, 50)
-    plain = drawn(replace(EVERYTHING, jitter=0.0, blur=0.0, rotate=0.0), 50)
+    everything = sampled(EVERYTHING, 50)
+    plain = sampled(replace(EVERYTHING, jitter=0.0, blur=0.0, rotate=0.0), 50)
     for name in ("box", "shift", "gray", "solarize", "flip"):
         assert np.array_equal(getattr(everything, name), getattr(plain, name)), name
 
@@ -259,14 +261,14 @@ def test_switching_one_operation_off_moves_no_other():
 @pytest.mark.parametrize("changed", ["seed", "epoch", "number"])
 def test_views_differ(changed):
     images = samples(8)
-    a, b = (augment(images, drawn(EVERYTHING, 8, **{changed: value})) for value in (0, 1))
+    a, b = (augment(images, sampled(EVERYTHING, 8, **{changed: value})) for value in (0, 1))
     assert ((a - b).abs().amax(dim=(1, 2, 3)) > 0.01).all()
 
 
 # Whole views
 
 
-def one_by_one(image: torch.Tensor, draws: Draws) -> torch.Tensor:
+def one_by_one(image: torch.Tensor, params: ViewParams) -> torch.Tensor:
     """What `augment` should make of one image, in torchvision's words."""
     operations: list[Callable[..., torch.Tensor]] = [
         TF.adjust_brightness,
@@ -274,24 +276,24 @@ def one_by_one(image: torch.Tensor, draws: Draws) -> torch.Tensor:
         TF.adjust_saturation,
         TF.adjust_hue,
     ]
-    for place in draws.order[0]:
-        image = operations[place](image, draws.jitter[0, place].item())
-    if draws.gray[0]:
+    for place in params.order[0]:
+        image = operations[place](image, params.jitter[0, place].item())
+    if params.gray[0]:
         image = TF.rgb_to_grayscale(image, num_output_channels=3)
-    if draws.sigma[0] > 0:
-        image = TF.gaussian_blur(image, 3, draws.sigma[0].item())
-    if draws.solarize[0]:
+    if params.sigma[0] > 0:
+        image = TF.gaussian_blur(image, 3, params.sigma[0].item())
+    if params.solarize[0]:
         image = TF.solarize(image, 0.5)
-    return TF.hflip(image) if draws.flip[0] else image
+    return TF.hflip(image) if params.flip[0] else image
 
 
 def test_a_view_is_what_torchvision_makes_of_each_image():
     """Order included. Solarizing is a jump, so pixels within rounding of 0.5 do not count."""
     images, view = samples(64), replace(EVERYTHING, translate=0.0, rotate=0.0)
-    draws = drawn(view, 64)
-    ours = augment(images, draws)
-    theirs = torch.stack([one_by_one(x, only(draws, [row])) for row, x in enumerate(images)])
-    at_the_jump = torch.from_numpy(draws.solarize)[:, None, None, None] & (ours > 0.5 - 1e-4)
+    params = sampled(view, 64)
+    ours = augment(images, params)
+    theirs = torch.stack([one_by_one(x, only(params, [row])) for row, x in enumerate(images)])
+    at_the_jump = torch.from_numpy(params.solarize)[:, None, None, None] & (ours > 0.5 - 1e-4)
     assert at_the_jump.float().mean() < 0.001
     assert_close(ours[~at_the_jump], theirs[~at_the_jump])
 
@@ -301,10 +303,10 @@ def test_a_view_is_what_torchvision_makes_of_each_image():
 def test_an_image_gets_the_same_view_in_any_company(rows):
     """Up to the last bits, which some processors' matrix products owe to the batch's size."""
     images, view = samples(16), replace(EVERYTHING, solarize=0.0)
-    draws = drawn(view, 16)
-    everyone = augment(crop(images, draws.box, 32), draws)
+    params = sampled(view, 16)
+    everyone = augment(crop(images, params.box, 32), params)
     index = np.array(rows)
-    again = drawn(view, len(index), index=index)
+    again = sampled(view, len(index), index=index)
     chosen = augment(crop(images[index], again.box, 32), again)
     assert_close(chosen, everyone[index])
 
@@ -313,8 +315,8 @@ def test_images_of_a_batch_share_nothing():
     """The same image many times over: every copy is drawn for itself."""
     images = samples(1).expand(32, -1, -1, -1)
     for view in (EVERYTHING, SMALL, *AUGMENTATIONS["byol"]):
-        draws = drawn(view, 32)
-        views = augment(crop(images, draws.box, 32), draws)
+        params = sampled(view, 32)
+        views = augment(crop(images, params.box, 32), params)
         assert all(not torch.allclose(a, b, atol=1e-3) for a, b in pairwise(views))
 
 
@@ -322,23 +324,23 @@ def test_images_of_a_batch_share_nothing():
 def test_probability_zero_leaves_the_image_as_it_is(channels):
     images = samples(4, channels=channels)
     strong = View(brightness=0.8, contrast=0.8, saturation=0.8, hue=0.5)
-    assert torch.equal(augment(images, drawn(strong, 4)), images)
-    assert torch.equal(augment(images, drawn(View(jitter=1.0), 4)), images)
+    assert torch.equal(augment(images, sampled(strong, 4)), images)
+    assert torch.equal(augment(images, sampled(View(jitter=1.0), 4)), images)
 
 
 def test_what_is_given_is_not_written_to():
     images = samples(16)
     before = images.clone()
-    augment(images, drawn(EVERYTHING, 16))
+    augment(images, sampled(EVERYTHING, 16))
     assert torch.equal(images, before)
 
 
 def test_one_channel_is_a_gray_image():
     """Color changes treat it as they treat three equal channels."""
     gray = samples(16, channels=1)
-    draws = drawn(replace(EVERYTHING, solarize=0.0), 16)
-    three = augment(gray.expand(-1, 3, -1, -1), draws)
-    one = augment(gray, draws)
+    params = sampled(replace(EVERYTHING, solarize=0.0), 16)
+    three = augment(gray.expand(-1, 3, -1, -1), params)
+    one = augment(gray, params)
     assert one.shape == gray.shape
     assert_close(three, one.expand(-1, 3, -1, -1), 2e-4)  # luminance weights sum to 0.9999
     assert normalize(one).shape == three.shape
@@ -355,8 +357,8 @@ def test_one_channel_is_a_gray_image():
 def test_any_view_is_finite_and_between_0_and_1(name, size, stored, channels, seed):
     images = (samples(3, stored, channels, seed) * 255).to(torch.uint8)
     for number, view in enumerate(AUGMENTATIONS[name]):
-        draws = drawn(view, 3, stored, seed=seed, number=number)
-        views = augment(crop(images, draws.box, size), draws)
+        params = sampled(view, 3, stored, seed=seed, number=number)
+        views = augment(crop(images, params.box, size), params)
         assert views.shape == (3, channels, size, size)
         assert views.is_contiguous(memory_format=torch.channels_last)
         assert views.isfinite().all()
@@ -365,7 +367,7 @@ def test_any_view_is_finite_and_between_0_and_1(name, size, stored, channels, se
 
 
 def test_normalize_is_torchvisions_and_keeps_the_layout():
-    views = augment(samples(2), drawn(SMALL, 2))
+    views = augment(samples(2), sampled(SMALL, 2))
     assert_close(normalize(views), TF.normalize(views, MEAN, STD))
     assert normalize(views).is_contiguous(memory_format=torch.channels_last)
 

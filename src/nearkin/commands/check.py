@@ -9,7 +9,7 @@ import torch
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, Pixels
+from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
 from nearkin.data.order import Order
@@ -165,7 +165,7 @@ def erased(images: Images, augment: str) -> list[str]:
     """
     view = views_of(augment, ("strong",))[0]
     shown = images.subset(np.flatnonzero(images.splits != "test")).spread(LOOKED_AT)
-    small = torch.cat(list(Pixels(shown, 16))).float() / 255
+    small = torch.cat(list(CenterCrops(shown, 16))).float() / 255
     color = torch.cat([small.mean(dim=(2, 3)), small.std(dim=(2, 3))], dim=1)
     known = shown.labels[shown.labels >= 0]
     chance = np.bincount(known).max() / len(known) if len(known) else 1.0

@@ -17,48 +17,48 @@ from nearkin.data.images import Images
 from nearkin.data.loading import loaded_ahead
 from nearkin.data.order import Ordered
 from nearkin.data.rng import uniform
-from nearkin.data.views import Draws, View, augment, crop, draw, normalize
+from nearkin.data.views import View, ViewParams, augment, crop, normalize, sample_view
 from nearkin.distributed import sent, share
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN, Batch
 
 SUBSTITUTE: Final = 255
-"""The view number whose draws choose a substitute for an image that turns out unreadable."""
+"""The view number whose random numbers choose a substitute for an unreadable image."""
 SUBSTITUTES: Final = 8
-"""How many substitutes are tried for one image."""
+"""Substitutes that are tried for one image."""
 
 
-class Drawing:
-    """Draws views and substitutes: functions of the seed, the epoch and the image alone.
+class ViewSampler:
+    """Samples the views of images, and the substitutes of unreadable ones.
 
-    So they are the same with any number of workers, and in memory as from files.
+    Both are functions of the seed, the epoch and the image alone, so that they are the same with
+    any number of workers, from memory and from files.
 
     Args:
-        images: What is shown.
-        kinds: How each view is drawn.
-        image_size: Side in pixels of whole views, and of small images before they are
-            cropped.
-        seed: The run's.
+        images: The images.
+        views: The views of each image.
+        image_size: Side in pixels of views of size 1, and of small images before the crop.
+        seed: The run's seed.
     """
 
     def __init__(
-        self, images: Images, kinds: Sequence[View], *, image_size: int, seed: int
+        self, images: Images, views: Sequence[View], *, image_size: int, seed: int
     ) -> None:
         self.images = images
-        self.kinds = kinds
+        self.views = views
         self.seed = seed
-        self.sides = [max(1, round(kind.size * image_size)) for kind in kinds]
-        """Of each view, in pixels."""
+        self.sizes = [max(1, round(view.size * image_size)) for view in views]
+        """Side in pixels of each view."""
         small = np.full((len(images), 2), image_size, np.int32)
-        self.cropped = small if images.is_small else images.sizes
-        """Width and height in pixels of the images that crops are cut from."""
+        # Small images are resized to the image size once, and crops are cut from that.
+        self.source_sizes = small if images.is_small else images.sizes
 
-    def views(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> list[Draws]:
-        """What is drawn for each view of these images in one epoch."""
-        width, height = self.cropped[rows].T
+    def sample(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> list[ViewParams]:
+        """The parameters of each view of these images in one epoch."""
+        width, height = self.source_sizes[rows].T
         return [
-            draw(
-                kind,
+            sample_view(
+                view,
                 seed=self.seed,
                 epoch=epoch,
                 index=rows,
@@ -66,18 +66,18 @@ class Drawing:
                 width=width,
                 height=height,
             )
-            for number, kind in enumerate(self.kinds)
+            for number, view in enumerate(self.views)
         ]
 
     def candidates(self, epoch: int, row: int) -> Iterator[int]:
-        """The image itself and then, for as long as none can be read, its substitutes.
+        """The image itself, then its substitutes, one by one.
 
         Raises:
-            DataError: If more than `SUBSTITUTES` substitutes are asked for.
+            DataError: If more than `SUBSTITUTES` of them are needed.
         """
         yield row
-        places = uniform(self.seed, epoch, np.array([row]), SUBSTITUTE, SUBSTITUTES)[0]
-        yield from (places * len(self.images)).astype(int).tolist()
+        u = uniform(self.seed, epoch, np.array([row]), SUBSTITUTE, SUBSTITUTES)[0]
+        yield from (u * len(self.images)).astype(int).tolist()
         raise DataError(
             f"{self.images.names[row]} and {SUBSTITUTES} images drawn in its place cannot be "
             "read; `nearkin check` lists what is wrong"
@@ -91,7 +91,7 @@ class Crops:
     views: tuple[UInt8[Tensor, "batch _ _ channel"], ...]
     epoch: int
     rows: np.ndarray
-    """The images that are shown, substitutes included."""
+    """The images that were cropped, substitutes included."""
     bad: dict[int, str]
     """Images that could not be read, with the reason."""
 
@@ -100,15 +100,15 @@ class Photographs(Dataset[Crops]):
     """The crops of each step, for the workers of a `DataLoader`; its items are steps.
 
     Args:
-        drawing: How they are drawn.
+        sampler: The views.
         order: Which images each step sees.
-        cache: What holds the images; without it, each crop is decoded as it is needed.
+        cache: Decoded images; without it, each crop is decoded when it is needed.
     """
 
-    def __init__(self, drawing: Drawing, order: Ordered, cache: Cache | None = None) -> None:
-        self.drawing = drawing
+    def __init__(self, sampler: ViewSampler, order: Ordered, cache: Cache | None = None) -> None:
+        self.sampler = sampler
         self.order = order
-        self.source = cache or drawing.images
+        self.source = cache or sampler.images
         self.share = share(order.batch_size)
 
     def __getitem__(self, step: int) -> Crops:
@@ -118,23 +118,23 @@ class Photographs(Dataset[Crops]):
     def load(self, epoch: int, rows: np.ndarray) -> Crops:
         """The crops of these photographs, or of their substitutes, in one epoch."""
         bad: dict[int, str] = {}
-        shown, drawn = [], []
+        readable, cropped = [], []
         for row in rows.tolist():
             attempts = (
                 (candidate, self._crops(epoch, candidate, bad))
-                for candidate in self.drawing.candidates(epoch, row)
+                for candidate in self.sampler.candidates(epoch, row)
             )
-            good, views = next(attempt for attempt in attempts if attempt[1])
-            shown.append(good)
-            drawn.append(views)
-        stacked = (torch.from_numpy(np.stack(view)) for view in zip(*drawn, strict=True))
-        return Crops(tuple(stacked), epoch, np.array(shown), bad)
+            candidate, views = next(attempt for attempt in attempts if attempt[1])
+            readable.append(candidate)
+            cropped.append(views)
+        stacked = (torch.from_numpy(np.stack(view)) for view in zip(*cropped, strict=True))
+        return Crops(tuple(stacked), epoch, np.array(readable), bad)
 
     def _crops(self, epoch: int, row: int, bad: dict[int, str]) -> list[np.ndarray]:
         """The crops of an image, or none and a note in `bad`."""
-        boxes = [draws.box[0] for draws in self.drawing.views(epoch, np.array([row]))]
+        boxes = [params.box[0] for params in self.sampler.sample(epoch, np.array([row]))]
         try:
-            return crops(self.source.read(row), np.stack(boxes), self.drawing.sides)
+            return crops(self.source.read(row), np.stack(boxes), self.sampler.sizes)
         except BadImage as error:
             bad[row] = error.reason
             return []
@@ -145,7 +145,7 @@ Views = list[Float[Tensor, "batch 3 _ _"]]
 
 @runtime_checkable
 class Feed(Protocol):
-    """What a training is fed with."""
+    """Where a training takes its batches from."""
 
     @property
     def order(self) -> Ordered:
@@ -156,12 +156,16 @@ class Feed(Protocol):
 
 
 class Batches:
-    """The batches of a training run. Without `labels`, no method meets one.
+    """The batches of a training run. Without `labels`, no method sees one.
+
+    Small images (see `Images.is_small`) are held on the device and cropped there by the batch.
+    Photographs stay encoded; workers decode what a crop needs, and only the crops are augmented
+    on the device.
 
     Args:
         images: What to train on; an image's index is its row here.
-        kinds: How each view is drawn.
-        image_size: Side in pixels of whole views.
+        views: The views of each image.
+        image_size: Side in pixels of views of size 1.
         order: Which images each step sees.
         device: Where views are computed.
         workers: Processes that decode photographs; 0 decodes in this one.
@@ -170,13 +174,13 @@ class Batches:
 
     Raises:
         DataError: If the images do not fill a batch.
-        UsageError, ResourceError: If they cannot be kept as `cache` says.
+        UsageError, ResourceError: If `cache` cannot be made.
     """
 
     def __init__(
         self,
         images: Images,
-        kinds: Sequence[View],
+        views: Sequence[View],
         *,
         image_size: int,
         order: Ordered,
@@ -195,33 +199,35 @@ class Batches:
         self.device = device
         self.workers = workers
         self.labels = np.full(len(images), UNKNOWN) if labels is None else labels
-        self.drawing = Drawing(images, kinds, image_size=image_size, seed=order.seed)
-        self.sizes = self.drawing.sides
+        self.sampler = ViewSampler(images, views, image_size=image_size, seed=order.seed)
+        self.sizes = self.sampler.sizes
         """Side in pixels of each view."""
-        kept = None if cache == "off" or images.is_small else Cache(images, image_size, cache)
-        self.photographs = Photographs(self.drawing, order, kept)
+        in_files = cache == "off" or images.is_small
+        decoded = None if in_files else Cache(images, image_size, cache)
+        self.photographs = Photographs(self.sampler, order, decoded)
         self.bad: dict[int, str] = {}
         """Rows that turned out unreadable, with the reason; others took their place."""
         self.pixels: Tensor | None = None
         """All images, if they are small."""
         if images.is_small:
-            pixels, self.bad = load_small(images, image_size)
+            pixels, self.bad = center_crops(images, range(len(images)), image_size)
             self.pixels = channels_first(torch.from_numpy(pixels)).to(device)
 
     def between(self, start: int, stop: int) -> Iterator[Batch]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
+        part = share(self.order.batch_size)
         if self.pixels is not None:
             for step in range(start, stop):
-                rows = self.order.rows(step)[share(self.order.batch_size)]
+                rows = self.order.rows(step)[part]
                 yield self._batch(*self._from_memory(self.pixels, self.order.epoch(step), rows))
             return
-        size = len(range(self.order.batch_size)[share(self.order.batch_size)])
+        num_images = len(range(self.order.batch_size)[part])
         data, workers = self.photographs, self.workers
-        for loaded in loaded_ahead(data, start, stop, workers, images=size):
-            yield self._batch(*self._from_files(loaded))
+        for cropped in loaded_ahead(data, start, stop, workers, images=num_images):
+            yield self._batch(*self._from_files(cropped))
 
     def views(self, epoch: int, rows: np.ndarray) -> Views:
-        """The views of these images in one epoch, as images in [0, 1].
+        """The views of these images in one epoch, as values in [0, 1].
 
         An image that cannot be read is replaced as in training.
         """
@@ -234,45 +240,29 @@ class Batches:
     ) -> tuple[Views, np.ndarray]:
         """The views, and the rows that they show."""
         rows = np.array([self._readable(epoch, row) for row in rows.tolist()])
-        shown = pixels[sent(torch.from_numpy(rows), self.device)]
-        drawn = zip(self.drawing.views(epoch, rows), self.sizes, strict=True)
-        return [augment(crop(shown, draws.box, size), draws) for draws, size in drawn], rows
+        images = pixels[sent(torch.from_numpy(rows), self.device)]
+        sampled = zip(self.sampler.sample(epoch, rows), self.sizes, strict=True)
+        return [augment(crop(images, params.box, size), params) for params, size in sampled], rows
 
     def _readable(self, epoch: int, row: int) -> int:
-        candidates = self.drawing.candidates(epoch, row)
+        candidates = self.sampler.candidates(epoch, row)
         return next(candidate for candidate in candidates if candidate not in self.bad)
 
-    def _from_files(self, loaded: Crops) -> tuple[Views, np.ndarray]:
-        """What was cropped while it was decoded, augmented, and the rows that it shows."""
-        self.bad.update(loaded.bad)
-        finished = []
-        drawn = self.drawing.views(loaded.epoch, loaded.rows)
-        for pixels, draws in zip(loaded.views, drawn, strict=True):
-            shown = channels_first(sent(pixels, self.device))
-            finished.append(augment(shown / 255, draws))
-        return finished, loaded.rows
+    def _from_files(self, cropped: Crops) -> tuple[Views, np.ndarray]:
+        """The views, and the rows that they show."""
+        self.bad.update(cropped.bad)
+        # Workers sampled the same parameters for their boxes. Sampling them again costs less than
+        # sending them from process to process.
+        sampled = self.sampler.sample(cropped.epoch, cropped.rows)
+        views = []
+        for pixels, params in zip(cropped.views, sampled, strict=True):
+            images = channels_first(sent(pixels, self.device))
+            views.append(augment(images / 255, params))
+        return views, cropped.rows
 
     def _batch(self, views: Views, rows: np.ndarray) -> Batch:
         index, label = (sent(torch.from_numpy(x), self.device) for x in (rows, self.labels[rows]))
         return Batch(tuple(map(normalize, views)), index, label)
-
-
-def load_small(
-    images: Images, size: int
-) -> tuple[UInt8[np.ndarray, "images {size} {size} 3"], dict[int, str]]:
-    """Every image's `center` in one array, for data that fit in memory.
-
-    Returns:
-        The pixels, and the reason for each row that turned out to be bad. Those are gray.
-    """
-    pixels = np.full((len(images), size, size, 3), MIDDLE_GRAY, np.uint8)
-    bad: dict[int, str] = {}
-    for row in range(len(images)):
-        try:
-            pixels[row] = center(images.read(row), size)
-        except BadImage as error:
-            bad[row] = error.reason
-    return pixels, bad
 
 
 def channels_first(
@@ -282,17 +272,25 @@ def channels_first(
     return pixels.permute(0, 3, 1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Middles:
-    """The middles of some images."""
+def center_crops(
+    images: Images, rows: Sequence[int], size: int
+) -> tuple[UInt8[np.ndarray, "rows {size} {size} 3"], dict[int, str]]:
+    """The center crops of these images, and the reason for each row that cannot be read.
 
-    pixels: UInt8[Tensor, "batch size size 3"]
-    bad: dict[int, str]
-    """Rows that could not be read, with the reason; those are gray."""
+    An unreadable image is mid-gray, so that all others keep their positions.
+    """
+    pixels = np.full((len(rows), size, size, 3), MIDDLE_GRAY, np.uint8)
+    bad: dict[int, str] = {}
+    for position, row in enumerate(rows):
+        try:
+            pixels[position] = center(images.read(row), size)
+        except BadImage as error:
+            bad[row] = error.reason
+    return pixels, bad
 
 
-class Centered(Dataset[Middles]):
-    """Images batch by batch: each one's central square, mid-gray if it cannot be read."""
+class _CenterCropBatches(Dataset[tuple[Tensor, dict[int, str]]]):
+    """The center crops of consecutive images; its items are batches."""
 
     def __init__(self, images: Images, size: int, batch_size: int) -> None:
         self.images = images
@@ -302,29 +300,21 @@ class Centered(Dataset[Middles]):
     def __len__(self) -> int:
         return math.ceil(len(self.images) / self.batch_size)
 
-    def __getitem__(self, number: int) -> Middles:
-        """One batch."""
+    def __getitem__(self, number: int) -> tuple[Tensor, dict[int, str]]:
         rows = range(len(self.images))[number * self.batch_size :][: self.batch_size]
-        pixels = np.full((len(rows), self.size, self.size, 3), MIDDLE_GRAY, np.uint8)
-        bad: dict[int, str] = {}
-        for place, row in enumerate(rows):
-            try:
-                pixels[place] = center(self.images.read(row), self.size)
-            except BadImage as error:
-                bad[row] = error.reason
-        return Middles(torch.from_numpy(pixels), bad)
+        pixels, bad = center_crops(self.images, rows, self.size)
+        return torch.from_numpy(pixels), bad  # tensors leave a worker by shared memory, arrays not
 
 
-class Pixels:
+class CenterCrops:
     """All images in order, batch by batch: uint8 of shape (batch, 3, size, size).
 
-    Unreadable ones are mid-gray, so that all others keep their places, and are listed in `bad`:
-    whoever computes anything of them must leave those out.
+    Unreadable images are mid-gray and listed in `bad`; leave them out of whatever is computed.
 
     Args:
         images: Which images.
-        size: Their side in pixels.
-        batch_size: How many at a time.
+        size: Side of the crops in pixels.
+        batch_size: Images per batch.
         workers: Processes that decode photographs; 0 decodes in this one.
     """
 
@@ -333,32 +323,32 @@ class Pixels:
     ) -> None:
         self.bad: dict[int, str] = {}
         """Rows that could not be read, with the reason; complete after an iteration."""
-        self.centered = Centered(images, size, batch_size)
+        self.data = _CenterCropBatches(images, size, batch_size)
         self.workers = 0 if images.is_small else workers
 
     def __iter__(self) -> Iterator[UInt8[Tensor, "batch 3 size size"]]:
         """The batches; see `loaded_ahead` for what happens if workers are lost."""
-        data, size = self.centered, self.centered.batch_size
-        for shown in loaded_ahead(data, 0, len(data), self.workers, images=size):
-            self.bad.update(shown.bad)
-            yield channels_first(shown.pixels)
+        data, batch_size = self.data, self.data.batch_size
+        for pixels, bad in loaded_ahead(data, 0, len(data), self.workers, images=batch_size):
+            self.bad.update(bad)
+            yield channels_first(pixels)
 
 
-def to_network(shown: UInt8[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch 3 _ _"]:
-    """Pixels from 0 to 255 as networks are trained on them."""
-    return normalize(shown / 255)
+def to_input(pixels: UInt8[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch 3 _ _"]:
+    """Pixels from 0 to 255 as the normalized input of a network."""
+    return normalize(pixels / 255)
 
 
 def squares(
     images: Images, rows: Int[np.ndarray, " rows"], side: int, workers: int
 ) -> Iterator[tuple[int, UInt8[Tensor, "3 side side"]]]:
-    """Yield the row and the central square of each readable image, all of one size."""
+    """Yield the row and the center crop of each readable image, all of one size."""
     rows = np.unique(rows)
     if not len(rows):
         return
-    some = images.subset(rows)
-    pixels = Pixels(some, min(side, int(some.sizes.min(axis=1).max())), workers=workers)
-    shown = (square for batch in pixels for square in batch)
-    for place, square in enumerate(shown):
-        if place not in pixels.bad:
-            yield int(rows[place]), square
+    chosen = images.subset(rows)
+    size = min(side, int(chosen.sizes.min(axis=1).max()))
+    batches = CenterCrops(chosen, size, workers=workers)
+    for position, square in enumerate(square for batch in batches for square in batch):
+        if position not in batches.bad:
+            yield int(rows[position]), square

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from nearkin.data.batches import Batches, Pixels, squares
+from nearkin.data.batches import Batches, CenterCrops, squares
 from nearkin.data.images import Images
 from nearkin.tables import printable
 
@@ -121,7 +121,7 @@ def pixels_of(
 ) -> Float[Tensor, "rows 3 {side} {side}"]:
     """The middles of images in the order of `rows`, which may name one twice, in [0, 1]."""
     unique, places = np.unique(rows, return_inverse=True)
-    batches = list(Pixels(images.subset(unique), side))
+    batches = list(CenterCrops(images.subset(unique), side))
     return torch.cat(batches)[torch.from_numpy(places)] / 255
 
 

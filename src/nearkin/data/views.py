@@ -327,8 +327,8 @@ RANGES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """What was drawn for one view of each image of a batch."""
+class ViewParams:
+    """The random parameters of one view of each image of a batch."""
 
     box: Float32[np.ndarray, "batch 4"]
     """Left, top, width and height of the crop, as shares of the image."""
@@ -339,18 +339,15 @@ class Draws:
     jitter: Float32[np.ndarray, "batch 4"]
     """Strengths of `JITTER`; `NEUTRAL` where there is none."""
     order: Int[np.ndarray, "batch 4"]
-    """Places in `JITTER`, first to last."""
+    """Positions in `JITTER`, first to last."""
     gray: Bool[np.ndarray, " batch"]
-    """Whether color is removed."""
     sigma: Float32[np.ndarray, " batch"]
     """Standard deviation of the blur in pixels; 0 where there is none."""
     solarize: Bool[np.ndarray, " batch"]
-    """Whether bright pixels are inverted."""
     flip: Bool[np.ndarray, " batch"]
-    """Whether left and right are swapped."""
 
 
-def draw(
+def sample_view(
     view: View,
     *,
     seed: int,
@@ -359,12 +356,15 @@ def draw(
     number: int,
     width: int | Int[np.ndarray, " batch"],
     height: int | Int[np.ndarray, " batch"],
-) -> Draws:
-    """Draw one view of each image: a function of seed, epoch, the image and the view's number.
+) -> ViewParams:
+    """Sample one view of each image: a function of the seed, the epoch, the image and the number.
+
+    The parameters are numpy arrays, so that loader workers can sample them and no decision waits
+    for an accelerator.
 
     Args:
         view: What may happen.
-        seed: The run's.
+        seed: The run's seed.
         epoch: Which pass over the data.
         index: Which images.
         number: Which view of the images.
@@ -372,23 +372,24 @@ def draw(
         height: The images' heights in pixels.
     """
     u = uniform(seed, epoch, index, number, SLOTS)
-    place, u = np.split(u, [2 * ATTEMPTS + 2], axis=1)
-    room = [np.broadcast_to(side, index.shape).astype(float) for side in (width, height)]
-    box = random_boxes(place, view.scale, view.ratio, *room) / np.stack(room * 2, axis=1)
-    jittered, order, gray, blurred, sigma, solarized, flipped, angle = u[:, :8].T
+    # Every parameter has its own slots, used or not: switching one on leaves the others alone.
+    crop_u, u = np.split(u, [2 * ATTEMPTS + 2], axis=1)
+    sides = [np.broadcast_to(side, index.shape).astype(float) for side in (width, height)]
+    box = random_boxes(crop_u, view.scale, view.ratio, *sides) / np.stack(sides * 2, axis=1)
+    u_jitter, u_order, u_gray, u_blur, u_sigma, u_solarize, u_flip, u_angle = u[:, :8].T
     strength = np.array([view.brightness, view.contrast, view.saturation, view.hue])
     lowest = np.maximum(NEUTRAL - strength, LOWEST)
     jitter = lowest + (NEUTRAL + strength - lowest) * u[:, 8:12]
-    return Draws(
+    return ViewParams(
         box=box.astype(np.float32),
-        angle=between(angle, (-view.rotate, view.rotate)).astype(np.float32),
+        angle=between(u_angle, (-view.rotate, view.rotate)).astype(np.float32),
         shift=between(u[:, 12:], (-view.translate, view.translate)).astype(np.float32),
-        jitter=np.where((jittered < view.jitter)[:, None], jitter, NEUTRAL).astype(np.float32),
-        order=ORDERS[(order * len(ORDERS)).astype(int)],
-        gray=gray < view.gray,
-        sigma=np.where(blurred < view.blur, between(sigma, view.sigma), 0).astype(np.float32),
-        solarize=solarized < view.solarize,
-        flip=flipped < view.flip,
+        jitter=np.where((u_jitter < view.jitter)[:, None], jitter, NEUTRAL).astype(np.float32),
+        order=ORDERS[(u_order * len(ORDERS)).astype(int)],
+        gray=u_gray < view.gray,
+        sigma=np.where(u_blur < view.blur, between(u_sigma, view.sigma), 0).astype(np.float32),
+        solarize=u_solarize < view.solarize,
+        flip=u_flip < view.flip,
     )
 
 
@@ -398,7 +399,7 @@ def crop(
     box: Float32[np.ndarray, "batch 4"],
     size: int,
 ) -> Float32[Tensor, "batch channel {size} {size}"]:
-    """Cut out each image's own box and resample it, as Pillow's `resize(box=...)` does.
+    """Crop each image by its own box and resample it, as Pillow's `resize(box=...)` does.
 
     Meant for small images in memory; a photograph is better cropped while it is decoded.
 
@@ -420,40 +421,42 @@ def crop(
 
 
 def augment(
-    images: Float32[Tensor, "batch channel side side"], draws: Draws
+    images: Float32[Tensor, "batch channel side side"], params: ViewParams
 ) -> Float32[Tensor, "batch channel side side"]:
-    """What happens to views once they are cropped: warp, jitter, gray, blur, solarize, flip.
+    """Apply everything but the crop: warp, jitter, gray, blur, solarize, flip.
 
-    Values are from 0 to 1, before and after. The result has channels last in memory, which
-    convolutions are fastest with.
+    Values are from 0 to 1, before and after. The result is channels_last in memory, the fastest
+    layout for convolutions.
     """
     views = images.clone(memory_format=torch.contiguous_format)
     change = partial(_change, views)
-    warped = (draws.angle != 0) | draws.shift.any(axis=1)
-    change(warp, warped, draws.angle, draws.shift)
-    for turn in draws.order.T:
-        for place, operation in enumerate(JITTER):
-            strength = draws.jitter[:, place]
-            change(operation, (turn == place) & (strength != NEUTRAL[place]), strength)
-    change(grayscale, draws.gray)
-    change(blur, draws.sigma > 0, draws.sigma)
-    change(solarize, draws.solarize)
-    change(flip, draws.flip)
+    warped = (params.angle != 0) | params.shift.any(axis=1)
+    change(warp, warped, params.angle, params.shift)
+    # Each image has an order of its own, so each position takes four passes, over the images
+    # that have this operation there.
+    for turn in params.order.T:
+        for number, operation in enumerate(JITTER):
+            strength = params.jitter[:, number]
+            change(operation, (turn == number) & (strength != NEUTRAL[number]), strength)
+    change(grayscale, params.gray)
+    change(blur, params.sigma > 0, params.sigma)
+    change(solarize, params.solarize)
+    change(flip, params.flip)
     return views.clamp_(0, 1).contiguous(memory_format=torch.channels_last)
 
 
 def _change(
     views: Tensor,
     operation: Callable[..., Tensor],
-    chosen: Bool[np.ndarray, " batch"],
+    mask: Bool[np.ndarray, " batch"],
     *parameters: Float32[np.ndarray, "batch ..."],
 ) -> None:
-    """Apply an operation to the chosen images only, in place."""
-    rows = np.flatnonzero(chosen)
+    """Apply an operation to the images of the mask only, in place."""
+    rows = np.flatnonzero(mask)
     if len(rows):
         index = sent(torch.from_numpy(rows), views.device)
-        given = (sent(torch.from_numpy(each[rows]), views.device) for each in parameters)
-        views[index] = operation(views[index], *given)
+        own = (sent(torch.from_numpy(each[rows]), views.device) for each in parameters)
+        views[index] = operation(views[index], *own)
 
 
 def normalize(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, Feed, Pixels, to_network
+from nearkin.data.batches import Batches, CenterCrops, Feed, to_input
 from nearkin.data.images import Images
 from nearkin.data.order import Order, Ordered
 from nearkin.data.rng import seeded, uniform
@@ -290,10 +290,10 @@ def look(
         of those mean nothing.
     """
     network = encoder.backbone.to(device).to(memory_format=torch.channels_last)
-    shown = Pixels(images, encoder.image_size, workers=workers)
+    shown = CenterCrops(images, encoder.image_size, workers=workers)
     count = len(images)
     read = tracked(shown, count, "features", on_progress)
-    center = encode(network, (to_network(batch.to(device)) for batch in read))
+    center = encode(network, (to_input(batch.to(device)) for batch in read))
     drawn = Batches(
         images,
         views_of(augment, ("strong",)),

@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from nearkin.config import suggestion
-from nearkin.data.batches import Pixels, to_network
+from nearkin.data.batches import CenterCrops, to_input
 from nearkin.data.images import Images
 from nearkin.errors import DataError, OutputError, UsageError
 from nearkin.evaluation.encoder import Encoder
@@ -177,7 +177,7 @@ def encode_readable(
 ) -> Encoded:
     """The same of images of which maybe none can be read."""
     encoder.to(device).to(memory_format=torch.channels_last)
-    shown = Pixels(images, encoder.image_size, workers=workers)
+    shown = CenterCrops(images, encoder.image_size, workers=workers)
     features = encode_pixels(encoder, tracked(shown, len(images), "features", on_progress), device)
     rows = np.delete(np.arange(len(images)), sorted(shown.bad))
     bad = {images.names[row]: reason for row, reason in sorted(shown.bad.items())}
@@ -188,7 +188,7 @@ def encode_pixels(
     network: nn.Module, batches: Iterable[UInt8[Tensor, "_ 3 _ _"]], device: torch.device
 ) -> Float[Tensor, "n d"]:
     """Features of images that are already pixels, by a network on that device."""
-    return encode(network, (to_network(batch.to(device)) for batch in batches))
+    return encode(network, (to_input(batch.to(device)) for batch in batches))
 
 
 def table(

@@ -63,13 +63,13 @@ class Encoder(nn.Module):
         """
         import numpy as np
 
-        from nearkin.data.batches import to_network
+        from nearkin.data.batches import to_input
         from nearkin.data.decode import CENTER, center
         from nearkin.data.decode import load as upright
 
         color = upright(image, math.ceil(self.image_size / CENTER))
         pixels = center(np.asarray(color), self.image_size)
-        return to_network(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
+        return to_input(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
 
 
 def write_encoder(path: Path, backbone: Backbone, details: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, Pixels
+from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.order import Order
 from nearkin.data.rng import seeded
@@ -286,7 +286,9 @@ def pixel_features(
     """Raw pixels as features, less the mean of the first."""
     shown = []
     for part in (train,) if test is train else (train, test):
-        read = tracked(Pixels(part, SIDE, workers=workers), len(part), "raw pixels", on_progress)
+        read = tracked(
+            CenterCrops(part, SIDE, workers=workers), len(part), "raw pixels", on_progress
+        )
         shown.append(torch.cat(list(read)).movedim(1, 3).numpy())
     mean = mean_pixels(shown[0])
     found = [pixels(part, mean) for part in shown]

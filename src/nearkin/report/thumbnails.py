@@ -11,7 +11,7 @@ from jaxtyping import Int, UInt8
 from PIL import Image
 from torch import Tensor
 
-from nearkin.data.batches import Pixels, squares
+from nearkin.data.batches import CenterCrops, squares
 from nearkin.data.images import SMALL_SIDE, Images
 
 QUALITY: Final = 80
@@ -82,7 +82,7 @@ def tiles(images: Images, workers: int = 0) -> Tiles:
 def _sheets(
     images: Images, side: int, workers: int
 ) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
-    batches = Pixels(images, side, batch_size=PER_SHEET, workers=workers)
+    batches = CenterCrops(images, side, batch_size=PER_SHEET, workers=workers)
     for batch in batches:
         squares = batch.permute(0, 2, 3, 1).numpy()
         rows = -(-len(squares) // COLUMNS)

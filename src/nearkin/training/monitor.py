@@ -8,7 +8,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from nearkin.config import TrainConfig
-from nearkin.data.batches import Pixels
+from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.split import Parts
 from nearkin.distributed import whole
@@ -83,7 +83,7 @@ def in_memory(
     images: Images, size: int, workers: int, on_progress: ProgressCallback
 ) -> tuple[UInt8[Tensor, "n 3 {size} {size}"], Int[np.ndarray, " n"]]:
     """The pixels and the labels of those images that can be read."""
-    source = Pixels(images, size, workers=workers)
+    source = CenterCrops(images, size, workers=workers)
     shown = torch.cat(list(tracked(source, len(images), "images to look at", on_progress)))
     rows = np.delete(np.arange(len(images)), sorted(source.bad))
     return (shown[torch.from_numpy(rows)] if source.bad else shown), images.labels[rows]

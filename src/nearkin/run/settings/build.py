@@ -13,7 +13,7 @@ from torch import nn
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Pixels
+from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk, free_memory
 from nearkin.data.images import Images
 from nearkin.data.views import View
@@ -125,7 +125,7 @@ def image_size(images: Images, device: torch.device) -> int:
 
 def is_gray(images: Images) -> bool:
     """Whether images have no color, by a look at some of them."""
-    batches = Pixels(images.spread(64), 16)
+    batches = CenterCrops(images.spread(64), 16)
     return all(bool((shown == shown[:, :1]).all()) for shown in batches)  # unreadable: gray
 
 
