@@ -227,8 +227,8 @@ def counts(source: Source) -> dict[str, str]:
             for node in ast.walk(parse(path))
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
-        for name, node in definitions(path).items():
-            if not name.startswith("_") and not isinstance(node, ast.Assign | ast.AnnAssign):
+        for name in definitions(path):
+            if not name.startswith("_"):
                 public[name].add(path)
     functions.sort()
     single = [p for p, n in importers.items() if n == 1 and not p.name.startswith("__")]
