@@ -140,8 +140,8 @@ def test_a_row_holds_what_an_arm_was_measured_at(data, tmp_path):
 
 
 def test_another_recipe_arm_seed_or_image_is_another_trial(data):
-    images = trial.Images(str(data), TINY)
-    others = trial.Images(str(data), replace(TINY, queries=31))
+    images = trial.ImageSet(str(data), TINY)
+    others = trial.ImageSet(str(data), replace(TINY, queries=31))
     keys = {
         trial.key(ARM, 0, TINY, images),
         trial.key(ARM, 1, TINY, images),
@@ -151,11 +151,11 @@ def test_another_recipe_arm_seed_or_image_is_another_trial(data):
         trial.key(ARM, 0, TINY, others),
     }
     assert len(keys) == 6
-    assert trial.key(ARM, 0, TINY, trial.Images(str(data), TINY)) in keys
+    assert trial.key(ARM, 0, TINY, trial.ImageSet(str(data), TINY)) in keys
 
 
 def test_what_is_scored_is_neither_trained_on_nor_of_the_test_part(data):
-    images = trial.Images(str(data), TINY)
+    images = trial.ImageSet(str(data), TINY)
     trained, scored = set(images.train.names), set(images.queries.names)
     assert (len(trained), len(scored)) == (64, 32)
     assert not trained & scored
@@ -164,11 +164,11 @@ def test_what_is_scored_is_neither_trained_on_nor_of_the_test_part(data):
 
 def test_too_few_images_are_refused(data):
     with pytest.raises(DataError, match="100 images to train on; 12000 are needed"):
-        trial.Images(str(data), trial.Recipe())
+        trial.ImageSet(str(data), trial.Recipe())
 
 
 def test_all_arms_of_a_seed_start_from_the_same_weights_and_see_the_same_images(data):
-    images = trial.Images(str(data), TINY)
+    images = trial.ImageSet(str(data), TINY)
     start = replace(TINY, steps=0)
     knn = [
         trial.trial(arm, 5, start, images)["knn"]
@@ -178,7 +178,7 @@ def test_all_arms_of_a_seed_start_from_the_same_weights_and_see_the_same_images(
 
 
 def test_codes_are_the_less_balanced_the_fewer_iterations_made_them(data):
-    images = trial.Images(str(data), TINY)
+    images = trial.ImageSet(str(data), TINY)
     torch.manual_seed(0)
     queries = unit(torch.randn(200, 64) + 2)
     found = []
@@ -192,7 +192,7 @@ def test_codes_are_the_less_balanced_the_fewer_iterations_made_them(data):
 
 
 def test_neighbors_are_counted_by_the_class_of_their_images(data):
-    images = trial.Images(str(data), TINY)
+    images = trial.ImageSet(str(data), TINY)
     nnclr = METHODS["nnclr"](adopt(trial.network(), 14), **arms.NNCLR.but(support_size=64).options)
     of_class = {label: row for row, label in enumerate(images.train.labels.tolist())}
     queries = torch.eye(64)[: len(images.queries)]

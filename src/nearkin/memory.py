@@ -15,7 +15,7 @@ def same_image_mask(
 ) -> Bool[Tensor, "batch keys"]:
     """Which entries of a memory show the image that a query shows.
 
-    >>> own_entries(torch.tensor([4, 7]), torch.tensor([7, UNKNOWN, 4]))
+    >>> same_image_mask(torch.tensor([4, 7]), torch.tensor([7, UNKNOWN, 4]))
     tensor([[False, False,  True],
             [ True, False, False]])
     """

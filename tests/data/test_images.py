@@ -549,8 +549,8 @@ def test_arrays_that_are_no_images_are_refused(tmp_path):
         open_images((x, np.zeros(3, int)))
     with pytest.raises(DataError, match="labels of type float64"):
         open_images((x, np.zeros(4)))
-    np.savez(tmp_path / "keys.npz", images=x)
-    with pytest.raises(DataError, match="keys are images"):
+    np.savez(tmp_path / "keys.npz", pixels=x)
+    with pytest.raises(DataError, match="keys are pixels"):
         open_images(tmp_path / "keys.npz")
     np.savez(tmp_path / "names.npz", x=x, y=[0, 1, 2, 3], class_names=["a", "b"])
     with pytest.raises(DataError, match="labels from 0 to 3 for 2 classes"):

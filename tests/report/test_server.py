@@ -180,7 +180,7 @@ def test_the_page_gets_what_it_asks_for(server, site):
     assert ask(server, "/search", "POST", b"image")[0] == 200
     assert site.asked[-5:] == [
         ("name", "new-1", "violins"), ("merge", ["new-1", "new-3"], "violins"),
-        ("split", [3, 8], ""), ("export", "all", None), ("search", 7),
+        ("split", [3, 8], ""), ("export", "all", None), ("search", 5),
     ]  # fmt: skip
 
 
