@@ -34,11 +34,10 @@ import nearkin.commands.train  # noqa: F401
 from nearkin import sealed
 from nearkin.cli import main
 from nearkin.config import option
-from nearkin.methods import METHODS
+from nearkin.methods import METHODS, parameters
 from nearkin.report.from_training import training_curves
 from nearkin.report.plots import curves
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings.options import parameters
 from nearkin.training.checkpoint import latest
 
 PICTURES, BATCH, EPOCHS, SAVE_EVERY = 32, 8, 10, 2

@@ -14,8 +14,8 @@ from small import batch_for, run, small
 
 from nearkin.cli import main
 from nearkin.commands.methods import page, pages, write_pages
-from nearkin.methods import METHODS
-from nearkin.run.settings.options import default_options, parameters
+from nearkin.methods import METHODS, parameters
+from nearkin.run.settings.options import default_options
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"

@@ -47,12 +47,13 @@ from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import load, write_encoder
 from nearkin.evaluation.evaluate import PIXEL_BANK, pixel_features
 from nearkin.measures.kmeans import compact, constrained_kmeans
+from nearkin.methods import method_class
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.failures import foreseen
 from nearkin.run.folder import RunFolder, clear, data_name
 from nearkin.run.opened import default_folder, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
-from nearkin.run.settings.options import checked_options, method_class
+from nearkin.run.settings.options import checked_options
 from nearkin.tables import read_numbers
 from nearkin.types import UNKNOWN
 from nearkin.version import __version__

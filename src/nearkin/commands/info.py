@@ -9,8 +9,9 @@ import torch
 
 from nearkin.config import TrainConfig, Value, option, toml_value
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
+from nearkin.methods import method_class
 from nearkin.networks.backbone import SMALL, timm_names, torchvision_names
-from nearkin.run.settings.options import default_options, fitted_options, method_class
+from nearkin.run.settings.options import default_options, fitted_options
 from nearkin.version import __version__
 
 

@@ -20,14 +20,8 @@ from rich.markdown import Markdown
 from nearkin.commands.info import arguments, automatic, idea
 from nearkin.config import EMA, Range, metadata, option, spelled, toml_value
 from nearkin.method import Method
-from nearkin.methods import METHODS
-from nearkin.run.settings.options import (
-    default_options,
-    fitted_options,
-    method_class,
-    option_types,
-    parameters,
-)
+from nearkin.methods import METHODS, method_class, option_types, parameters
+from nearkin.run.settings.options import default_options, fitted_options
 
 REPOSITORY: Final = Path(__file__).parents[3]
 """Where recipes and measured results are, if the package is used from a clone."""

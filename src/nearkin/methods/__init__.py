@@ -1,7 +1,20 @@
-"""The methods, one per module. To add one, write its module and name it here."""
+"""The methods, one per module, and those of other packages and files.
 
-from typing import Any
+To add one to the package, write its module and name it in `METHODS`.
+"""
 
+import inspect
+from typing import Any, Literal, get_origin, get_type_hints
+
+from nearkin.config import suggestion
+from nearkin.errors import UsageError
+from nearkin.extensions import (
+    declared_names,
+    is_reference,
+    load_declared,
+    load_reference,
+    reference_to,
+)
 from nearkin.method import Method
 from nearkin.methods.barlow_twins import BarlowTwins
 from nearkin.methods.byol import BYOL
@@ -42,3 +55,96 @@ METHODS: dict[str, type[Method[Any]]] = {
     "swav": SwAV,
     "vicreg": VICReg,
 }
+
+
+def method_names() -> list[str]:
+    """The names of all methods: of the package, and of installed packages that declare some.
+
+    Raises:
+        UsageError: If two methods have one name.
+    """
+    return [*METHODS, *declared_names("methods", METHODS)]
+
+
+def method_class(name: str) -> type[Method[Any]]:
+    """The method of that name, or of a reference such as `my_method.py:MyMethod`.
+
+    Raises:
+        UsageError: If there is none, or it is no method.
+    """
+    if is_reference(name):
+        return checked_class(load_reference(name, "method"), name)
+    cls = load_declared("methods", name, built_in=name in METHODS)
+    if cls is not None:
+        return checked_class(cls, name)
+    if name not in METHODS:
+        raise UsageError(
+            f"unknown method {name}.{suggestion(name, METHODS)} "
+            f"`nearkin methods` lists them: {', '.join(method_names())}; your own is "
+            "FILE.py:NAME or module:NAME"
+        )
+    return METHODS[name]
+
+
+def method_name(method: str | type[Method[Any]]) -> str:
+    """The name of a method that is given as a name or as a class, for `method_class`."""
+    if isinstance(method, str):
+        return method
+    for name, cls in METHODS.items():
+        if cls is method:
+            return name
+    return reference_to(checked_class(method, getattr(method, "__name__", repr(method))))
+
+
+FACTS = ("self", "backbone", "num_images", "num_known_classes")
+"""Arguments of a method's constructor that the run fills in; all others are options."""
+
+
+def parameters(cls: type[Method[Any]]) -> dict[str, inspect.Parameter]:
+    """The options of a method, from its constructor."""
+    signature = inspect.signature(cls.__init__).parameters
+    return {key: value for key, value in signature.items() if key not in FACTS}
+
+
+def option_types(cls: type[Method[Any]]) -> dict[str, Any]:
+    """The types of a method's options, with their ranges."""
+    return get_type_hints(cls.__init__, include_extras=True)
+
+
+def checked_class(cls: Any, name: str) -> type[Method[Any]]:
+    """A class from outside of the package, if it is a method whose constructor is a schema.
+
+    Raises:
+        UsageError: Naming what is missing.
+    """
+    where = f"method {name}"
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
+        raise UsageError(f"{where} is no subclass of nearkin.method.Method; give one")
+    if missing := sorted(cls.__abstractmethods__):
+        raise UsageError(f"{where} does not define {', '.join(missing)}; define it")
+    try:
+        kinds = option_types(cls)
+    except NameError as error:
+        raise UsageError(f"{where}: a type of its constructor cannot be read: {error}") from error
+    if "backbone" not in inspect.signature(cls.__init__).parameters:
+        raise UsageError(f"{where}: its constructor does not take a backbone; add the argument")
+    for key, parameter in parameters(cls).items():
+        _check_option(where, key, parameter, kinds.get(key))
+    return cls
+
+
+def _check_option(where: str, key: str, parameter: inspect.Parameter, kind: Any) -> None:
+    if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+        raise UsageError(f"{where}: option {key} is not keyword-only; put it after a *")
+    if parameter.default is inspect.Parameter.empty:
+        raise UsageError(f"{where}: option {key} has no default; give it one")
+    if not _is_option_type(kind):
+        raise UsageError(
+            f"{where}: option {key} has no type that a setting can have; annotate it as "
+            "int, float, bool, str or Literal of texts"
+        )
+
+
+def _is_option_type(kind: Any) -> bool:
+    plain = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind
+    return plain in (int, float, bool, str) or get_origin(plain) is Literal

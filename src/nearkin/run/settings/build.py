@@ -20,9 +20,10 @@ from nearkin.data.views import View
 from nearkin.distributed import native_precision, num_processes, own_cpus
 from nearkin.errors import DataError, UsageError
 from nearkin.method import Defaults, Method
+from nearkin.methods import method_class
 from nearkin.networks import compilation
 from nearkin.networks.backbone import SMALL_IMAGE, Backbone
-from nearkin.run.settings.options import known_classes, method_class, method_options
+from nearkin.run.settings.options import known_classes, method_options
 
 SIZES = (32, 64, 96, 128, 160, 192, 224)
 """Sides of views that `auto` chooses from for photographs, in pixels."""

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nearkin.config import Config, TrainConfig, option
+from nearkin.methods import method_class
 from nearkin.run.settings.build import USUAL_BATCH
-from nearkin.run.settings.options import USUAL_GROUP, default_options, fitted_options, method_class
+from nearkin.run.settings.options import USUAL_GROUP, default_options, fitted_options
 
 
 def describe(config: TrainConfig) -> str:

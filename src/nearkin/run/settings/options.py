@@ -1,7 +1,5 @@
 """The options of methods: their constructors are the schema, and there is no other."""
 
-import inspect
-import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, get_args, get_origin
 
@@ -22,34 +20,8 @@ from nearkin.config import (
 from nearkin.data.images import Images
 from nearkin.errors import UsageError
 from nearkin.method import Method
-from nearkin.methods import METHODS
+from nearkin.methods import method_class, option_types, parameters
 from nearkin.types import UNKNOWN
-
-
-def method_class(name: str) -> type[Method[Any]]:
-    """The method of that name.
-
-    Raises:
-        UsageError: If there is none.
-    """
-    if name not in METHODS:
-        raise UsageError(
-            f"unknown method {name}.{suggestion(name, METHODS)} "
-            f"`nearkin methods` lists them: {', '.join(METHODS)}"
-        )
-    return METHODS[name]
-
-
-def parameters(cls: type[Method[Any]]) -> dict[str, inspect.Parameter]:
-    """The options of a method that a user may set, from its constructor."""
-    given_by_the_run = ("self", "backbone", "num_images", "num_known_classes")
-    signature = inspect.signature(cls.__init__).parameters
-    return {key: value for key, value in signature.items() if key not in given_by_the_run}
-
-
-def option_types(cls: type[Method[Any]]) -> dict[str, Any]:
-    """The types of a method's options, with their ranges."""
-    return typing.get_type_hints(cls.__init__, include_extras=True)
 
 
 def default_options(cls: type[Method[Any]]) -> dict[str, Any]:

@@ -1,0 +1,201 @@
+"""Methods, backbones, augmentations and image sources from outside of the package.
+
+A setting names one as `FILE.py:NAME`, as `package.module:NAME`, or, if an installed package
+declares it as an entry point of the group `nearkin.methods`, `.backbones`, `.augmentations` or
+`.sources`, by the name of the entry point.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections import Counter
+from collections.abc import Collection
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from nearkin.config import suggestion
+from nearkin.errors import UsageError
+
+REFERENCE: Final = re.compile(r"(?P<home>.*\.py|\w+(\.\w+)*):(?P<name>\w[\w.<>]*)")
+"""`FILE.py:NAME` or `module:NAME`."""
+_PASSED: dict[str, Any] = {}
+"""Objects that were passed from Python, by their reference."""
+
+
+def is_reference(text: str) -> bool:
+    """Whether a setting names an object outside of the package."""
+    return bool(REFERENCE.fullmatch(text))
+
+
+def label(reference: str) -> str:
+    """The name of an object without its file or module; other names as they are."""
+    match = REFERENCE.fullmatch(reference)
+    return match["name"].rpartition(".")[2] if match else reference
+
+
+def absolute(reference: str) -> str:
+    """A reference that holds from any working directory."""
+    match = REFERENCE.fullmatch(reference)
+    if match and match["home"].endswith(".py"):
+        return f"{Path(match['home']).expanduser().resolve()}:{match['name']}"
+    return reference
+
+
+def reference_to(thing: Any) -> str:
+    """The reference of a class or function that was passed from Python.
+
+    Objects of scripts, notebooks and function bodies have one that holds in this process only.
+    """
+    home, name = thing.__module__, thing.__qualname__
+    file = getattr(sys.modules.get(home), "__file__", None)
+    if home != "__main__" and "." not in home and "<" not in name and file:
+        return absolute(f"{file}:{name}")
+    reference = f"{home}:{name}"
+    _PASSED[reference] = thing
+    return reference
+
+
+def load_reference(reference: str, kind: str) -> Any:
+    """Import the object that a reference names.
+
+    Args:
+        reference: `FILE.py:NAME` or `module:NAME`.
+        kind: What it is, such as `method`, for messages.
+
+    Raises:
+        UsageError: If there is no such file, module or name, or its import fails.
+    """
+    if reference in _PASSED:
+        return _PASSED[reference]
+    match = REFERENCE.fullmatch(reference)
+    assert match is not None
+    home, name = match["home"], match["name"]
+    where = f"{kind} {reference}"
+    if home == "__main__" or "<" in name:
+        main: Any = sys.modules["__main__"]
+        if hasattr(main, name):  # a process that was started by the script
+            return getattr(main, name)
+        raise UsageError(
+            f"{where} was passed from Python and is in no file; pass it again, as "
+            f"{kind}={label(reference)} of nearkin.train"
+        )
+    thing: Any = _file(home, where) if home.endswith(".py") else _module(home, where)
+    for part in name.split("."):
+        if not hasattr(thing, part):
+            public = [each for each in vars(thing) if not each.startswith("_")]
+            raise UsageError(f"{where}: {home} has no {part}.{suggestion(part, public)}")
+        thing = getattr(thing, part)
+    return thing
+
+
+def _module(name: str, where: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # the command `nearkin` does not search it by itself
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            raise UsageError(f"{where}: there is no module {error.name}; install it") from error
+        raise _failed(where, error) from error
+    except (Exception, SystemExit) as error:
+        raise _failed(where, error) from error
+
+
+def _file(text: str, where: str) -> ModuleType:
+    """A Python file as a module, imported once however often it is named."""
+    path = Path(text).expanduser().resolve()
+    for module in list(sys.modules.values()):
+        if module.__name__ != "__main__" and getattr(module, "__file__", None) == str(path):
+            return module
+    if not path.is_file():
+        raise UsageError(f"{where}: there is no file {path}; give the path of a Python file")
+    # The digest keeps two files of one name apart; the name is the same in every process.
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # as data classes and pickle expect
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for the modules beside it
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _failed(where, error) from error
+    return module
+
+
+def _failed(where: str, error: BaseException) -> UsageError:
+    """One line on an import that failed: the error and the innermost line."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    line = getattr(error, "lineno", None) or (trace and trace.tb_lineno)
+    message = f"{type(error).__name__}: {' '.join(str(error).split())} (line {line})"
+    return UsageError(f"{where} cannot be imported: {message}; mend it")
+
+
+@cache
+def declared(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points that installed packages declare in `nearkin.GROUP`."""
+    return tuple(entry_points(group=f"nearkin.{group}"))
+
+
+def declared_names(group: str, built_in: Collection[str] = ()) -> list[str]:
+    """Names that installed packages add to those of nearkin.
+
+    Raises:
+        UsageError: If a name is taken.
+    """
+    counts = Counter(point.name for point in declared(group))
+    for name, count in counts.items():
+        if count > 1 or name in built_in:
+            raise UsageError(_taken(group, name, name in built_in))
+    return sorted(counts)
+
+
+def load_declared(group: str, name: str, *, built_in: bool = False) -> Any:
+    """The object that an installed package declares under a name; None if there is none.
+
+    Args:
+        group: `methods`, `backbones`, `augmentations` or `sources`.
+        name: The name of the entry point.
+        built_in: Whether nearkin has something of that name.
+
+    Raises:
+        UsageError: If the name is taken twice, or the package cannot be imported.
+    """
+    points = [point for point in declared(group) if point.name == name]
+    if len(points) + built_in > 1:
+        raise UsageError(_taken(group, name, built_in))
+    return load_reference(points[0].value, f"{group[:-1]} {name}:") if points else None
+
+
+def _taken(group: str, name: str, built_in: bool) -> str:
+    points = [point for point in declared(group) if point.name == name]
+    owners = [point.dist.name if point.dist else point.value for point in points]
+    all_owners = " and ".join([*(["nearkin"] if built_in else []), *owners])
+    return (
+        f"the {group[:-1]} name {name} is taken by {all_owners}; uninstall one, or give "
+        f"{points[0].value} instead of the name"
+    )
+
+
+def source_of(thing: Any) -> dict[str, str]:
+    """The file of an object from outside of the package and its SHA-256; {} if it has none."""
+    if str(getattr(thing, "__module__", "")).partition(".")[0] == "nearkin":
+        return {}
+    try:
+        file = inspect.getsourcefile(thing)
+    except (TypeError, OSError):
+        return {}
+    if file is None or not Path(file).is_file():  # a notebook, or typed by hand
+        return {}
+    return {"file": file, "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest()}
