@@ -161,21 +161,23 @@ def declared_names(group: str, built_in: Collection[str] = ()) -> list[str]:
     return sorted(counts)
 
 
-def load_declared(group: str, name: str, *, built_in: bool = False) -> Any:
-    """The object that an installed package declares under a name; None if there is none.
+def load_extension(group: str, name: str, *, built_in: bool = False) -> Any:
+    """The object outside of the package that a setting names; None if there is none.
 
     Args:
         group: `methods`, `backbones`, `augmentations` or `sources`.
-        name: The name of the entry point.
+        name: A reference, or the name of an entry point of that group.
         built_in: Whether nearkin has something of that name.
 
     Raises:
-        UsageError: If the name is taken twice, or the package cannot be imported.
+        UsageError: If the name is taken twice, or the object cannot be imported.
     """
+    if is_reference(name):
+        return load_reference(name, group[:-1])
     points = [point for point in declared(group) if point.name == name]
     if len(points) + built_in > 1:
         raise UsageError(_taken(group, name, built_in))
-    return load_reference(points[0].value, f"{group[:-1]} {name}:") if points else None
+    return load_reference(points[0].value, group[:-1]) if points else None
 
 
 def _taken(group: str, name: str, built_in: bool) -> str:

@@ -34,9 +34,9 @@ class Defaults:
     lr: float = 2e-3
     """Peak learning rate for a batch of 256; it grows with the batch."""
     weight_decay: float = 0.05
-    augment: str = "simclr"
+    augment: str | tuple[View, ...] = "simclr"
     """Augmentation of images of 64 px and more."""
-    augment_small: str = "simclr_cifar"
+    augment_small: str | tuple[View, ...] = "simclr_cifar"
     """Augmentation of smaller images."""
     options: Mapping[str, Value] = field(default_factory=dict[str, Value])
     """Options of the constructor whose default, the paper's, is for longer trainings."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nearkin.config import TrainConfig
-from nearkin.data.augmentations import views_of
+from nearkin.data.augmentations import Augment, views_of
 from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
@@ -157,7 +157,7 @@ def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[flo
     return hours, (copies * weights + features) / 1e6
 
 
-def erased(images: Images, augment: str) -> list[str]:
+def erased(images: Images, augment: Augment) -> list[str]:
     """Warnings that an augmentation erases what tells the classes of these images apart.
 
     Whether color alone names the classes, or a mirror image does no longer, is found by the

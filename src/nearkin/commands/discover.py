@@ -13,7 +13,6 @@ from torch import Tensor
 
 from nearkin.commands.train import Run
 from nearkin.config import DiscoverConfig, continued
-from nearkin.data.augmentations import views_of
 from nearkin.data.copies import check_destination
 from nearkin.discovery.classifier import (
     Calibration,
@@ -53,6 +52,7 @@ from nearkin.run.failures import foreseen
 from nearkin.run.folder import RunFolder, clear, data_name
 from nearkin.run.opened import default_folder, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
+from nearkin.run.settings.build import self_contained
 from nearkin.run.settings.options import checked_options
 from nearkin.tables import read_numbers
 from nearkin.types import UNKNOWN
@@ -139,10 +139,9 @@ def _asked(config: DiscoverConfig) -> DiscoverConfig:
             "say which classes are known: either --labeled PATH, or --known A,B where the data "
             "themselves have labels"
         )
+    config = self_contained(config)
     if method_class(config.method).uses_labels:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
-    if config.augment != "auto":
-        views_of(config.augment, ("strong",))
     if config.from_run:
         check_trained(load(config.from_run), config.trained)
     options = checked_options(MODE_METHOD[config.mode], config.options, DiscoverConfig)

@@ -9,18 +9,18 @@ from typing import Any
 from torch import nn
 
 from nearkin.config import TrainConfig
-from nearkin.data.augmentations import views_of
 from nearkin.data.split import copies, open_parts
 from nearkin.distributed import choose_device, device_name, is_first
 from nearkin.errors import UsageError
 from nearkin.evaluation.encoder import CUSTOM, load
+from nearkin.extensions import label
 from nearkin.report.write import write_page
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import foreseen
 from nearkin.run.folder import RunFolder, clear
 from nearkin.run.opened import default_folder, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
-from nearkin.run.settings.build import resolve
+from nearkin.run.settings.build import resolve, self_contained
 from nearkin.run.settings.options import checked_options, known_classes
 from nearkin.training.session import resumed_settings, run_worker, train_encoder
 from nearkin.version import __version__
@@ -73,7 +73,7 @@ def train(
     if not is_first():
         return Run(run_worker(data, network))
     config = _checked(config or TrainConfig(), network)
-    path = Path(out) if out else default_folder(data, config.method, resume=resume)
+    path = Path(out) if out else default_folder(data, label(config.method), resume=resume)
     source = Path(config.init_from).resolve()
     if overwrite and config.init_from and source.is_relative_to(path.resolve()):
         raise UsageError("--overwrite would remove the run that --init-from names; choose --out")
@@ -113,7 +113,7 @@ def _checked(config: TrainConfig, network: nn.Module | None) -> TrainConfig:
     """Check the settings as far as that takes no data; raise UsageError."""
     if config.max_time and config.epochs != "auto":
         raise UsageError("--epochs and --max-time both set the length; give one")
-    views_of("simclr" if config.augment == "auto" else config.augment, ("strong",))
+    config = self_contained(config)
     options = checked_options(config.method, config.options)
     known_classes(config)
     backbone = CUSTOM if network is not None else config.backbone

@@ -16,7 +16,7 @@ MAX_BYTES: Final = 1_000_000
 
 
 def read_toml(path: Path, kind: type[Config] = TrainConfig) -> dict[str, Any]:
-    """The settings in a file: names of that kind, `data`, and a table `options`.
+    """The settings in a file: names of that kind, `data`, and the tables `options` and `views`.
 
     Raises:
         UsageError: If it cannot be read, is not TOML, or has a key that is no setting.
@@ -30,6 +30,10 @@ def read_toml(path: Path, kind: type[Config] = TrainConfig) -> dict[str, Any]:
         str(settings)  # or no message could show a value: one too deep, or a number too long
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read the configuration {path}: {error}") from error
+    if "views" in settings:
+        if "augment" in settings:
+            raise UsageError(f"{path} has both augment and views; give one")
+        settings["augment"] = settings.pop("views")
     known = {"data", *(f.name for f in fields(kind))}
     for key in settings:
         if key not in known:
@@ -42,10 +46,12 @@ def read_toml(path: Path, kind: type[Config] = TrainConfig) -> dict[str, Any]:
 def to_toml(config: Config, data: str) -> str:
     """A file that repeats the run, by `--config config.toml`."""
     lines = [f"data = {toml_value(data)}"]
-    names = [entry.name for entry in fields(config) if entry.name != "options"]
+    views = () if isinstance(config.augment, str) else config.augment
+    tables = {"options", *(["augment"] if views else [])}
+    names = [entry.name for entry in fields(config) if entry.name not in tables]
     lines += [f"{name} = {toml_value(getattr(config, name))}" for name in names]
-    lines += ["", "[options]"]
-    lines += [f"{name} = {toml_value(value)}" for name, value in config.options.items()]
+    for title, table in [("[options]", config.options), *(("[[views]]", view) for view in views)]:
+        lines += ["", title, *(f"{name} = {toml_value(value)}" for name, value in table.items())]
     return "\n".join(lines) + "\n"
 
 

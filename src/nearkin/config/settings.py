@@ -4,9 +4,9 @@ One data class drives the command line, the Python call and `config.toml`. The o
 method are not here: a method's constructor is its configuration, and they travel as `options`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from nearkin.config.values import (
     MAX,
@@ -27,6 +27,8 @@ Share = Annotated[float, Range(0, 1)]
 HeldOut = Annotated[float, Range(0, 0.9)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 Devices = Annotated[int, Range(1, 1024)]
+Augment = str | Sequence[dict[str, Any]]
+"""A name, or the views themselves as tables of the fields that differ from their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +65,8 @@ class TrainConfig:
     """Share of the peak learning rate to which it falls."""
     drops: str = ""
     """Shares of the training, after commas, at which it drops to a tenth, instead of a cosine."""
-    augment: str = "auto"
-    """How views are drawn: a preset named as in the papers, or characters."""
+    augment: Augment = "auto"
+    """Augmentation: a name as in the papers, characters, FILE.toml or FILE.py:NAME."""
     image_size: Annotated[int | Auto, Range(8, MAX_IMAGE_SIZE)] = "auto"
     """Side of the views in pixels."""
     labels: str = "auto"
@@ -152,8 +154,8 @@ class DiscoverConfig:
     """How often the last stage is trained, to see which classes are found again."""
     baselines: bool = True
     """Whether to train what the result is compared with."""
-    augment: str = "auto"
-    """How views are drawn."""
+    augment: Augment = "auto"
+    """Augmentation: a name as in the papers, characters, FILE.toml or FILE.py:NAME."""
     num_views: Annotated[int, Range(2, 64)] = 8
     """Views kept of each image, where the encoder stays as it is."""
     truth: str = ""

@@ -4,7 +4,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from types import UnionType
 from typing import (
@@ -203,7 +203,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {folded[close[0]]}?" if close else ""
 
 
-def toml_value(value: Value) -> str:
+def toml_value(value: Value | Sequence[float]) -> str:
     r"""A value as TOML writes it.
 
     >>> print(toml_value(True), toml_value('a "b"'), toml_value(1e-4))

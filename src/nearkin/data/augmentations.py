@@ -16,6 +16,7 @@ from typing import Any, Final
 from nearkin.config import suggestion
 from nearkin.data.views import View
 from nearkin.errors import UsageError
+from nearkin.extensions import load_extension
 
 INSTDISC: Final = View(
     flip=0.5, jitter=1.0, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.4, gray=0.2
@@ -106,7 +107,7 @@ MAX_VIEWS: Final = 64
 MAX_BYTES: Final = 1_000_000
 """Of a file of views."""
 
-Augment = str | Sequence[View | dict[str, Any]]
+Augment = str | Sequence[View] | Sequence[dict[str, Any]]
 """A name of `AUGMENTATIONS`, the path of a .toml file, or the views themselves."""
 
 
@@ -114,7 +115,9 @@ def augmentation(augment: Augment) -> tuple[View, ...]:
     """The views that a name, a file or a list stands for.
 
     Args:
-        augment: A name of `AUGMENTATIONS`; the path of a .toml file with one [[views]] table
+        augment: A name of `AUGMENTATIONS`, or one that an installed package declares;
+            FILE.py:NAME or module:NAME of a view, of several, or of a function that returns them;
+            the path of a .toml file with one [[views]] table
             per view; or views, each a `View` or a dictionary of its fields.
 
     Raises:
@@ -122,6 +125,9 @@ def augmentation(augment: Augment) -> tuple[View, ...]:
     """
     if not isinstance(augment, str):
         return _views(list(augment), "augment")
+    extension = load_extension("augmentations", augment, built_in=augment in AUGMENTATIONS)
+    if extension is not None:
+        return _imported(extension, augment)
     if augment in AUGMENTATIONS:
         return AUGMENTATIONS[augment]
     if augment.endswith(".toml"):
@@ -129,6 +135,16 @@ def augmentation(augment: Augment) -> tuple[View, ...]:
     hint = suggestion(augment, AUGMENTATIONS)
     names = ", ".join(AUGMENTATIONS)
     raise UsageError(f"unknown augmentation {augment}.{hint} One of {names}, or a .toml file")
+
+
+def _imported(views: Any, name: str) -> tuple[View, ...]:
+    """The views of an object from outside of the package: a view, several, or their function."""
+    views = views() if callable(views) else views
+    if isinstance(views, View):
+        return (views,)
+    if not isinstance(views, Sequence) or isinstance(views, str):
+        raise UsageError(f"augment {name} is a {type(views).__name__}; give a View, or several")
+    return _views(views, f"augment {name}")
 
 
 def _read_toml(path: Path) -> tuple[View, ...]:

@@ -34,7 +34,8 @@ from nearkin.data.sources import (
     list_archive,
     list_folder,
 )
-from nearkin.errors import DataError
+from nearkin.errors import DataError, UsageError
+from nearkin.extensions import load_extension
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.types import UNKNOWN
 
@@ -173,7 +174,9 @@ def open_images(
         data: a folder, flat or nested; a .csv or .parquet with the column path and, optionally,
             label, group and split; a .zip, .tar or .tar.gz (the last up to 1 GiB unpacked); an
             .npz with x and y, or x_train, y_train, x_test, y_test; pixels, or (pixels, labels),
-            as arrays; "digits", or "torchvision:NAME" for a set that is already on disk.
+            as arrays; "digits", or "torchvision:NAME" for a set that is already on disk; or
+            FILE.py:NAME, module:NAME, or a name that an installed package declares: a function
+            that returns any of these.
         labels: "auto": what the data say or, in folders, the class folders if they look like
             some; "none"; "folders": each image's folder, in any case; or the path of a table
             with the columns path and label. Such a table may say something of only some
@@ -192,6 +195,9 @@ def open_images(
     if is_name(str(data)):
         return _from_parts(str(data), from_name(str(data)), labels)
     path = Path(data).expanduser()
+    source = None if path.exists() else load_extension("sources", str(data))
+    if source is not None:
+        return _imported(source, str(data), labels)
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; give the path of your images")
     if path.suffix.lower() == ".npz":
@@ -209,6 +215,16 @@ def open_images(
     if listing.labels:
         own = said_beside(images.names, listing.labels)
     return _labeled(images, own, labels)
+
+
+def _imported(source: Any, name: str, labels: str) -> Images:
+    """The images of a function from outside of the package."""
+    if not callable(source):
+        raise UsageError(f"data {name} is no function; give one that returns images or a path")
+    data = source()
+    if isinstance(data, str | Path):
+        return open_images(data, labels=labels)
+    return _from_parts(name, from_memory(data), labels)
 
 
 def open_files(

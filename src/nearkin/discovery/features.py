@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.data.augmentations import views_of
+from nearkin.data.augmentations import Augment, views_of
 from nearkin.data.batches import Batches, CenterCrops, Feed, to_input
 from nearkin.data.images import Images
 from nearkin.data.order import Order, Ordered
@@ -183,7 +183,7 @@ class FinetunedEncoder:
 
     encoder: Encoder
     images: Images
-    augment: str
+    augment: Augment
     num_views: int
     trained: str
     seed: int
@@ -274,7 +274,7 @@ def freeze(network: Backbone, trained: str) -> None:
 def look(
     encoder: Encoder,
     images: Images,
-    augment: str,
+    augment: Augment,
     num_views: int,
     seed: int,
     device: torch.device,

@@ -10,9 +10,7 @@ from nearkin.config import suggestion
 from nearkin.errors import UsageError
 from nearkin.extensions import (
     declared_names,
-    is_reference,
-    load_declared,
-    load_reference,
+    load_extension,
     reference_to,
 )
 from nearkin.method import Method
@@ -72,9 +70,7 @@ def method_class(name: str) -> type[Method[Any]]:
     Raises:
         UsageError: If there is none, or it is no method.
     """
-    if is_reference(name):
-        return checked_class(load_reference(name, "method"), name)
-    cls = load_declared("methods", name, built_in=name in METHODS)
+    cls = load_extension("methods", name, built_in=name in METHODS)
     if cls is not None:
         return checked_class(cls, name)
     if name not in METHODS:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,7 @@ from typing_extensions import override
 
 from nearkin.config import suggestion
 from nearkin.errors import UsageError
+from nearkin.extensions import is_reference, load_extension
 
 
 def conv_norm(fan_in: int, fan_out: int, size: int, stride: int = 1) -> nn.Sequential:
@@ -88,7 +90,9 @@ def build_backbone(name: str, image_size: int) -> Backbone:
         name: One of `nearkin.networks.backbone.SMALL`, a torchvision name (`resnet18`,
             `torchvision/resnet18`) or a timm name (`timm/resnet18`, `vit_tiny_patch16_224`). A
             bare name that both libraries have means torchvision's. Below 64 px, vision
-            transformers are built with patches of 4 px, whatever their name says.
+            transformers are built with patches of 4 px, whatever their name says. Or
+            FILE.py:NAME, module:NAME, or a name that an installed package declares: a function or
+            class that returns the network.
         image_size: Side of the views in pixels.
 
     Raises:
@@ -98,7 +102,7 @@ def build_backbone(name: str, image_size: int) -> Backbone:
         body = _build(name, image_size)
     except (RuntimeError, AssertionError, ValueError) as error:
         raise _refused(name, image_size, error) from error
-    if image_size < SMALL_IMAGE:
+    if image_size < SMALL_IMAGE and not is_reference(name):
         small_stem(body)
     return adopt(body, image_size, name=name)
 
@@ -162,6 +166,9 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 def _build(name: str, image_size: int) -> nn.Module:
     library, _, bare = name.rpartition("/")
+    extension = load_extension("backbones", name, built_in=name in SMALL)
+    if extension is not None:
+        return _imported(extension, name)
     if name in SMALL:
         return SMALL[name]()
     if library in ("", "torchvision") and bare in torchvision_names():
@@ -171,6 +178,16 @@ def _build(name: str, image_size: int) -> nn.Module:
     known = [*SMALL, *torchvision_names(), *timm_names()]
     hint = suggestion(bare, known)
     raise UsageError(f"unknown backbone {name}.{hint} `nearkin backbones` lists them")
+
+
+def _imported(build: Any, name: str) -> nn.Module:
+    """What a function or class from outside of the package returns."""
+    body = build() if callable(build) and not isinstance(build, nn.Module) else None
+    if not isinstance(body, nn.Module):
+        raise UsageError(
+            f"backbone {name} is no function or class whose call returns a torch.nn.Module"
+        )
+    return body
 
 
 def _from_torchvision(name: str) -> nn.Module:

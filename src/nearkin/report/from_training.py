@@ -12,13 +12,11 @@ from nearkin.config import TrainConfig
 from nearkin.data.images import Images
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.measure import Measure
-from nearkin.methods import METHODS
 from nearkin.report.embedded import Embedded, voted
 from nearkin.report.page.report import Chart, Confusion, Points, Table, TrainingReport
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings.describe import command
 from nearkin.tables import read_numbers
-from nearkin.training.health import signs, verdict
 from nearkin.version import __version__
 
 CURVES: Final = {
@@ -96,12 +94,11 @@ def report_of(folder: RunFolder, images: Images, found: Embedded) -> TrainingRep
     """
     config, data = folder.settings()
     summary = folder.read_summary()
-    method = METHODS[config.method]
     return TrainingReport(
         data=Path(data).name,
         lead=_lead(config, summary, images),
-        health=_health(verdict(summary["health"], method)),
-        findings=tuple(_findings(summary, bool(signs(summary["health"], method)))),
+        health=_health(summary["verdict"]),
+        findings=tuple(_findings(summary, summary["verdict"].startswith("collapsed"))),
         results=_results(summary),
         meanings=tuple((name, MEANINGS[name]) for name in _names(summary) if name in MEANINGS),
         confusion=_confusion(found),
@@ -128,7 +125,7 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
         else "They have no labels, so that only the shape of the embedding can be measured."
     )
     return (
-        f"A {config.backbone} learned by {METHODS[config.method].__name__} from "
+        f"A {config.backbone} learned by {summary["title"]} from "
         f"{sizes['train']:,} images in {config.epochs} epochs{held}. {labels}"
     )
 

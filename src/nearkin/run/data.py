@@ -11,8 +11,19 @@ from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, replace_text, usable, write_csv
 
 
-def same_data(folder: RunFolder, parts: Parts) -> None:
+def same_data(
+    folder: RunFolder, parts: Parts, sources: Mapping[str, Mapping[str, str]] | None = None
+) -> list[str]:
     """Note in a run folder which images it has, or refuse others than those noted there.
+
+    Args:
+        folder: The run.
+        parts: Its images.
+        sources: Files of the method and the backbone, and their SHA-256, where they are the
+            user's own.
+
+    Returns:
+        A warning for each of these files that has changed since the run was started.
 
     Raises:
         CheckpointError: If a run is resumed on data that have changed: its order, its views and
@@ -23,13 +34,13 @@ def same_data(folder: RunFolder, parts: Parts) -> None:
     if not folder.data.exists():
         rows = zip(names, sizes.tolist(), strict=True)
         write_csv(folder.images, ("path", "bytes"), rows)
-        replace_text(folder.data, json.dumps(now) + "\n")
-        return
+        replace_text(folder.data, json.dumps({**now, "sources": sources or {}}) + "\n")
+        return []
     with usable(folder.data, "start anew with --init-from this run"):
         noted = json.loads(folder.data.read_text(encoding="utf-8"))
         then = {name: noted[name] for name in now}
     if then == now:
-        return
+        return changed_sources(folder, sources or {})
     with usable(folder.images, "start anew with --init-from this run"):
         before = {row["path"]: int(row["bytes"]) for row in read_csv(folder.images)}
     differences = _differences(before, dict(zip(names, sizes.tolist(), strict=True)))
@@ -38,6 +49,18 @@ def same_data(folder: RunFolder, parts: Parts) -> None:
         f"images to train on and {then['test']} held out then, {now['train']} and "
         f"{now['test']} now; bring them back, or start anew with --init-from this run"
     )
+
+
+def changed_sources(folder: RunFolder, sources: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """A warning for each source file whose SHA-256 is another than when the run was started."""
+    with usable(folder.data, "start anew with --init-from this run"):
+        before = json.loads(folder.data.read_text(encoding="utf-8")).get("sources", {})
+        return [
+            f"warning: the source of the {kind}, {now['file']}, has changed since the run was "
+            f"started (SHA-256 {before[kind]['sha256'][:12]} then, {now['sha256'][:12]} now)"
+            for kind, now in sources.items()
+            if kind in before and before[kind]["sha256"] != now["sha256"]
+        ]
 
 
 def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:

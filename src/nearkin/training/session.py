@@ -24,7 +24,7 @@ from nearkin.networks.compilation import compile_branches
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Logger
-from nearkin.run.settings.build import build_method, named_backbone, views_for
+from nearkin.run.settings.build import build_method, named_backbone, sources_of, views_for
 from nearkin.run.settings.describe import describe, shrunk
 from nearkin.run.settings.options import known_labels
 from nearkin.training.checkpoint import latest
@@ -63,7 +63,8 @@ def train_encoder(
     Raises:
         CheckpointError: If the folder has checkpoints of other data.
     """
-    same_data(folder, parts)
+    for line in same_data(folder, parts, sources_of(config)):
+        log.line(line)
     with together(config.devices, run_worker, data, network):
         # The workers build the same method and batches from the same settings.
         broadcast_bytes(json.dumps([asdict(config), str(folder.path)]).encode())
@@ -151,7 +152,8 @@ def _evaluate(
     details = _details(config)
     write_encoder(folder.encoder, method.backbone, details)
     health = monitor.look(method)
-    log.line(f"health {verdict(health, type(method))}")
+    state = verdict(health, type(method))
+    log.line(f"health {state}")
     # What is measured is the file, not the method in memory.
     encoder = load(folder.path, backbone=network)
     evaluation, embeddings = evaluate_split(
@@ -164,7 +166,9 @@ def _evaluate(
     if bad_files:
         log.line(f"warning: {len(bad_files)} images cannot be decoded, see bad_files.csv")
     # Last: a run without a summary is evaluated again.
-    folder.write_summary({**details, "health": health, **evaluation.to_dict()})
+    # The verdict and the title: the page is written again without the method's class.
+    details |= {"title": type(method).__name__, "health": health, "verdict": state}
+    folder.write_summary({**details, **evaluation.to_dict()})
     log.note("\n".join(table_lines(evaluation)))
 
 

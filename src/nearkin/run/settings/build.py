@@ -5,25 +5,28 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from nearkin.config import TrainConfig
-from nearkin.data.augmentations import views_of
+from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation, views_of
 from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk, free_memory
 from nearkin.data.images import Images
 from nearkin.data.views import View
 from nearkin.distributed import native_precision, num_processes, own_cpus
 from nearkin.errors import DataError, UsageError
+from nearkin.extensions import absolute, is_reference, load_extension, source_of
 from nearkin.method import Defaults, Method
 from nearkin.methods import method_class
 from nearkin.networks import compilation
 from nearkin.networks.backbone import SMALL_IMAGE, Backbone
 from nearkin.run.settings.options import known_classes, method_options
+
+Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
 
 SIZES = (32, 64, 96, 128, 160, 192, 224)
 """Sides of views that `auto` chooses from for photographs, in pixels."""
@@ -73,7 +76,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         optimizer=optimizer,
         lr=_or(config.lr, lambda: chosen.lr * growth),
         weight_decay=_or(config.weight_decay, lambda: chosen.weight_decay),
-        augment=_or(config.augment, lambda: augment_for(chosen, images, size)),
+        augment=_or(config.augment, lambda: stored_views(augment_for(chosen, images, size))),
         backbone=_or(config.backbone, lambda: backbone_for(size, device)),
         epochs=_or(config.epochs, lambda: epochs_for(len(images), size, device)),
         workers=_or(config.workers, lambda: 0 if images.is_small else own_cpus(config.devices)),
@@ -108,11 +111,44 @@ def _or(value: Any, automatic: Callable[[], Any]) -> Any:
     return automatic() if value == "auto" else value
 
 
-def augment_for(chosen: Defaults, images: Images, size: int) -> str:
-    """The recipe's augmentation for images of that size, unless they look like writing."""
+def augment_for(chosen: Defaults, images: Images, size: int) -> str | tuple[View, ...]:
+    """The method's augmentation for images of that size, unless they look like writing."""
     if size >= SMALL_IMAGE:
         return chosen.augment
     return "characters" if is_gray(images) else chosen.augment_small
+
+
+def stored_views(augment: Augment) -> str | list[dict[str, Any]]:
+    """An augmentation as config.toml holds it: a name of the package, or the views themselves."""
+    if isinstance(augment, str) and augment in ("auto", *AUGMENTATIONS):
+        return augment
+    return [view.to_dict() for view in augmentation(augment)]
+
+
+def self_contained(config: Settings) -> Settings:
+    """The settings in a form that holds from any working directory and without other files.
+
+    Paths of Python files become absolute, and an augmentation from a file becomes its views.
+
+    Raises:
+        UsageError: If there is no such method or augmentation.
+    """
+    method_class(config.method)
+    changed: dict[str, Any] = {
+        "method": absolute(config.method),
+        "augment": stored_views(config.augment),
+    }
+    if isinstance(config, TrainConfig):
+        changed["backbone"] = absolute(config.backbone)
+    return replace(config, **changed)
+
+
+def sources_of(config: TrainConfig) -> dict[str, dict[str, str]]:
+    """Files that define the method and the backbone, where they are the user's own."""
+    used = {"method": method_class(config.method)}
+    if is_reference(config.backbone):
+        used["backbone"] = load_extension("backbones", config.backbone)
+    return {kind: file for kind, thing in used.items() if (file := source_of(thing))}
 
 
 def image_size(images: Images, device: torch.device) -> int:
@@ -147,7 +183,7 @@ def epochs_for(num_images: int, size: int, device: torch.device) -> int:
     return min(400, max(20, images // num_images))
 
 
-def views_for(method: type[Method[Any]], augment: str) -> tuple[View, ...]:
+def views_for(method: type[Method[Any]], augment: Augment) -> tuple[View, ...]:
     """How the views of each image are drawn."""
     return views_of(augment, method.views, more=method.more_views)
 

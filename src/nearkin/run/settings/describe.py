@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nearkin.config import Config, TrainConfig, option
+from nearkin.extensions import label
 from nearkin.methods import method_class
 from nearkin.run.settings.build import USUAL_BATCH
 from nearkin.run.settings.options import USUAL_GROUP, default_options, fitted_options
@@ -13,9 +14,11 @@ from nearkin.run.settings.options import USUAL_GROUP, default_options, fitted_op
 def describe(config: TrainConfig) -> str:
     """The recipe in one line."""
     options = ", ".join(f"{name} {value}" for name, value in config.options.items())
+    views = config.augment
+    augmentation = views if isinstance(views, str) else f"of {len(views)} views of your own"
     return (
-        f"recipe {config.method} ({options}), {config.backbone}, {config.image_size} px, "
-        f"augmentation {config.augment}, batch {config.batch_size} (global), {config.optimizer} "
+        f"recipe {label(config.method)} ({options}), {config.backbone}, {config.image_size} px, "
+        f"augmentation {augmentation}, batch {config.batch_size} (global), {config.optimizer} "
         f"lr {config.lr:.4g}, weight decay {config.weight_decay:g}, {config.epochs} epochs, "
         f"{config.precision}; all of it in config.toml"
     )
