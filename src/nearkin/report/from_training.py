@@ -125,7 +125,7 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
         else "They have no labels, so that only the shape of the embedding can be measured."
     )
     return (
-        f"A {config.backbone} learned by {summary["title"]} from "
+        f"A {config.backbone} learned by {summary['title']} from "
         f"{sizes['train']:,} images in {config.epochs} epochs{held}. {labels}"
     )
 
