@@ -8,19 +8,9 @@ import torch.nn.functional as F
 from restated import vectors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nearkin.objectives import (
-    attention,
-    in_batch,
-    info_nce,
-    look_up,
-    nt_xent,
-    products,
-    strips,
-    sup_con,
-)
-from nearkin.objectives import triangle as triangle_form
-from nearkin.objectives.lookup import infonce_from_lse, masked_logsumexp
-from nearkin.objectives.products import product
+from nearkin.objectives import fused, in_batch, info_nce, look_up, nt_xent, sup_con
+from nearkin.objectives.fused import product
+from nearkin.objectives.numerics import infonce_from_lse, masked_logsumexp
 
 DEVICES = [
     "cpu",
@@ -96,7 +86,7 @@ def same_image_mask(rows, keys, device="cpu"):
 def test_a_sum_over_a_dictionary_is_that_of_its_logits(device, dtype, tolerance, dim, t, keys):
     query, negatives = units(300, keys, dim=dim, device=device, dtype=dtype)  # several blocks
     for same in (None, same_image_mask(300, keys, device)):
-        found = outcomes(lambda q: attention.masked_logsumexp(q, negatives, t, same).sum(), query)  # noqa: B023
+        found = outcomes(lambda q: fused.dictionary_logsumexp(q, negatives, t, same).sum(), query)  # noqa: B023
         expected = outcomes(
             lambda q: masked_logsumexp(look_up(q, negatives, t), same).sum(),  # noqa: B023
             query,
@@ -112,7 +102,7 @@ def test_contrast_with_a_queue_is_that_of_its_logits(device, dtype, tolerance, s
     query, key, queue = units(130, 130, 8205, device=device, dtype=dtype)
     chance = torch.rand(130, 8205, generator=torch.Generator().manual_seed(0))
     same = (chance < share).to(device)
-    assert dtype == torch.float64 or attention.pays(query, queue, t) == (
+    assert dtype == torch.float64 or fused._in_reach(query, queue, t) == (
         device == "cpu" and t > 0.02
     )
     same[2] = True
@@ -126,15 +116,15 @@ def test_contrast_with_a_queue_is_that_of_its_logits(device, dtype, tolerance, s
 @pytest.mark.parametrize("dim", [1, 32])
 def test_how_tensors_lie_in_memory_changes_nothing(device, dim):
     query, keys = units(64, 8192, dim=dim, device=device)
-    expected = attention.masked_logsumexp(query, keys, 0.1)
+    expected = fused.dictionary_logsumexp(query, keys, 0.1)
     for lie in (lambda x: x.T.contiguous().T, lambda x: x.repeat_interleave(2, dim=1)[:, ::2]):
-        assert torch.equal(attention.masked_logsumexp(lie(query), lie(keys), 0.1), expected)
+        assert torch.equal(fused.dictionary_logsumexp(lie(query), lie(keys), 0.1), expected)
 
 
 @pytest.mark.parametrize("t", [0.03, 0.1])
 def test_a_queue_leaves_digits_where_the_positive_wins_by_far(t):
     query, rest = torch.eye(256)[:64], torch.eye(256)[64:].repeat(50, 1)
-    assert attention.pays(query, rest, t)
+    assert fused._in_reach(query, rest, t)
     found = outcomes(lambda q: info_nce(q, query, rest, t), query)
     exact = outcomes(lambda q: plain_info_nce(q, query.double(), rest.double(), t), query.double())
     assert exact[0] > 0
@@ -183,7 +173,7 @@ def test_products_are_those_of_torch(shape, turned, dtype):
 
 def test_a_processor_that_has_onednn_multiplies_by_it():
     able = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
-    assert products._agrees() == able
+    assert fused._onednn_agrees() == able
 
 
 # Against each other, in strips
@@ -193,9 +183,9 @@ def test_a_processor_that_has_onednn_multiplies_by_it():
 @in_both_precisions
 @pytest.mark.parametrize("t", [0.01, 0.07, 1.0])
 def test_contrast_in_a_large_batch_is_that_of_its_logits(device, dtype, tolerance, t, monkeypatch):
-    monkeypatch.setattr(strips, "STRIP", {"cpu": 2**15, "cuda": 2**15})  # several
+    monkeypatch.setattr(fused, "STRIP", {"cpu": 2**15, "cuda": 2**15})  # several
     query, key = units(333, 333, dim=37, device=device, dtype=dtype)
-    assert strips.pays(query, key)
+    assert fused.should_fuse(query, key)
     found = outcomes(lambda q, k: in_batch(q, k, t), query, key)
     alike(found, outcomes(lambda q, k: plain_in_batch(q, k, t), query, key), tolerance)
 
@@ -214,10 +204,10 @@ def test_contrast_with_keys_that_learn_is_that_of_its_logits(device, dtype, tole
 def test_what_does_not_learn_changes_nothing_for_what_does(learns):
     inputs = units(257, 257, 300)
     expected = torch.autograd.grad(
-        strips.infonce_from_lse(*(x.requires_grad_() for x in inputs), 0.1), inputs[learns]
+        fused.strip_info_nce(*(x.requires_grad_() for x in inputs), 0.1), inputs[learns]
     )
     inputs = [x.detach().requires_grad_(i == learns) for i, x in enumerate(inputs)]
-    found = torch.autograd.grad(strips.infonce_from_lse(*inputs, 0.1), inputs[learns])
+    found = torch.autograd.grad(fused.strip_info_nce(*inputs, 0.1), inputs[learns])
     assert torch.equal(*found, *expected)
 
 
@@ -242,7 +232,7 @@ def test_views_of_a_large_batch_are_told_apart_as_by_their_logits(
 ):
     a, b = units(images, images, dim=37, device=device, dtype=dtype)
     single = dtype == torch.float32
-    assert triangle_form.pays(a, b, t) == (device == "cpu" and (t >= 0.05 or not single))
+    assert fused._in_reach(a, b, t) == (device == "cpu" and (t >= 0.05 or not single))
     found = outcomes(lambda a, b: nt_xent(a, b, t), a, b)
     alike(found, outcomes(lambda a, b: plain_nt_xent(a, b, t), a, b), tolerance)
     label = torch.arange(images, device=device) % (images - 9)

@@ -14,7 +14,7 @@ from nearkin.discovery.assignments import (
     rounded,
 )
 from nearkin.discovery.classifier import Predictions
-from nearkin.objectives.precision import SHORTEST
+from nearkin.objectives.numerics import MIN_LENGTH
 from nearkin.types import UNKNOWN
 
 COLUMNS: Final = (
@@ -154,7 +154,7 @@ def one_class(a: Float[np.ndarray, " a"], b: Float[np.ndarray, " b"]) -> bool:
     (True, False)
     """
     way = float(a.mean() - b.mean())
-    if way < SHORTEST:
+    if way < MIN_LENGTH:
         return True
     astray = (a < a.mean() - way / 4).sum() + (b > b.mean() + way / 4).sum()
     return bool(astray >= HEAP * (len(a) + len(b)))

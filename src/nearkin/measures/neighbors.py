@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nearkin.errors import DataError
 from nearkin.objectives import unit
-from nearkin.objectives.products import blocks, product
+from nearkin.objectives.fused import blocks, product
 
 SIMILARITIES = {"cpu": 2**22}
 """Similarities held at once, 16 MiB in float32: what the processor keeps for the next ones."""

@@ -11,59 +11,29 @@ Nothing here knows about networks, memories or processes, and everything here co
 least float32, whatever precision the networks around it use.
 """
 
-from nearkin.objectives.agreement import alignment, barlow_twins, vicreg
-from nearkin.objectives.contrast import (
-    in_batch,
-    info_nce,
-    nce,
-    nt_xent,
-    soft_match,
-    sup_con,
-    swapped_match,
-)
-from nearkin.objectives.discovery import (
-    class_targets,
-    classify,
-    close,
-    closest,
-    consistency,
-    mean_entropy,
-    mixed_negatives,
-    neighborhood_targets,
-    pairwise_bce,
-    ramp,
-    same_ranks,
-)
-from nearkin.objectives.lookup import look_up
-from nearkin.objectives.precision import full_precision, unit
-from nearkin.objectives.rows import mean_over_rows
-from nearkin.objectives.transport import sinkhorn
-
-__all__ = [
-    "alignment",
-    "barlow_twins",
-    "class_targets",
-    "classify",
-    "close",
-    "closest",
-    "consistency",
-    "full_precision",
-    "in_batch",
-    "info_nce",
-    "look_up",
-    "mean_entropy",
-    "mean_over_rows",
-    "mixed_negatives",
-    "nce",
-    "neighborhood_targets",
-    "nt_xent",
-    "pairwise_bce",
-    "ramp",
-    "same_ranks",
-    "sinkhorn",
-    "soft_match",
-    "sup_con",
-    "swapped_match",
-    "unit",
-    "vicreg",
-]
+from nearkin.objectives.agreement import alignment as alignment
+from nearkin.objectives.agreement import barlow_twins as barlow_twins
+from nearkin.objectives.agreement import vicreg as vicreg
+from nearkin.objectives.contrast import in_batch as in_batch
+from nearkin.objectives.contrast import info_nce as info_nce
+from nearkin.objectives.contrast import look_up as look_up
+from nearkin.objectives.contrast import nce as nce
+from nearkin.objectives.contrast import nt_xent as nt_xent
+from nearkin.objectives.contrast import sinkhorn as sinkhorn
+from nearkin.objectives.contrast import soft_match as soft_match
+from nearkin.objectives.contrast import sup_con as sup_con
+from nearkin.objectives.contrast import swapped_match as swapped_match
+from nearkin.objectives.discovery import class_targets as class_targets
+from nearkin.objectives.discovery import classify as classify
+from nearkin.objectives.discovery import close as close
+from nearkin.objectives.discovery import closest as closest
+from nearkin.objectives.discovery import consistency as consistency
+from nearkin.objectives.discovery import mean_entropy as mean_entropy
+from nearkin.objectives.discovery import mixed_negatives as mixed_negatives
+from nearkin.objectives.discovery import neighborhood_targets as neighborhood_targets
+from nearkin.objectives.discovery import pairwise_bce as pairwise_bce
+from nearkin.objectives.discovery import ramp as ramp
+from nearkin.objectives.discovery import same_ranks as same_ranks
+from nearkin.objectives.numerics import full_precision as full_precision
+from nearkin.objectives.numerics import unit as unit
+from nearkin.objectives.rows import mean_over_rows as mean_over_rows

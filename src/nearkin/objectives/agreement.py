@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from nearkin.objectives.precision import full_precision
+from nearkin.objectives.numerics import full_precision
 
 
 @full_precision

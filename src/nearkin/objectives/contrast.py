@@ -1,7 +1,7 @@
-"""The usual forms of matching a query against a dictionary of keys.
+"""The forms of matching a query against a dictionary of keys.
 
-Each is written plainly, from a matrix of logits. Where that would be large, and slow, the same
-number comes from a fused form that never holds it.
+Each is written plainly, from a matrix of logits: that is the reference. Where this matrix is large
+and slow, `nearkin.objectives.fused` gives the same numbers without it.
 """
 
 import math
@@ -14,13 +14,32 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nearkin.objectives import attention, strips, triangle
-from nearkin.objectives.lookup import infonce_from_lse, look_up, masked_logsumexp
-from nearkin.objectives.precision import full_precision
+from nearkin.objectives import fused
+from nearkin.objectives.numerics import full_precision, infonce_from_lse, masked_logsumexp
 from nearkin.objectives.rows import mean_over_rows
 
 ALL: Final = slice(None)
 """Every row of a batch."""
+
+
+@full_precision
+def look_up(
+    query: Float[Tensor, "batch dim"],
+    keys: Float[Tensor, "keys dim"],
+    temperature: float,
+    own: Float[Tensor, "batch dim"] | None = None,
+) -> Float[Tensor, "batch matches"]:
+    """Return the logits of each query against a dictionary, after its `own` key if it has one.
+
+    >>> query, keys = torch.eye(2), torch.tensor([[0.0, 1.0]])
+    >>> look_up(query, keys, temperature=0.5, own=query)
+    tensor([[2., 0.],
+            [2., 2.]])
+    """
+    logits = query @ keys.T
+    if own is not None:
+        logits = torch.cat([(query * own).sum(dim=1, keepdim=True), logits], dim=1)
+    return logits / temperature
 
 
 @full_precision
@@ -50,25 +69,14 @@ def info_nce(
     """
 
     def term(rows: slice) -> Tensor:
-        ignored = None if same is None else same[rows]
-        return _info_nce(query[rows], key[rows], negatives, temperature, ignored)
+        q, k, ignored = query[rows], key[rows], None if same is None else same[rows]
+        if fused.should_fuse(q, negatives):
+            return fused.info_nce(q, k, negatives, temperature, ignored)
+        positive = (q * k).sum(dim=1) / temperature
+        logits = look_up(q, negatives, temperature)
+        return infonce_from_lse(positive, masked_logsumexp(logits, ignored))
 
     return mean_over_rows(term, len(query))
-
-
-def _info_nce(
-    query: Tensor, key: Tensor, negatives: Tensor, temperature: float, same: Tensor | None
-) -> Tensor:
-    positive = (query * key).sum(dim=1) / temperature
-    if attention.pays(query, negatives, temperature):
-        return infonce_from_lse(
-            positive, attention.masked_logsumexp(query, negatives, temperature, same)
-        )
-    if strips.pays(query, negatives):
-        return strips.infonce_from_lse(query, key, negatives, temperature, same)
-    return infonce_from_lse(
-        positive, masked_logsumexp(look_up(query, negatives, temperature), same)
-    )
 
 
 @full_precision
@@ -93,9 +101,8 @@ def in_batch(
 
 
 def _in_batch(query: Tensor, key: Tensor, temperature: float, rows: slice) -> Tensor:
-    if rows != ALL or strips.pays(query, key):
-        first = rows.start or 0
-        return strips.infonce_from_lse(query[rows], key[rows], key, temperature, own=[first])
+    if rows != ALL or fused.should_fuse(query, key):
+        return fused.in_batch(query, key, temperature, rows)
     logits = look_up(query, key, temperature)
     own = torch.eye(len(query), dtype=torch.bool, device=query.device)
     return infonce_from_lse(logits.diagonal(), masked_logsumexp(logits, own))
@@ -124,20 +131,9 @@ def nt_xent(
 
 
 def _nt_xent(a: Tensor, b: Tensor, temperature: float, rows: slice) -> Tensor:
-    by_triangle = rows == ALL and triangle.pays(a, b, temperature)
-    if rows != ALL or (strips.pays(a, b) and not by_triangle):
-        views, first = torch.cat([a, b]), rows.start or 0
-        both = [first, first + len(a)]
-        pairs = ((a[rows], b[rows]), (b[rows], a[rows]))
-        forth, back = (
-            strips.infonce_from_lse(x, y, views, temperature, own=both) for x, y in pairs
-        )
-        return torch.add(forth, back) / 2
+    if rows != ALL or fused.should_fuse(a, b):
+        return fused.nt_xent(a, b, temperature, rows)
     positive = (a * b).sum(dim=1).repeat(2) / temperature
-    if by_triangle:
-        return infonce_from_lse(
-            positive, triangle.masked_logsumexp(a, b, temperature, partners=False)
-        )
     z = torch.cat([a, b])
     own = torch.eye(len(a), dtype=torch.bool, device=z.device).repeat(2, 2)  # itself and partner
     return infonce_from_lse(positive, masked_logsumexp(look_up(z, z, temperature), own))
@@ -171,13 +167,8 @@ def sup_con(
 
 
 def _sup_con(a: Tensor, b: Tensor, label: Tensor, temperature: float, rows: slice) -> Tensor:
-    if rows == ALL and triangle.pays(a, b, temperature):
-        total = triangle.masked_logsumexp(a, b, temperature, partners=True)
-        return (total - _mean_of_class(a, b, label) / temperature).mean()
-    if rows != ALL or strips.pays(a, b):
-        partner = (a[rows] * b[rows]).sum(dim=1)
-        of_class = _mean_of_class(a, b, label).view(2, -1)[:, rows]
-        return _nt_xent(a, b, temperature, rows) + (partner - of_class).mean() / temperature
+    if rows != ALL or fused.should_fuse(a, b):
+        return fused.sup_con(a, b, _class_similarity(a, b, label), temperature, rows)
     z, label = torch.cat([a, b]), label.repeat(2)
     own = torch.eye(len(z), dtype=torch.bool, device=z.device)
     logits = look_up(z, z, temperature).masked_fill(own, torch.finfo(z.dtype).min / 2)
@@ -185,10 +176,10 @@ def _sup_con(a: Tensor, b: Tensor, label: Tensor, temperature: float, rows: slic
     return soft_match(logits, positive / positive.sum(dim=1, keepdim=True))
 
 
-def _mean_of_class(
+def _class_similarity(
     a: Float[Tensor, "batch dim"], b: Float[Tensor, "batch dim"], label: Int[Tensor, " batch"]
 ) -> Float[Tensor, " views"]:
-    """Each view's mean similarity with the others of its class, from sums over classes."""
+    """Return each view's mean similarity with the others of its class, from sums over classes."""
     z, label = torch.cat([a, b]), label.repeat(2)
     _, row, views = label.unique(return_inverse=True, return_counts=True)
     sums = z.new_zeros(len(views), z.shape[1]).index_add(0, row, z)
@@ -271,3 +262,35 @@ def nce(
         return -(F.logsigmoid(own) + F.logsigmoid(-others).sum(dim=1)).mean()
 
     return mean_over_rows(term, len(query))
+
+
+@full_precision
+def sinkhorn(
+    scores: Float[Tensor, "batch prototypes"],
+    epsilon: float,
+    iterations: int,
+    ignored: Bool[Tensor, " batch"] | None = None,
+) -> Float[Tensor, "batch prototypes"]:
+    """Soft assignments that use every prototype equally (Caron et al. 2020, section 3.1, eq. 3).
+
+    Each iteration gives every prototype the same mass, then every image: images come last, so
+    their codes sum to one after any number of iterations. In logarithms, where no score is too
+    large for `exp(score / epsilon)`.
+
+    Args:
+        scores: Similarity of each image with each prototype.
+        epsilon: How soft the assignments are; above 0.
+        iterations: At least 1; prototypes get equal mass only in the limit.
+        ignored: Images that take no prototype's mass; their codes mean nothing.
+
+    >>> sinkhorn(torch.zeros(2, 4), epsilon=0.05, iterations=3)
+    tensor([[0.2500, 0.2500, 0.2500, 0.2500],
+            [0.2500, 0.2500, 0.2500, 0.2500]])
+    """
+    log_codes = scores / epsilon
+    for _ in range(iterations):
+        if ignored is not None:
+            log_codes = log_codes.masked_fill(ignored[:, None], torch.finfo(scores.dtype).min / 2)
+        log_codes = log_codes.log_softmax(dim=0)
+        log_codes = log_codes.log_softmax(dim=1)
+    return log_codes.exp()

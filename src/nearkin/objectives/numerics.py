@@ -1,18 +1,18 @@
-"""Full precision for objectives, gradients that are final, and vectors of length one."""
+"""Numerics that the objectives share: full precision, unit vectors, sums of exponentials."""
 
 from collections.abc import Callable
 from functools import wraps
 from typing import Final, ParamSpec, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-SHORTEST: Final = 1e-6
-"""Vectors shorter than this have no direction to speak of: they stay shorter than one."""
+MIN_LENGTH: Final = 1e-6
+"""Vectors shorter than this have no reliable direction: `unit` leaves them shorter than one."""
 
 
 def full_precision(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -36,40 +36,38 @@ def full_precision(function: Callable[Parameters, Result]) -> Callable[Parameter
     return run
 
 
-def first_derivative(
-    backward: Callable[Parameters, Result],
-) -> Callable[Parameters, Result]:
-    """Refuse to differentiate a backward pass that is computed outside of the graph.
-
-    PyTorch's `once_differentiable` does so only where the incoming gradient has a graph: where a
-    loss is differentiated itself, it would take the gradient for a constant.
-
-    Raises:
-        NotImplementedError: Where a graph of the backward pass is asked for.
-    """
-
-    @wraps(backward)
-    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        if torch.is_grad_enabled():
-            raise NotImplementedError(
-                "an objective of a large batch has no second derivative; use a smaller batch, "
-                "or leave out create_graph=True"
-            )
-        return backward(*args, **kwargs)
-
-    return run
-
-
 @full_precision
 def unit(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
     """Scale each vector to length one, whatever its length: squares cannot overflow or vanish.
 
-    Near zero the gradient, which is one over the length, is held at `1 / SHORTEST`.
+    Near zero the gradient, which is one over the length, is held at `1 / MIN_LENGTH`.
 
     >>> unit(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
     """
     largest = x.detach().abs().amax(dim=-1, keepdim=True)
-    scaled = x / largest.clamp(min=SHORTEST)
+    scaled = x / largest.clamp(min=MIN_LENGTH)
     length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-    return scaled / torch.where(largest < SHORTEST, length.clamp(min=1), length)
+    return scaled / torch.where(largest < MIN_LENGTH, length.clamp(min=1), length)
+
+
+def masked_logsumexp(
+    logits: Float[Tensor, "batch keys"], ignored: Bool[Tensor, "batch keys"] | None = None
+) -> Float[Tensor, " batch"]:
+    """Return the logarithm of the sum of exponentials of the logits that are not ignored."""
+    if ignored is not None:
+        # Not -inf: the logsumexp of nothing but -inf has no gradient.
+        logits = logits.masked_fill(ignored, torch.finfo(logits.dtype).min / 2)
+    return logits.logsumexp(dim=1)
+
+
+def infonce_from_lse(
+    positive: Float[Tensor, " batch"], total: Float[Tensor, " batch"]
+) -> Float[Tensor, ""]:
+    """Return the mean InfoNCE, from positive logits and the logsumexp of the negative ones.
+
+    With `d = total - positive` it is `log(1 + exp(d))`. A softmax over all of them would
+    subtract two numbers that agree in every digit once the positive wins by far.
+    """
+    behind = total - positive
+    return torch.logaddexp(behind, torch.zeros_like(behind)).mean()

@@ -1,0 +1,374 @@
+"""Contrastive losses over many logits, block by block: a matrix of all logits is never held.
+
+Values and gradients are those of the plain forms in `nearkin.objectives.contrast`, which are the
+reference. Three algorithms, from the most special to the most general: `_TriangleLse` for all
+pairs of a batch, `_DictionaryLse` for a dictionary that does not learn, `_StripInfoNCE` for all.
+"""
+
+import functools
+import itertools
+import math
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from nearkin.objectives.numerics import infonce_from_lse
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+MIN_LOGITS: Final = 2**16
+"""Number of logits from which on the forms here are faster than the plain ones."""
+
+MIN_DICTIONARY_LOGITS: Final = 2**19
+"""Number of logits from which on `_DictionaryLse` is faster than `_StripInfoNCE`."""
+
+DICTIONARY_BLOCK: Final = (256, 2048)
+"""Queries and keys of a block: what the cache of a CPU holds."""
+
+TRIANGLE_ROWS: Final = 512
+"""Rows and columns of a block of `_TriangleLse`."""
+
+STRIP: Final = {"cpu": 2**20}
+"""Logits of a strip, by device: what the cache of a CPU holds."""
+
+LARGE_STRIP: Final = 2**26
+"""Logits of a strip on other devices."""
+
+STRIP_ROWS: Final = 128
+"""Minimum number of rows of a strip: products of fewer rows are slow."""
+
+EXPONENT_SHARE: Final = 0.4
+"""Share of a number format's exponents that logits may use: sums and gradients stay normal."""
+
+
+def should_fuse(query: Tensor, keys: Tensor) -> bool:
+    """Return whether the forms here take such tensors and are faster than the plain ones."""
+    return len(query) * len(keys) >= MIN_LOGITS and query.dtype == keys.dtype
+
+
+def info_nce(
+    query: Tensor,
+    key: Tensor,
+    negatives: Tensor,
+    temperature: float,
+    ignored: Tensor | None = None,
+) -> Tensor:
+    """InfoNCE against a dictionary; see `nearkin.objectives.info_nce`."""
+    large = len(query) * len(negatives) >= MIN_DICTIONARY_LOGITS
+    # The gradient of keys that learn would need the exponentials a second time.
+    if large and not negatives.requires_grad and _in_reach(query, negatives, temperature):
+        positive = (query * key).sum(dim=1) / temperature
+        return infonce_from_lse(
+            positive, dictionary_logsumexp(query, negatives, temperature, ignored)
+        )
+    return strip_info_nce(query, key, negatives, temperature, ignored)
+
+
+def in_batch(query: Tensor, key: Tensor, temperature: float, rows: slice) -> Tensor:
+    """InfoNCE of the queries in `rows` against the keys of the batch."""
+    return strip_info_nce(query[rows], key[rows], key, temperature, own=[rows.start or 0])
+
+
+def nt_xent(a: Tensor, b: Tensor, temperature: float, rows: slice) -> Tensor:
+    """NT-Xent of both views of the images in `rows` against all views."""
+    if rows == slice(None) and _in_reach(a, b, temperature):
+        positive = (a * b).sum(dim=1).repeat(2) / temperature
+        return infonce_from_lse(positive, views_logsumexp(a, b, temperature, partners=False))
+    views, first = torch.cat([a, b]), rows.start or 0
+    own = [first, first + len(a)]  # neither itself nor its partner is a negative
+    forward = strip_info_nce(a[rows], b[rows], views, temperature, own=own)
+    backward = strip_info_nce(b[rows], a[rows], views, temperature, own=own)
+    return torch.add(forward, backward) / 2
+
+
+def sup_con(
+    a: Tensor, b: Tensor, class_similarity: Tensor, temperature: float, rows: slice
+) -> Tensor:
+    """Supervised contrast, where `class_similarity` is each view's mean over the positives."""
+    if rows == slice(None) and _in_reach(a, b, temperature):
+        total = views_logsumexp(a, b, temperature, partners=True)
+        return (total - class_similarity / temperature).mean()
+    # It differs from NT-Xent only in the positive, and the loss is linear in that.
+    partner = (a[rows] * b[rows]).sum(dim=1)
+    of_class = class_similarity.view(2, -1)[:, rows]
+    return nt_xent(a, b, temperature, rows) + (partner - of_class).mean() / temperature
+
+
+def _in_reach(a: Tensor, b: Tensor, temperature: float) -> bool:
+    """Return whether exponentials of all similarities are normal numbers without a shift.
+
+    In float32, unit vectors need a temperature of at least 0.028. A GPU would have to be waited
+    for to know, so there the answer is no.
+    """
+    if a.device.type != "cpu" or a.dtype != b.dtype:
+        return False
+    longest = max(float(torch.linalg.vector_norm(x.detach(), dim=1).amax()) for x in (a, b))
+    return longest**2 / temperature < EXPONENT_SHARE * math.log(torch.finfo(a.dtype).max)
+
+
+def _once_differentiable(backward: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Refuse to differentiate a backward pass that is computed outside of the graph.
+
+    PyTorch's `once_differentiable` refuses only where the incoming gradient has a graph: where a
+    loss is differentiated itself, it takes the gradient for a constant.
+    """
+
+    @functools.wraps(backward)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "an objective of a large batch has no second derivative; use a smaller batch, "
+                "or leave out create_graph=True"
+            )
+        return backward(*args, **kwargs)
+
+    return run
+
+
+# A dictionary that does not learn
+
+
+def dictionary_logsumexp(
+    query: Tensor, keys: Tensor, temperature: float, ignored: Tensor | None = None
+) -> Tensor:
+    """Return `log sum_j exp(query . key_j / temperature)` over the keys that are not ignored.
+
+    The gradient of the logarithm is softmax attention with keys as values, so a block of
+    exponentials serves both and is then dropped (Rabe and Staats 2021, arXiv:2112.05682).
+    """
+    total: Tensor = _DictionaryLse.apply(
+        query.contiguous(), keys.contiguous(), temperature, ignored
+    )
+    return total
+
+
+class _DictionaryLse(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, keys: Tensor, temperature: float, ignored: Tensor | None
+    ) -> Tensor:
+        total, slope = query.new_zeros(len(query)), torch.zeros_like(query)
+        scaled = query / temperature
+        num_rows, num_keys = DICTIONARY_BLOCK
+        for x in blocks(len(query), num_rows):
+            for y in blocks(len(keys), num_keys):
+                block = product(scaled[x], keys[y].T).exp_()
+                if ignored is not None:
+                    block.masked_fill_(ignored[x, y], 0)
+                total[x] += block.sum(dim=1)
+                slope[x] += product(block, keys[y])
+                del block  # the next block then takes its memory
+        least = torch.finfo(total.dtype).tiny  # all keys ignored: no gradient, not NaN
+        ctx.save_for_backward(slope / (temperature * total.clamp(min=least))[:, None])
+        return total.log()
+
+    @staticmethod
+    @_once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        return grad[:, None] * slope, None, None, None
+
+
+# All pairs of a batch
+
+
+def views_logsumexp(a: Tensor, b: Tensor, temperature: float, *, partners: bool) -> Tensor:
+    """Return each view's `log sum exp(similarity / temperature)` over all views but itself.
+
+    Args:
+        a: One view of each image.
+        b: The other view.
+        temperature: Divides the similarities.
+        partners: Whether the other view of the same image counts.
+    """
+    total: Tensor = _TriangleLse.apply(torch.cat([a, b]), temperature, partners)
+    return total
+
+
+class _TriangleLse(torch.autograd.Function):
+    """Similarities are symmetric: half of the blocks suffice, and are computed again backward."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, temperature: float, partners: bool) -> Tensor:
+        total, scaled = z.new_zeros(len(z)), z / temperature
+        for x, y, without_diagonal in _triangle(len(z), partners):
+            block = _exponentials(scaled[x], z[y], without_diagonal)
+            total[x] += block.sum(dim=1)
+            if x != y:
+                total[y] += block.sum(dim=0)
+            del block  # the next block then takes its memory
+        ctx.temperature, ctx.partners = temperature, partners
+        ctx.save_for_backward(z, total)
+        return total.log()
+
+    @staticmethod
+    @_once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        z, total = ctx.saved_tensors
+        share, slope = grad / (ctx.temperature * total), torch.zeros_like(z)
+        scaled = z / ctx.temperature
+        for x, y, without_diagonal in _triangle(len(z), ctx.partners):
+            block = _exponentials(scaled[x], z[y], without_diagonal)
+            block.mul_(share[x, None] + share[y])  # a pair is in the sums of both views
+            slope[x] += product(block, z[y])
+            if x != y:
+                slope[y] += product(block.T, z[x])
+            del block
+        return slope, None, None
+
+
+def _triangle(views: int, partners: bool) -> Iterator[tuple[slice, slice, bool]]:
+    """Rows and columns of the blocks, and whether the pairs on the diagonal do not count."""
+    half = views // 2
+    first = list(blocks(half, TRIANGLE_ROWS))
+    second = [slice(rows.start + half, rows.stop + half) for rows in first]
+    for (i, x), (j, y) in itertools.combinations_with_replacement(enumerate(first + second), 2):
+        yield x, y, i == j or (j - i == len(first) and not partners)
+
+
+def _exponentials(x: Tensor, y: Tensor, without_diagonal: bool) -> Tensor:
+    block = product(x, y.T).exp_()
+    return block.fill_diagonal_(0) if without_diagonal else block
+
+
+# Any negatives
+
+
+def strip_info_nce(
+    query: Tensor,
+    key: Tensor,
+    negatives: Tensor,
+    temperature: float,
+    ignored: Tensor | None = None,
+    *,
+    own: Sequence[int] = (),
+) -> Tensor:
+    """Return the InfoNCE loss, computed in strips of queries.
+
+    The loss is one number, so its gradient is known, up to a factor, as soon as the logits of a
+    query are: each strip gives its loss and its gradient and is then dropped.
+
+    Args:
+        query: Unit vectors, or longer ones.
+        key: The positive of each query.
+        negatives: Shared by all queries.
+        temperature: Divides the similarities.
+        ignored: Negatives that do not count for a query.
+        own: Negatives that do not count for the first query; those after them do not count for
+            the second, and so on.
+    """
+    loss: Tensor = _StripInfoNCE.apply(query, key, negatives, temperature, ignored, own)
+    return loss
+
+
+class _StripInfoNCE(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        negatives: Tensor,
+        temperature: float,
+        ignored: Tensor | None,
+        own: Sequence[int],
+    ) -> Tensor:
+        inputs = (query, key, negatives)
+        slopes = [
+            torch.zeros_like(x) if needed else None
+            for x, needed in zip(inputs, ctx.needs_input_grad, strict=False)
+        ]
+        rows = max(STRIP_ROWS, STRIP.get(query.device.type, LARGE_STRIP) // len(negatives))
+        losses = []
+        for strip in blocks(len(query), rows):
+            logits = product(query[strip] / temperature, negatives.T)
+            low = torch.finfo(logits.dtype).min / 2
+            for column in own:
+                logits.diagonal(offset=strip.start + column).fill_(low)
+            if ignored is not None:
+                logits.masked_fill_(ignored[strip], low)
+            positive = (query[strip] * key[strip]).sum(dim=1, keepdim=True) / temperature
+            largest = logits.amax(dim=1, keepdim=True)
+            weights = logits.sub_(largest).exp_()
+            total = weights.sum(dim=1, keepdim=True)
+            # As in `infonce_from_lse`: no difference of numbers that agree in every digit.
+            behind = total.log() + largest - positive
+            pull = behind.sigmoid() / (temperature * len(query))
+            _add_slopes(slopes, inputs, strip, weights, total, pull)
+            losses.append(torch.logaddexp(behind, torch.zeros_like(behind)))
+            del logits, weights  # the next strip then takes their memory
+        ctx.save_for_backward(*slopes)
+        return torch.cat(losses).mean()
+
+    @staticmethod
+    @_once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        slopes = (None if slope is None else grad * slope for slope in ctx.saved_tensors)
+        return *slopes, None, None, None
+
+
+def _add_slopes(
+    slopes: list[Tensor | None],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    strip: slice,
+    weights: Tensor,
+    total: Tensor,
+    pull: Tensor,
+) -> None:
+    """Add a strip's gradients: queries and their keys pull each other, negatives push."""
+    query, key, negatives = inputs
+    to_query, to_key, to_negatives = slopes
+    share = pull / total  # scales the small matrices instead of all weights
+    if to_query is not None:
+        to_query[strip] = product(weights, negatives).mul_(share).sub_(pull * key[strip])
+    if to_key is not None:
+        to_key[strip] = -pull * query[strip]
+    if to_negatives is not None:
+        to_negatives += product(weights.T, share * query[strip])
+
+
+# Products of blocks
+
+
+def blocks(count: int, size: int) -> Iterator[slice]:
+    """Yield slices of `size` consecutive rows that cover `count` rows; the last may be shorter."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return `a @ b`, without a gradient, by the faster library that torch is built with.
+
+    On x86, torch multiplies float32 by MKL, which does not use all that CPUs of other makers can
+    do. oneDNN, which torch has for convolutions, takes half the time there (docs/objectives.md).
+    """
+    by_onednn = a.device.type == "cpu" and a.dtype == b.dtype == torch.float32
+    if not by_onednn or not _onednn_agrees():
+        return a @ b
+    if a.stride(0) == 1 != a.stride(1):  # oneDNN reads a transposed matrix better as the second
+        return _onednn_product(b.T, a).T
+    return _onednn_product(a, b.T)
+
+
+def _onednn_product(x: Tensor, weight: Tensor) -> Tensor:
+    """A linear layer by oneDNN: a private operation of torch."""
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return result
+
+
+@functools.cache
+def _onednn_agrees() -> bool:
+    """Whether oneDNN is there and right: a private operation may change, so it is tried once."""
+    if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        with torch.inference_mode():
+            a, b = torch.arange(300.0).sin_().split([100, 200])
+            a, b = a.view(10, 10), b.view(10, 20)
+            result = torch.cat([_onednn_product(a, b.T), _onednn_product(b.T, a).T])
+            expected = torch.cat([a @ b, (b.T @ a.T).T])
+            return torch.allclose(result, expected, rtol=1e-5, atol=1e-5)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return False
