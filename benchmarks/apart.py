@@ -1,4 +1,4 @@
-"""A way of training in a process of its own, which stands still whenever it is not its turn."""
+"""Run training steps in a separate process that is stopped while it is not its turn."""
 
 import multiprocessing
 import os
@@ -11,15 +11,15 @@ from typing import Any
 
 @contextmanager
 def apart(make: Callable[..., Iterator[object]], *values: Any, **named: Any) -> Iterator[Any]:
-    """A function that takes the next step of an iterator which another process has made.
+    """Yield a function that takes the next step of an iterator in another process.
 
     Between its steps that process and its loader workers are stopped: they prepare nothing while
-    others are measured, and what this process does with its memory does not reach them.
+    others are measured, and do not benefit from memory that this process keeps.
 
     Args:
-        make: Makes the iterator; it and what it is given go to the other process.
-        values: What it is given.
-        named: And by name.
+        make: Makes the iterator; it is pickled with its arguments.
+        values: Positional arguments of `make`.
+        named: Keyword arguments of `make`.
     """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()

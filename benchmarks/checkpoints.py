@@ -1,4 +1,4 @@
-"""What checkpoints cost: the time of one, beside the time between two.
+"""Time of a checkpoint, beside the time between two.
 
     python benchmarks/checkpoints.py
 

@@ -2,9 +2,9 @@
 
     python benchmarks/chunks.py [--batch 1024] [--size 64] [--precision fp32]
 
-SimCLR with ResNet-18 on 32 px images, each way in a process of its own. What is counted is how
-far the step raises the most memory the process ever held. Gradients are compared with those of
-the whole batch under batch statistics over as many groups as there are chunks.
+SimCLR with ResNet-18 on 32 px images, each variant in a separate process. Memory is the rise of the
+process's peak memory during the step. Gradients are compared with those of the whole batch with
+batch statistics over as many groups as there are chunks.
 """
 
 import argparse
@@ -34,7 +34,7 @@ ALLOWED = 0.15
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step took."""
+    """Memory and time of a step."""
 
     megabytes: float
     seconds: float
@@ -42,13 +42,13 @@ class Cost:
 
 
 def most() -> float:
-    """The most memory this process ever held, in megabytes."""
+    """Return the peak memory of this process in megabytes."""
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def cost(way: str, batch_size: int, size: int, precision: torch.dtype) -> Cost:
-    """Forward and backward once."""
+    """Run forward and backward once."""
     torch.manual_seed(0)
     method = SimCLR(build_backbone("resnet18", 32)).to(memory_format=torch.channels_last).train()
     if way == "chunks":
@@ -68,7 +68,7 @@ def cost(way: str, batch_size: int, size: int, precision: torch.dtype) -> Cost:
 
 
 def main() -> int:
-    """Print a line for each way."""
+    """Print a line per variant."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--size", type=int, default=64, help="images in a chunk")

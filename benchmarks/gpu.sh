@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# What a GPU has to show, in pieces of at most ten minutes, each useful alone:
+# What to run on a GPU, in pieces of at most ten minutes, each useful alone:
 #
 #     benchmarks/gpu.sh check                      the tests of the CUDA paths
 #     benchmarks/gpu.sh speed                      steps and objectives beside their limits and lightly
 #     benchmarks/gpu.sh ablation                   compiled or not, CUDA graphs, and in float32
-#     benchmarks/gpu.sh recipe METHOD CIFAR10      the 200-epoch recipe; call it again to go on
-#     benchmarks/gpu.sh results                    what the recipes came to, beside what was published
+#     benchmarks/gpu.sh recipe METHOD CIFAR10      the 200-epoch recipe; the same command continues it
+#     benchmarks/gpu.sh results                    results of the recipes beside the published ones
 #
 # CIFAR10 is an .npz (benchmarks/pack_cifar10.py makes it) or torchvision:CIFAR10 on disk. Nothing
-# is fetched; lightly is measured where it is installed. Results go to $OUT, or gpu/ if it is not
-# set. MINUTES=9 is how long a piece of a recipe lasts before it saves and stops; exit code 143 then
-# says that there is more to do.
+# is downloaded; lightly is measured if it is installed. Results go to $OUT, or to gpu/ if it is not
+# set. A piece of a recipe saves and stops after MINUTES=9; exit code 143 means that there is more to
+# do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-gpu}
 export PYTHONPATH="src:tests:benchmarks${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$out"
 
-note() { # what was measured, and on what
+note() { # commit and device
     {
         git log -1 --format='commit %h' 2>/dev/null || true
         python -c 'import torch; print("torch", torch.__version__, torch.cuda.get_device_name())'

@@ -1,12 +1,12 @@
-"""How the cost of a step grows with what it works on: one curve for each thing that can grow.
+"""How the cost of a step grows: one curve for each size that can grow.
 
     python benchmarks/growth.py [--rounds 3] [--only batch,queue] -o docs/benchmarks
 
 Batch, side of the images, keys in MoCo's queue, number of views (DINO's multi-crop), number of
-images in memory, and processes that share a batch and the processors of this machine. Each curve
+images in memory, and processes that share a batch and the CPU cores of this machine. Each curve
 is measured in turns, from its smallest point to its largest, and written as growth.csv and
-growth.png. Times are of this machine and its neighbors: read their slopes. What files cost is
-benchmarks/index.py.
+growth.png. Times depend on this machine and its other work; slopes do not. benchmarks/index.py
+measures the cost of files.
 """
 
 import argparse
@@ -25,14 +25,14 @@ from nearkin.distributed import device_name, native_precision
 from nearkin.objectives import info_nce, unit
 
 WARM, TIMED = 2, 3
-"""Steps of a turn that are left out, and that are timed."""
+"""Warm-up steps and timed steps of a turn."""
 
 ACROSS = 3
-"""Panels beside each other."""
+"""Panels per row."""
 
 
 def stepping(method: str, backbone: str, batch: int, **options: Any) -> Callable[[], float]:
-    """Median seconds of a step of a method that is wired anew."""
+    """Return the median seconds of a step of a newly built method."""
 
     def run() -> float:
         laps, before = [], time.perf_counter()
@@ -45,7 +45,7 @@ def stepping(method: str, backbone: str, batch: int, **options: Any) -> Callable
 
 
 def looking_up(num_keys: int) -> Callable[[], float]:
-    """Seconds of MoCo's objective and its gradient, 256 queries of 128 numbers."""
+    """Return the seconds of MoCo's objective and its gradient: 256 queries of dimension 128."""
 
     def run() -> float:
         rng = torch.Generator().manual_seed(0)
@@ -63,7 +63,7 @@ def looking_up(num_keys: int) -> Callable[[], float]:
 
 
 def sharing(processes: int) -> Callable[[], float]:
-    """Median seconds of a step that so many processes share."""
+    """Return the median seconds of a step that several processes share."""
     asked = argparse.Namespace(method="simclr", backbone="resnet18", batch=128)
     return lambda: turn(processes, asked)["step"]
 
@@ -82,11 +82,11 @@ CURVES: dict[str, dict[int, Callable[[], float]]] = {
     },
     "processes for a batch of 128": {count: sharing(count) for count in (1, 2, 4)},
 }
-"""What grows, its values, and how to measure each."""
+"""Each size that grows, its values, and how to measure it."""
 
 
 def measured(names: list[str], rounds: int) -> Iterator[tuple[str, int, float]]:
-    """Median seconds at every point of every curve."""
+    """Return the median seconds at every point of every curve."""
     for name in names:
         laps: dict[int, list[float]] = {value: [] for value in CURVES[name]}
         for _ in range(rounds):
@@ -97,7 +97,7 @@ def measured(names: list[str], rounds: int) -> Iterator[tuple[str, int, float]]:
 
 
 def short(value: int) -> str:
-    """A number as it fits below an axis.
+    """Format a number for an axis.
 
     >>> short(96), short(2048), short(10**6)
     ('96', '2k', '1M')
@@ -107,7 +107,7 @@ def short(value: int) -> str:
 
 
 def draw(rows: list[tuple[str, int, float]], path: Path) -> None:
-    """A panel for each curve, both axes logarithmic, beside a line of slope one."""
+    """Draw a panel per curve, both axes logarithmic, with a line of slope one."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -139,7 +139,7 @@ def draw(rows: list[tuple[str, int, float]], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, and write the table and the image."""
+    """Measure, and write the table and the plot."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(CURVES))

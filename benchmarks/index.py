@@ -1,12 +1,12 @@
-"""Seconds and memory until images are indexed and the first batch is there, up to a million.
+"""Seconds and memory to index up to a million images, and to load the first batch.
 
     python benchmarks/index.py [--counts 1000 10000 100000 1000000] [--folder FOLDER]
 
 The files are hard links to a few dozen images, a thousand to a folder, in FOLDER (by default a
-temporary one); they are removed afterwards. Each count is measured in processes of its own: cold,
-that is without an index, and warm, with the one that the cold start left. Memory is the largest of
-the process above what it has once everything is imported. A busy machine takes longer: processor
-time is printed too, of the process and its workers together.
+temporary one); they are removed afterwards. Each count is measured in separate processes: cold,
+without an index, and warm, with the index of the cold start. Memory is the peak of the process
+above its memory after all imports. CPU time of the process and its workers is printed too, since
+wall time depends on other work.
 """
 
 import argparse
@@ -24,7 +24,7 @@ BATCH, SIZE = 256, 224
 
 
 def fill(folder: Path, count: int) -> None:
-    """Make a folder of so many files."""
+    """Make a folder of `count` files."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -68,7 +68,7 @@ def measure(folder: str) -> None:
     spent = sum(sum(resource.getrusage(who)[:2]) for who in WHO)
     print(
         f"{opened - start:7.1f} s and {memory:4.0f} MB to index, {first - opened:5.1f} s more to "
-        f"the first batch ({whole:4.0f} MB), {spent:6.1f} s of processor time"
+        f"the first batch ({whole:4.0f} MB), {spent:6.1f} s of CPU time"
     )
 
 
@@ -76,12 +76,12 @@ WHO = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 
 
 def peak() -> float:
-    """The largest memory of this process so far, in MB."""
+    """Return the peak memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:
-    """Measure every count, cold and warm."""
+    """Measure every count, without and with an existing index."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--counts", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
     parser.add_argument("--folder", type=Path)

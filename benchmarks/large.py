@@ -1,15 +1,15 @@
-"""A training step from photographs, beside its limit and beside lightly's own SimCLR example.
+"""A training step from photos, beside its lower bound and lightly's own SimCLR example.
 
-    python benchmarks/large.py PHOTOGRAPHS [--rounds 5] [--batch 16] [--size 224]
+    python benchmarks/large.py PHOTOS [--rounds 5] [--batch 16] [--size 224]
 
-SimCLR with ResNet-50. These ways take turns, each in a process that stands still between its own:
+SimCLR with ResNet-50. These variants take turns, each in a process that is stopped in between:
 
 - nearkin: JPEG files to committed step, as `nearkin train` runs it, with two loader workers.
 - decode: the crops of a batch alone, by one process.
 - bare: the same network passes, precision and optimizer on random numbers.
 - lightly: its transform, head and loss in a plain float32 loop, with two loader workers.
 
-The limit is decode and bare one after the other: no processor is idle while workers decode.
+The limit is decode and bare one after the other: no CPU core is idle while workers decode.
 """
 
 import argparse
@@ -39,7 +39,7 @@ MANY = 10_000
 
 
 def decoded(data: Path, batch: int, size: int) -> Iterator[object]:
-    """The crops of one batch after the other."""
+    """Yield the crops of each batch."""
     images = open_images(data)
     sampler = ViewSampler(images, views_of("simclr"), image_size=size, seed=0)
     photographs = Photographs(sampler, Order(len(images), batch, seed=0), None)
@@ -48,12 +48,12 @@ def decoded(data: Path, batch: int, size: int) -> Iterator[object]:
 
 
 def bare(batch: int, size: int) -> Iterator[None]:
-    """The network, forward and backward, and the optimizer."""
+    """Run the network forward and backward, and the optimizer."""
     method = SimCLR(build_backbone("resnet50", size)).to(memory_format=torch.channels_last)
     optimizer = build_optimizer(method, name="sgd", lr=0.06, weight_decay=5e-4)
     views = torch.randn(2 * batch, 3, size, size).to(memory_format=torch.channels_last)
     precision = native_precision(CPU)
-    with memory_kept():  # as nearkin's own steps have it
+    with memory_kept():  # nearkin's own steps keep memory too
         while True:
             with torch.autocast("cpu", precision, enabled=precision != torch.float32):
                 embedding = method.online(views)

@@ -1,11 +1,10 @@
-"""What a training step costs on many processes: a model, checked against measured steps.
+"""A cost model of a training step on many processes, checked against measured steps.
 
     python benchmarks/model.py [MEASURED.json]
 
-MEASURED is what `benchmarks/processes.py --json FILE` wrote: the model is then checked against
-those steps, with the parts that were measured beside them. Without it, or after it, come
-predictions for clusters of GPUs under the assumptions that are printed with them. docs/scale.md
-explains each term.
+MEASURED is the output of `benchmarks/processes.py --json FILE`: the model is checked against its
+steps, with the parts measured beside them. Predictions for clusters of GPUs follow, with their
+assumptions. docs/scale.md explains each term.
 """
 
 import argparse
@@ -19,38 +18,38 @@ NODE = 8
 
 @dataclass(frozen=True)
 class Machine:
-    """What a process has, and what is between processes."""
+    """Speed of a process, and of the links between processes."""
 
     views_per_second: float
-    """Forward and backward through the network, by one process."""
+    """Views per second of one process, forward and backward."""
     flops: float
-    """Of the objective, in single precision."""
+    """Floating-point operations per second of the objective, in single precision."""
     near: float
     """Bytes per second from one process to the next within a node."""
     far: float
     """The same between nodes."""
     message: float
-    """Seconds that a small message to all takes, times the logarithm of the processes."""
+    """Seconds of a small collective, per logarithm of the number of processes."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained."""
+    """A training."""
 
     weights: int
     batch: int
     """Images per step, over all processes."""
     dim: int
-    """Numbers in an embedding."""
+    """Embedding dimension."""
     norms: int
     """Synchronized batch norms; each sends a message forward and one backward."""
     views: int = 2
     overlap: float = 0.5
-    """Share of the network's time behind which the sum of gradients can hide."""
+    """Share of the network's time that can overlap with the reduction of gradients."""
 
 
 def parts(job: Job, machine: Machine, processes: int) -> dict[str, float]:
-    """Seconds of a step, part by part."""
+    """Return the seconds of each part of a step."""
     views = job.views * job.batch
     network = views / processes / machine.views_per_second
     if processes == 1:
@@ -69,12 +68,12 @@ def parts(job: Job, machine: Machine, processes: int) -> dict[str, float]:
 
 
 def objective(job: Job, machine: Machine) -> float:
-    """All pairs of views: a product forward, two backward."""
+    """Return the operations of all pairs of views: a product forward, two backward."""
     return 6 * (job.views * job.batch) ** 2 * job.dim / machine.flops
 
 
 def efficiency(job: Job, machine: Machine, processes: int) -> float:
-    """The speed of so many processes, as a share of as many times the speed of one."""
+    """Return the speed of several processes, relative to that of one times their number."""
     alone = sum(parts(job, machine, 1).values())
     return alone / processes / sum(parts(job, machine, processes).values())
 
@@ -85,7 +84,7 @@ RESNET50 = {"weights": 28_000_000, "dim": 128, "norms": 54}
 
 
 def predict() -> None:
-    """SimCLR with ResNet-50 on GPUs, the batch of the paper and a growing one."""
+    """Predict SimCLR with ResNet-50 on GPUs, with the batch of the paper and a growing one."""
     print(f"assumed of a GPU: {H100}")
     print("| GPUs | batch | step | of perfect | " + "largest part beside the network |")
     for processes in (8, 64, 512):
@@ -102,7 +101,7 @@ def predict() -> None:
 
 
 def check(path: Path) -> None:
-    """Measured steps beside the sums of their measured parts."""
+    """Print measured steps beside the sums of their measured parts."""
     measured = json.loads(path.read_text(encoding="utf-8"))
     print("| processes | measured | network + sum of gradients + messages | ratio |")
     for number, found in measured.items():
@@ -112,7 +111,7 @@ def check(path: Path) -> None:
 
 
 def main() -> None:
-    """Check what was measured, and predict."""
+    """Check the model against measurements, and predict."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("measured", type=Path, nargs="?")
     options = parser.parse_args()

@@ -1,17 +1,17 @@
-"""Objectives at the size of real training, beside their plain forms and beside other libraries.
+"""Objectives at the size of real training, beside their plain forms and other libraries.
 
     python benchmarks/objectives.py [--rounds 7] [--threads 2] [--only info_nce]
 
-Value and gradient in float32 of the same numbers, in turns in one process; medians, and the memory
-that a step allocates beyond its inputs, as torch's profiler counts it.
+Value and gradient in float32 on the same inputs, in turns in one process; medians, and the memory
+that a step allocates beyond its inputs, by torch's profiler.
 
-- info_nce: 256 queries, a queue of 65,536 keys, 128 dimensions. Plainly: all logits and
+- info_nce: 256 queries, a queue of 65,536 keys, 128 dimensions. Plain: all logits and
   `cross_entropy`, as MoCo's official code has it. lightly: `NTXentLoss` with its memory bank.
-- nt_xent, in_batch: 4,096 images, 128 dimensions. Plainly: the matrix of all pairs.
+- nt_xent, in_batch: 4,096 images, 128 dimensions. Plain: the matrix of all pairs.
 - neighbors: 20 nearest of 100,000 rows for 10,000 queries, 512 dimensions. faiss: `IndexFlatIP`,
   built and searched. scikit-learn: `NearestNeighbors`, brute force.
 
-What is not installed is left out.
+Libraries that are not installed are left out.
 """
 
 import argparse
@@ -33,12 +33,12 @@ Way = Callable[[], object]
 
 
 def rows(count: int, dim: int) -> Tensor:
-    """Random unit vectors."""
+    """Return random unit vectors."""
     return unit(torch.randn(count, dim))
 
 
 def both(loss: Callable[..., Tensor], *inputs: Tensor) -> Way:
-    """A call for the value of a loss and its gradient."""
+    """Return a function that computes a loss and its gradient."""
 
     def step() -> None:
         leaves = [x.detach().requires_grad_() for x in inputs]
@@ -48,7 +48,7 @@ def both(loss: Callable[..., Tensor], *inputs: Tensor) -> Way:
 
 
 def plainly(way: Way) -> Way:
-    """The same without any fused form."""
+    """Return the same without any fused form."""
     forms = [f"nearkin.objectives.{name}.pays" for name in ("attention", "strips", "triangle")]
 
     def step() -> None:
@@ -63,7 +63,7 @@ def plainly(way: Way) -> Way:
 
 
 def is_there(library: str) -> bool:
-    """Whether a library is installed; says so if not."""
+    """Return whether a library is installed; print so if not."""
     found = importlib.util.find_spec(library) is not None
     if not found:
         print(f"{library} is not installed: left out")
@@ -71,7 +71,7 @@ def is_there(library: str) -> bool:
 
 
 def against_a_queue() -> dict[str, Way]:
-    """Contrast with a queue."""
+    """Measure InfoNCE against a queue."""
     query, key, queue = rows(256, 128), rows(256, 128), rows(65_536, 128)
 
     def official(query: Tensor) -> Tensor:
@@ -90,13 +90,13 @@ def against_a_queue() -> dict[str, Way]:
         from lightly.loss import NTXentLoss
 
         criterion = NTXentLoss(TEMPERATURE, memory_bank_size=(65_536, 128))
-        criterion(query.clone().requires_grad_(), key)  # the bank starts
+        criterion(query.clone().requires_grad_(), key)  # this creates the bank
         ways["lightly"] = both(lambda q: criterion(q, key), query)
     return ways
 
 
 def against_the_batch() -> dict[str, Way]:
-    """Contrast of all views of a batch."""
+    """Measure NT-Xent over all views of a batch."""
     a, b = rows(4096, 128), rows(4096, 128)
     step = both(lambda a, b: nt_xent(a, b, TEMPERATURE), a, b)
     ways = {"nearkin": step, "plainly": plainly(step)}
@@ -108,13 +108,13 @@ def against_the_batch() -> dict[str, Way]:
 
 
 def across_views() -> dict[str, Way]:
-    """Contrast of one view of a batch with the other."""
+    """Measure InfoNCE between the two views of a batch."""
     step = both(lambda a, b: in_batch(a, b, TEMPERATURE), rows(4096, 128), rows(4096, 128))
     return {"nearkin": step, "plainly": plainly(step)}
 
 
 def among_neighbors() -> dict[str, Way]:
-    """A search for neighbors."""
+    """Measure the search for nearest neighbors."""
     bank, queries = rows(100_000, 512), rows(10_000, 512)
     ways: dict[str, Way] = {"nearkin": lambda: nearest(bank, queries, 20)}
     if is_there("faiss"):
@@ -136,7 +136,7 @@ def among_neighbors() -> dict[str, Way]:
 
 
 def most_memory(way: Way) -> float:
-    """The most megabytes that a call holds at once beyond what was there."""
+    """Return the peak megabytes of a call, beyond those before it."""
     if torch.get_default_device().type == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -161,7 +161,7 @@ MEASURED = {
 
 
 def main() -> None:
-    """Print a table for each objective."""
+    """Print a table per objective."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

@@ -2,8 +2,8 @@
 
     python benchmarks/pack_cifar10.py SHEETS cifar10.npz
 
-SHEETS is a folder with labels.npz and train_00.webp ... test_03.webp, each 50 x 50 tiles. With
-torchvision's own download in place none of this is needed: use `torchvision:CIFAR10` as data.
+SHEETS is a folder with labels.npz and train_00.webp ... test_03.webp, each 50 x 50 tiles. If
+torchvision has downloaded CIFAR-10, use `torchvision:CIFAR10` as data instead.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from PIL import Image
 
 
 def images(folder: Path, part: str) -> np.ndarray:
-    """All tiles of a part, uint8 of shape (n, 32, 32, 3)."""
+    """Return all tiles of a split, uint8 of shape (n, 32, 32, 3)."""
     sheets = []
     for path in sorted(folder.glob(f"{part}_*.webp")):
         sheet = np.asarray(Image.open(path).convert("RGB"))

@@ -1,6 +1,6 @@
-"""The page of many images: how large it is, when it can be used, and how long a frame takes.
+"""Size, load time and frame time of a page with many images.
 
-Times are those of the page's own script in headless Chromium, without a graphics card.
+Times are measured by a script in the page, in headless Chromium without a GPU.
 
     python benchmarks/page.py
     python benchmarks/page.py --counts 20000 --width 1920 --height 1080
@@ -35,11 +35,11 @@ window.requestAnimationFrame = (draw) => asked((now) => {
   window.frames_.push([start, performance.now()]);
 });
 """
-"""Notes when each frame begins and ends."""
+"""Records the start and end of each frame."""
 
 
 def sheet(rng: np.random.Generator) -> bytes:
-    """Tiles as rough as photographs: 440 bytes each."""
+    """Make tiles with the detail of photos: 440 bytes each."""
     shape = (COLUMNS * SIDE // 4, COLUMNS * SIDE // 4, 3)
     rough = rng.integers(24, 232, shape).astype(np.uint8)
     file = io.BytesIO()
@@ -49,7 +49,7 @@ def sheet(rng: np.random.Generator) -> bytes:
 
 
 def images(count: int) -> ImageMap:
-    """A map of so many images of a hundred classes."""
+    """Make a map of `count` images of a hundred classes."""
     rng = np.random.default_rng(0)
     of = rng.integers(0, CLASSES, count)
     middle = rng.normal(scale=8, size=(CLASSES, 2))
@@ -83,20 +83,20 @@ def panned(page: Page) -> None:
 
 
 def zoomed(page: Page) -> None:
-    """Go in until points are images."""
+    """Zoom in until points become images."""
     for _ in range(18):
         page.mouse.wheel(0, -40)
 
 
 def frames(page: Page) -> list[float]:
-    """Milliseconds that each frame since the last call took."""
+    """Return the milliseconds of each frame since the last call."""
     page.wait_for_timeout(500)
     noted: list[tuple[float, float]] = page.evaluate("window.frames_.splice(0)")
     return [end - start for start, end in noted] or [0.0]
 
 
 def measure(browser: Browser, file: Path, width: int, height: int) -> str:
-    """The line of the table for a page."""
+    """Return the table row of a page."""
     page = browser.new_page(viewport={"width": width, "height": height})
     page.add_init_script(WATCHED)
     page.goto(file.as_uri())
@@ -115,7 +115,7 @@ def measure(browser: Browser, file: Path, width: int, height: int) -> str:
 
 
 def main() -> None:
-    """Print a line for every number of images."""
+    """Print a line per number of images."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--counts", type=int, nargs="+", default=[2_000, 20_000, 100_000])
     parser.add_argument("--width", type=int, default=1280)

@@ -13,11 +13,11 @@ from nearkin.distributed import available_cpus
 
 Loss = Callable[[list[Tensor]], Tensor]
 Wired = tuple[list[nn.Module], Any, Loss]
-"""What is trained, the transform of an image, and the loss of a list of views."""
+"""The module to train, the transform of an image, and the loss of a list of views."""
 
 
 class Images(torch.utils.data.Dataset[Any]):
-    """Images, or the paths of some, through a transform, one by one."""
+    """Apply a transform to images, or to the files of paths, one by one."""
 
     def __init__(self, images: Sequence[Any], transform: Any) -> None:
         self.images, self.transform = images, transform
@@ -34,7 +34,7 @@ class Images(torch.utils.data.Dataset[Any]):
 
 
 def network() -> Any:
-    """ResNet-18 with the stem for small images, without its classifier."""
+    """Return a ResNet-18 with the stem for small images, without classifier."""
     import torchvision
 
     found: Any = torchvision.models.resnet18()
@@ -44,7 +44,7 @@ def network() -> Any:
 
 
 def large_simclr(size: int) -> Wired:
-    """SimCLR with ResNet-50 as it is for photographs."""
+    """SimCLR with an ordinary ResNet-50, for photos."""
     import torchvision
     from lightly.loss import NTXentLoss
     from lightly.models.modules import SimCLRProjectionHead
@@ -59,7 +59,7 @@ def large_simclr(size: int) -> Wired:
 
 
 def simclr(size: int) -> Wired:
-    """All views through one network."""
+    """SimCLR: all views through one network."""
     from lightly.loss import NTXentLoss
     from lightly.models.modules import SimCLRProjectionHead
     from lightly.transforms import SimCLRTransform
@@ -71,7 +71,7 @@ def simclr(size: int) -> Wired:
 
 
 def moco(size: int) -> Wired:
-    """A momentum branch, and a queue of 4096 keys."""
+    """MoCo: a momentum branch and a queue of 4096 keys."""
     from lightly.loss import NTXentLoss
     from lightly.models.modules import MoCoProjectionHead
     from lightly.models.utils import deactivate_requires_grad, update_momentum
@@ -92,7 +92,7 @@ def moco(size: int) -> Wired:
 
 
 def byol(size: int) -> Wired:
-    """A momentum branch, and a predictor."""
+    """BYOL: a momentum branch and a predictor."""
     from lightly.loss import NegativeCosineSimilarity
     from lightly.models.modules import BYOLPredictionHead, BYOLProjectionHead
     from lightly.models.utils import deactivate_requires_grad, update_momentum
@@ -117,7 +117,7 @@ def byol(size: int) -> Wired:
 
 
 def simsiam(size: int) -> Wired:
-    """A predictor alone."""
+    """SimSiam: a predictor alone."""
     from lightly.loss import NegativeCosineSimilarity
     from lightly.models.modules import SimSiamPredictionHead, SimSiamProjectionHead
     from lightly.transforms import SimSiamTransform
@@ -134,7 +134,7 @@ def simsiam(size: int) -> Wired:
 
 
 def nnclr(size: int) -> Wired:
-    """A predictor, and 4096 embeddings to find neighbors among."""
+    """NNCLR: a predictor and a support set of 4096 embeddings."""
     from lightly.loss import NTXentLoss
     from lightly.models.modules import (
         NNCLRPredictionHead,
@@ -157,7 +157,7 @@ def nnclr(size: int) -> Wired:
 
 
 def swav(size: int) -> Wired:
-    """Prototypes. Two views, as small images have."""
+    """SwAV: prototypes, with two views, as for small images."""
     from lightly.loss import SwaVLoss
     from lightly.models.modules import SwaVProjectionHead, SwaVPrototypes
     from lightly.transforms import SwaVTransform
@@ -185,7 +185,7 @@ def training(
     weight_decay: float,
     device: str = "cpu",
 ) -> Iterator[None]:
-    """Steps, epoch after epoch, with as many loader workers as there are processors."""
+    """Yield steps, epoch after epoch, with a loader worker per CPU core."""
     with torch.device(device):
         trained, transform, loss_of = wire(size)
     parameters = [p for module in trained for p in module.parameters()]
@@ -198,7 +198,7 @@ def training(
         num_workers=available_cpus(),
         pin_memory=device != "cpu",
     )
-    there: Any = torch.device(device)  # for the first loss, which makes the banks
+    there: Any = torch.device(device)  # for the first loss, which creates the banks
     while True:
         for views in loader:
             with there:

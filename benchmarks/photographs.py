@@ -1,16 +1,16 @@
-"""Photographs decoded and cropped per second on one core: ours, ours from a cache, and PIL's way.
+"""Photos decoded and cropped per second on one core: nearkin, nearkin from its cache, and PIL.
 
-    python benchmarks/photographs.py PICTURES [--enlarged 1600] [--size 224] [--count 300]
+    python benchmarks/photographs.py IMAGES [--enlarged 1600] [--size 224] [--count 300]
 
-Two views of each image, as SimCLR draws them. The ways take turns, so that a busy machine slows
-all of them alike, and every view is cut by the same boxes.
+Two views of each image, as in SimCLR. The variants take turns, so that a busy machine slows all of
+them alike, and all use the same crops.
 
 - full: the whole image decoded, then PIL's crop and resize, as torchvision's RandomResizedCrop.
 - ours: decoded at the smallest scale that the crops need.
-- cached: cut out of the pixels that `--cache ram` keeps; `filling` is the first time.
+- cached: cropped from the pixels of `--cache ram`; `filling` is the first time.
 
-PICTURES is what `open_images` takes. The same images are measured again as JPEGs with a longer
-side of `--enlarged` pixels, the size that cameras and the web have.
+IMAGES is what `nearkin train` takes. The same images are measured again as JPEGs with a longer
+side of `--enlarged` pixels, a usual size of cameras and the web.
 """
 
 import argparse
@@ -35,7 +35,7 @@ ROUNDS = 5
 
 
 def full(images: Images, row: int, boxes: np.ndarray, size: int) -> None:
-    """Decode all of an image, then cut."""
+    """Decode a whole image, then crop."""
     held = images.read(row)
     assert isinstance(held, bytes)
     with Image.open(io.BytesIO(held)) as opened:
@@ -48,7 +48,7 @@ def full(images: Images, row: int, boxes: np.ndarray, size: int) -> None:
 
 
 def compare(name: str, images: Images, size: int) -> None:
-    """Measure all ways in turns and print medians."""
+    """Measure all variants in turns and print medians."""
     sampler = ViewSampler(images, views_of("simclr"), image_size=size, seed=0)
     rows = np.arange(len(images))
     boxes = np.stack([params.box for params in sampler.sample(0, rows)], axis=1)
@@ -77,7 +77,7 @@ def compare(name: str, images: Images, size: int) -> None:
 
 
 def enlarge(images: Images, folder: Path, side: int) -> None:
-    """Save the images as JPEGs with a longer side of so many pixels."""
+    """Save the images as JPEGs with a longer side of `side` pixels."""
     for row in range(len(images)):
         held = images.read(row)
         assert isinstance(held, bytes)
@@ -88,7 +88,7 @@ def enlarge(images: Images, folder: Path, side: int) -> None:
 
 
 def main() -> None:
-    """Compare on the images as they are, and enlarged."""
+    """Compare on the original and on enlarged images."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("images")
     parser.add_argument("--enlarged", type=int, default=1600)

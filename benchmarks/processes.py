@@ -2,10 +2,10 @@
 
     python benchmarks/processes.py [--rounds 5] [--processes 1,2,4] [--method simclr]
 
-The batch is fixed, so each of W processes has a W-th of it, and a W-th of the threads. Ways take
-turns, each time in new processes; medians of the steps of each turn are compared. Then come the
-parts that a model of the cost needs: how long the network alone takes for such a share, a sum of
-all gradients, and a message between the processes. docs/scale.md puts them together.
+The batch is fixed, so each of W processes has a W-th of it, and a W-th of the threads. Variants take
+turns, each time in new processes; medians of the steps of each turn are compared. The terms of
+the cost model follow: the network alone on such a share, an all-reduce of all gradients, and a
+small message between the processes. docs/scale.md has the model.
 """
 
 import argparse
@@ -39,7 +39,7 @@ Parts = dict[str, float]
 
 
 def timed(work: Callable[[], object], times: int = 20) -> float:
-    """The median time of a call, which all processes make together."""
+    """Return the median time of a call that all processes make together."""
     laps = []
     for _ in range(times):
         all_reduce_max(0)
@@ -50,7 +50,7 @@ def timed(work: Callable[[], object], times: int = 20) -> float:
 
 
 def bare(backbone: str, batch: int) -> Callable[[], None]:
-    """Forward and backward of this process's share of the views, with nobody else."""
+    """Run forward and backward on this process's share of the views, without communication."""
     views = torch.randn(2 * batch // world_size(), 3, SIZE, SIZE)
     views = views.to(memory_format=torch.channels_last)
     network = build_backbone(backbone, SIZE).to(memory_format=torch.channels_last)
@@ -63,7 +63,7 @@ def bare(backbone: str, batch: int) -> Callable[[], None]:
 
 
 def work(name: str, backbone: str, batch: int) -> None:
-    """What each process does; the first prints what it measured."""
+    """Measure in each process; the first prints the result."""
     laps, before = [], time.perf_counter()
     for method in trained(name, backbone, batch, WARM + TIMED):  # noqa: B007  (it is measured afterwards)
         laps.append(time.perf_counter() - before)
@@ -83,19 +83,19 @@ def work(name: str, backbone: str, batch: int) -> None:
 
 
 def gather_sum(x: torch.Tensor) -> None:
-    """An all-reduce, as the backward pass of a gather makes."""
+    """Run the all-reduce of the backward pass of a gather."""
     if world_size() > 1:
         torch.distributed.all_reduce(x)
 
 
 def follow(name: str, backbone: str, batch: int) -> None:
-    """What the others do."""
+    """Run a process other than the first."""
     with together(1, follow):
         work(name, backbone, batch)
 
 
 def turn(processes: int, options: argparse.Namespace) -> Parts:
-    """One measurement in new processes."""
+    """Measure once, in new processes."""
     command = [sys.executable, __file__, "--work", str(processes), "--method", options.method]
     command += ["--backbone", options.backbone, "--batch", str(options.batch)]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout

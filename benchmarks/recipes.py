@@ -1,9 +1,9 @@
-"""What runs of the CIFAR-10 recipes came to, beside what was published for them, as a table.
+"""Print a table of the results of CIFAR-10 recipes beside the published ones.
 
     python benchmarks/recipes.py RUNS
 
-RUNS holds a run folder for each recipe, with its name. One that has not ended is told with its
-epoch; one that is missing is not run.
+RUNS holds a run folder per recipe, with its name. An unfinished run is shown with its epoch; a
+missing one as not run.
 """
 
 import argparse
@@ -17,7 +17,7 @@ MEASURES = ("kNN top-1", "linear probe")
 
 
 def published(recipe: Path) -> str:
-    """What the head of a recipe says was published."""
+    """Return the published result from the head of a recipe."""
     lines = recipe.read_text(encoding="utf-8").splitlines()
     start = next(row for row, line in enumerate(lines) if line.startswith("# Published"))
     said = [lines[start].removeprefix("# Published")]
@@ -26,7 +26,7 @@ def published(recipe: Path) -> str:
 
 
 def found(run: Path) -> list[str]:
-    """A run's measures, or how far it is."""
+    """Return the measures of a run, or its progress."""
     if (run / "summary.json").exists():
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         measures = summary["measures"]["encoder"]

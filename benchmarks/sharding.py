@@ -1,10 +1,10 @@
-"""Memory of training a network that is divided among processes, beside one that each has whole.
+"""Memory of training a sharded network (FSDP2), beside a replicated one (DDP).
 
     python benchmarks/sharding.py [--backbone vit_base_patch16_224] [--size 96] [--processes 2]
 
-SimCLR with AdamW in float32, on two images per process. What is counted is what the tensors of
-weights, gradients and optimizer take in a process after a step, and how far building and training
-raise the most memory the process ever held, where freed memory is handed back at once.
+SimCLR with AdamW in float32, on two images per process. The table has the size of the tensors of
+weights, gradients and optimizer in a process after a step, and the rise of its peak memory during
+building and training, with freed memory returned to the system at once.
 """
 
 import argparse
@@ -30,19 +30,19 @@ STEPS = 3
 
 
 def most() -> float:
-    """The most memory this process ever held, in megabytes."""
+    """Return the peak memory of this process in megabytes."""
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def held(tensors: list[Any]) -> float:
-    """What these tensors take in this process, in megabytes."""
+    """Return the size of tensors in this process, in megabytes."""
     own: list[Tensor] = [x.to_local() if hasattr(x, "to_local") else x for x in tensors]
     return sum(x.nbytes for x in own) / MEGABYTE
 
 
 def train(rank: int, way: str, processes: int, backbone: str, size: int, meeting: str) -> None:
-    """Some steps in one of the processes; the first prints a line."""
+    """Run some steps in one of the processes; the first prints a line."""
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     index = torch.arange(2) + 2 * rank
@@ -75,7 +75,7 @@ def train(rank: int, way: str, processes: int, backbone: str, size: int, meeting
 
 
 def main() -> int:
-    """Print a line for each way."""
+    """Print a line per variant."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--backbone", default="vit_base_patch16_224")
     parser.add_argument("--size", type=int, default=96, help="side of the images")

@@ -1,18 +1,18 @@
-"""A whole training step of every method, beside its limit and beside lightly's parts.
+"""A whole training step of every method, beside the bare model step and lightly.
 
     python benchmarks/steps.py [simclr moco ...] [--batch 256] [--precision fp32] [--images X.npz]
 
-ResNet-18 on 32 px samples. The ways to train take turns:
+ResNet-18 on 32 px samples. These variants take turns:
 
 - nearkin: images in memory to committed step, as `nearkin train` runs it.
 - bare: the same passes through the same networks, momentum branches too, with the same precision
   and optimizer, on random numbers: no views, no loss, no memories, no commit. The limit.
 - lightly: transform, heads and loss wired as in lightly's own example of the method, in float32,
-  with a loader worker per processor, in a process of its own that stands still while others are
-  measured. Left out where it has no such example, or is not installed.
+  with a loader worker per CPU core, in a separate process that is stopped while others are
+  measured. Left out if it has no such example, or is not installed.
 
 Networks have the sizes of lightly's examples. An image counts once, however many views it has. A
-turn is a step or, on a GPU, which works on while the next one is prepared, as many as `AT_ONCE`.
+turn is one step or, on a GPU, which works while the next step is prepared, `AT_ONCE` steps.
 """
 
 import argparse
@@ -74,7 +74,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What all ways have in common."""
+    """Settings shared by all variants."""
 
     batch: int
     precision: torch.dtype
@@ -85,7 +85,7 @@ class Setting:
 def build(
     name: str, num_images: int, setting: Setting
 ) -> tuple[Method[Any], torch.optim.Optimizer]:
-    """A method and its optimizer."""
+    """Build a method and its optimizer."""
     torch.manual_seed(0)
     wanted = inspect.signature(METHODS[name].__init__).parameters
     facts = {"num_images": num_images, "num_known_classes": 5}
@@ -98,7 +98,7 @@ def build(
 
 
 def ours(name: str, samples: np.ndarray, setting: Setting) -> Iterator[object]:
-    """Whole steps of nearkin's loop."""
+    """Yield whole steps of nearkin's loop."""
     method, optimizer = build(name, len(samples), setting)
     images = open_images(samples)
     classes = np.arange(len(samples)) % 10
@@ -125,7 +125,7 @@ def ours(name: str, samples: np.ndarray, setting: Setting) -> Iterator[object]:
 
 @dataclass(frozen=True)
 class Pass:
-    """Rows that go through a network, and whether gradients come back."""
+    """Rows that go through a network, and whether gradients flow back."""
 
     network: nn.Module
     shape: tuple[int, ...]
@@ -133,7 +133,7 @@ class Pass:
 
 
 def passes(method: Method[Any], batch: int, device: torch.device) -> list[Pass]:
-    """What a step of a method shows its networks."""
+    """Return the passes of a method through its networks."""
     found: list[Pass] = []
 
     def note(network: nn.Module, shown: tuple[Tensor, ...]) -> None:
@@ -153,7 +153,7 @@ def passes(method: Method[Any], batch: int, device: torch.device) -> list[Pass]:
 
 
 def bare(name: str, num_images: int, setting: Setting) -> Iterator[object]:
-    """The networks, forward and backward, and the optimizer: nothing else."""
+    """Run only the networks, forward and backward, and the optimizer."""
     method, optimizer = build(name, num_images, setting)
     shown = [
         (
@@ -180,7 +180,7 @@ def bare(name: str, num_images: int, setting: Setting) -> Iterator[object]:
 
 
 def repeated(step: Callable[[], object], times: int) -> None:
-    """So many steps."""
+    """Take `count` steps."""
     for _ in range(times):
         step()
 
@@ -204,7 +204,7 @@ def compare(name: str, samples: np.ndarray, rounds: int, setting: Setting) -> No
 
 
 def main() -> None:
-    """Measure the methods that were named, or all."""
+    """Measure the named methods, or all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("methods", nargs="*", metavar="METHOD")
     parser.add_argument("--rounds", type=int, default=7)

@@ -1,4 +1,4 @@
-"""Ways of doing one thing, measured in turns, so that a busy machine slows all of them alike."""
+"""Measure variants in turns, so that a busy machine slows all of them alike."""
 
 import statistics
 import time
@@ -8,7 +8,7 @@ import torch
 
 
 def turns(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds that each way takes in each round, after a call outside of the clock.
+    """Return the seconds of each variant in each round, after an untimed call.
 
     Every other round goes backward: no way always follows the same one.
     """
@@ -26,18 +26,18 @@ def turns(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, li
 
 
 def _settle() -> None:
-    """A GPU works on after a call has returned."""
+    """Wait for the GPU, which may still work when a call has returned."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def ratios(laps: Mapping[str, Sequence[float]], slow: str, fast: str) -> list[float]:
-    """How many times as long as another way one takes, round by round."""
+    """Return the ratio of two variants, round by round."""
     return [a / b for a, b in zip(laps[slow], laps[fast], strict=True)]
 
 
 def show(laps: Mapping[str, Sequence[float]], mine: str) -> None:
-    """Print a line for each way: its median, and how many times as long as mine it takes."""
+    """Print a line per variant: its median, and its ratio to the first."""
     for name, seconds in laps.items():
         times = ratios(laps, name, mine)
         print(

@@ -1,4 +1,4 @@
-"""A method wired to images, optimizer and loop as `nearkin train` wires it, step by step."""
+"""A method with images, optimizer and loop as in `nearkin train`, step by step."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,19 +36,19 @@ def trained(
     data: Path | None = None,
     workers: int = 0,
 ) -> Iterator[Method[Any]]:
-    """Steps of a method on random or other images, as often as it is asked for one.
+    """Yield training steps of a method on random or other images.
 
     Args:
         name: The method.
         backbone: The network.
         batch: Images per step, over all processes.
         total: Steps.
-        side: Of the images, in pixels.
+        side: Side of the images in pixels.
         augment: How views are drawn.
-        images: How many images there are; eight batches if 0.
-        views: How many views of each; as many as the method asks for if 0.
-        options: Of the method.
-        data: Photographs, instead of random samples.
+        images: Number of images; eight batches if 0.
+        views: Views per image; the method's number if 0.
+        options: Options of the method.
+        data: Photos, instead of random samples.
         workers: Processes that decode them.
     """
     rng = np.random.default_rng(0)

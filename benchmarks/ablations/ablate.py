@@ -1,10 +1,10 @@
-"""A paper's ablation in shape: small network, small images, three seeds.
+"""Repeat a paper's ablation with a small network, small images and three seeds.
 
     python benchmarks/ablations/ablate.py PAPER --data fashion_mnist.npz [--out DIR] [--threads 1]
 
 The papers are simsiam, byol, moco, instdisc, swav and nnclr. Each arm is trained with each seed,
 from the same weights, on the same images in the same order. A row is added to DIR/PAPER.csv when
-an arm is done, so the same command continues after it was stopped. At the end a table is printed
+an arm is done, so the same command continues after an interruption. At the end a table is printed
 and DIR/PAPER.png drawn.
 """
 
@@ -29,7 +29,7 @@ SEEDS = (0, 1, 2)
 def planned(
     panels: tuple[Panel, ...], recipe: Recipe, seeds: Iterable[int]
 ) -> Iterator[tuple[str, Arm, int, Recipe]]:
-    """All trials of a paper, a whole seed before the next one, and its floor first."""
+    """Return all trials of a paper, seed by seed, the floor first."""
     floor = next(iter(panels[0].arms.values()))
     for seed in seeds:
         yield UNTRAINED, floor, seed, replace(recipe, steps=0)
@@ -39,7 +39,7 @@ def planned(
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
-    """Write the rows, all or none."""
+    """Write the rows atomically."""
     rows = list(rows)
     columns = dict.fromkeys(column for row in rows for column in row)
     text = io.StringIO()
@@ -56,7 +56,7 @@ def ablate(
     path: Path,
     seeds: Iterable[int] = SEEDS,
 ) -> str:
-    """Do what is missing in the file, draw the plot beside it, and return the table."""
+    """Run the arms missing in the file, draw the plot beside it, and return the table."""
     images = ImageSet(data, recipe)
     rows = {row["key"]: dict(row) for row in read_csv(path)} if path.exists() else {}
     arms: dict[str, list[Row]] = {}

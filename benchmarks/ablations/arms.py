@@ -15,21 +15,21 @@ class Arm:
     batch_size: int = 128
 
     def but(self, **options: Value) -> "Arm":
-        """The same arm, but for these options."""
+        """Return the same arm with other options."""
         return replace(self, options=self.options | options)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Arms that are drawn beside each other: lines of points, by the point's name."""
+    """Arms of one panel: lines of points, by name of the point."""
 
     axis: str
-    """What the points differ in."""
+    """The option that differs between points."""
     lines: dict[str, dict[str, Arm]]
 
     @property
     def arms(self) -> dict[str, Arm]:
-        """All arms, by line and point."""
+        """Return all arms, by line and point."""
         return {
             self.name(line, point): arm
             for line, points in self.lines.items()
@@ -38,12 +38,12 @@ class Panel:
 
     @staticmethod
     def name(line: str, point: str) -> str:
-        """What an arm is called in tables."""
+        """Return the name of an arm in tables."""
         return f"{line}: {point}" if line else point
 
 
 def half_life(momentum: float) -> float:
-    """Steps after which half of a momentum encoder is replaced.
+    """Return the half-life of a momentum encoder in steps.
 
     >>> half_life(0.5), round(half_life(0.99)), half_life(0.0), half_life(1.0)
     (1.0, 69, 0.0, inf)
@@ -54,7 +54,7 @@ def half_life(momentum: float) -> float:
 
 
 def with_half_life(momentum: float) -> str:
-    """A momentum and, in brackets, its half-life in steps.
+    """Format a momentum with its half-life in steps.
 
     >>> with_half_life(0.999)
     '0.999 (693)'
@@ -80,7 +80,7 @@ GROUP = 32
 
 
 def of_batch(arm: Arm, batch_size: int) -> Arm:
-    """The same arm with another batch, and groups of batch statistics of the same size."""
+    """Return the arm with another batch size, and groups of batch statistics of the same size."""
     return replace(arm.but(bn_groups=batch_size // GROUP), batch_size=batch_size)
 
 
@@ -156,4 +156,4 @@ PAPERS: dict[str, tuple[Panel, ...]] = {
         ),
     ),
 }
-"""By the name to type."""
+"""The ablations, by paper."""

@@ -1,4 +1,4 @@
-"""Rows of an ablation as a table of means and deviations, and as a plot."""
+"""Tables of means and deviations, and plots, of the rows of an ablation."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 Row = dict[str, str]
 UNTRAINED = "untrained"
-"""The arm that shows each seed's network as it was before training."""
+"""The arm of each seed's network before training."""
 COLUMNS = {
     "knn": ("kNN", 3),
     "knn_embedding": ("kNN, embedding", 3),
@@ -28,13 +28,13 @@ COLUMNS = {
 
 
 def numbers(rows: Sequence[Row], column: str) -> list[float]:
-    """What the seeds found, without those that have nothing there."""
+    """Return the values of all seeds that have one."""
     found = [float(row.get(column) or "nan") for row in rows]
     return [value for value in found if not math.isnan(value)]
 
 
 def cell(rows: Sequence[Row], column: str) -> str:
-    """Mean and standard deviation over the seeds."""
+    """Format mean and standard deviation over the seeds."""
     values, digits = numbers(rows, column), COLUMNS[column][1]
     if len(values) < 2:
         return "".join(f"{value:.{digits}f}" for value in values)
@@ -42,7 +42,7 @@ def cell(rows: Sequence[Row], column: str) -> str:
 
 
 def table(arms: Mapping[str, Sequence[Row]], raw: float) -> str:
-    """A Markdown table with a row per arm, floors last."""
+    """Return a Markdown table with a row per arm, floors last."""
     shown = [c for c in COLUMNS if any(numbers(rows, c) for rows in arms.values())]
     lines = [["arm", "n", *(COLUMNS[column][0] for column in shown)]]
     lines.append(["---"] * len(lines[0]))
@@ -55,7 +55,7 @@ def table(arms: Mapping[str, Sequence[Row]], raw: float) -> str:
 def draw(
     path: Path, panels: Sequence[Panel], arms: Mapping[str, Sequence[Row]], raw: float
 ) -> None:
-    """A row of two plots per panel: kNN and effective rank, a point per seed."""
+    """Draw two plots per panel: kNN and effective rank, a point per seed."""
     mpl.use("Agg")
     figure = Figure(figsize=(9, 3.2 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), 2, squeeze=False)

@@ -1,4 +1,4 @@
-"""One arm trained with one seed, and what is measured of it."""
+"""Train one arm with one seed, and measure it."""
 
 import hashlib
 import inspect
@@ -36,12 +36,12 @@ from nearkin.training.schedules import warmup_cosine
 
 CPU = torch.device("cpu")
 PIECE = 500
-"""Images encoded at once."""
+"""Images encoded per batch."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all arms have in common."""
+    """Settings shared by all arms."""
 
     steps: int = 1500
     lr: float = 1e-3
@@ -49,9 +49,9 @@ class Recipe:
     warmup: float = 0.1
     image_size: int = 14
     train: int = 10_000
-    """Images to train on, which are the bank of kNN as well."""
+    """Training images, which are the bank of kNN too."""
     queries: int = 2_000
-    """Images held out of the training part to be scored."""
+    """Images held out of the training part for scoring."""
 
 
 DRAWN: dict[str, Any] = {
@@ -61,11 +61,11 @@ DRAWN: dict[str, Any] = {
     "brightness": 0.4,
     "contrast": 0.4,
 }
-"""Every view of every arm. For gray images: nothing here changes a hue."""
+"""The augmentation of all arms. Images are gray, so nothing changes a hue."""
 
 
 class ImageSet:
-    """Images of the training part, at random: some to train on, and others to score.
+    """Random images of the training part: some for training, others for scoring.
 
     Args:
         data: As for `nearkin train`. A test part is never used.
@@ -88,17 +88,17 @@ class ImageSet:
 
     @cached_property
     def shown(self) -> tuple[Tensor, Tensor]:
-        """Both, as networks take them."""
+        """Return both sets, normalized."""
         train, queries = (_pixels(images, self.size) for images in (self.train, self.queries))
         return to_input(train), to_input(queries)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of their pixels."""
+        """Return mean and standard deviation of the pixels."""
         return self.train.fingerprint + self.queries.fingerprint
 
     def raw(self) -> float:
-        """The first floor: kNN on raw pixels of the size that networks see."""
+        """Return the first floor: kNN on raw pixels at the size of the network's input."""
         train, queries = (
             _pixels(images, self.size).permute(0, 2, 3, 1).numpy()
             for images in (self.train, self.queries)
@@ -107,7 +107,7 @@ class ImageSet:
         return self.knn(pixels(train, mean), pixels(queries, mean))
 
     def knn(self, bank: Tensor, queries: Tensor) -> float:
-        """The share of scored images whose class wins their neighbors' vote."""
+        """Return the kNN accuracy on the scored images."""
         labels = self.train.labels, self.queries.labels
         k = num_neighbors(len(bank))
         return knn(bank, labels[0], queries, labels[1], k=k).value
@@ -118,19 +118,19 @@ def _pixels(images: Images, size: int) -> Tensor:
 
 
 def network() -> nn.Sequential:
-    """A residual network of 73,000 parameters: 14 px become 7, 4 and 2."""
+    """Return a residual network of 73,000 parameters: 14 px become 7, 4 and 2."""
     layers = [conv_norm(3, 16, 3, stride=2), nn.ReLU(inplace=True), Block(16, 32, 2)]
     return nn.Sequential(*layers, Block(32, 64, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def key(arm: Arm, seed: int, recipe: Recipe, images: ImageSet) -> str:
-    """A name for all that decides a trial, but for the code and the number of threads."""
+    """Return a key of all settings of a trial, except the code and the number of threads."""
     decides = [asdict(arm), seed, asdict(recipe), DRAWN, images.fingerprint]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def trial(arm: Arm, seed: int, recipe: Recipe, images: ImageSet) -> dict[str, float]:
-    """Train one arm with one seed, and measure it at its last step."""
+    """Train one arm with one seed, and measure it after the last step."""
     torch.manual_seed(seed)
     backbone = adopt(network(), recipe.image_size)
     options: dict[str, Any] = dict(arm.options)
@@ -168,7 +168,7 @@ def train(
 
 
 def measure(method: Method[Any], images: ImageSet) -> dict[str, float]:
-    """The numbers of one row: features are the backbone's, embeddings the projector's."""
+    """Return one row: features are the backbone's, embeddings the projector's."""
     features = [encode(method.backbone, shown.split(PIECE)) for shown in images.shown]
     bank, queries = (encode(method.online.projector, each.split(PIECE)) for each in features)
     found = {
@@ -182,7 +182,7 @@ def measure(method: Method[Any], images: ImageSet) -> dict[str, float]:
 
 
 def imbalance(method: SwAV, queries: Tensor, images: ImageSet) -> float:
-    """Share of the codes' mass that would have to move for all prototypes to have the same."""
+    """Return the share of the codes' mass that must move to balance all prototypes."""
     del images
     scores = unit(queries) @ method.prototypes.detach().T
     mass = sinkhorn(scores, method.epsilon, method.num_iterations).mean(dim=0)
@@ -190,7 +190,7 @@ def imbalance(method: SwAV, queries: Tensor, images: ImageSet) -> float:
 
 
 def neighbors_of_class(method: NNCLR, queries: Tensor, images: ImageSet) -> float:
-    """Share of the drawn neighbors in the support set that have the query's class."""
+    """Return the share of drawn neighbors in the support set with the query's class."""
     support = method.support_set
     _, rows = nearest(support.keys, queries, method.num_neighbors)
     owners = support.index[rows].numpy()
@@ -202,4 +202,4 @@ SPECIAL: dict[type, dict[str, Callable[[Any, Tensor, ImageSet], float]]] = {
     SwAV: {"code_imbalance": imbalance},
     NNCLR: {"neighbors_of_class": neighbors_of_class},
 }
-"""What else there is to measure, by method."""
+"""Further measures, by method."""

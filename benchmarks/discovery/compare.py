@@ -1,11 +1,11 @@
-"""Compare ways of finding novel classes on the same features, images and steps.
+"""Compare methods of novel class discovery on the same features, images and steps.
 
     python benchmarks/discovery/compare.py cifar10 --folder RUNS -o docs/discovery/cifar10.csv
 
 RUNS holds, for every seed, images drawn by images.py (cifar10-1.npz) and an encoder trained on
 them without labels (runs/cifar10-1). Seed 0 only chooses the strength of each arm,
-by hiding known classes; the others are reported. A row is written once its arm is done, so a
-stopped comparison goes on where it was. Protocol: docs/discovery.md.
+by hiding known classes; the others are reported. A row is written once its arm is done, so the
+same command continues after an interruption. Protocol: docs/discovery.md.
 """
 
 import argparse
@@ -51,7 +51,7 @@ from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")
 SEEDS = {"first": (1, 2, 3, 4, 5), "odd": (1, 2), "mixed": (1, 2)}
-"""Which seeds are reported for each split into known and novel classes."""
+"""The reported seeds of each split into known and novel classes."""
 GCD_SEEDS = (1, 2, 3, 4, 5)
 NOVEL = {"first": (5, 6, 7, 8, 9), "odd": (1, 3, 5, 7, 9), "mixed": (2, 3, 5, 8, 9)}
 """Novel classes of each split, fixed beforehand; `first` is the usual one."""
@@ -78,14 +78,14 @@ COLUMNS = (
     "known_test", "nmi", "ari", "k_means", "seconds",
 )  # fmt: skip
 SLOW = "NCL+SCL+HNG"
-"""It takes four times as long: of the first split only."""
+"""Hard negatives take four times as long, so only the first split has them."""
 VIEWS = 4
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """The images of one seed and what its encoder sees of them."""
+    """The images of one seed and their features."""
 
     name: str
     seed: int
@@ -93,12 +93,12 @@ class Bench:
 
     @cached_property
     def images(self) -> Images:
-        """With all labels: known ones to learn from, novel ones to score by."""
+        """Return the images with all labels: known ones for training, novel ones for scoring."""
         return open_images(self.folder / f"{self.name}-{self.seed}.npz")
 
     @cached_property
     def base(self) -> TrainConfig:
-        """What all stages have in common."""
+        """Return the settings shared by all stages."""
         encoder = load(self._run)
         asked = TrainConfig(
             method="ncl",
@@ -117,7 +117,7 @@ class Bench:
 
     @cached_property
     def trunk(self) -> FrozenEncoder:
-        """The frozen encoder; what it sees is computed once and kept."""
+        """Return the frozen encoder with its cached features."""
         path = self._run / "kept.safetensors"
         if not path.exists():
             encoder = load(self._run)
@@ -127,12 +127,12 @@ class Bench:
         return FrozenEncoder(replace(kept, views=kept.views[:VIEWS]), CPU)
 
     def truth(self, novel: tuple[int, ...]) -> Int64[np.ndarray, " images"]:
-        """Classes, the known ones first."""
+        """Return the classes, known ones first."""
         order = [number for number in range(10) if number not in novel] + list(novel)
         return np.asarray(np.argsort(order)[self.images.labels], np.int64)
 
     def task(self, novel: tuple[int, ...], mode: Mode) -> DiscoveryTask:
-        """Novel classes are unlabeled; of the others, in mode gcd, half of the images too."""
+        """Return the task: novel classes are unlabeled, in mode gcd half of the known ones too."""
         label = self.truth(novel)
         label[label >= 10 - len(novel)] = UNKNOWN
         if mode == "gcd":
@@ -145,13 +145,13 @@ class Bench:
 
 
 def starts_of(arm: str) -> str:
-    """Where the classes of an arm start."""
+    """Return how the classes of an arm are initialized."""
     return "clusters" if "clusters" in arm else "random"
 
 
 def strength_of(bench: Bench, mode: Mode, arm: str, options: dict[str, Value]) -> float:
-    """What hiding known classes of the usual split says, for one arm."""
-    task = bench.task(NOVEL["first"], "ncd")  # all known images have their label
+    """Choose the strength of one arm by hiding known classes of the usual split."""
+    task = bench.task(NOVEL["first"], "ncd")  # all images of known classes are labeled
     folder = bench.folder / "trials" / bench.name / arm.replace(" ", "-")
     every = Trials(bench.trunk, task, bench.base, mode, folder, options, starts_of(arm))
     trials = list(every.run(STRENGTHS[mode]))
@@ -168,7 +168,7 @@ def measured(
     arm: Clustering,
     mode: Mode,
 ) -> dict[str, float]:
-    """How well the classes of an arm fit the truth: unlabeled images, and test images."""
+    """Return the accuracy of an arm on unlabeled and on test images."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     rows, test = task.unlabeled, np.flatnonzero(bench.images.splits == "test")
@@ -194,7 +194,7 @@ def measured(
 def rows_of(
     bench: Bench, split: str, mode: Mode, strengths: dict[str, float], done: set[str]
 ) -> Iterator[Row]:
-    """The arms of one seed and one split that are not done."""
+    """Run the missing arms of one seed and one split."""
     arms = {arm: options for arm, options in arms_of(mode, split).items() if arm not in done}
     task, truth = bench.task(NOVEL[split], mode), bench.truth(NOVEL[split])
     common = {"mode": mode, "split": split, "seed": bench.seed}
@@ -228,14 +228,14 @@ def rows_of(
 
 
 def arms_of(mode: Mode, split: str = "first") -> dict[str, dict[str, Value]]:
-    """The arms that are trained, with their options."""
+    """Return the trained arms with their options."""
     if mode == "ncd":
         return {arm: ARMS[arm] for arm in ARMS if arm != SLOW or split == "first"}
     return GCD_ARMS
 
 
 def chosen_strengths(name: str, folder: Path, mode: Mode) -> dict[str, float]:
-    """The strength of each arm that has one, by the seed that is not reported."""
+    """Return the strength of each arm, chosen on the seed that is not reported."""
     bench = Bench(name, 0, folder)
     untuned = {"rank statistics", "SimGCD, no entropy term"}
     return {

@@ -1,8 +1,8 @@
-"""Draw the images of one seed: some of every class to learn from, and others to test on.
+"""Draw the images of one seed: some of every class for training, and others for testing.
 
     python benchmarks/discovery/images.py cifar10.npz --seed 1 -o cifar10-1.npz
 
-Takes an .npz with x_train, y_train, x_test, y_test and, if there are any, class_names. Learning
+Takes an .npz with x_train, y_train, x_test, y_test and, if there are any, class_names. Training
 images come from its training part and test images from its test part.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def drawn(labels: np.ndarray, per_class: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows of `per_class` images of every class, in ascending order."""
+    """Return the rows of `per_class` images of every class, in ascending order."""
     rows = [
         rng.choice(np.flatnonzero(labels == label), per_class, replace=False)
         for label in np.unique(labels)
@@ -23,7 +23,7 @@ def drawn(labels: np.ndarray, per_class: int, rng: np.random.Generator) -> np.nd
 
 
 def main() -> None:
-    """Read all images and write some."""
+    """Read all images and write the drawn ones."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("source", type=Path)
     parser.add_argument("--seed", type=int, required=True)

@@ -1,4 +1,4 @@
-"""Tables and a plot of what compare.py measured, for docs/discovery.md.
+"""Write tables and a plot of the rows of compare.py, for docs/discovery.md.
 
     python benchmarks/discovery/summarize.py docs/discovery/*.csv --plot train.png
 
@@ -25,7 +25,7 @@ COLUMNS = {
 }
 """Scores of each mode, and their titles."""
 BY_SEED = {"ncd": ("train",), "gcd": ("train", "train_known", "train_novel")}
-"""Scores of which every seed's is shown."""
+"""Scores that are shown for every seed."""
 COMPARED = (
     ("NCL+SCL", "base"),
     ("NCL+SCL", "rank statistics"),
@@ -36,25 +36,25 @@ COMPARED = (
     ("NCL+SCL, clusters", "NCL+SCL"),
     ("SimGCD, clusters", "SimGCD"),
 )
-"""Which arm is compared with which."""
+"""The pairs of arms that are compared."""
 MAIN = "first"
 """The split that is also compared alone."""
 FEWEST = 3
-"""Fewest values that have a deviation or an interval."""
+"""Smallest number of values with a deviation or an interval."""
 DRAWS = 10_000
 MARKERS = {"first": "o", "odd": "^", "mixed": "s"}
 COLORS = {"first": "#30638e", "odd": "#c98b2b", "mixed": "#6b8f71"}
 APART = 0.24
-"""Distance of two splits' dots, where two arms have 1."""
+"""Distance between the dots of two splits; that of two arms is 1."""
 WIDTH = 0.2
-"""Of the line at a mean."""
+"""Width of the line at a mean."""
 Pair = tuple[str, str]
-"""A split and a seed, for which all arms have the same images and features."""
+"""A split and a seed; all arms share its images and features."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """What one mode found on one data set."""
+    """The results of one mode on one data set."""
 
     name: str
     mode: str
@@ -71,7 +71,7 @@ class Results:
         return list(dict.fromkeys(row["split"] for row in self.rows))
 
     def scores(self, arm: str, column: str, split: str | None = None) -> dict[Pair, float]:
-        """An arm's score for every pair, or for those of one split, where it has one."""
+        """Return the scores of an arm by pair, optionally of one split."""
         return {
             (row["split"], row["seed"]): float(row[column])
             for row in self.rows
@@ -80,27 +80,27 @@ class Results:
 
 
 def read(path: Path) -> list[Results]:
-    """The modes of one file."""
+    """Return the results of a file, per mode."""
     rows = [dict(row) for row in read_csv(path)]
     modes = dict.fromkeys(row["mode"] for row in rows)
     return [Results(path.stem, mode, [r for r in rows if r["mode"] == mode]) for mode in modes]
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     every = [header, ["---"] * len(header), *lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in every)
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation, or the values themselves where they are too few for that."""
+    """Format mean and standard deviation, or the values if they are too few."""
     if len(values) < FEWEST:
         return ", ".join(f"{value:.3f}" for value in values)
     return f"{mean(values):.3f} ± {stdev(values):.3f}"
 
 
 def means(results: Results, split: str) -> str:
-    """The scores over the seeds of one split, of every arm that it has."""
+    """Return the scores over the seeds of one split, for every arm."""
     columns = COLUMNS[results.mode]
     lines = []
     for arm in results.arms:
@@ -111,14 +111,14 @@ def means(results: Results, split: str) -> str:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % of the means of values drawn with replacement (percentile bootstrap, Efron 1979)."""
+    """Return the 95 % percentile bootstrap interval of the mean (Efron 1979)."""
     drawn = np.random.default_rng(0).choice(np.asarray(values), (DRAWS, len(values)))
     low, high = np.quantile(drawn.mean(axis=1), (0.025, 0.975))
     return float(low), float(high)
 
 
 def differences(results: Results, column: str) -> str:
-    """Arms against others, over the pairs that both have: of all splits, and of the main one."""
+    """Return the paired differences of arms, over all splits and over the main one."""
     lines = []
     for arm, other in COMPARED:
         a, b = results.scores(arm, column), results.scores(other, column)
@@ -146,7 +146,7 @@ def _difference(values: Sequence[float]) -> list[str]:
 
 
 def by_seed(results: Results) -> str:
-    """Every seed of every split, with a column per arm."""
+    """Return the scores of every seed and split, with a column per arm."""
     columns = BY_SEED[results.mode]
     scores = [[results.scores(arm, column) for column in columns] for arm in results.arms]
     lines = []
@@ -157,7 +157,7 @@ def by_seed(results: Results) -> str:
 
 
 def markdown(results: Results) -> str:
-    """All tables of one mode on one data set."""
+    """Return all tables of one mode on one data set."""
     titles = COLUMNS[results.mode]
     parts = [f"## {results.name}, mode {results.mode}"]
     for split in results.splits:
@@ -169,7 +169,7 @@ def markdown(results: Results) -> str:
 
 
 def draw(path: Path, found: Sequence[Results]) -> None:
-    """A panel per data set and mode: a dot per seed, and the mean of each split."""
+    """Draw a panel per data set and mode: a dot per seed, and the mean of each split."""
     wide = min(2, len(found))
     high = math.ceil(len(found) / wide)
     figure = Figure(figsize=(5.4 * wide, 3.9 * high), layout="constrained")
@@ -199,12 +199,12 @@ def _plot(axis: Axes, results: Results) -> None:
         label.set(rotation=25, ha="right", rotation_mode="anchor")
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", alpha=0.3)
-    above = (0.5, 1.0)  # within, it would hide dots
+    above = (0.5, 1.0)  # inside the panel, it would hide dots
     axis.legend(loc="lower center", bbox_to_anchor=above, ncols=4, frameon=False, fontsize=8)
 
 
 def main() -> None:
-    """Print the tables of the files, and draw the plot if asked for."""
+    """Print the tables of the files, and draw the plot if requested."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--plot", type=Path, metavar="FILE.png")

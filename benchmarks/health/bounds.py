@@ -1,8 +1,8 @@
-"""What the bounds of health make of healthy and sabotaged runs.
+"""Apply the health bounds to healthy and sabotaged runs.
 
     python benchmarks/health/bounds.py docs/health/cifar10.csv docs/health/fashion.csv
 
-Prints a table per file, of what sabotage.py has noted: per method and arm, the signs of collapse.
+Prints a table per file of sabotage.py: the signs of collapse per method and arm.
 """
 
 import argparse
@@ -17,14 +17,14 @@ MEASURES = ("effective_rank", "directions", "feature_std", "mean_cosine")
 
 
 def alarmed(row: Mapping[str, str]) -> list[str]:
-    """What shows that a run is not healthy."""
+    """Return the reasons why a run is not healthy."""
     if row["diverged"]:
         return ["diverged"]
     return signs({name: float(row[name]) for name in MEASURES}, METHODS[row["method"]])
 
 
 def harmed(row: Mapping[str, str]) -> bool:
-    """Whether a sabotaged run knows less than the network did before its first step.
+    """Return whether a sabotaged run is worse than the untrained network.
 
     A loss of alignment alone makes all embeddings alike, whatever the features still know.
     """
@@ -34,7 +34,7 @@ def harmed(row: Mapping[str, str]) -> bool:
 
 
 def lines(path: Path) -> list[str]:
-    """One table, and its sums."""
+    """Print one table and its sums."""
     found = [
         "| method | arm | seed | rank | std | cosine | kNN | untrained | signs |",
         "|---" * 9 + "|",

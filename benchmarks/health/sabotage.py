@@ -1,9 +1,9 @@
-"""Train every method as it should be and sabotaged, and note what its health looks like.
+"""Train every method, healthy and sabotaged, and record its health.
 
     python benchmarks/health/sabotage.py fashion.npz -o docs/health/fashion.csv
 
-One row per run, with the health at its end; a stopped program goes on where it was. What the
-bounds of `nearkin.training.health` make of the rows is printed by bounds.py.
+One row per run, with the health at its end; the same command continues after an interruption.
+bounds.py applies the bounds of `nearkin.training.health` to the rows.
 """
 
 import argparse
@@ -40,12 +40,12 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Arm:
-    """How a run departs from what it should be."""
+    """A kind of sabotage."""
 
     lr: float = 1.0
     weight_decay: float = 1.0
     aligned: bool = False
-    """Whether the loss is only that views of an image are alike, which equal embeddings are."""
+    """Whether the loss is only that views of an image are alike; collapse minimizes it."""
     seeds: tuple[int, ...] = SEEDS[:1]
 
 
@@ -58,7 +58,7 @@ ARMS = {
 
 
 def align(method: Method[Any]) -> None:
-    """Let the loss of a method be the mean distance of two views' embeddings, on a sphere."""
+    """Replace the loss of a method by the mean distance of two views' unit embeddings."""
     taught = type(method).forward
 
     def forward(batch: Batch, progress: float) -> Step[Any]:
@@ -70,7 +70,7 @@ def align(method: Method[Any]) -> None:
 
 
 def config_for(method: str, seed: int, arm: Arm, parts: Parts) -> TrainConfig:
-    """The usual settings, small, with the arm's departures."""
+    """Return the usual settings, small, changed by the arm."""
     classes = parts.images.classes
     known = ",".join(classes[: len(classes) // 2]) if METHODS[method].uses_labels else ""
     asked = TrainConfig(
@@ -83,7 +83,7 @@ def config_for(method: str, seed: int, arm: Arm, parts: Parts) -> TrainConfig:
 
 
 def run(method: str, arm: str, seed: int, parts: Parts) -> dict[str, Any]:
-    """One run, and its health at the end."""
+    """Run once, and return the health at the end."""
     config = config_for(method, seed, ARMS[arm], parts)
     trained, batches = build(config, parts, CPU)
     monitor = Monitor(parts, config, CPU)
@@ -103,7 +103,7 @@ def run(method: str, arm: str, seed: int, parts: Parts) -> dict[str, Any]:
 
 
 def pending(done: set[tuple[str, str, int]]) -> Iterator[tuple[str, str, int]]:
-    """What is not done. A method of one view has nothing to align."""
+    """Return the missing runs. A method of one view has nothing to align."""
     plan = [(m, name, seed) for name, arm in ARMS.items() for m in METHODS for seed in arm.seeds]
     for method, name, seed in plan:
         possible = len(METHODS[method].views) > 1 or not ARMS[name].aligned
@@ -112,7 +112,7 @@ def pending(done: set[tuple[str, str, int]]) -> Iterator[tuple[str, str, int]]:
 
 
 def main() -> None:
-    """Run what is missing."""
+    """Run all missing runs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("data")
     parser.add_argument("-o", "--output", type=Path, required=True)

@@ -9,15 +9,15 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #
-# A training of any length under a limit of time:
+# Train for any length of time under a job's time limit:
 #
 #     sbatch recipes/slurm/train.sh photos/ --method simclr --out runs/photos
 #     sbatch --nodes=2 --ntasks-per-node=8 recipes/slurm/train.sh photos/ --out runs/photos
 #
-# With several tasks, each is a process with a GPU and its part of every batch; the result is that
-# of one. Two minutes before the limit, or when the job is preempted, the step under way is
-# finished and saved, and the job is put back into the queue, where it goes on from that step. Any
-# other end is the end: exit codes are those of docs/exit-codes.md.
+# With several tasks, each is a process with a GPU and its part of every batch; the result is that of one
+# process. Two minutes before the time limit, or at a preemption, the current step is finished and
+# saved, and the job is requeued and continues from that step. Any other exit code ends the job; exit
+# codes are those of docs/exit-codes.md.
 set -u
 
 start=()
@@ -29,7 +29,7 @@ training=$!
 trap 'kill -TERM "$training"' TERM
 wait "$training"
 code=$?
-while kill -0 "$training" 2>/dev/null; do # the signal has ended the waiting, not yet the training
+while kill -0 "$training" 2>/dev/null; do # the signal ends `wait`, not yet the training
     wait "$training"
     code=$?
 done
