@@ -2,9 +2,9 @@
 
     python benchmarks/chunks.py [--batch 1024] [--size 64] [--precision fp32]
 
-SimCLR with ResNet-18 on 32 px images, each variant in a separate process. Memory is the rise of the
-process's peak memory during the step. Gradients are compared with those of the whole batch with
-batch statistics over as many groups as there are chunks.
+SimCLR with ResNet-18 on 32 px images, each variant in a separate process. Memory is the rise of
+the process's peak memory during the step. Gradients are compared with those of the whole batch
+with batch statistics over as many groups as there are chunks.
 """
 
 import argparse

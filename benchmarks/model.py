@@ -86,7 +86,7 @@ RESNET50 = {"weights": 28_000_000, "dim": 128, "norms": 54}
 def predict() -> None:
     """Predict SimCLR with ResNet-50 on GPUs, with the batch of the paper and a growing one."""
     print(f"assumed of a GPU: {H100}")
-    print("| GPUs | batch | step | of perfect | " + "largest part beside the network |")
+    print("| GPUs | batch | step | of ideal | " + "largest part beside the network |")
     for processes in (8, 64, 512):
         for batch in (4096, 64 * processes):
             job = Job(batch=batch, **RESNET50)

@@ -2,9 +2,9 @@
 
     python benchmarks/processes.py [--rounds 5] [--processes 1,2,4] [--method simclr]
 
-The batch is fixed, so each of W processes has a W-th of it, and a W-th of the threads. Variants take
-turns, each time in new processes; medians of the steps of each turn are compared. The terms of
-the cost model follow: the network alone on such a share, an all-reduce of all gradients, and a
+The batch is fixed, so each of W processes has a W-th of it, and a W-th of the threads. Variants
+take turns, each time in new processes; medians of the steps of each turn are compared. The terms
+of the cost model follow: the network alone on such a share, an all-reduce of all gradients, and a
 small message between the processes. docs/scale.md has the model.
 """
 
