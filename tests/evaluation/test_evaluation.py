@@ -16,10 +16,9 @@ from torch import nn
 from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation import probe
 from nearkin.evaluation.clusters import clusters
-from nearkin.evaluation.embeddings import encode
+from nearkin.evaluation.embeddings import Embeddings, encode
 from nearkin.evaluation.evaluate import evaluate_features, evaluate_tables, mean_pixels, pixels
-from nearkin.evaluation.features import Features
-from nearkin.evaluation.geometry import geometry, looked_at
+from nearkin.evaluation.geometry import geometry, geometry_rows
 from nearkin.evaluation.knn import knn, num_neighbors
 from nearkin.evaluation.measure import Measure, accuracy
 from nearkin.evaluation.probe import fit_path, hold_out, linear_probe, train_probe
@@ -27,6 +26,13 @@ from nearkin.evaluation.probe import fit_path, hold_out, linear_probe, train_pro
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def features(vectors, labels, second_view=None):
+    view = None
+    if second_view is not None:
+        view = Embeddings(second_view.numpy(), labels, rows=np.arange(len(labels)))
+    return Embeddings(vectors.numpy(), labels, second_view=view)
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +46,15 @@ def digits():
     train, test = order[:1437], order[1437:]
     mean = mean_pixels(images[train])
     return (
-        Features(pixels(images[train], mean), labels[train]),
-        Features(pixels(images[test], mean), labels[test]),
+        features(pixels(images[train], mean), labels[train]),
+        features(pixels(images[test], mean), labels[test]),
     )
 
 
 @pytest.fixture(scope="module")
 def table(digits):
     train, test = digits
-    return (train.vectors, train.labels, test.vectors, test.labels)
+    return (train.tensor, train.labels, test.tensor, test.labels)
 
 
 # Encoding and floors
@@ -114,9 +120,10 @@ def test_large_images_shrink_as_pillow_averages_boxes():
 
 def test_features_that_are_not_finite_are_refused():
     vectors = normal(4, 2)
+    sound = features(vectors.clone(), np.zeros(4, int))
     vectors[2, 1] = torch.nan
     with pytest.raises(DivergedError, match="features of image 2 are not finite"):
-        Features(vectors, np.zeros(4, int))
+        evaluate_features(sound, features(vectors, np.zeros(4, int)), seed=0)
 
 
 # kNN
@@ -313,7 +320,7 @@ def test_geometry_needs_no_labels_and_says_what_two_views_share():
 def test_geometry_looks_at_evenly_spaced_images(monkeypatch):
     monkeypatch.setattr("nearkin.evaluation.geometry.LIMIT", 5)
     x = normal(12, 3)
-    rows = looked_at(12)
+    rows = geometry_rows(12)
     assert rows.tolist() == [0, 2, 4, 7, 9]
     found, expected = geometry(x, x[rows] + 1), geometry(x[rows], x[rows] + 1)
     assert [m.value for m in found] == [m.value for m in expected]
@@ -332,8 +339,8 @@ def test_geometry_looks_at_the_images_that_have_a_second_view():
 
 def test_without_labels_there_is_geometry_and_a_reason_for_the_rest():
     none = np.full(40, -1)
-    train = Features(normal(40, 6), none)
-    test = Features(normal(40, 6, seed=1), none, other_view=normal(40, 6, seed=2))
+    train = features(normal(40, 6), none)
+    test = features(normal(40, 6, seed=1), none, second_view=normal(40, 6, seed=2))
     measures, left_out = evaluate_features(train, test, seed=0)
     assert [m.name for m in measures][-2:] == ["alignment", "neighbor agreement"]
     assert len(measures) == 6
@@ -344,14 +351,14 @@ def test_without_labels_there_is_geometry_and_a_reason_for_the_rest():
 def test_a_single_class_is_recognized_but_cannot_be_probed():
     one = np.zeros(40, int)
     measures, left_out = evaluate_features(
-        Features(normal(40, 6), one), Features(normal(40, 6), one), seed=0
+        features(normal(40, 6), one), features(normal(40, 6), one), seed=0
     )
     assert measures[0].value == 1
     assert set(left_out) == {"linear probe", "clusters"}
 
 
 def test_two_images_are_enough_not_to_fail():
-    two = Features(normal(2, 3), np.array([0, 1]), other_view=normal(2, 3, seed=1))
+    two = features(normal(2, 3), np.array([0, 1]), second_view=normal(2, 3, seed=1))
     measures, left_out = evaluate_features(two, two, seed=0)
     assert len(measures) == 11
     assert not left_out
@@ -361,7 +368,7 @@ def test_classes_that_training_never_showed_are_named_in_the_protocols(table):
     bank, labels, queries, truth = table
     seen = labels < 7
     measures, _ = evaluate_features(
-        Features(bank[seen], labels[seen]), Features(queries, truth), seed=0
+        features(bank[seen], labels[seen]), features(queries, truth), seed=0
     )
     assert all("3 test classes" in m.protocol and m.value < 0.8 for m in measures[:2])
 
@@ -369,7 +376,7 @@ def test_classes_that_training_never_showed_are_named_in_the_protocols(table):
 @pytest.fixture(scope="module")
 def evaluation(digits):
     train, test = digits
-    unlabeled = Features(test.vectors, np.full(len(test.labels), -1))
+    unlabeled = features(test.tensor, np.full(len(test.labels), -1))
     return evaluate_tables({"encoder": (train, test), "pixels": (train, unlabeled)}, seed=0)
 
 
@@ -384,7 +391,7 @@ def test_the_table_shows_each_measure_beside_its_floors(evaluation):
 
 def test_the_sizes_are_those_of_the_encoder_though_a_floor_has_fewer_images(digits):
     train, test = digits
-    few = Features(train.vectors[:50], train.labels[:50])
+    few = features(train.tensor[:50], train.labels[:50])
     found = evaluate_tables({"encoder": (train, test), "pixels": (few, test)}, seed=0)
     assert found.sizes == {"train": 1437, "test": 360}
     assert "bank of 50" in found.measures["pixels"][0].protocol

@@ -18,9 +18,8 @@ import nearkin
 from nearkin.cli import main
 from nearkin.commands.embed import embed
 from nearkin.commands.index import kind_of_index, shortlist
-from nearkin.evaluation import parts
 from nearkin.evaluation.encoder import write_encoder
-from nearkin.evaluation.vectors import most_similar, open_vectors
+from nearkin.evaluation.table import most_similar, open_table
 from nearkin.networks.backbone import build_backbone
 
 DIM = 128
@@ -122,8 +121,8 @@ def test_what_is_found_is_what_comparing_all_finds(dim, count, shard, top, tmp_p
     directions = rng.normal(size=(max(1, count // 4), dim))
     vectors = directions[rng.integers(0, len(directions), count)]
     queries = rng.normal(size=(4, dim))
-    table = open_vectors(write_folder(tmp_path / "folder", vectors, shard))
-    whole = open_vectors(write_table(tmp_path / "whole.parquet", vectors))
+    table = open_table(write_folder(tmp_path / "folder", vectors, shard))
+    whole = open_table(write_table(tmp_path / "whole.parquet", vectors))
     expected = [brute_force(vectors.astype(np.float32), query, top) for query in queries]
     for found, (order, similarity) in zip(search(whole, queries, top), expected):
         assert [n.path for n in found] == [f"{row}.png" for row in order]
@@ -143,26 +142,26 @@ def test_equal_images_are_in_the_order_of_the_table_wherever_blocks_begin(querie
         vectors[same] = vectors[same[0]]
         path = write_table(tmp_path / f"{count}.parquet", vectors, count // 3)
         near = vectors[same[0]] + 0.1 * rng.normal(size=(queries, DIM))
-        for found in search(open_vectors(path), near, 5):
+        for found in search(open_table(path), near, 5):
             assert [n.path for n in found] == [f"{row}.png" for row in same]
 
 
 def test_a_thousand_equal_images_are_no_more_than_the_first_few(tmp_path):
-    table = open_vectors(write_folder(tmp_path / "folder", np.ones((1000, 3)), 300))
+    table = open_table(write_folder(tmp_path / "folder", np.ones((1000, 3)), 300))
     (found,) = search(table, np.ones((1, 3)), 4)
     assert [n.path for n in found] == ["0.png", "1.png", "2.png", "3.png"]
     assert [n.similarity for n in found] == pytest.approx([1] * 4)
 
 
 def test_blocks_hold_no_more_rows_than_are_said(tmp_path):
-    path = write_table(tmp_path / "t.parquet", np.ones((2 * parts.GROUP + 5, 2)))
-    assert [len(b.vectors) for b in open_vectors(path).blocks()] == [parts.GROUP] * 2 + [5]
+    path = write_table(tmp_path / "t.parquet", np.ones((2 * parts.BLOCK_SIZE + 5, 2)))
+    assert [len(b.vectors) for b in open_table(path).blocks()] == [parts.BLOCK_SIZE] * 2 + [5]
 
 
 @pytest.mark.parametrize("wanted", [[0], [39], [0, 5, 6, 7, 39], [13], list(range(40)), []])
 def test_rows_are_read_by_their_places(wanted, tmp_path):
     vectors = np.eye(40)
-    table = open_vectors(write_folder(tmp_path / "folder", vectors, 7))
+    table = open_table(write_folder(tmp_path / "folder", vectors, 7))
     blocks = list(table.blocks(np.array(wanted, int)))
     assert [place for block in blocks for place in block.places] == wanted
     found = [row for block in blocks for row in block.vectors.argmax(1).tolist()]
@@ -436,7 +435,7 @@ def large(tmp_path_factory):
 def test_a_large_index_finds_nine_of_ten_neighbors(large):
     note = json.loads((large / "x.faiss.json").read_text())
     assert (note["kind"], note["images"]) == ("IVF892,PQ16np", 50_000)
-    table = open_vectors(large / "parts")
+    table = open_table(large / "parts")
     queries = torch.nn.functional.normalize(torch.from_numpy(clustered(50_000, 16, 0)[:100]))
     exact = most_similar(table.blocks(), queries, 10)
     near = most_similar(

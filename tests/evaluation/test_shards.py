@@ -23,7 +23,7 @@ from nearkin.cli import main, using
 from nearkin.commands.embed import embed
 from nearkin.errors import OutputError
 from nearkin.evaluation.encoder import write_encoder
-from nearkin.evaluation.parts import SHARD, whole
+from nearkin.evaluation.shards import SHARD, whole
 from nearkin.networks.backbone import build_backbone
 
 PICTURES, BAD = 26, ["cat/03.png", "cat/06.png", "cat/07.png", "cat/08.png", "dog/02.png"]

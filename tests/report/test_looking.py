@@ -11,9 +11,9 @@ from PIL import Image, ImageFont
 from nearkin.data.images import open_images
 from nearkin.data.sheets import save_sheet, shortened
 from nearkin.errors import DataError, OutputError
-from nearkin.evaluation.vectors import Neighbor, Neighbors
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import Neighbor, Neighbors
 from nearkin.report.contact import contact_sheet, neighbor_sheet
-from nearkin.report.embedded import Embedded
 from nearkin.report.from_training import MOST_POINTS, training_curves
 from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.report.page.report import Chart, ClassView, Confusion, Report, Tile
@@ -268,12 +268,11 @@ def test_held_out_images_stand_beside_their_nearest_training_images(tmp_path):
     images = digits([*range(20), 100, 101])
     vectors = np.eye(20, dtype=np.float32)
     similar = (vectors[[4, 9]] + 0.5 * vectors[[7, 3]]) / np.float32(1.25**0.5)
-    found = Embedded(
-        np.arange(22),
-        tuple(images.names),
-        np.array([""] * 22),
-        np.array(["train"] * 20 + ["test"] * 2),
+    found = Embeddings(
         np.concatenate([vectors, similar.astype(np.float32)]),
+        np.full(22, -1),
+        rows=np.arange(22),
+        splits=np.array(["train"] * 20 + ["test"] * 2),
     )
     tiles = tiles_of(neighbor_sheet(found, images, tmp_path / "n.png"), 9, 1)
     assert tiles.shape[:2] == (2, 9)

@@ -18,7 +18,8 @@ from nearkin.commands.report import images_of, report
 from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
-from nearkin.report.embedded import embedded, voted
+from nearkin.evaluation.knn import knn_classes
+from nearkin.evaluation.table import read_embeddings
 from nearkin.report.mapping import balanced, image_map
 from nearkin.report.thumbnails import COLUMNS, PER_SHEET, tiles
 from nearkin.run.folder import RunFolder
@@ -83,7 +84,7 @@ def test_the_page_says_what_was_measured_and_what_repeats_it(trained, data):
 
 def test_the_map_holds_every_image_with_its_nearest_ones(trained):
     images = images_of(trained)
-    found = embedded(trained, images)
+    found = read_embeddings(trained.embeddings, images)
     shown = image_map(trained, found, images)
     assert shown.total == len(shown.names) == 10 * EACH
     assert shown.names == tuple(images.names)
@@ -102,10 +103,10 @@ def test_the_map_holds_every_image_with_its_nearest_ones(trained):
 
 
 def test_votes_are_the_answers_behind_the_knn_accuracy(trained):
-    found = embedded(trained, images_of(trained))
-    answers = voted(found)
+    found = read_embeddings(trained.embeddings, images_of(trained))
+    answers = knn_classes(found)
     asked = answers != ""
-    right = float((answers[asked] == found.labels[asked]).mean())
+    right = float((answers[asked] == found.class_names[asked]).mean())
     measured = trained.read_summary()["measures"]["encoder"]["kNN top-1"]["value"]
     assert right == pytest.approx(measured, abs=1e-12)
 
@@ -185,7 +186,7 @@ def test_other_images_than_those_of_the_run_are_refused(trained, data, tmp_path)
 def test_images_that_are_gone_are_left_out_of_the_map(trained):
     images = images_of(trained)
     few = images.subset(np.arange(0, len(images), 2))
-    shown = image_map(trained, embedded(trained, few), few)
+    shown = image_map(trained, read_embeddings(trained.embeddings, few), few)
     assert shown.names == tuple(few.names)
     assert shown.number.tolist() == list(range(len(few)))
 

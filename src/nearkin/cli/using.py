@@ -55,7 +55,7 @@ def embed(
     from nearkin.commands.embed import embed_parts, is_folder
     from nearkin.distributed import is_first
     from nearkin.errors import UsageError
-    from nearkin.evaluation.parts import SHARD
+    from nearkin.evaluation.shards import SHARD
 
     if is_folder(output):
         with Terminal(not is_first()) as terminal:

@@ -12,15 +12,9 @@ from nearkin.data.images import open_images
 from nearkin.distributed import available_cpus, choose_device, own_cpus
 from nearkin.distributed.place import place
 from nearkin.errors import UsageError
-from nearkin.evaluation.embeddings import (
-    Embeddings,
-    check_format,
-    encode_images,
-    encode_readable,
-    table,
-)
+from nearkin.evaluation.embeddings import Embeddings, check_format, encode_images
 from nearkin.evaluation.encoder import load
-from nearkin.evaluation.parts import (
+from nearkin.evaluation.shards import (
     MOST,
     SHARD,
     PartsWritten,
@@ -72,16 +66,13 @@ def embed(
     encoder, images = load(run, backbone=backbone), open_images(data, on_progress=on_progress)
     processes = available_cpus() if workers == "auto" else workers
     with foreseen():
-        encoded = encode_images(
+        embeddings = encode_images(
             encoder,
             images,
             device=choose_device(device),
             workers=processes,
             on_progress=on_progress,
-        )
-    embeddings = table(
-        encoded.images, encoded.features, encoded.images.splits.tolist(), encoded.bad
-    )
+        ).normalized()
     if output is not None:
         embeddings.write(Path(output))
     return embeddings
@@ -145,19 +136,17 @@ def embed_parts(
         name = f"part {number + 1} of {note.num_parts}"
         on_progress = under(name, log.progress)
         with foreseen():
-            encoded = encode_readable(
+            embeddings = encode_images(
                 encoder,
                 images.subset(rows),
                 device=choose_device(device),
                 workers=processes,
                 on_progress=on_progress,
-            )
-        write_part(
-            folder / note.part(number),
-            table(encoded.images, encoded.features, encoded.images.splits.tolist(), encoded.bad),
-        )
-        log.line(f"{name}: {len(encoded.rows)} images")
-        del encoded  # or there would be two while the next is computed
+                allow_none=True,
+            ).normalized()
+        write_part(folder / note.part(number), embeddings)
+        log.line(f"{name}: {len(embeddings)} images")
+        del embeddings  # or there would be two while the next is computed
     return parts_written(folder, note, images, len(own))
 
 

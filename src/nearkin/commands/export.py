@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from nearkin.commands.report import images_of
 from nearkin.data.images import open_images
-from nearkin.evaluation.vectors import Neighbors
+from nearkin.evaluation.table import Neighbors
 from nearkin.report.atlas import write_atlas
 from nearkin.report.contact import contact_sheet
 from nearkin.run.folder import RunFolder

@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nearkin.errors import CheckpointError, DataError, UsageError
-from nearkin.evaluation.parts import digest, whole
-from nearkin.evaluation.vectors import Vectors, open_vectors
+from nearkin.evaluation.shards import digest, whole
+from nearkin.evaluation.table import EmbeddingTable, open_table
 from nearkin.tables import usable
 
 FLAT: Final = 50_000
@@ -58,7 +58,7 @@ def build_index(vectors: str | Path, output: str | Path) -> Made:
     path = Path(output)
     if path.suffix != ".faiss":
         raise UsageError(f"cannot write an index as {path.name}; give a name that ends in .faiss")
-    faiss, table = _faiss(), open_vectors(Path(vectors))
+    faiss, table = _faiss(), open_table(Path(vectors))
     count = len(table)
     if not count:
         raise DataError(f"{vectors} has no image; give vectors of some")
@@ -99,7 +99,7 @@ def kind_of_index(count: int, dim: int) -> tuple[str, int]:
 
 
 def shortlist(
-    path: Path, table: Vectors, queries: Float[Tensor, "queries dim"], top: int
+    path: Path, table: EmbeddingTable, queries: Float[Tensor, "queries dim"], top: int
 ) -> Int[np.ndarray, " places"]:
     """Places where the most similar rows are likely to be, ascending.
 
@@ -123,7 +123,7 @@ def shortlist(
     return np.unique(places[places >= 0])
 
 
-def _sample(table: Vectors, size: int, dim: int) -> np.ndarray:
+def _sample(table: EmbeddingTable, size: int, dim: int) -> np.ndarray:
     """Rows drawn from all; the same every time."""
     chosen = np.random.default_rng(0).choice(len(table), size, replace=False)
     drawn, start = np.empty((size, dim), np.float32), 0
@@ -134,9 +134,9 @@ def _sample(table: Vectors, size: int, dim: int) -> np.ndarray:
 
 
 def _rows(
-    table: Vectors, dim: int, wanted: Int[np.ndarray, " wanted"] | None = None
+    table: EmbeddingTable, dim: int, rows: Int[np.ndarray, " rows"] | None = None
 ) -> Iterator[np.ndarray]:
-    for block in table.blocks(wanted):
+    for block in table.blocks(rows):
         if block.vectors.shape[1] != dim:
             raise CheckpointError(
                 f"{table.path} has vectors of {dim} features and of {block.vectors.shape[1]}; "

@@ -14,10 +14,10 @@ from nearkin.data.images import open_files
 from nearkin.data.sources import Folder, Listing, Stat
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, UsageError
-from nearkin.evaluation.embeddings import encode_readable
+from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.encoder import Encoder, load
-from nearkin.evaluation.parts import digest
-from nearkin.evaluation.vectors import Neighbors, Vectors, most_similar, open_vectors
+from nearkin.evaluation.shards import digest
+from nearkin.evaluation.table import EmbeddingTable, Neighbors, most_similar, open_table
 from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
 
@@ -62,9 +62,9 @@ def neighbors(
     return [Neighbors(str(name), near) for name, near in zip(files, found, strict=True)]
 
 
-def _table(run: Path, vectors: str | Path | None) -> Vectors:
+def _table(run: Path, vectors: str | Path | None) -> EmbeddingTable:
     """What to search, which is to be of the run's encoder as far as it says."""
-    table = open_vectors(RunFolder(run).embeddings if vectors is None else Path(vectors))
+    table = open_table(RunFolder(run).embeddings if vectors is None else Path(vectors))
     encoder = RunFolder(run).encoder if run.is_dir() else run
     if table.encoder not in ("", digest(encoder)):
         raise CheckpointError(
@@ -82,13 +82,13 @@ def _features(
     images = open_files(listing, cache=False)
     bad = {file.name: file.reason for file in images.bad}
     if not bad:
-        found = encode_readable(encoder, images, device=device, workers=0)
-        bad = found.bad
+        embeddings = encode_images(encoder, images, device=device, workers=0, allow_none=True)
+        bad = dict(embeddings.bad)
     if bad:
         name, reason = next(iter(bad.items()))
         raise DataError(f"{name!r} cannot be read ({reason}); give images")
     rows = {name: row for row, name in enumerate(images.names)}
-    return unit(found.features[[rows[name] for name in names]])
+    return unit(embeddings.tensor[[rows[name] for name in names]])
 
 
 def _state(name: str) -> Stat:

@@ -15,7 +15,7 @@ from nearkin.discovery.clusters import Cluster
 from nearkin.discovery.outcome import OURS, Outcome, summary, write_tables
 from nearkin.discovery.scores import Score
 from nearkin.discovery.trials import MODE_METHOD
-from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.report.page.report import Chart, ClassView, Confusion, Report, Table, Tile
 from nearkin.report.write import keep, write_page
 from nearkin.run.folder import lines
@@ -144,7 +144,7 @@ def _embeddings(outcome: Outcome) -> Embeddings:
         images = replace(images, labels=dataset.truth, classes=dataset.names)
     splits = np.full(len(images), "train")
     splits[dataset.parts.test_rows] = "test"
-    return Embeddings(images, outcome.predictions.features, splits.tolist(), {})
+    return replace(embeddings_of(images, outcome.predictions.features), splits=splits)
 
 
 def _views(outcome: Outcome, assignments: Assignments, clusters: list[Cluster]) -> list[ClassView]:

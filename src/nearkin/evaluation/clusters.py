@@ -8,8 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nearkin.errors import DataError
-from nearkin.evaluation.features import known
-from nearkin.evaluation.measure import Measure
+from nearkin.evaluation.measure import Measure, known
 from nearkin.measures.intervals import bootstrap
 from nearkin.measures.kmeans import WIDEST, compact
 from nearkin.measures.matching import cluster_accuracy

@@ -1,13 +1,13 @@
-"""Images into features, and features as a table of a row per image."""
+"""Images into features: encode networks' inputs, and `Embeddings`, the table of what comes out."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Float32, Int, Shaped, UInt8
 from torch import Tensor, nn
 
 from nearkin.config import suggestion
@@ -19,66 +19,71 @@ from nearkin.networks.backbone import evaluating
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.tables import write_csv
-
-
-def encode(encoder: nn.Module, batches: Iterable[Float[Tensor, "_ ..."]]) -> Float[Tensor, "n d"]:
-    """Features of all images, in float32 on the CPU.
-
-    Batch norm uses its running statistics, so no image's features depend on another image.
-
-    Args:
-        encoder: A network from images to features. It is left as it was found.
-        batches: Images on the encoder's device.
-
-    Raises:
-        DataError: If there are no images.
-    """
-    found = []
-    with evaluating(encoder):
-        for batch in batches:
-            with torch.inference_mode():
-                found.append(encoder(batch).flatten(1).float().cpu())
-    if not found:
-        raise DataError("no image to encode; name a folder or a split that has some")
-    return torch.cat(found)  # outside of inference mode, so that a probe can learn from it
-
+from nearkin.types import UNKNOWN
 
 if TYPE_CHECKING:
     import pyarrow
-
 
 FORMATS = (".parquet", ".npz", ".npy")
 
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """Features of images: row i of `vectors` belongs to the i-th of `images`."""
+    """Features of images, with what is known of each image: one row per image.
 
-    images: Images
-    """Those that could be read."""
-    vectors: np.ndarray
-    """float32 of shape (images, features), each of length one."""
-    splits: list[str]
-    """`train` or `test`; empty where neither is said."""
-    bad: dict[str, str]
-    """The paths of those that could not be read, which have no row, with the reason."""
+    The measures need only `vectors`, `labels` and `groups`; the rest may be left out.
+    """
+
+    vectors: Float32[np.ndarray, "n dim"]
+    """As the encoder gives them, or of length one; see `normalized`."""
+    labels: Int[np.ndarray, " n"]
+    """Class numbers, positions in `classes`; -1 where unknown."""
+    groups: Int[np.ndarray, " n"] | None = None
+    """Images of one group (a person, a burst) are never split when something is chosen."""
+    rows: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Each image's position among those that were to be encoded."""
+    paths: Sequence[str] = ()
+    classes: Sequence[str] = ()
+    """The class names."""
+    splits: Shaped[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.str_))
+    """`train` or `test`; empty where the data name no split."""
+    bad: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Paths of images that cannot be read, which have no row, with the reason."""
+    second_view: "Embeddings | None" = None
+    """Features of an augmented view of some of the images; its `rows` say which."""
+
+    def __len__(self) -> int:
+        return len(self.vectors)
 
     @property
-    def paths(self) -> list[str]:
-        """The images' names."""
-        return list(self.images.names)
+    def tensor(self) -> Float[Tensor, "n dim"]:
+        """The vectors as a tensor, without a copy."""
+        return torch.from_numpy(self.vectors)
 
     @property
-    def labels(self) -> list[str]:
-        """Class names; empty where unknown."""
-        classes = self.images.classes
-        return [classes[label] if label >= 0 else "" for label in self.images.labels.tolist()]
+    def class_names(self) -> Shaped[np.ndarray, " n"]:
+        """Each image's class name; empty where unknown."""
+        return np.array([*self.classes, ""], np.str_)[self.labels]
 
-    def part(self, split: str) -> "Embeddings":
-        """The images of one side of the split."""
-        rows = np.flatnonzero(np.array(self.splits) == split)
-        splits = [split] * len(rows)
-        return Embeddings(self.images.subset(rows), self.vectors[rows], splits, self.bad)
+    def subset(self, rows: Shaped[np.ndarray, " chosen"]) -> "Embeddings":
+        """Return the images at these positions, in that order."""
+        return replace(
+            self,
+            vectors=self.vectors[rows],
+            labels=self.labels[rows],
+            groups=None if self.groups is None else self.groups[rows],
+            rows=self.rows[rows],
+            paths=tuple(self.paths[row] for row in rows.tolist()),
+            splits=self.splits[rows],
+        )
+
+    def normalized(self) -> "Embeddings":
+        """Return the same with vectors of length one."""
+        return replace(self, vectors=unit(self.tensor).numpy())
+
+    def unlabeled(self) -> "Embeddings":
+        """Return the same without labels."""
+        return replace(self, labels=np.full_like(self.labels, UNKNOWN))
 
     def write(self, path: Path) -> None:
         """Write a file whose ending says how: .parquet, .npz, or .npy with a .csv beside it.
@@ -105,7 +110,7 @@ class Embeddings:
             ) from error
 
     def to_arrow(self) -> "pyarrow.Table":
-        """The columns path, split, label and vector."""
+        """Return the columns path, split, label and vector."""
         import pyarrow
 
         flat = pyarrow.array(self.vectors.ravel())
@@ -115,7 +120,7 @@ class Embeddings:
         return pyarrow.table({**text, "vector": vectors})
 
     def _columns(self) -> dict[str, list[str]]:
-        columns = {"path": self.paths, "split": self.splits, "label": self.labels}
+        columns = {"path": self.paths, "split": self.splits.tolist(), "label": self.class_names}
         return {name: list(map(as_text, column)) for name, column in columns.items()}
 
     def _write_parquet(self, path: Path) -> None:
@@ -134,16 +139,64 @@ def check_format(path: Path) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Encoded:
-    """Features of those of some images that could be read."""
+def as_text(name: str) -> str:
+    r"""Return a name that any file format takes: bytes that are not UTF-8 become `\xNN`."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
-    images: Images
-    rows: np.ndarray
-    """Where these images are among all that were asked for."""
-    features: Float[Tensor, "n d"]
-    bad: dict[str, str]
-    """The names of the others, with the reason."""
+
+def embeddings_of(
+    images: Images,
+    vectors: Float32[np.ndarray, "n dim"],
+    rows: Int[np.ndarray, " n"] | None = None,
+    bad: Mapping[str, str] | None = None,
+) -> Embeddings:
+    """Join features with what is known of their images.
+
+    Args:
+        images: As many as there are vectors, in their order.
+        vectors: Their features.
+        rows: Their positions among the images that were to be encoded; all of them if None.
+        bad: The images among those that cannot be read, with the reason.
+    """
+    return Embeddings(
+        vectors,
+        images.labels,
+        images.groups,
+        np.arange(len(images)) if rows is None else rows,
+        images.names,
+        images.classes,
+        images.splits,
+        bad or {},
+    )
+
+
+def encode(encoder: nn.Module, batches: Iterable[Float[Tensor, "_ ..."]]) -> Float[Tensor, "n d"]:
+    """Compute the features of all images, in float32 on the CPU.
+
+    Batch norm uses its running statistics, so no image's features depend on another image.
+
+    Args:
+        encoder: A network from images to features. It is left as it was found.
+        batches: Images on the encoder's device.
+
+    Raises:
+        DataError: If there are no images.
+    """
+    features = []
+    with evaluating(encoder):
+        for batch in batches:
+            with torch.inference_mode():
+                features.append(encoder(batch).flatten(1).float().cpu())
+    if not features:
+        raise DataError("no image to encode; name a folder or a split that has some")
+    return torch.cat(features)  # outside of inference mode, so that a probe can learn from it
+
+
+def encode_pixels(
+    network: nn.Module, batches: Iterable[UInt8[Tensor, "_ 3 _ _"]], device: torch.device
+) -> Float[Tensor, "n d"]:
+    """Compute the features of decoded images, by a network on that device."""
+    return encode(network, (to_input(batch.to(device)) for batch in batches))
 
 
 def encode_images(
@@ -153,51 +206,28 @@ def encode_images(
     device: torch.device,
     workers: int,
     on_progress: ProgressCallback = ignore_progress,
-) -> Encoded:
-    """Features of images, as the encoder gives them. It is moved to the device.
+    allow_none: bool = False,
+) -> Embeddings:
+    """Compute the features of those images that can be read. The encoder moves to the device.
+
+    Args:
+        encoder: A trained encoder.
+        images: The images.
+        device: Where to compute.
+        workers: Processes that decode photographs.
+        on_progress: Receives the number of images that are done.
+        allow_none: Whether it may be that none of the images can be read.
 
     Raises:
         DataError: If there are no images, or none that can be read.
     """
-    found = encode_readable(
-        encoder, images, device=device, workers=workers, on_progress=on_progress
-    )
-    if not len(found.rows):
-        raise DataError(f"none of the {len(images)} images can be read; look at the files")
-    return found
-
-
-def encode_readable(
-    encoder: Encoder,
-    images: Images,
-    *,
-    device: torch.device,
-    workers: int,
-    on_progress: ProgressCallback = ignore_progress,
-) -> Encoded:
-    """The same of images of which maybe none can be read."""
     encoder.to(device).to(memory_format=torch.channels_last)
-    shown = CenterCrops(images, encoder.image_size, workers=workers)
-    features = encode_pixels(encoder, tracked(shown, len(images), "features", on_progress), device)
-    rows = np.delete(np.arange(len(images)), sorted(shown.bad))
-    bad = {images.names[row]: reason for row, reason in sorted(shown.bad.items())}
-    return Encoded(images.subset(rows), rows, features[torch.from_numpy(rows)], bad)
-
-
-def encode_pixels(
-    network: nn.Module, batches: Iterable[UInt8[Tensor, "_ 3 _ _"]], device: torch.device
-) -> Float[Tensor, "n d"]:
-    """Features of images that are already pixels, by a network on that device."""
-    return encode(network, (to_input(batch.to(device)) for batch in batches))
-
-
-def table(
-    images: Images, features: Float[Tensor, "n d"], splits: list[str], bad: dict[str, str]
-) -> Embeddings:
-    """Features of images with what is known about each."""
-    return Embeddings(images, unit(features).numpy(), splits, bad)
-
-
-def as_text(name: str) -> str:
-    r"""A name that any file format takes: bytes of it that are not UTF-8 become `\xNN`."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    pixels = CenterCrops(images, encoder.image_size, workers=workers)
+    features = encode_pixels(
+        encoder, tracked(pixels, len(images), "features", on_progress), device
+    )
+    if len(pixels.bad) == len(images) and not allow_none:
+        raise DataError(f"none of the {len(images)} images can be read; look at the files")
+    rows = np.delete(np.arange(len(images)), sorted(pixels.bad))
+    bad = {images.names[row]: reason for row, reason in sorted(pixels.bad.items())}
+    return embeddings_of(images.subset(rows), features.numpy()[rows], rows, bad)

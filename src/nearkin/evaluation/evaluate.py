@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from nearkin.config import TrainConfig
@@ -18,19 +18,17 @@ from nearkin.data.order import Order
 from nearkin.data.rng import seeded
 from nearkin.data.split import Parts
 from nearkin.data.views import normalize
-from nearkin.errors import DataError
+from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation.clusters import clusters
-from nearkin.evaluation.embeddings import Embeddings, Encoded, encode, encode_images, table
+from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode, encode_images
 from nearkin.evaluation.encoder import Encoder
-from nearkin.evaluation.features import Features, known
-from nearkin.evaluation.geometry import geometry, looked_at
+from nearkin.evaluation.geometry import geometry, geometry_rows
 from nearkin.evaluation.knn import knn, num_neighbors
-from nearkin.evaluation.measure import Measure
+from nearkin.evaluation.measure import Measure, known
 from nearkin.evaluation.probe import linear_probe
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked, under
 from nearkin.run.settings.build import named_backbone
-from nearkin.types import UNKNOWN
 
 TITLES = {"untrained": "untrained encoder", "pixels": "raw pixels"}
 """Columns that are headed by another name than their own."""
@@ -67,8 +65,8 @@ class Evaluation:
 
 
 def evaluate_features(
-    train: Features,
-    test: Features,
+    train: Embeddings,
+    test: Embeddings,
     *,
     seed: int,
     k: int = 200,
@@ -88,12 +86,15 @@ def evaluate_features(
     Returns:
         The measures, and why others could not be taken, by name.
     """
-    known = (train.vectors, train.labels, test.vectors, test.labels)
+    view = test.second_view
+    for table in (train, test, view):
+        _refuse_not_finite(table)
+    known = (train.tensor, train.labels, test.tensor, test.labels)
     attempts: dict[str, Callable[[], list[Measure]]] = {
         "kNN top-1": lambda: [knn(*known, k=k, temperature=temperature)],
         "linear probe": lambda: [linear_probe(*known, seed=seed, groups=train.groups)],
-        "clusters": lambda: clusters(test.vectors, test.labels, seed=seed),
-        "geometry": lambda: geometry(test.vectors, test.other_view, test.seen),
+        "clusters": lambda: clusters(test.tensor, test.labels, seed=seed),
+        "geometry": lambda: geometry(test.tensor, view and view.tensor, view and view.rows),
     }
     measures: list[Measure] = []
     left_out: dict[str, str] = {}
@@ -108,7 +109,7 @@ def evaluate_features(
 
 
 def evaluate_tables(
-    tables: Mapping[str, tuple[Features, Features]],
+    tables: Mapping[str, tuple[Embeddings, Embeddings]],
     *,
     seed: int,
     k: int = 200,
@@ -190,72 +191,61 @@ def evaluate_split(
     device: torch.device,
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[Evaluation, Embeddings]:
-    """Measure an encoder on images that are already open and divided.
+    """Measure an encoder on images that are already open and split.
 
     Images that cannot be read count nowhere.
 
     Returns:
-        The measures, and the encoder's features of both parts, in the order of the data.
+        The measures, and the encoder's embeddings of all images, normalized, in their order.
     """
     with seeded(config.seed, torch.device("cpu")):  # the network that training started from
         untrained = Encoder(named_backbone(config, network), encoder.image_size, {})
-    images = {"train": parts.train} | ({"test": parts.test} if len(parts.test) else {})
-    encoded = _encode_parts(encoder, images, config, device, under("encoder", on_progress))
-    readable = {name: part.images for name, part in encoded.items()}
-    floor = _encode_parts(
-        untrained, readable, config, device, under("untrained network", on_progress)
-    )
-    tables = {
-        "encoder": _tables(encoder, encoded, config, device),
-        "untrained": _tables(untrained, floor, config, device),
-        "pixels": _pixel_tables(readable, int(config.workers), on_progress),
-    }
-    k = num_neighbors(int(known(readable["train"].labels).sum()))
-    return evaluate_tables(tables, seed=config.seed, k=k, on_progress=on_progress), _joined(
-        parts, encoded
-    )
-
-
-def unlabeled(images: Images) -> Images:
-    """Images without their labels: what was trained on is no test of anything but geometry."""
-    return replace(images, labels=np.full_like(images.labels, UNKNOWN))
-
-
-def _encode_parts(
-    encoder: Encoder,
-    images: Mapping[str, Images],
-    config: TrainConfig,
-    device: torch.device,
-    on_progress: ProgressCallback,
-) -> dict[str, Encoded]:
-    """Features of the `train` part, and of the `test` part if there is one."""
     workers = int(config.workers)
-    return {
-        name: encode_images(encoder, part, device=device, workers=workers, on_progress=on_progress)
-        for name, part in images.items()
+
+    def encode_split(encoder: Encoder, split: Images, text: str) -> Embeddings:
+        progress = under(text, on_progress)
+        return encode_images(encoder, split, device=device, workers=workers, on_progress=progress)
+
+    images = {"train": parts.train} | ({"test": parts.test} if len(parts.test) else {})
+    encoded = {name: encode_split(encoder, part, "encoder") for name, part in images.items()}
+    # The floors are measured on the very images that the encoder could read.
+    images = {name: images[name].subset(part.rows) for name, part in encoded.items()}
+    floor = {
+        name: encode_split(untrained, part, "untrained network") for name, part in images.items()
     }
+    tables = {
+        "encoder": _tables(encoder, encoded, images, config, device),
+        "untrained": _tables(untrained, floor, images, config, device),
+        "pixels": _pixel_tables(images, workers, on_progress),
+    }
+    k = num_neighbors(int(known(encoded["train"].labels).sum()))
+    evaluation = evaluate_tables(tables, seed=config.seed, k=k, on_progress=on_progress)
+    return evaluation, _joined(parts, encoded)
 
 
 def _tables(
-    encoder: Encoder, encoded: Mapping[str, Encoded], config: TrainConfig, device: torch.device
-) -> tuple[Features, Features]:
-    train = encoded["train"]
-    test = encoded.get("test", replace(train, images=unlabeled(train.images)))
-    other_view, seen = _second_view(encoder, test.images, config, device)
-    return (
-        Features(train.features, train.images.labels, train.images.groups),
-        Features(test.features, test.images.labels, test.images.groups, other_view, seen),
-    )
+    encoder: Encoder,
+    encoded: Mapping[str, Embeddings],
+    images: Mapping[str, Images],
+    config: TrainConfig,
+    device: torch.device,
+) -> tuple[Embeddings, Embeddings]:
+    """Training and test embeddings, the latter with a second view of some of the images."""
+    name = "test" if "test" in encoded else "train"
+    # Where nothing is held out, training images are a test of nothing but geometry.
+    test = encoded[name] if name == "test" else encoded[name].unlabeled()
+    view = _second_view(encoder, images[name], config, device)
+    return encoded["train"], replace(test, second_view=view)
 
 
 def _second_view(
     encoder: Encoder, images: Images, config: TrainConfig, device: torch.device
-) -> tuple[Float[Tensor, "seen d"], Int[np.ndarray, " seen"]]:
-    """Features of a view of some images, drawn as in training, and which images these are.
+) -> Embeddings:
+    """Embeddings of some of the images, each augmented as in training.
 
-    The features should hardly differ from those of the images themselves.
+    They should hardly differ from those of the images themselves.
     """
-    chosen = looked_at(len(images))
+    chosen = geometry_rows(len(images))
     some = images.subset(chosen)
     batches = Batches(
         some,
@@ -268,42 +258,58 @@ def _second_view(
     pieces = np.array_split(rows, range(256, len(some), 256))
     features = encode(encoder, (normalize(batches.views(0, piece)[0]) for piece in pieces))
     own = np.setdiff1d(rows, list(batches.bad))  # the others show another image's view
-    return features[torch.from_numpy(own)], chosen[own]
+    return embeddings_of(some.subset(own), features.numpy()[own], chosen[own])
 
 
 def _pixel_tables(
-    readable: Mapping[str, Images], workers: int, on_progress: ProgressCallback = ignore_progress
-) -> tuple[Features, Features]:
-    train = readable["train"].spread(PIXEL_BANK)
-    test = readable.get("test", unlabeled(train))
-    bank, queries = pixel_features(train, test, workers, on_progress)
-    return Features(bank, train.labels, train.groups), Features(queries, test.labels, test.groups)
+    images: Mapping[str, Images], workers: int, on_progress: ProgressCallback = ignore_progress
+) -> tuple[Embeddings, Embeddings]:
+    train = images["train"].spread(PIXEL_BANK)
+    test = images.get("test", train)
+    bank, queries = (
+        embeddings_of(part, vectors.numpy())
+        for part, vectors in zip(
+            (train, test), pixel_features(train, test, workers, on_progress), strict=True
+        )
+    )
+    return bank, queries if "test" in images else queries.unlabeled()
 
 
 def pixel_features(
     train: Images, test: Images, workers: int, on_progress: ProgressCallback = ignore_progress
 ) -> tuple[Float[Tensor, "train d"], Float[Tensor, "test d"]]:
     """Raw pixels as features, less the mean of the first."""
-    shown = []
+    decoded = []
     for part in (train,) if test is train else (train, test):
         read = tracked(
             CenterCrops(part, SIDE, workers=workers), len(part), "raw pixels", on_progress
         )
-        shown.append(torch.cat(list(read)).movedim(1, 3).numpy())
-    mean = mean_pixels(shown[0])
-    found = [pixels(part, mean) for part in shown]
-    return found[0], found[-1]
+        decoded.append(torch.cat(list(read)).movedim(1, 3).numpy())
+    mean = mean_pixels(decoded[0])
+    features = [pixels(part, mean) for part in decoded]
+    return features[0], features[-1]
 
 
-def _joined(parts: Parts, encoded: Mapping[str, Encoded]) -> Embeddings:
-    """Both parts as one table, in the order of the data."""
+def _joined(parts: Parts, encoded: Mapping[str, Embeddings]) -> Embeddings:
+    """Both splits as one table, in the order of the data."""
     places = {"train": parts.train_rows, "test": parts.test_rows}
     rows = np.concatenate([places[name][part.rows] for name, part in encoded.items()])
     order = rows.argsort()
-    splits = np.repeat(list(encoded), [len(part.rows) for part in encoded.values()])
-    features = torch.cat([part.features for part in encoded.values()])[torch.from_numpy(order)]
+    vectors = np.concatenate([part.vectors for part in encoded.values()])[order]
     bad = {name: why for part in encoded.values() for name, why in part.bad.items()}
-    return table(parts.images.subset(rows[order]), features, splits[order].tolist(), bad)
+    joined = embeddings_of(parts.images.subset(rows[order]), vectors, rows[order], bad)
+    splits = np.repeat(list(encoded), [len(part) for part in encoded.values()])
+    return replace(joined, splits=splits[order]).normalized()
+
+
+def _refuse_not_finite(embeddings: Embeddings | None) -> None:
+    """Refuse what would make every measure meaningless."""
+    if embeddings is not None and not np.isfinite(embeddings.vectors).all():
+        row = int((~np.isfinite(embeddings.vectors)).any(axis=1).nonzero()[0][0])
+        raise DivergedError(
+            f"the features of image {row} are not finite numbers; "
+            "go back to an encoder from before its training diverged"
+        )
 
 
 def rows_of(summary: Mapping[str, Any]) -> list[str]:

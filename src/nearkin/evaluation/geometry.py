@@ -87,19 +87,19 @@ def mean_cosine(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
 
 
 LIMIT = 5_000
-"""Images, at the most, that are looked at; evenly spaced among all."""
+"""Images, at the most, that are measured; evenly spaced among all."""
 NEIGHBORS = 10
 
 
-def looked_at(n: int) -> Int[np.ndarray, " seen"]:
+def geometry_rows(n: int) -> Int[np.ndarray, " rows"]:
     """The rows of the images, of `n`, whose geometry is measured."""
     return np.arange(min(n, LIMIT)) * n // max(min(n, LIMIT), 1)
 
 
 def geometry(
     features: Float[Tensor, "n dim"],
-    other_view: Float[Tensor, "seen dim"] | None = None,
-    seen: Int[np.ndarray, " seen"] | None = None,
+    second_view: Float[Tensor, "rows dim"] | None = None,
+    rows: Int[np.ndarray, " rows"] | None = None,
 ) -> list[Measure]:
     """Effective rank, spread and uniformity; with a second view also what the views share.
 
@@ -108,14 +108,14 @@ def geometry(
 
     Args:
         features: A row per image.
-        other_view: The images in the rows `seen`, in another view.
-        seen: The rows that are looked at; `looked_at` if None.
+        second_view: The images in `rows`, in another view.
+        rows: The images to measure; `geometry_rows` if None.
 
     Raises:
         DataError: If there are fewer than two images.
     """
     n = len(features)
-    rows = looked_at(n) if seen is None else seen
+    rows = geometry_rows(n) if rows is None else rows
     if len(rows) < 2:
         raise DataError("the geometry of features needs two images or more")
     images = f"{len(rows)} of {n} test images"
@@ -126,8 +126,8 @@ def geometry(
         "mean cosine": (mean_cosine(x), "over pairs of different images"),
         "uniformity": (uniformity(x), "unit features, t 2, over pairs of different images"),
     }
-    if other_view is not None:
-        y, k = other_view, min(NEIGHBORS, len(rows) - 1)
+    if second_view is not None:
+        y, k = second_view, min(NEIGHBORS, len(rows) - 1)
         measures |= {
             "alignment": (alignment(x, y), "squared distance of two views, unit features"),
             "neighbor agreement": (

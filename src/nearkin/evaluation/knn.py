@@ -3,12 +3,13 @@
 from typing import Final
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from nearkin.errors import DataError
-from nearkin.evaluation.features import known, unseen
-from nearkin.evaluation.measure import Measure, accuracy
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.measure import Measure, accuracy, known, unseen
 from nearkin.measures.neighbors import vote
 
 TEMPERATURE: Final = 0.1
@@ -62,3 +63,18 @@ def answers(
     classes, numbers = np.unique(labels, return_inverse=True)
     scores = vote(bank, numbers, queries, k=k, temperature=temperature, num_classes=len(classes))
     return np.asarray(classes[scores.argmax(dim=1).cpu().numpy()])
+
+
+def knn_classes(embeddings: Embeddings) -> Shaped[np.ndarray, " n"]:
+    """Predict the class name of each labeled test image from its nearest training images.
+
+    The predictions behind the kNN accuracy; empty for all other images.
+    """
+    names = embeddings.class_names
+    labeled = known(embeddings.labels)
+    train, test = (np.flatnonzero(labeled & (embeddings.splits == s)) for s in ("train", "test"))
+    predicted = np.full(len(names), "", names.dtype)
+    if len(train) and len(test):
+        bank, queries = (torch.from_numpy(embeddings.vectors[rows]) for rows in (train, test))
+        predicted[test] = answers(bank, names[train], queries, k=num_neighbors(len(train)))
+    return predicted

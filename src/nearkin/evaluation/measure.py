@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from nearkin.measures.intervals import wilson
+from nearkin.types import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,17 @@ def accuracy(name: str, correct: Bool[np.ndarray, " n"], protocol: str) -> Measu
     low, high = wilson(int(correct.sum()), len(correct))
     protocol += "; interval as if images were independent"
     return Measure(name, float(correct.mean()), low, high, protocol)
+
+
+def known(labels: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+    """Which images have a label."""
+    return np.asarray(labels != UNKNOWN)
+
+
+def unseen(train: Int[np.ndarray, " train"], test: Int[np.ndarray, " test"]) -> str:
+    """A remark for protocols, empty if every class of the test images is among the others."""
+    missing = len(np.setdiff1d(test, train))
+    return f", {missing} test classes without any training image count as wrong" if missing else ""
 
 
 def _short(value: float) -> str:

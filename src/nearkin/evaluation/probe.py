@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nearkin.errors import DataError
-from nearkin.evaluation.features import known, unseen
-from nearkin.evaluation.measure import Measure, accuracy
+from nearkin.evaluation.measure import Measure, accuracy, known, unseen
 
 STEPS = 300
 """L-BFGS steps at the most, for each strength."""

@@ -13,8 +13,9 @@ from nearkin.data.batches import squares
 from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.errors import OutputError, UsageError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import read_embeddings
 from nearkin.measures.neighbors import nearest
-from nearkin.report.embedded import Embedded, embedded
 from nearkin.report.mapping import MOST, NEIGHBORS, balanced, places
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv
@@ -47,8 +48,8 @@ def write_atlas(folder: RunFolder, images: Images, output: Path) -> int:
         raise UsageError(f"{output} does not end in .parquet; give such a name")
     from pyarrow import parquet
 
-    found = embedded(folder, images)
-    made = _table(folder, found, images, balanced(found.labels, MOST))
+    found = read_embeddings(folder.embeddings, images)
+    made = _table(folder, found, images, balanced(found.class_names, MOST))
     try:
         with output.open("wb") as file:  # pyarrow takes no path that is not UTF-8
             parquet.write_table(made, file)
@@ -58,7 +59,7 @@ def write_atlas(folder: RunFolder, images: Images, output: Path) -> int:
 
 
 def _table(
-    folder: RunFolder, found: Embedded, images: Images, rows: Int[np.ndarray, " rows"]
+    folder: RunFolder, found: Embeddings, images: Images, rows: Int[np.ndarray, " rows"]
 ) -> "pyarrow.Table":
     import pyarrow
 
@@ -66,18 +67,18 @@ def _table(
     vectors = torch.from_numpy(found.vectors[rows])
     similarity, neighbors = nearest(vectors, vectors, NEIGHBORS, exclude_self=True)
     near = zip(neighbors.tolist(), (1 - similarity).tolist(), strict=True)
-    shown = dict(squares(images, found.number[rows], SIDE, available_cpus()))
+    shown = dict(squares(images, found.rows[rows], SIDE, available_cpus()))
     encoded = [
-        {"bytes": _png(shown.get(int(found.number[row]))), "path": found.names[row]}
+        {"bytes": _png(shown.get(int(found.rows[row]))), "path": found.paths[row]}
         for row in rows.tolist()
     ]
     columns = {
         "image": pyarrow.array(encoded, _struct(bytes=pyarrow.binary(), path=pyarrow.string())),
         "x": place[:, 0],
         "y": place[:, 1],
-        "label": found.labels[rows].tolist(),
+        "label": found.class_names[rows].tolist(),
         "split": found.splits[rows].tolist(),
-        **_assigned(folder, [found.names[row] for row in rows.tolist()]),
+        **_assigned(folder, [found.paths[row] for row in rows.tolist()]),
         "neighbors": pyarrow.array(
             [{"ids": ids, "distances": distances} for ids, distances in near],
             _struct(

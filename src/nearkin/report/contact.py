@@ -13,10 +13,9 @@ from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
 from nearkin.data.sheets import pixels_of, save_sheet
 from nearkin.errors import DataError, OutputError
-from nearkin.evaluation.embeddings import as_text
-from nearkin.evaluation.vectors import Neighbors
+from nearkin.evaluation.embeddings import Embeddings, as_text
+from nearkin.evaluation.table import Neighbors
 from nearkin.measures.neighbors import nearest
-from nearkin.report.embedded import Embedded
 
 EXAMPLES: Final = 8
 NEIGHBORS: Final = 8
@@ -25,7 +24,7 @@ SIDE: Final = 112
 SMALL: Final = 80
 
 
-def neighbor_sheet(found: Embedded, images: Images, path: Path) -> Path | None:
+def neighbor_sheet(found: Embeddings, images: Images, path: Path) -> Path | None:
     """Show held-out images, each beside the training images it is most like.
 
     One row per image: itself, then its nearest neighbors, most similar first, with their
@@ -43,12 +42,13 @@ def neighbor_sheet(found: Embedded, images: Images, path: Path) -> Path | None:
     bank, queries = (torch.from_numpy(found.vectors[rows]) for rows in (train, test))
     similarity, ranks = nearest(bank, queries, NEIGHBORS)
     nearest_rows = train[ranks.numpy()]
-    side = _side(images.subset(found.number[train]), SMALL)
-    columns = [pixels_of(images, found.number[rows], side) for rows in (test, *nearest_rows.T)]
+    side = _side(images.subset(found.rows[train]), SMALL)
+    columns = [pixels_of(images, found.rows[rows], side) for rows in (test, *nearest_rows.T)]
+    labels = found.class_names
     captions = [
         [
-            _lines(found.labels[row], "held out"),
-            *(_lines(found.labels[n], f"{s:.3f}") for n, s in zip(near, similar, strict=True)),
+            _lines(labels[row], "held out"),
+            *(_lines(labels[n], f"{s:.3f}") for n, s in zip(near, similar, strict=True)),
         ]
         for row, near, similar in zip(test, nearest_rows, similarity.tolist(), strict=True)
     ]

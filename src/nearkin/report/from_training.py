@@ -10,9 +10,10 @@ import torch
 
 from nearkin.config import TrainConfig
 from nearkin.data.images import Images
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import TITLES
+from nearkin.evaluation.knn import knn_classes
 from nearkin.evaluation.measure import Measure
-from nearkin.report.embedded import Embedded, voted
 from nearkin.report.page.report import Chart, Confusion, Points, Table, TrainingReport
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings.describe import command
@@ -84,7 +85,7 @@ MEANINGS: Final = {
 }
 
 
-def report_of(folder: RunFolder, images: Images, found: Embedded) -> TrainingReport:
+def report_of(folder: RunFolder, images: Images, found: Embeddings) -> TrainingReport:
     """What the page of a finished training tells.
 
     Args:
@@ -172,12 +173,12 @@ def _results(summary: Mapping[str, Any]) -> Table:
     return Table("Beside its floors", columns, tuple(rows), note)
 
 
-def _confusion(found: Embedded) -> Confusion | None:
-    answers = voted(found)
+def _confusion(found: Embeddings) -> Confusion | None:
+    answers = knn_classes(found)
     asked = answers != ""
     if not asked.any():
         return None
-    both = np.concatenate([found.labels[asked], answers[asked]])
+    both = np.concatenate([found.class_names[asked], answers[asked]])
     names, place = np.unique(both, return_inverse=True)
     counts = np.zeros((len(names), len(names)), np.int64)
     np.add.at(counts, tuple(place.reshape(2, -1)), 1)

@@ -12,10 +12,11 @@ from jaxtyping import Float, Float32, Int
 
 from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
-from nearkin.evaluation.parts import digest
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.knn import knn_classes
+from nearkin.evaluation.shards import digest
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.measures.neighbors import nearest
-from nearkin.report.embedded import Embedded, voted
 from nearkin.report.page.layout import lay_out
 from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.report.thumbnails import COLUMNS, PER_SHEET, tiles
@@ -24,7 +25,7 @@ from nearkin.tables import read_csv, usable, write_whole
 
 
 def colorings(
-    folder: RunFolder, found: Embedded, rows: Int[np.ndarray, " rows"]
+    folder: RunFolder, found: Embeddings, rows: Int[np.ndarray, " rows"]
 ) -> tuple[Coloring, ...]:
     """All that there is to say about the images in these rows, the most telling first."""
     discovered = folder.assignments.exists()
@@ -40,10 +41,12 @@ def _says_something(of: np.ndarray) -> bool:
     return bool((of >= 0).any() if of.dtype.kind == "i" else np.isfinite(of).any())
 
 
-def _of_training(found: Embedded) -> Iterator[Coloring]:
-    yield named("Label", found.labels, note="The class in your data; training did not see it.")
-    answers = voted(found)
-    correct = np.where(found.labels == answers, "right", "wrong")
+def _of_training(found: Embeddings) -> Iterator[Coloring]:
+    yield named(
+        "Label", found.class_names, note="The class in your data; training did not see it."
+    )
+    answers = knn_classes(found)
+    correct = np.where(found.class_names == answers, "right", "wrong")
     correct[answers == ""] = ""
     yield named(
         "Correct",
@@ -53,10 +56,10 @@ def _of_training(found: Embedded) -> Iterator[Coloring]:
     yield named("Split", found.splits, note="Held-out images (test) were never trained on.")
 
 
-def _of_discovery(folder: RunFolder, found: Embedded) -> Iterator[Coloring]:
+def _of_discovery(folder: RunFolder, found: Embeddings) -> Iterator[Coloring]:
     clusters = {row["cluster"]: row for row in read_csv(folder.clusters)}
     assigned = {row["path"]: row for row in read_csv(folder.assignments)}
-    given = [assigned.get(name) for name in found.names]
+    given = [assigned.get(name) for name in found.paths]
     known = {name: row["kind"] == "known" for name, row in clusters.items()}
     yield named(
         "Class",
@@ -71,9 +74,9 @@ def _of_discovery(folder: RunFolder, found: Embedded) -> Iterator[Coloring]:
 
 
 def _pairs(
-    given: Sequence[Mapping[str, str] | None], found: Embedded
+    given: Sequence[Mapping[str, str] | None], found: Embeddings
 ) -> Iterator[tuple[Mapping[str, str] | None, str]]:
-    return zip(given, found.labels.tolist(), strict=True)
+    return zip(given, found.class_names.tolist(), strict=True)
 
 
 def _kind(known: bool) -> str:
@@ -88,14 +91,14 @@ def _called(
     return clusters[row["cluster"]]["name"].strip() or row["cluster"]
 
 
-def _of_truth(given: Sequence[Mapping[str, str] | None], found: Embedded) -> Iterator[Coloring]:
+def _of_truth(given: Sequence[Mapping[str, str] | None], found: Embeddings) -> Iterator[Coloring]:
     """What is true of images that came without a label, if that is known."""
     cluster = np.array(["" if row is None else row["cluster"] for row in given])
-    scored = (cluster != "") & (found.labels != "")
+    scored = (cluster != "") & (found.class_names != "")
     if not scored.any():
         return
-    yield named("Truth", found.labels, note="The class by the labels that were kept aside.")
-    truth = np.unique(found.labels[scored], return_inverse=True)[1]
+    yield named("Truth", found.class_names, note="The class by the labels that were kept aside.")
+    truth = np.unique(found.class_names[scored], return_inverse=True)[1]
     names, own = np.unique(cluster[scored], return_inverse=True)
     _, mapping = cluster_accuracy(truth, own)
     answer = np.array([mapping.get(number, -1) for number in range(len(names))])[own]
@@ -121,7 +124,7 @@ FEW: Final = 10_000
 """Images up to which one thread finds their places as fast as several."""
 
 
-def image_map(folder: RunFolder, found: Embedded, images: Images) -> ImageMap | None:
+def image_map(folder: RunFolder, found: Embeddings, images: Images) -> ImageMap | None:
     """What the map of a run shows; nothing if fewer than two of its images can be.
 
     Places are kept in the folder, so that the map stays the same for the same embeddings.
@@ -131,16 +134,16 @@ def image_map(folder: RunFolder, found: Embedded, images: Images) -> ImageMap | 
         found: Its embeddings.
         images: Its images.
     """
-    if len(found.number) < 2:
+    if len(found.rows) < 2:
         return None
-    rows = balanced(found.labels, MOST)
+    rows = balanced(found.class_names, MOST)
     vectors = torch.from_numpy(found.vectors[rows])
     similarity, neighbors = nearest(vectors, vectors, NEIGHBORS, exclude_self=True)
-    shown = images.subset(found.number[rows])
+    shown = images.subset(found.rows[rows])
     made = tiles(shown, workers=available_cpus())
-    names = tuple(found.names[row] for row in rows.tolist())
+    names = tuple(found.paths[row] for row in rows.tolist())
     return ImageMap(
-        number=found.number[rows],
+        number=found.rows[rows],
         names=names,
         place=places(folder, found.vectors[rows], rows),
         neighbors=neighbors.numpy().astype(np.int32),
@@ -150,7 +153,7 @@ def image_map(folder: RunFolder, found: Embedded, images: Images) -> ImageMap | 
         side=made.side,
         columns=COLUMNS,
         per_sheet=PER_SHEET,
-        total=len(found.number),
+        total=len(found.rows),
     )
 
 

@@ -18,11 +18,11 @@ from nearkin.data.decode import BadImage, center, decode, header
 from nearkin.data.images import MAX_PIXELS, SMALL_SIDE, Images
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
-from nearkin.evaluation.embeddings import encode_pixels
+from nearkin.evaluation.embeddings import Embeddings, encode_pixels
 from nearkin.evaluation.encoder import Encoder, load
+from nearkin.evaluation.table import read_embeddings
 from nearkin.measures.neighbors import nearest
 from nearkin.report import edits
-from nearkin.report.embedded import Embedded, embedded
 from nearkin.report.mapping import MOST, balanced, places
 from nearkin.report.page import page
 from nearkin.report.page.layout import place
@@ -75,7 +75,7 @@ class Search:
         similarity, rows = nearest(torch.from_numpy(found.vectors), features, TOP)
         there = place(features.numpy(), *self._map)
         return Similar(
-            numbers=found.number[rows[0].numpy()].tolist(),
+            numbers=found.rows[rows[0].numpy()].tolist(),
             similarity=similarity[0].tolist(),
             place=there[0].tolist(),
         )
@@ -96,13 +96,13 @@ class Search:
         return load(self._folder.path).to(self._device)
 
     @cached_property
-    def _embedded(self) -> Embedded:
-        return embedded(self._folder, self._images)
+    def _embedded(self) -> Embeddings:
+        return read_embeddings(self._folder.embeddings, self._images)
 
     @cached_property
     def _map(self) -> tuple[Float32[np.ndarray, "shown dim"], Float[np.ndarray, "shown 2"]]:
         """What is on the map, and where: read once, since its table has to be hashed for it."""
-        rows = balanced(self._embedded.labels, MOST)
+        rows = balanced(self._embedded.class_names, MOST)
         vectors = self._embedded.vectors[rows]
         return vectors, places(self._folder, vectors, rows)
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import read_embeddings
 from nearkin.report.contact import neighbor_sheet
-from nearkin.report.embedded import Embedded, embedded
 from nearkin.report.from_training import report_of
 from nearkin.report.mapping import image_map
 from nearkin.report.page.map import ImageMap
@@ -49,17 +50,17 @@ def shown_of(folder: RunFolder, images: Images) -> Shown:
         folder: The run.
         images: Its images.
     """
-    return _shown(folder, images, embedded(folder, images))
+    return _shown(folder, images, read_embeddings(folder.embeddings, images))
 
 
-def _shown(folder: RunFolder, images: Images, found: Embedded) -> Shown:
+def _shown(folder: RunFolder, images: Images, found: Embeddings) -> Shown:
     log = _told(folder, images) if folder.page.exists() else report_of(folder, images, found)
     return Shown(log, image_map(folder, found, images))
 
 
 def write_page(folder: RunFolder, images: Images) -> None:
     """Leave the page of a finished run, and its plots, in the run folder."""
-    found = embedded(folder, images)
+    found = read_embeddings(folder.embeddings, images)
     shown = _shown(folder, images, found)
     write_figures(folder, shown.report, shown.map, images)
     if isinstance(shown.report, TrainingReport):

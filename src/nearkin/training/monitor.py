@@ -13,8 +13,8 @@ from nearkin.data.images import Images
 from nearkin.data.split import Parts
 from nearkin.distributed import whole
 from nearkin.evaluation.embeddings import encode, encode_pixels
-from nearkin.evaluation.features import known
 from nearkin.evaluation.knn import knn, num_neighbors
+from nearkin.evaluation.measure import known
 from nearkin.method import Method
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.run.reporter import Logger

@@ -18,7 +18,7 @@ from nearkin.tables import PARTIAL, usable
 NOTE: Final = "_parts.json"
 """What a folder is of. Readers of Parquet folders pass over names that begin so."""
 BAD_FILES: Final = "_bad_files.csv"
-GROUP: Final = 4_096
+BLOCK_SIZE: Final = 4_096
 """Images that can be read from a part at once."""
 BAD: Final = b"nearkin.bad"
 """Where a part notes its images that could not be read, so that both appear at once."""
@@ -157,7 +157,7 @@ def write_part(path: Path, embeddings: Embeddings) -> None:
     rows = rows.replace_schema_metadata({BAD: json.dumps(embeddings.bad)})
     columns = ["split", "label"]  # of the others, hardly two cells are equal
     with whole(path) as partial, partial.open("wb") as file:
-        parquet.write_table(rows, file, row_group_size=GROUP, use_dictionary=columns)
+        parquet.write_table(rows, file, row_group_size=BLOCK_SIZE, use_dictionary=columns)
 
 
 def read_footer(path: Path) -> tuple[int, Mapping[str, str]]:
