@@ -18,6 +18,7 @@ import nearkin
 from nearkin.cli import main
 from nearkin.commands.embed import embed
 from nearkin.commands.index import kind_of_index, shortlist
+from nearkin.evaluation import shards
 from nearkin.evaluation.encoder import write_encoder
 from nearkin.evaluation.table import most_similar, open_table
 from nearkin.networks.backbone import build_backbone
@@ -70,7 +71,7 @@ def write_table(path, vectors, group=None, /, **other):
 def write_folder(folder, vectors, shard, group=3):
     """A folder of parts of these vectors, which are read so many at once."""
     folder.mkdir()
-    note = parts.Note("", "", len(vectors), shard)
+    note = shards.Note("", "", len(vectors), shard)
     for number in range(note.num_parts):
         write_table(
             folder / note.part(number), vectors[number * shard : (number + 1) * shard], group
@@ -154,8 +155,8 @@ def test_a_thousand_equal_images_are_no_more_than_the_first_few(tmp_path):
 
 
 def test_blocks_hold_no_more_rows_than_are_said(tmp_path):
-    path = write_table(tmp_path / "t.parquet", np.ones((2 * parts.BLOCK_SIZE + 5, 2)))
-    assert [len(b.vectors) for b in open_table(path).blocks()] == [parts.BLOCK_SIZE] * 2 + [5]
+    path = write_table(tmp_path / "t.parquet", np.ones((2 * shards.BLOCK_SIZE + 5, 2)))
+    assert [len(b.vectors) for b in open_table(path).blocks()] == [shards.BLOCK_SIZE] * 2 + [5]
 
 
 @pytest.mark.parametrize("wanted", [[0], [39], [0, 5, 6, 7, 39], [13], list(range(40)), []])
@@ -163,7 +164,7 @@ def test_rows_are_read_by_their_places(wanted, tmp_path):
     vectors = np.eye(40)
     table = open_table(write_folder(tmp_path / "folder", vectors, 7))
     blocks = list(table.blocks(np.array(wanted, int)))
-    assert [place for block in blocks for place in block.places] == wanted
+    assert [place for block in blocks for place in block.rows] == wanted
     found = [row for block in blocks for row in block.vectors.argmax(1).tolist()]
     assert found == wanted
 

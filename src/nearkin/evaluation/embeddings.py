@@ -63,7 +63,8 @@ class Embeddings:
     @property
     def class_names(self) -> Shaped[np.ndarray, " n"]:
         """Each image's class name; empty where unknown."""
-        return np.array([*self.classes, ""], np.str_)[self.labels]
+        names: np.ndarray = np.array([*self.classes, ""], np.str_)[self.labels]
+        return names
 
     def subset(self, rows: Shaped[np.ndarray, " chosen"]) -> "Embeddings":
         """Return the images at these positions, in that order."""

@@ -89,12 +89,13 @@ def evaluate_features(
     view = test.second_view
     for table in (train, test, view):
         _refuse_not_finite(table)
+    second_view = (view.tensor, view.rows) if view is not None else ()
     known = (train.tensor, train.labels, test.tensor, test.labels)
     attempts: dict[str, Callable[[], list[Measure]]] = {
         "kNN top-1": lambda: [knn(*known, k=k, temperature=temperature)],
         "linear probe": lambda: [linear_probe(*known, seed=seed, groups=train.groups)],
         "clusters": lambda: clusters(test.tensor, test.labels, seed=seed),
-        "geometry": lambda: geometry(test.tensor, view and view.tensor, view and view.rows),
+        "geometry": lambda: geometry(test.tensor, *second_view),
     }
     measures: list[Measure] = []
     left_out: dict[str, str] = {}
