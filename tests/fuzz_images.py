@@ -39,6 +39,7 @@ MODES = {
     "GIF": ("1", "L", "P", "RGB"),
     "JPEG": ("L", "RGB", "CMYK"),
     "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+    "PPM": ("L", "RGB", "I"),
     "TIFF": ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "LAB", "I;16", "I", "F"),
     "WEBP": ("RGB", "RGBA"),
 }
@@ -69,9 +70,9 @@ def generated() -> Iterator[bytes]:
         for mode in MODES[kind]:
             for options in ({}, *VARIANTS.get(kind, ())):
                 yield encoded(converted(smooth, mode), kind, **options)
-        if kind not in ("BMP", "JPEG"):
+        if kind not in ("BMP", "JPEG", "PPM"):
             yield encoded(smooth, kind, save_all=True, append_images=[smooth.rotate(180)])
-        if kind not in ("BMP", "GIF"):
+        if kind not in ("BMP", "GIF", "PPM"):
             yield encoded(smooth, kind, exif=exif)
 
 

@@ -105,6 +105,12 @@ def headless():
         "2g.png": (declared(2**31 - 1, 2**31 - 1), "too-large"),
         "inflates.png": (declared(8, 8, bomb), "unreadable"),
         "dot.png": (encoded(size=(1, 1)), "too-small"),
+        "9k.ppm": (b"P6\n9000 9000\n255\n" + bytes(3_000), "too-large"),
+        "2g.pgm": (b"P2 2147483647 2147483647 255 ", "too-large"),
+        "long.ppm": (b"P6 " + b"9" * 100 + b" 9 255 ", "unreadable"),
+        "depth.ppm": (b"P6 9 9 65536 " + bytes(500), "unreadable"),
+        "bits.ppm": (b"P4 16 16 " + bytes(32), "not-an-image"),
+        "floats.ppm": (b"PF 9 9 -1.0 " + bytes(972), "not-an-image"),
         "tall.png": (encoded(size=(1, 5_000)), "too-small"),
         "wide.png": (encoded(size=(5_000, 1)), "too-small"),
     }
@@ -114,10 +120,18 @@ def deeper():
     """The same for damage that only decoding finds."""
     cut = {
         f"cut.{kind.lower()}": (whole[: len(whole) * 3 // 5], "truncated")
-        for kind in ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP")
+        for kind in ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
         for whole in [encoded(8, size=(60, 50), kind=kind)]
     }
-    return cut | {"rot.png": (rotten("PNG"), "unreadable")}
+    short = {
+        "head.ppm": (b"P6\n60", "truncated"),
+        "text.ppm": (b"P3 9 9 255\n" + b"1 2 3 " * 80, "truncated"),
+        "none.pgm": (b"P5 9 9 255\n", "truncated"),
+        "word.pgm": (b"P2 2 2 255\n1 2 x 4", "unreadable"),
+        "more.pgm": (b"P2 2 2 99\n1 2 3 100", "unreadable"),
+        "less.pgm": (b"P2 2 2 99\n1 2 3 -1", "unreadable"),
+    }
+    return cut | short | {"rot.png": (rotten("PNG"), "unreadable")}
 
 
 BAD = headless() | deeper()
@@ -510,11 +524,12 @@ def test_a_full_scan_admits_or_refuses_every_odd_file_as_it_decodes(odd):
         "not-an-image", "truncated", "too-large", "too-small", "unreadable",
     }  # fmt: skip
     with (ODD / "manifest.csv").open(newline="") as file:
-        allowed = {"JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF", "WEBP"}
+        allowed = {"JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM"}
         fine = [
             row["path"] if is_image(row["path"]) else row["path"] + ".jpg"
             for row in csv.DictReader(file)
             if row["decode_with_pillow_13"] == "ok" and row["format"] in allowed
+            if (row["format"], row["mode"]) != ("PPM", "1")
         ]
     assert len(fine) > 500
     refused = {path: bad[path] for path in fine if path in bad}

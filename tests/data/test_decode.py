@@ -58,7 +58,7 @@ def test_every_format_decodes_to_the_pixels_that_were_saved(kind):
     image = smooth()
     got = np.asarray(decode(encode(image, kind)), int)
     assert header(encode(image, kind)) == (kind, 64, 48)
-    if kind in ("PNG", "BMP", "TIFF"):
+    if kind in ("PNG", "BMP", "TIFF", "PPM"):
         assert (got == np.asarray(image)).all()
     else:
         assert np.abs(got - np.asarray(image)).mean() < 12
@@ -114,6 +114,33 @@ def test_what_is_transparent_becomes_white():
     assert (np.asarray(decode(encode(palette, "GIF", transparency=1))) == 255).all()
 
 
+COMMENT = b"# from a camera\n#\r#\n"
+
+
+@pytest.mark.parametrize("largest", [1, 99, 255, 1023, 65535])
+@pytest.mark.parametrize("kind", ["P2", "P3", "P5", "P6"])
+def test_netpbm_samples_are_scaled_by_the_largest_value_of_the_header(kind, largest):
+    """GTSRB is PPM, many medical and astronomical images are PGM of 10 to 16 bits."""
+    bands = 3 if kind in ("P3", "P6") else 1
+    samples = np.random.default_rng(0).integers(0, largest + 1, (7, 5, bands))
+    head = kind.encode() + b"\n" + COMMENT + b"5 7 " + COMMENT + b"\n%d\n" % largest
+    if kind in ("P2", "P3"):
+        text = [b"%d" % sample for sample in samples.ravel()]
+        data = b" ".join(text[:20]) + b"\n" + COMMENT + b"\t\n".join(text[20:])
+    else:
+        data = samples.astype(">u2" if largest > 255 else "u1").tobytes()
+    assert header(head + data) == ("PPM", 5, 7)
+    got = np.asarray(decode(head + data))
+    assert (got == np.rint(samples * (255 / largest))).all()
+    assert reason((head + data)[: -len(data) // 2]) == "truncated"
+
+
+def test_a_text_of_comments_takes_no_more_time_than_its_length():
+    """In Pillow 12 the time is quadratic: hours for these 4 MB."""
+    data = b"P2 2 2 255\n" + b"#\n" * 2_000_000 + b"0 0 255 255"
+    assert np.asarray(decode(data))[:, :, 0].tolist() == [[0, 0], [255, 255]]
+
+
 def test_gray_and_one_bit_images_have_three_equal_channels():
     gray = smooth().convert("L")
     assert (np.asarray(decode(encode(gray, "PNG"))) == np.asarray(gray)[..., None]).all()
@@ -167,7 +194,8 @@ def test_formats_off_the_list_are_not_tried():
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n"
     assert reason(eps) == "not-an-image"
     assert reason(encode(smooth(), "TGA")) == "not-an-image"
-    assert reason(encode(smooth(), "PPM")) == "not-an-image"
+    assert reason(encode(smooth(), "PCX")) == "not-an-image"
+    assert reason(encode(smooth().convert("1"), "PPM")) == "not-an-image"  # P4, a bitmap
 
 
 @pytest.mark.parametrize("kind", FORMATS)

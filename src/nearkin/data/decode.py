@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,11 +11,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """The only decoders ever tried, whatever a file is called."""
-MAGIC: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"GIF8", b"BM", b"II", b"MM")
+NETPBM: Final = (b"P2", b"P3", b"P5", b"P6")
+"""PGM and PPM, as text and binary. Pillow's format PPM is also bitmaps, floats and extensions."""
+MAGIC: Final = (
+    *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"GIF8", b"BM", b"II", b"MM"),
+    *NETPBM,
+)
 """How files of these formats begin; without that, no decoder takes a file for its own."""
 MAX_BYTES: Final = 256 * 2**20
 MIN_SIDE: Final = 2
@@ -81,6 +87,8 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
     with quiet:
         try:
             with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+                if image.format == "PPM" and not encoded.startswith(NETPBM):
+                    raise BadImage("not-an-image")
                 if min(image.size) < MIN_SIDE:
                     raise BadImage("too-small")
                 yield image
@@ -90,6 +98,10 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
             raise BadImage(_reason(error, encoded)) from error
 
 
+ENDED: Final = ("truncated", "reached eof", "smaller than requested size")
+"""What Pillow and numpy say of data that end too early."""
+
+
 def _reason(error: Exception, encoded: bytes) -> str:
     # A RIFF file says how long it is; libwebp only says that it failed.
     riff = 8 + int.from_bytes(encoded[4:8], "little") if encoded[:4] == b"RIFF" else 0
@@ -97,7 +109,8 @@ def _reason(error: Exception, encoded: bytes) -> str:
         return "too-large"
     if isinstance(error, UnidentifiedImageError):
         return "not-an-image"
-    if isinstance(error, EOFError) or "truncated" in str(error).lower() or riff > len(encoded):
+    ended = any(words in str(error).lower() for words in ENDED)
+    if isinstance(error, EOFError) or ended or riff > len(encoded):
         return "truncated"
     return "unreadable"
 
@@ -151,7 +164,7 @@ BITS_PER_SAMPLE: Final = 258
 
 
 def decode(encoded: bytes, *, min_side: int | None = None) -> Image.Image:
-    """Decode a JPEG, PNG, WebP, GIF, BMP or TIFF, recognized by content, into upright RGB.
+    """Decode an image of one of `FORMATS`, recognized by content, into upright RGB.
 
     Exif orientation is applied. Transparent pixels are laid over white, CMYK and gray become
     RGB, 16-bit samples are scaled by their bit depth, 32-bit and float samples by their
@@ -176,12 +189,45 @@ def load(image: Image.Image, min_side: int | None) -> Image.Image:
     turn = orientation(image)
     if min_side is not None and image.format in ("JPEG", "MPO"):
         image.draft(None, (min_side, min_side))
+    if isinstance(image, ImageFile.ImageFile) and image.format == "PPM" and image.tile:
+        return _netpbm(image)
     image.load()
-    color = _rgb(image)
+    color = rgb(image)
     return color if turn == 1 else color.transpose(UPRIGHT[turn])
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _netpbm(image: ImageFile.ImageFile) -> Image.Image:
+    """Decode an opened PGM or PPM; samples are scaled by the largest value the header names.
+
+    Pillow decodes text and all but the commonest depths in Python, sample by sample, and needs
+    a time that is quadratic in the number of comments: hours for a small file that is made so.
+    """
+    codec, _, offset, args = image.tile[0]
+    raw = {"RGB": 255, "L": 255, "I": 65535}
+    largest: int = raw[image.mode] if codec == "raw" else args[1]  # type: ignore[index, assignment]
+    bands = len(image.getbands())
+    count = bands * image.width * image.height
+    assert image.fp is not None
+    image.fp.seek(offset)
+    samples: np.ndarray
+    if codec == "ppm_plain":
+        text = re.sub(rb"#[^\r\n]*", b"", image.fp.read())
+        # Not with `count`: numpy then returns uninitialized memory for samples that are missing.
+        samples = np.fromstring(text.decode("ascii"), np.int64, sep=" ")[:count]
+    else:
+        samples = np.frombuffer(image.fp.read(), ">u2" if largest > 255 else "u1", count)
+    if len(samples) < count:
+        raise BadImage("truncated")
+    if samples.max() > largest or samples.min() < 0:
+        raise BadImage("unreadable")
+    scaled = np.rint(np.multiply(samples, 255 / largest, dtype=np.float32)).astype(np.uint8)
+    gray = bands == 1
+    shape = (image.height, image.width) if gray else (image.height, image.width, bands)
+    return Image.fromarray(scaled.reshape(shape)).convert("RGB")
+
+
+def rgb(image: Image.Image) -> Image.Image:
+    """An image of any mode as RGB of 8 bits; transparent pixels are laid over white."""
     if image.mode.startswith("I") or image.mode == "F":
         return _eight_bits(image).convert("RGB")
     if image.has_transparency_data:

@@ -25,7 +25,9 @@ from jaxtyping import Int64
 
 from nearkin.errors import DataError
 
-EXTENSIONS: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+EXTENSIONS: Final = frozenset(
+    {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"}
+)
 """A first filter only: what a file holds decides in the end."""
 
 
