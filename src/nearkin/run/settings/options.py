@@ -65,7 +65,7 @@ def checked_options(
                 f"unknown option {option(key)} for {name}.{near} "
                 f"`nearkin config {name}` lists them"
             )
-        checked[key] = _from_text(value, kinds[key]) if isinstance(value, str) else value
+        checked[key] = from_text(value, kinds[key]) if isinstance(value, str) else value
         check_value(key, checked[key], kinds[key])
     return checked
 
@@ -147,7 +147,7 @@ def _fitting_groups(groups: int, batch_size: int, chunk_size: int) -> int:
     return max(g for g in fitting if g == 1 or batch_size // g >= USUAL_GROUP)
 
 
-def _from_text(text: str, kind: Any) -> Value:
+def from_text(text: str, kind: Any) -> Value:
     """Text of the command line as a value of that type; the text itself where it is none."""
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     try:

@@ -1,0 +1,489 @@
+"""Check that a method keeps the laws of nearkin, in a test of one's own: `check_method(MyMethod)`.
+
+Real training steps with a tiny network and 16 images a step; nothing is mocked. It takes a second.
+"""
+
+import copy
+import gc
+import inspect
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
+
+from nearkin.config import MemorySize, Value, check_value, metadata
+from nearkin.distributed import process_group
+from nearkin.method import Method
+from nearkin.networks.backbone import Backbone
+from nearkin.networks.batch_norm import normalize_in_groups
+from nearkin.run.settings.options import from_text, option_types, parameters
+from nearkin.training.loop import steps
+from nearkin.training.optimizer import build_optimizer
+from nearkin.training.schedules import warmup_cosine
+from nearkin.types import UNKNOWN, Batch, Step
+
+NUM_IMAGES: Final = 64
+BATCH: Final = 16
+SIDE: Final = 8
+NUM_CLASSES: Final = 3
+TOTAL: Final = 6
+"""Steps of a training; a memory of 32 keys wraps within three."""
+CLOSE: Final = 1e-9
+"""Relative difference that double precision allows between one process and two."""
+
+LAWS: Final = {
+    1: "forward reads, commit writes",
+    2: "two processes compute what one computes",
+    3: "all memory is parameters and buffers",
+    4: "the step is the only clock",
+    5: "the constructor is the configuration",
+    6: "a step gives a scalar to minimize",
+    7: "any dtype and memory format",
+    8: "labels are read only where the method says so",
+}
+
+
+class LawError(AssertionError):
+    """A method breaks a law; the message names the law and what differs."""
+
+
+def check_method(cls: type[Method[Any]], *, processes: bool = False, **options: Any) -> None:
+    """Check that a method keeps every law.
+
+    Args:
+        cls: The method's class. `num_images` and `num_known_classes` are filled in, and memories
+            that `auto` would fit to the data are made small.
+        processes: Also train with two processes, which takes some seconds. They import the class,
+            so it has to stand in a module.
+        options: Options of the constructor, best so small that a step takes milliseconds.
+
+    Raises:
+        LawError: Naming the law that is broken, and what differs.
+        TypeError: If `cls` is no subclass of `nearkin.method.Method`.
+
+    >>> from nearkin.methods.simclr import SimCLR
+    >>> check_method(SimCLR, dim=8, hidden_dim=16)
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
+        raise TypeError(f"{cls!r} is no subclass of nearkin.method.Method")
+    with _generators_kept():
+        _check_constructor(cls)
+        subject = _Subject(cls, options)
+        for check in CHECKS:
+            check(subject)
+        if processes:
+            _check_processes(subject)
+
+
+class _Subject:
+    """A method under test: builds it, shows it batches, trains it."""
+
+    def __init__(self, cls: type[Method[Any]], options: Mapping[str, Any]) -> None:
+        self.cls = cls
+        facts = {"num_images": NUM_IMAGES, "num_known_classes": NUM_CLASSES}
+        names = inspect.signature(cls.__init__).parameters
+        self.options = {name: value for name, value in facts.items() if name in names}
+        for name, kind in option_types(cls).items():
+            if metadata(kind, MemorySize):
+                self.options[name] = min(names[name].default, NUM_IMAGES // 2)
+        self.options |= options
+
+    def breaks(self, law: int, what: str) -> NoReturn:
+        """Say which law is broken, and how."""
+        raise LawError(f"{self.cls.__name__} breaks law {law} ({LAWS[law]}): {what}")
+
+    def build(self, seed: int = 1) -> Method[Any]:
+        """Return the method around a tiny convolutional network."""
+        torch.manual_seed(seed)
+        body = nn.Sequential(
+            nn.Conv2d(3, 12, 3, padding=1),
+            nn.BatchNorm2d(12),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+        )
+        return self.cls(Backbone(body, 48), **self.options)
+
+    def batch(self, step: int, label: Tensor | None = None) -> Batch:
+        """Return a batch that depends on the step alone."""
+        generator = torch.Generator().manual_seed(step)
+        index = torch.randperm(NUM_IMAGES, generator=generator)[:BATCH]
+        images = torch.randn(NUM_IMAGES, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+        views = []
+        for kind in self.cls.views:
+            side = SIDE // 2 if kind == "small" else SIDE
+            noise = torch.randn(BATCH, 3, side, side, generator=generator)
+            views.append(images[index, :, :side, :side] + 0.3 * noise)
+        if label is None:
+            label = torch.full_like(index, UNKNOWN)
+            if self.cls.uses_labels:  # a half of the classes is known
+                label = torch.where(index % 6 < NUM_CLASSES, index % 6, UNKNOWN)
+        return Batch(tuple(views), index, label)
+
+    def forward(self, method: Method[Any], batch: Batch | None = None) -> Step[Any]:
+        """Run a forward pass in the middle of a training."""
+        normalize_in_groups(method, groups=1)
+        torch.manual_seed(2)
+        step: Step[Any] = method.train()(self.batch(0) if batch is None else batch, 0.5)
+        return step
+
+    def train(
+        self,
+        method: Method[Any],
+        *,
+        start: int = 0,
+        until: int = TOTAL,
+        optimizer: torch.optim.Optimizer | None = None,
+        batches: Callable[[int], Batch] | None = None,
+    ) -> tuple[list[float], torch.optim.Optimizer]:
+        """Train from step `start` to step `until`; return the losses and the optimizer."""
+        optimizer = optimizer or build_optimizer(method, name="sgd", lr=0.05, weight_decay=1e-4)
+        data = map(batches or self.batch, range(start, until))
+        done = steps(
+            method,
+            optimizer,
+            data,
+            start=start,
+            total=TOTAL,
+            schedule=warmup_cosine(0.1),
+            seed=3,
+        )
+        return [step.loss.item() for _, step in done], optimizer
+
+
+# Law 5: the constructor is the configuration
+
+
+def _check_constructor(cls: type[Method[Any]]) -> None:
+    def breaks(what: str) -> NoReturn:
+        raise LawError(f"{cls.__name__} breaks law 5 ({LAWS[5]}): {what}")
+
+    if inspect.isabstract(cls):
+        breaks(f"it lacks {', '.join(sorted(cls.__abstractmethods__))}")
+    _, first, *others = inspect.signature(cls.__init__).parameters.values()
+    if first.name != "backbone" or first.kind is first.KEYWORD_ONLY:
+        breaks(f"the first argument is {first.name}, not backbone")
+    for each in others:
+        if problem := _problem(each, inspect.getdoc(cls) or ""):
+            breaks(problem)
+    kinds = option_types(cls)
+    for name, option in parameters(cls).items():
+        _check_option(option, kinds[name], breaks)
+
+
+def _problem(parameter: inspect.Parameter, documented: str) -> str:
+    """Return what is wrong with a parameter of a constructor."""
+    if parameter.kind is not parameter.KEYWORD_ONLY:
+        return f"{parameter.name} is not keyword-only"
+    if parameter.annotation is parameter.empty:
+        return f"{parameter.name} has no type"
+    if f"\n    {parameter.name}: " not in documented:
+        return f"the docstring of the class does not explain {parameter.name} under Args:"
+    return ""
+
+
+def _check_option(option: inspect.Parameter, kind: Any, breaks: Callable[[str], NoReturn]) -> None:
+    """Options have a default, and arrive as text from the command line."""
+    if option.default is option.empty:
+        breaks(f"{option.name} has no default")
+    value: Value = option.default
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    try:
+        check_value(option.name, value, kind)
+        read = from_text(text, kind)
+    except Exception as error:
+        breaks(f"the default of {option.name} does not fit its type: {error}")
+    if read != value or type(read) is not type(value):
+        breaks(f"{option.name} {value!r} comes back as {read!r} from the command line")
+
+
+# Law 6: a step gives a scalar to minimize, and a memo without a graph
+
+
+def _check_encoding(subject: _Subject) -> None:
+    method = subject.build()
+    if not isinstance(getattr(method, "online", None), nn.Module):
+        subject.breaks(6, "it has no attribute online, the branch that is trained")
+    for number, rows in enumerate(method.train().encode(subject.batch(0))):
+        if len(rows) != BATCH:
+            shape = list(rows.shape)
+            subject.breaks(2, f"encode returns {shape} as tensor {number}, not a row per image")
+
+
+def _check_step(subject: _Subject) -> None:
+    step = subject.forward(subject.build())
+    if step.loss.ndim or not step.loss.isfinite():
+        subject.breaks(6, f"the loss is {step.loss.detach()}, not one finite number")
+    if not step.loss.requires_grad:
+        subject.breaks(6, "the loss has no gradient")
+    for name, value in step.metrics.items():
+        if value.ndim or value.requires_grad:
+            subject.breaks(6, f"metric {name} is not a scalar without gradient")
+    if any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(step.memo)):
+        subject.breaks(6, "the memo holds a graph; detach what commit is to write")
+
+
+def _check_gradients(subject: _Subject) -> None:
+    method = subject.build()
+    subject.forward(method).loss.backward()
+    for name, parameter in method.named_parameters():
+        if parameter.requires_grad and name.startswith("target."):
+            subject.breaks(6, f"{name} belongs to the target, and requires a gradient")
+        if parameter.requires_grad and parameter.grad is None:
+            subject.breaks(6, f"no gradient reaches {name}, which requires one")
+
+
+# Law 1: forward reads, commit writes
+
+
+def _check_reading(subject: _Subject) -> None:
+    method = subject.build()
+    with torch.no_grad():  # online and target differ from now on
+        for parameter in filter(lambda p: p.requires_grad, method.parameters()):
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    before = copy.deepcopy(method.state_dict())
+    subject.forward(method)
+    if changed := _changed(_without_statistics(method), before):
+        subject.breaks(1, f"forward changed {changed}")
+
+
+def _check_writing(subject: _Subject) -> None:
+    method = subject.build()
+    shapes = {name: tensor.shape for name, tensor in method.state_dict().items()}
+    step = subject.forward(method)
+    step.loss.backward()
+    try:
+        result = method.commit(step.memo, 0.5)
+    except RuntimeError as error:
+        if "in-place" not in str(error):
+            raise
+        subject.breaks(1, "commit needs @torch.no_grad()")
+    if result is not None:
+        subject.breaks(1, f"commit returns {type(result).__name__}, not None")
+    state = method.state_dict(keep_vars=True)
+    if graphs := [name for name, tensor in state.items() if tensor.grad_fn is not None]:
+        subject.breaks(1, f"{graphs[0]} holds a graph after commit; it needs @torch.no_grad()")
+    for name in shapes.keys() | state.keys():
+        if name not in state or name not in shapes or shapes[name] != state[name].shape:
+            subject.breaks(3, f"commit changed the shape of {name}")
+
+
+# Law 4: the step is the only clock
+
+
+def _check_randomness(subject: _Subject) -> None:
+    states = []
+    for seed in (5, 6):
+        method = subject.build()
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        subject.train(method, until=3)
+        states.append(method.state_dict())
+    if changed := _changed(*states):
+        subject.breaks(4, f"a draw other than torch's, which the loop seeds, decides {changed}")
+
+
+# Law 3: all memory is parameters and buffers
+
+
+def _check_state(subject: _Subject) -> None:
+    method = subject.build()
+    subject.train(method, until=3)
+    saved = {tensor.data_ptr() for tensor in method.state_dict(keep_vars=True).values()}
+    for prefix, module in method.named_modules():
+        for name, held in vars(module).items():
+            if name.startswith("_") and name in vars(nn.Module()):
+                continue  # parameters, buffers and submodules
+            if any(isinstance(x, Tensor) and x.data_ptr() not in saved for x in tree_leaves(held)):
+                place = f"{prefix}.{name}".removeprefix(".")
+                subject.breaks(3, f"{place} holds a tensor that is in no state_dict")
+
+
+def _check_resuming(subject: _Subject) -> None:
+    whole = subject.build()
+    losses, _ = subject.train(whole)
+    first = subject.build()
+    _, optimizer = subject.train(first, until=3)
+    second = subject.build(seed=7)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    fresh = build_optimizer(second, name="sgd", lr=0.05, weight_decay=1e-4)
+    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    resumed, _ = subject.train(second, start=3, optimizer=fresh)
+    if resumed != losses[3:]:
+        place = next(n for n, (a, b) in enumerate(zip(resumed, losses[3:], strict=True)) if a != b)
+        subject.breaks(
+            3,
+            f"resumed from its state_dict after step 3, it has another loss in step {4 + place}: "
+            f"{resumed[place]:.9g}, not {losses[3 + place]:.9g}",
+        )
+    if changed := _changed(second.state_dict(), whole.state_dict()):
+        subject.breaks(3, f"resumed from its state_dict, it ends with another {changed}")
+
+
+# Law 8: labels are read only where the method says so
+
+
+def _check_labels(subject: _Subject) -> None:
+    if subject.cls.uses_labels:
+        return
+    states = []
+    for classes in (2, 3):
+
+        def labeled(step: int, classes: int = classes) -> Batch:
+            return subject.batch(step, subject.batch(step).index % classes)
+
+        method = subject.build()
+        subject.train(method, until=3, batches=labeled)
+        states.append(method.state_dict())
+    if changed := _changed(*states):
+        subject.breaks(8, f"uses_labels is False, and labels decide {changed}")
+
+
+# Law 7: any dtype and memory format
+
+
+def _check_double(subject: _Subject) -> None:
+    method = subject.build().double()
+    try:
+        subject.train(method, until=2, batches=lambda step: _doubled(subject.batch(step)))
+        step = subject.forward(method, _doubled(subject.batch(0)))
+    except RuntimeError as error:
+        subject.breaks(7, f"in float64 it fails: {error}")
+    single = [name for name, x in method.state_dict().items() if x.dtype == torch.float32]
+    if step.loss.dtype != torch.float64 or single:
+        subject.breaks(7, f"in float64, {single[0] if single else 'the loss'} is float32")
+
+
+def _check_bfloat16(subject: _Subject) -> None:
+    method = subject.build()
+    with torch.autocast("cpu", torch.bfloat16):
+        step = subject.forward(method)
+    results = {"the loss": [step.loss], "the memo": tree_leaves(step.memo)}
+    for name, tensors in results.items():
+        for x in tensors:
+            if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float32:
+                subject.breaks(7, f"under bfloat16, {name} is {x.dtype}, not torch.float32")
+
+
+def _check_channels_last(subject: _Subject) -> None:
+    plain = subject.forward(subject.build()).loss
+    method = subject.build()
+    for parameter in method.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+    batch = subject.batch(0)
+    views = tuple(view.to(memory_format=torch.channels_last) for view in batch.views)
+    try:
+        loss = subject.forward(method, Batch(views, batch.index, batch.label)).loss
+    except RuntimeError as error:
+        subject.breaks(7, f"with channels_last images it fails: {error}")
+    if not torch.isclose(loss, plain, rtol=1e-3, atol=1e-5):
+        subject.breaks(7, f"the loss of channels_last images is {loss:.6g}, not {plain:.6g}")
+
+
+CHECKS: Final[Sequence[Callable[[_Subject], None]]] = (
+    _check_encoding,
+    _check_reading,
+    _check_step,
+    _check_gradients,
+    _check_writing,
+    _check_randomness,
+    _check_state,
+    _check_resuming,
+    _check_labels,
+    _check_double,
+    _check_bfloat16,
+    _check_channels_last,
+)
+
+
+# Law 2: two processes compute what one computes
+
+
+def _check_processes(subject: _Subject) -> None:
+    alone, expected = _trained_share(subject, 0, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (subject.cls, subject.options, folder)
+        spawn(_train_in_group, arguments, nprocs=2)  # type: ignore[no-untyped-call]
+        both = [torch.load(Path(folder, f"{rank}.pt"), weights_only=True) for rank in range(2)]
+    for losses, state in both:
+        for number, (loss, own) in enumerate(zip(losses, alone, strict=True)):
+            if not np.isclose(loss, own, rtol=CLOSE, atol=0):
+                subject.breaks(2, f"the loss of step {number} is {loss:.12g}, not {own:.12g}")
+        for name, tensor in expected.items():
+            if _distance(state[name], tensor) > CLOSE:
+                subject.breaks(2, f"two processes end with another {name}")
+
+
+def _train_in_group(
+    rank: int, cls: type[Method[Any]], options: Mapping[str, Any], folder: str
+) -> None:
+    torch.set_num_threads(1)
+    meeting = f"file://{folder}/rendezvous"
+    with process_group("gloo", init_method=meeting, rank=rank, world_size=2):
+        torch.save(_trained_share(_Subject(cls, options), rank, 2), Path(folder, f"{rank}.pt"))
+        gc.collect()  # nothing may be left of the group when the process ends
+
+
+def _trained_share(
+    subject: _Subject, rank: int, world: int
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Train on one process's rows of every batch, in double precision."""
+
+    def share(step: int) -> Batch:
+        batch = _doubled(subject.batch(step))
+        rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+        return Batch(tuple(v[rows] for v in batch.views), batch.index[rows], batch.label[rows])
+
+    method = subject.build().double()
+    losses, _ = subject.train(method, batches=share)
+    return losses, method.state_dict()
+
+
+# What the checks share
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Leave the caller's random generators as they are."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+
+
+def _doubled(batch: Batch) -> Batch:
+    return Batch(tuple(view.double() for view in batch.views), batch.index, batch.label)
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """Relative, or infinite where what is counted differs."""
+    if not a.is_floating_point():
+        return 0.0 if torch.equal(a, b) else float("inf")
+    return float((a - b).norm() / b.norm().clamp(min=1e-12))
+
+
+def _without_statistics(method: nn.Module) -> dict[str, Tensor]:
+    """Return the state without the statistics of batch norms, which forward moves."""
+    state = dict(method.state_dict())
+    for prefix, module in method.named_modules(remove_duplicate=False):  # branches may be shared
+        if isinstance(module, _BatchNorm):
+            for name, _ in module.named_buffers(prefix, recurse=False):
+                state.pop(name, None)
+    return state
+
+
+def _changed(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """Return the first tensor of `state` that is not bit-identical, or an empty text."""
+    return next((name for name, x in state.items() if not torch.equal(x, expected[name])), "")
