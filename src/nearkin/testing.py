@@ -23,9 +23,10 @@ from torch.utils._pytree import tree_leaves
 from nearkin.config import MemorySize, Value, check_value, metadata
 from nearkin.distributed import process_group
 from nearkin.method import Method
+from nearkin.methods import option_types, parameters
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.batch_norm import normalize_in_groups
-from nearkin.run.settings.options import from_text, option_types, parameters
+from nearkin.run.settings.options import from_text
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer
 from nearkin.training.schedules import warmup_cosine
@@ -414,7 +415,7 @@ def _check_processes(subject: _Subject) -> None:
     alone, expected = _trained_share(subject, 0, 1)
     with tempfile.TemporaryDirectory() as folder:
         arguments = (subject.cls, subject.options, folder)
-        spawn(_train_in_group, arguments, nprocs=2)  # type: ignore[no-untyped-call]
+        spawn(_train_in_group, arguments, nprocs=2)
         both = [torch.load(Path(folder, f"{rank}.pt"), weights_only=True) for rank in range(2)]
     for losses, state in both:
         for number, (loss, own) in enumerate(zip(losses, alone, strict=True)):
