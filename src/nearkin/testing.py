@@ -41,16 +41,14 @@ TOTAL: Final = 6
 CLOSE: Final = 1e-9
 """Relative difference that double precision allows between one process and two."""
 
-LAWS: Final = {
-    1: "forward reads, commit writes",
-    2: "two processes compute what one computes",
-    3: "all memory is parameters and buffers",
-    4: "the step is the only clock",
-    5: "the constructor is the configuration",
-    6: "a step gives a scalar to minimize",
-    7: "any dtype and memory format",
-    8: "labels are read only where the method says so",
-}
+READ: Final = "law 1 (forward reads, commit writes)"
+RANKS: Final = "law 2 (gather, then forget about ranks)"
+MEMORY: Final = "law 3 (all memory is parameters and buffers)"
+CLOCK: Final = "law 4 (the step is the only clock)"
+SCHEMA: Final = "law 5 (the constructor is the only schema)"
+LABELS: Final = "law 8 (evaluation never peeks)"
+STEP: Final = "the contract of a step (a scalar loss, a memo without a graph)"
+FORMATS: Final = "the contract of number formats (float64, bfloat16, channels_last)"
 
 
 class LawError(AssertionError):
@@ -98,9 +96,9 @@ class _Subject:
                 self.options[name] = min(names[name].default, NUM_IMAGES // 2)
         self.options |= options
 
-    def breaks(self, law: int, what: str) -> NoReturn:
+    def breaks(self, law: str, what: str) -> NoReturn:
         """Say which law is broken, and how."""
-        raise LawError(f"{self.cls.__name__} breaks law {law} ({LAWS[law]}): {what}")
+        raise LawError(f"{self.cls.__name__} breaks {law}: {what}")
 
     def build(self, seed: int = 1) -> Method[Any]:
         """Return the method around a tiny convolutional network."""
@@ -161,12 +159,12 @@ class _Subject:
         return [step.loss.item() for _, step in done], optimizer
 
 
-# Law 5: the constructor is the configuration
+# Law 5: the constructor is the only schema
 
 
 def _check_constructor(cls: type[Method[Any]]) -> None:
     def breaks(what: str) -> NoReturn:
-        raise LawError(f"{cls.__name__} breaks law 5 ({LAWS[5]}): {what}")
+        raise LawError(f"{cls.__name__} breaks {SCHEMA}: {what}")
 
     if inspect.isabstract(cls):
         breaks(f"it lacks {', '.join(sorted(cls.__abstractmethods__))}")
@@ -207,30 +205,32 @@ def _check_option(option: inspect.Parameter, kind: Any, breaks: Callable[[str], 
         breaks(f"{option.name} {value!r} comes back as {read!r} from the command line")
 
 
-# Law 6: a step gives a scalar to minimize, and a memo without a graph
+# The contract of a step
 
 
 def _check_encoding(subject: _Subject) -> None:
     method = subject.build()
     if not isinstance(getattr(method, "online", None), nn.Module):
-        subject.breaks(6, "it has no attribute online, the branch that is trained")
+        subject.breaks(STEP, "it has no attribute online, the branch that is trained")
     for number, rows in enumerate(method.train().encode(subject.batch(0))):
         if len(rows) != BATCH:
             shape = list(rows.shape)
-            subject.breaks(2, f"encode returns {shape} as tensor {number}, not a row per image")
+            subject.breaks(
+                RANKS, f"encode returns {shape} as tensor {number}, not a row per image"
+            )
 
 
 def _check_step(subject: _Subject) -> None:
     step = subject.forward(subject.build())
     if step.loss.ndim or not step.loss.isfinite():
-        subject.breaks(6, f"the loss is {step.loss.detach()}, not one finite number")
+        subject.breaks(STEP, f"the loss is {step.loss.detach()}, not one finite number")
     if not step.loss.requires_grad:
-        subject.breaks(6, "the loss has no gradient")
+        subject.breaks(STEP, "the loss has no gradient")
     for name, value in step.metrics.items():
         if value.ndim or value.requires_grad:
-            subject.breaks(6, f"metric {name} is not a scalar without gradient")
+            subject.breaks(STEP, f"metric {name} is not a scalar without gradient")
     if any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(step.memo)):
-        subject.breaks(6, "the memo holds a graph; detach what commit is to write")
+        subject.breaks(STEP, "the memo holds a graph; detach what commit is to write")
 
 
 def _check_gradients(subject: _Subject) -> None:
@@ -238,9 +238,9 @@ def _check_gradients(subject: _Subject) -> None:
     subject.forward(method).loss.backward()
     for name, parameter in method.named_parameters():
         if parameter.requires_grad and name.startswith("target."):
-            subject.breaks(6, f"{name} belongs to the target, and requires a gradient")
+            subject.breaks(STEP, f"{name} belongs to the target, and requires a gradient")
         if parameter.requires_grad and parameter.grad is None:
-            subject.breaks(6, f"no gradient reaches {name}, which requires one")
+            subject.breaks(STEP, f"no gradient reaches {name}, which requires one")
 
 
 # Law 1: forward reads, commit writes
@@ -254,7 +254,7 @@ def _check_reading(subject: _Subject) -> None:
     before = copy.deepcopy(method.state_dict())
     subject.forward(method)
     if changed := _changed(_without_statistics(method), before):
-        subject.breaks(1, f"forward changed {changed}")
+        subject.breaks(READ, f"forward changed {changed}")
 
 
 def _check_writing(subject: _Subject) -> None:
@@ -267,15 +267,15 @@ def _check_writing(subject: _Subject) -> None:
     except RuntimeError as error:
         if "in-place" not in str(error):
             raise
-        subject.breaks(1, "commit needs @torch.no_grad()")
+        subject.breaks(READ, "commit needs @torch.no_grad()")
     if result is not None:
-        subject.breaks(1, f"commit returns {type(result).__name__}, not None")
+        subject.breaks(READ, f"commit returns {type(result).__name__}, not None")
     state = method.state_dict(keep_vars=True)
     if graphs := [name for name, tensor in state.items() if tensor.grad_fn is not None]:
-        subject.breaks(1, f"{graphs[0]} holds a graph after commit; it needs @torch.no_grad()")
+        subject.breaks(READ, f"{graphs[0]} holds a graph after commit; it needs @torch.no_grad()")
     for name in shapes.keys() | state.keys():
         if name not in state or name not in shapes or shapes[name] != state[name].shape:
-            subject.breaks(3, f"commit changed the shape of {name}")
+            subject.breaks(MEMORY, f"commit changed the shape of {name}")
 
 
 # Law 4: the step is the only clock
@@ -291,7 +291,9 @@ def _check_randomness(subject: _Subject) -> None:
         subject.train(method, until=3)
         states.append(method.state_dict())
     if changed := _changed(*states):
-        subject.breaks(4, f"a draw other than torch's, which the loop seeds, decides {changed}")
+        subject.breaks(
+            CLOCK, f"a draw other than torch's, which the loop seeds, decides {changed}"
+        )
 
 
 # Law 3: all memory is parameters and buffers
@@ -307,7 +309,7 @@ def _check_state(subject: _Subject) -> None:
                 continue  # parameters, buffers and submodules
             if any(isinstance(x, Tensor) and x.data_ptr() not in saved for x in tree_leaves(held)):
                 place = f"{prefix}.{name}".removeprefix(".")
-                subject.breaks(3, f"{place} holds a tensor that is in no state_dict")
+                subject.breaks(MEMORY, f"{place} holds a tensor that is in no state_dict")
 
 
 def _check_resuming(subject: _Subject) -> None:
@@ -323,15 +325,15 @@ def _check_resuming(subject: _Subject) -> None:
     if resumed != losses[3:]:
         place = next(n for n, (a, b) in enumerate(zip(resumed, losses[3:], strict=True)) if a != b)
         subject.breaks(
-            3,
+            MEMORY,
             f"resumed from its state_dict after step 3, it has another loss in step {4 + place}: "
             f"{resumed[place]:.9g}, not {losses[3 + place]:.9g}",
         )
     if changed := _changed(second.state_dict(), whole.state_dict()):
-        subject.breaks(3, f"resumed from its state_dict, it ends with another {changed}")
+        subject.breaks(MEMORY, f"resumed from its state_dict, it ends with another {changed}")
 
 
-# Law 8: labels are read only where the method says so
+# Law 8: evaluation never peeks
 
 
 def _check_labels(subject: _Subject) -> None:
@@ -347,10 +349,10 @@ def _check_labels(subject: _Subject) -> None:
         subject.train(method, until=3, batches=labeled)
         states.append(method.state_dict())
     if changed := _changed(*states):
-        subject.breaks(8, f"uses_labels is False, and labels decide {changed}")
+        subject.breaks(LABELS, f"uses_labels is False, and labels decide {changed}")
 
 
-# Law 7: any dtype and memory format
+# The contract of number formats
 
 
 def _check_double(subject: _Subject) -> None:
@@ -359,10 +361,10 @@ def _check_double(subject: _Subject) -> None:
         subject.train(method, until=2, batches=lambda step: _doubled(subject.batch(step)))
         step = subject.forward(method, _doubled(subject.batch(0)))
     except RuntimeError as error:
-        subject.breaks(7, f"in float64 it fails: {error}")
+        subject.breaks(FORMATS, f"in float64 it fails: {error}")
     single = [name for name, x in method.state_dict().items() if x.dtype == torch.float32]
     if step.loss.dtype != torch.float64 or single:
-        subject.breaks(7, f"in float64, {single[0] if single else 'the loss'} is float32")
+        subject.breaks(FORMATS, f"in float64, {single[0] if single else 'the loss'} is float32")
 
 
 def _check_bfloat16(subject: _Subject) -> None:
@@ -373,7 +375,7 @@ def _check_bfloat16(subject: _Subject) -> None:
     for name, tensors in results.items():
         for x in tensors:
             if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float32:
-                subject.breaks(7, f"under bfloat16, {name} is {x.dtype}, not torch.float32")
+                subject.breaks(FORMATS, f"under bfloat16, {name} is {x.dtype}, not torch.float32")
 
 
 def _check_channels_last(subject: _Subject) -> None:
@@ -387,9 +389,9 @@ def _check_channels_last(subject: _Subject) -> None:
     try:
         loss = subject.forward(method, Batch(views, batch.index, batch.label)).loss
     except RuntimeError as error:
-        subject.breaks(7, f"with channels_last images it fails: {error}")
+        subject.breaks(FORMATS, f"with channels_last images it fails: {error}")
     if not torch.isclose(loss, plain, rtol=1e-3, atol=1e-5):
-        subject.breaks(7, f"the loss of channels_last images is {loss:.6g}, not {plain:.6g}")
+        subject.breaks(FORMATS, f"the loss of channels_last images is {loss:.6g}, not {plain:.6g}")
 
 
 CHECKS: Final[Sequence[Callable[[_Subject], None]]] = (
@@ -408,7 +410,7 @@ CHECKS: Final[Sequence[Callable[[_Subject], None]]] = (
 )
 
 
-# Law 2: two processes compute what one computes
+# Law 2: gather, then forget about ranks
 
 
 def _check_processes(subject: _Subject) -> None:
@@ -420,10 +422,10 @@ def _check_processes(subject: _Subject) -> None:
     for losses, state in both:
         for number, (loss, own) in enumerate(zip(losses, alone, strict=True)):
             if not np.isclose(loss, own, rtol=CLOSE, atol=0):
-                subject.breaks(2, f"the loss of step {number} is {loss:.12g}, not {own:.12g}")
+                subject.breaks(RANKS, f"the loss of step {number} is {loss:.12g}, not {own:.12g}")
         for name, tensor in expected.items():
             if _distance(state[name], tensor) > CLOSE:
-                subject.breaks(2, f"two processes end with another {name}")
+                subject.breaks(RANKS, f"two processes end with another {name}")
 
 
 def _train_in_group(
