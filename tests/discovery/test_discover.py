@@ -805,7 +805,7 @@ KNOWING = ["--known", "cat,dog"]
         ([*KNOWING, "--num-views", "1"], 2, "--num-views 1"),
         ([*KNOWING, "--strength", "-1"], 2, "--strength -1"),
         ([*KNOWING, "--epochs", "0"], 2, "--epochs 0"),
-        ([*KNOWING, "--drops", "late"], 2, "--drops late"),
+        ([*KNOWING, "--lr-milestones", "late"], 2, "--lr-milestones late"),
         ([*KNOWING, "--batch-size", "1000"], 2, "--batch-size 1000"),
         ([*KNOWING, "--augment", "smcl"], 2, "smcl"),
         ([*KNOWING, "--device", "abacus"], 2, "device abacus"),
@@ -872,7 +872,7 @@ def test_a_folder_for_copies_that_holds_something_is_refused_before_anything_is_
 
 
 WRONG = [
-    ["--trained", "layer4"],
+    ["--train-layers", "layer4"],
     ["--classes", "100"],
     ["--batch-size", "1000"],
     ["--augment", "smcl"],
@@ -907,7 +907,7 @@ def test_parts_of_a_network_may_learn_and_new_images_are_sorted_by_what_was_lear
     folders, encoder, tmp_path
 ):
     out = tmp_path / "run"
-    settings = [*KNOWING, "--from", encoder, *LEAST, "--trained", "3", "--known-epochs", 1]
+    settings = [*KNOWING, "--from", encoder, *LEAST, "--train-layers", "3", "--known-epochs", 1]
     assert run("discover", folders, "-o", out, *settings, "--epochs", 1) == 0
     from safetensors.numpy import load_file
 

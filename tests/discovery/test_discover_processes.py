@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this torch knows no processes"
 )
 SETTINGS = [
-    "--known", "0,1,2", "--val", "0", "--trained", "all", "--batch-size", "16", "--num-views", "2",
+    "--known", "0,1,2", "--val", "0", "--train-layers", "all", "--batch-size", "16", "--num-views", "2",
     "--known-epochs", "1", "--epochs", "1", "--classes", "2", "--strength", "1", "--no-baselines",
     "--device", "cpu",
 ]  # fmt: skip

@@ -55,7 +55,15 @@ def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it(path):
 def test_a_recipe_leaves_nothing_that_matters_to_chance(path):
     settings = read_toml(path, DiscoverConfig)
     config = DiscoverConfig(**settings)
-    decided = ("known", "classes", "mode", "trained", "known_epochs", "epochs", "drops")
+    decided = (
+        "known",
+        "classes",
+        "mode",
+        "train_layers",
+        "known_epochs",
+        "epochs",
+        "lr_milestones",
+    )
     decided += ("batch_size", "augment", "strength", "num_seeds")
     assert all(settings[name] != "auto" for name in decided)
     assert checked_options(MODE_METHOD[config.mode], config.options) == settings["options"]
@@ -92,11 +100,11 @@ def learning(path, tmp_path):
     name = read_toml(ROOT / "recipes" / path.stem / "rotnet.toml")["backbone"]
     torch.manual_seed(0)
     encoder = Encoder(build_backbone(name, SIDE), SIDE, {})
-    looking = config.augment, config.num_views, config.trained, config.seed, CPU, 0
+    looking = config.augment, config.num_views, config.train_layers, config.seed, CPU, 0
     trunk = FinetunedEncoder(encoder, material.images, *looking)
     task = DiscoveryTask(material.label, material.parts.train_rows, len(material.classes), novel)
     assert (task.num_known, len(task.labeled)) == (len(known), len(known) * EACH)
-    shared = ("epochs", "drops", "augment", "batch_size", "seed")
+    shared = ("epochs", "lr_milestones", "augment", "batch_size", "seed")
     base = TrainConfig(**{name: getattr(config, name) for name in shared}, precision="fp32")
     before = known_stage(trunk, task, base).method
     options = strength_options(config.mode, config.strength, novel) | dict(config.options)
@@ -133,6 +141,6 @@ def test_a_recipe_trains_the_end_of_its_network_and_slows_down_when_it_should(pa
         if not torch.equal(value, before[name])
     }
     statistics = {name for name, _ in method.backbone.body.named_buffers()}
-    learned = {name for name in before if name.startswith(settings["trained"])}
+    learned = {name for name in before if name.startswith(settings["train_layers"])}
     assert 0 < len(learned) < len(before) / 2
     assert changed == learned | statistics

@@ -418,7 +418,7 @@ def test_all_of_a_network_may_learn(live):
 
 @pytest.mark.parametrize("named", ["layer4", "9", "Top"])
 def test_unknown_parts_are_refused_and_the_parts_there_are_are_named(live, named):
-    with pytest.raises(UsageError, match=rf"--trained {named} .*: 0, 2, 3$"):
+    with pytest.raises(UsageError, match=rf"--train-layers {named} .*: 0, 2, 3$"):
         live[0](named)
 
 

@@ -77,20 +77,22 @@ def test_durations_that_are_none_are_refused(duration):
         seconds(duration)
 
 
-@pytest.mark.parametrize("drops", ["", "0.6", ".6", "0.6,0.8", "0.33333, 0.66667"])
-def test_drops_are_shares_of_the_training(drops):
-    assert TrainConfig(drops=drops).drops == drops
+@pytest.mark.parametrize("milestones", ["", "0.6", ".6", "0.6,0.8", "0.33333, 0.66667"])
+def test_milestones_are_shares_of_the_training(milestones):
+    assert TrainConfig(lr_milestones=milestones).lr_milestones == milestones
 
 
-@pytest.mark.parametrize("drops", ["0.6,", "0.6 0.8", "1.2", "-0.5", "120", "half", "nan", ","])
-def test_drops_that_are_no_shares_are_refused(drops):
-    with pytest.raises(UsageError, match=r"--drops .* write them as 0\.6,0\.8"):
-        TrainConfig(drops=drops)
+@pytest.mark.parametrize(
+    "milestones", ["0.6,", "0.6 0.8", "1.2", "-0.5", "120", "half", "nan", ","]
+)
+def test_milestones_that_are_no_shares_are_refused(milestones):
+    with pytest.raises(UsageError, match=r"--lr-milestones .* write them as 0\.6,0\.8"):
+        TrainConfig(lr_milestones=milestones)
 
 
 def test_a_rate_falls_in_one_way_only():
-    with pytest.raises(UsageError, match="--drops and --cosine-end"):
-        TrainConfig(drops="0.6", cosine_end=0.1)
+    with pytest.raises(UsageError, match="--lr-milestones and --cosine-end"):
+        TrainConfig(lr_milestones="0.6", cosine_end=0.1)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_every_setting_has_a_default_and_a_sentence(kind):
         ({"max_bad": 1.5}, "--max-bad 1.5 is not from 0 to 1"),
         ({"workers": -1}, "--workers -1 is not at least 0"),
         ({"seed": 2**32}, "--seed 4294967296 is not from 0 to"),
-        ({"drops": "170"}, "--drops 170 are not shares; write them as 0.6,0.8"),
+        ({"lr_milestones": "170"}, "--lr-milestones 170 are not shares; write them as 0.6,0.8"),
     ],
 )
 def test_a_setting_of_a_discovery_out_of_its_range_is_refused_by_its_name(setting, says):
@@ -179,10 +181,10 @@ CHANGED = dict(
     mode="ncd",
     from_run='runs/"a"',
     method="rotnet",
-    trained="layer4",
+    train_layers="layer4",
     epochs=200,
     known_epochs=100,
-    drops="0.85",
+    lr_milestones="0.85",
     batch_size=64,
     start="random",
     strength=0.25,

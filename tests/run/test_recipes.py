@@ -168,8 +168,8 @@ def due(settings, progress):
     warmup, start = settings["warmup"], settings.get("warmup_start", 0)
     if progress < warmup:
         return settings["lr"] * (start + (1 - start) * progress / warmup)
-    if "drops" in settings:
-        passed = [drop for drop in settings["drops"].split(",") if progress >= float(drop)]
+    if "lr_milestones" in settings:
+        passed = [drop for drop in settings["lr_milestones"].split(",") if progress >= float(drop)]
         return settings["lr"] / 10 ** len(passed)
     end = settings.get("cosine_end", 0)
     fallen = (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup))) / 2

@@ -20,7 +20,7 @@ from nearkin.networks.branch import Branch, mlp
 from nearkin.networks.momentum import frozen_copy
 from nearkin.training.lars import LARS
 from nearkin.training.optimizer import build_optimizer, set_learning_rates
-from nearkin.training.schedules import warmup_cosine, warmup_drops
+from nearkin.training.schedules import warmup_cosine, warmup_milestones
 from nearkin.types import Step
 
 
@@ -298,7 +298,7 @@ def stepping():
     return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
 
 
-@pytest.mark.parametrize("schedule", [warmup_cosine, partial(warmup_drops, [0.9])])
+@pytest.mark.parametrize("schedule", [warmup_cosine, partial(warmup_milestones, [0.9])])
 def test_a_warmup_is_torchs(schedule):
     sgd = stepping()
     theirs = torch.optim.lr_scheduler.LinearLR(sgd, start_factor=0.25, total_iters=10)
@@ -309,13 +309,13 @@ def test_a_warmup_is_torchs(schedule):
 def test_drops_are_torchs():
     sgd = stepping()
     theirs = torch.optim.lr_scheduler.MultiStepLR(sgd, milestones=[12, 16], gamma=0.1)
-    assert_same_rates(warmup_drops([0.6, 0.8]), theirs, sgd, total=20)
+    assert_same_rates(warmup_milestones([0.6, 0.8]), theirs, sgd, total=20)
 
 
 @given(steps_per_epoch=st.integers(1, 10_000))
 def test_a_rate_drops_with_the_first_step_of_an_epoch(steps_per_epoch):
     """120 and 160 epochs of 200 are 0.6 and 0.8, without rounding."""
-    schedule, total = warmup_drops([0.6, 0.8]), 200 * steps_per_epoch
+    schedule, total = warmup_milestones([0.6, 0.8]), 200 * steps_per_epoch
     for epoch, after in ((120, 0.1), (160, 0.01)):
         step = epoch * steps_per_epoch
         assert schedule((step - 1) / total) == pytest.approx(10 * after)
@@ -329,8 +329,8 @@ def test_a_rate_drops_with_the_first_step_of_an_epoch(steps_per_epoch):
         (warmup_cosine, dict(warmup=-0.1)),
         (warmup_cosine, dict(final=1.5)),
         (warmup_cosine, dict(start=-0.1)),
-        (partial(warmup_drops, [0.6]), dict(warmup=1.0)),
-        (partial(warmup_drops, [0.6]), dict(start=1.1)),
+        (partial(warmup_milestones, [0.6]), dict(warmup=1.0)),
+        (partial(warmup_milestones, [0.6]), dict(start=1.1)),
     ],
 )
 def test_a_schedule_outside_of_its_range_is_refused(schedule, options):

@@ -143,7 +143,7 @@ def _asked(config: DiscoverConfig) -> DiscoverConfig:
     if method_class(config.method).uses_labels:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
     if config.from_run:
-        check_trained(load(config.from_run), config.trained)
+        check_trained(load(config.from_run), config.train_layers)
     options = checked_options(MODE_METHOD[config.mode], config.options, DiscoverConfig)
     return replace(config, options=options)
 

@@ -14,8 +14,8 @@ from nearkin.config.values import (
     Auto,
     Range,
     Value,
+    check_milestones,
     check_settings,
-    refuse_drops,
     seconds,
 )
 from nearkin.errors import UsageError
@@ -63,7 +63,7 @@ class TrainConfig:
     """Share of the peak learning rate from which it rises."""
     cosine_end: Share = 0.0
     """Share of the peak learning rate to which it falls."""
-    drops: str = ""
+    lr_milestones: str = ""
     """Shares of the training, after commas, at which it drops to a tenth, instead of a cosine."""
     augment: Augment = "auto"
     """Augmentation: a name as in the papers, characters, FILE.toml or FILE.py:NAME."""
@@ -111,9 +111,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
         check_settings(self)
-        refuse_drops(self.drops)
-        if self.drops and self.cosine_end:
-            raise UsageError("--drops and --cosine-end both say how the rate falls; give one")
+        check_milestones(self.lr_milestones)
+        if self.lr_milestones and self.cosine_end:
+            raise UsageError(
+                "--lr-milestones and --cosine-end both say how the rate falls; give one"
+            )
         if self.fsdp and self.chunk_size:
             raise UsageError("--fsdp divides no networks that run in chunks; leave one out")
         if self.max_time:
@@ -136,13 +138,13 @@ class DiscoverConfig:
     """A run whose encoder to stand on, instead of training one."""
     method: str = "simclr"
     """What to train an encoder by, without labels."""
-    trained: str = "top"
+    train_layers: str = "top"
     """What learns from labels: a layer on `top` of the encoder, `all` of it, or named parts."""
     epochs: Count = "auto"
     """Passes over the unlabeled images in the last stage."""
     known_epochs: Count = "auto"
     """Passes over the labeled images in the stage before it."""
-    drops: str = ""
+    lr_milestones: str = ""
     """Shares of the last stage, after commas, at which the learning rate drops to a tenth."""
     batch_size: Annotated[int | Auto, Range(4, MAX)] = "auto"
     """Images per step, half of them labeled."""
@@ -186,4 +188,4 @@ class DiscoverConfig:
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
         check_settings(self)
-        refuse_drops(self.drops)
+        check_milestones(self.lr_milestones)

@@ -113,18 +113,18 @@ def check_settings(config: Any) -> None:
         check_value(entry.name, getattr(config, entry.name), kinds[entry.name])
 
 
-DROPS: Final = r"(0?\.\d+(, *0?\.\d+)*)?"
+MILESTONES: Final = r"(0?\.\d+(, *0?\.\d+)*)?"
 """How shares of a training are written."""
 
 
-def refuse_drops(drops: str) -> None:
+def check_milestones(milestones: str) -> None:
     """Refuse what are no shares of a training.
 
     Raises:
         UsageError: Saying how they are written.
     """
-    if not re.fullmatch(DROPS, drops):
-        raise UsageError(f"--drops {drops} are not shares; write them as 0.6,0.8")
+    if not re.fullmatch(MILESTONES, milestones):
+        raise UsageError(f"--lr-milestones {milestones} are not shares; write them as 0.6,0.8")
 
 
 def fits(value: object, kind: Any) -> bool:

@@ -427,7 +427,7 @@ def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
         raise UsageError(
             f"--batch-size {batch} is more than the {count} images; give at most that"
         )
-    if config.trained != "top" and batch % processes:
+    if config.train_layers != "top" and batch % processes:
         raise UsageError(
             f"--batch-size {batch} cannot be divided evenly among {processes} processes; give a "
             f"multiple of {processes}"

@@ -237,7 +237,7 @@ def finetuned_encoder(
         images,
         base.augment,
         config.num_views,
-        config.trained,
+        config.train_layers,
         base.seed,
         device,
         int(base.workers),
@@ -266,7 +266,7 @@ def freeze(network: Backbone, trained: str) -> None:
         parts = ", ".join(
             dict.fromkeys(n.split(".")[0] for n, _ in network.body.named_parameters())
         )
-        raise UsageError(f"--trained {trained} is top, all or a part of the network: {parts}")
+        raise UsageError(f"--train-layers {trained} is top, all or a part of the network: {parts}")
     for name, parameter in network.body.named_parameters():
         parameter.requires_grad_(name.startswith(trained))
 

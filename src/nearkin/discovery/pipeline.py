@@ -81,13 +81,13 @@ class Preparation:
     def run(self, dataset: DiscoveryData) -> DiscoveryState:
         """Everything up to the first label."""
         encoder = self._encoder()
-        check_trained(encoder, self.config.trained)
+        check_trained(encoder, self.config.train_layers)
         base = self._base(encoder, dataset)
         kept, bad = self._kept(encoder, dataset, base)
         dataset = without(dataset, bad)
         frozen = FrozenEncoder(kept, self.device)
         trunk: Trunk = frozen
-        if self.config.trained != "top":
+        if self.config.train_layers != "top":
             trunk = finetuned_encoder(encoder, dataset.images, self.config, base, self.device)
         estimate = self._count(kept, dataset)
         task = self._task(dataset, estimate)
@@ -135,7 +135,7 @@ class Preparation:
             devices=config.devices,
             workers=config.workers,
             cache=config.cache,
-            precision="fp32" if config.trained == "top" else "auto",
+            precision="fp32" if config.train_layers == "top" else "auto",
         )
         resolved = resolve(asked, dataset.parts.train, self.device)
         # The next start may find more room or less, and cached photographs are other pixels.
@@ -144,7 +144,7 @@ class Preparation:
             resolved,
             batch_size=batch_size(dataset, config),
             epochs=config.epochs,
-            drops=config.drops,
+            lr_milestones=config.lr_milestones,
             options={},
         )
 
@@ -280,7 +280,7 @@ class Learning:
     def _num_seeds(self) -> int:
         if self.config.num_seeds != "auto":
             return self.config.num_seeds
-        return SEEDS if self.config.trained == "top" else 1
+        return SEEDS if self.config.train_layers == "top" else 1
 
     def _baselines(self, start: StageInit) -> dict[str, Method[Any]]:
         rate = strength_options("ncd", USUAL["ncd"], self.state.task.num_novel)

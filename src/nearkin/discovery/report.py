@@ -252,7 +252,7 @@ def _protocol(outcome: Outcome) -> list[str]:
         if outcome.config.mode == "gcd"
         else "Unlabeled images are taken to be of novel classes only (ncd)."
     )
-    trunk = outcome.config.trained
+    trunk = outcome.config.train_layers
     learned = (
         "The encoder learned without labels and stays as it is; a layer on top learned from them."
         if trunk == "top"

@@ -202,7 +202,7 @@ def known_stage(trunk: Trunk, task: DiscoveryTask, base: TrainConfig) -> Stage:
     if len(rows) < 2:
         raise DataError(f"{len(rows)} labeled images to learn from; give more of them")
     order = Streams(NOTHING, rows, min(int(base.batch_size), len(rows)), base.seed)
-    config = _config(replace(base, drops=""), "supervised", order, {})
+    config = _config(replace(base, lr_milestones=""), "supervised", order, {})
     return stage_of(trunk, task, order, config)
 
 
@@ -220,7 +220,7 @@ def class_stage(
     Args:
         trunk: What the network stands on.
         task: The images.
-        base: What all stages have in common; its epochs and drops are those of this one.
+        base: What all stages have in common; its epochs and milestones are those of this one.
         before: The known stage's method.
         method: `ncl` or `simgcd`.
         options: Its options, over those of its recipe.
@@ -295,7 +295,7 @@ def beside(stage: Stage, config: DiscoverConfig, bad: Iterable[int]) -> Iterator
         config: Settings of the discovery.
         bad: Rows of images that turned out unreadable.
     """
-    shared = config.trained != "top"
+    shared = config.train_layers != "top"
     if not shared or stage.order.batch_size % num_processes(config.devices):
         yield
         return

@@ -36,7 +36,7 @@ from nearkin.training.loop import steps
 from nearkin.training.monitor import Looker, Watch, look_due, shown
 from nearkin.training.optimizer import build_optimizer, restore_optimizer
 from nearkin.training.saver import Saver
-from nearkin.training.schedules import warmup_cosine, warmup_drops
+from nearkin.training.schedules import warmup_cosine, warmup_milestones
 from nearkin.training.signals import Requests
 from nearkin.types import Batch, Step
 
@@ -65,9 +65,9 @@ def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optim
 
 def schedule_for(config: TrainConfig) -> Schedule:
     """How the learning rate changes over a training."""
-    if config.drops:
-        drops = [float(share) for share in config.drops.split(",")]
-        return warmup_drops(drops, config.warmup, config.warmup_start)
+    if config.lr_milestones:
+        milestones = [float(share) for share in config.lr_milestones.split(",")]
+        return warmup_milestones(milestones, config.warmup, config.warmup_start)
     return warmup_cosine(config.warmup, config.cosine_end, config.warmup_start)
 
 

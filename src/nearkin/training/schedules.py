@@ -45,26 +45,28 @@ def warmup_cosine(warmup: float = 0.0, final: float = 0.0, start: float = 0.0) -
     return _risen(warmup, start, cosine)
 
 
-def warmup_drops(drops: Sequence[float], warmup: float = 0.0, start: float = 0.0) -> Schedule:
+def warmup_milestones(
+    milestones: Sequence[float], warmup: float = 0.0, start: float = 0.0
+) -> Schedule:
     """Rise in a line to the peak, and drop to a tenth at each of some points of training.
 
     So InstDisc and MoCo v1 are trained (Wu et al. 2018, section 4.3).
 
     Args:
-        drops: Shares of training.
+        milestones: Shares of training.
         warmup: How much of training the rise takes; at least 0 and less than 1.
         start: What there is of the peak at the beginning, between 0 and 1.
 
     Raises:
         UsageError: If an argument is out of its range.
 
-    >>> schedule = warmup_drops([0.6, 0.8])
+    >>> schedule = warmup_milestones([0.6, 0.8])
     >>> [round(schedule(progress), 3) for progress in (0.0, 0.59, 0.6, 0.8, 1.0)]
     [1.0, 1.0, 0.1, 0.01, 0.01]
     """
 
     def steps(progress: float) -> float:
-        return float(0.1 ** sum(progress >= drop for drop in drops))
+        return float(0.1 ** sum(progress >= milestone for milestone in milestones))
 
     return _risen(warmup, start, steps)
 
