@@ -30,6 +30,7 @@ Edges = Mapping[tuple[str, str], int]
 ROOMS = {
     "cli": "parse arguments, call one command, print",
     "api": "the same commands from Python, typed",
+    "testing": "common tests for a method of your own",
     "commands": "one module per verb: open the run, call the rooms below, write files",
     "discovery": "novel classes: stages, trials, number of classes, classifier, findings",
     "report": "the page of a run, its plots and its server, from tables; no torch",
@@ -46,7 +47,8 @@ ROOMS = {
     "distributed": "processes and devices",
     "tables": "rows to and from CSV and Parquet; no torch",
     "config": "settings from the command line, environment and files",
-    "sealed": "files that prove themselves whole",
+    "extensions": "methods, backbones, augmentations and sources from outside",
+    "sealed": "files with a length and a checksum",
     "types": "Batch and Step",
     "errors": "errors with exit codes",
     "pace": "time left, images per second",
