@@ -33,7 +33,7 @@ ROOMS = {
     "testing": "common tests for a method of your own",
     "commands": "one module per verb: open the run, call the rooms below, write files",
     "discovery": "novel classes: stages, trials, number of classes, classifier, findings",
-    "report": "the page of a run, its plots and its server, from tables; no torch",
+    "report": "the page of a run, its plots and its server",
     "training": "loop, checkpoints, signals, health, optimizers, schedules",
     "evaluation": "encoder files, embeddings, measures with protocols, floors",
     "run": "the run folder, settings, machine, progress",
