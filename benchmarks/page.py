@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from nearkin.report.page.html import document
 from nearkin.report.page.map import Coloring, ImageMap, map_section, script
-from nearkin.report.page.page import document
 
 SIDE: Final = 48
 COLUMNS: Final = 16
@@ -58,12 +58,12 @@ def images(count: int) -> ImageMap:
     return ImageMap(
         number=np.arange(count),
         names=tuple(f"{names[each]}/image-{row:06d}.jpg" for row, each in enumerate(of)),
-        place=middle[of] + rng.normal(size=(count, 2)),
+        xy=middle[of] + rng.normal(size=(count, 2)),
         neighbors=rng.integers(0, count, (count, NEIGHBORS)),
         similarity=rng.random((count, NEIGHBORS)).astype(np.float32),
         colorings=(
             Coloring("Label", of, names),
-            Coloring("Correct", of % 2, ("right", "wrong")),
+            Coloring("Correct", of % 2, ("correct", "incorrect")),
             Coloring("Score", rng.random(count).astype(np.float32)),
         ),
         sheets=tuple(sheets[at % 4] for at in range(-(-count // PER_SHEET))),

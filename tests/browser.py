@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nearkin.report.page.html import document
 from nearkin.report.page.map import Coloring, ImageMap, map_section, script
-from nearkin.report.page.page import document
 
 try:
     from playwright.sync_api import sync_playwright
@@ -75,7 +75,7 @@ def small_map(names=None, count=300, **changes):
     """Images on a grid, each of one color of its own, and of neighbors drawn at random."""
     rng = np.random.default_rng(0)
     rows = np.arange(count)
-    place = np.stack([rows % WIDE, -(rows // WIDE)], axis=1).astype(np.float64)
+    xy = np.stack([rows % WIDE, -(rows // WIDE)], axis=1).astype(np.float64)
     others = np.stack([rng.permutation(np.delete(rows, row))[:6] for row in rows])
     colors = np.array([tile_color(row) for row in rows], np.uint8)
     tiles = np.broadcast_to(colors[:, None, None], (count, 16, 16, 3))
@@ -84,7 +84,7 @@ def small_map(names=None, count=300, **changes):
     parts = dict(
         number=10 + 2 * rows,
         names=tuple(names or (f"animals/{row:03d}.jpg" for row in rows)),
-        place=place,
+        xy=xy,
         neighbors=others,
         similarity=np.tile(np.linspace(0.95, 0.2, 6, dtype=np.float32), (count, 1)),
         colorings=(
@@ -163,10 +163,10 @@ class Shown:
 
     def spot(self, shown, row):
         """Where an image lies in the window while the whole map is shown."""
-        low, high = shown.place.min(axis=0), shown.place.max(axis=0)
+        low, high = shown.xy.min(axis=0), shown.xy.max(axis=0)
         size = np.array([self.box["width"], self.box["height"]])
         scale = ((size - 2 * PADDING) / (high - low)).min()
-        x, y = (shown.place[row] - (low + high) / 2) * scale
+        x, y = (shown.xy[row] - (low + high) / 2) * scale
         return self.box["x"] + size[0] / 2 + x, self.box["y"] + size[1] / 2 - y
 
     def click(self, shown, row):
@@ -217,10 +217,7 @@ class Stub(BaseHTTPRequestHandler):
             return self.on_progress({"error": self.held["refuse"]}, 409)
         return self.on_progress(getattr(self, self.path.strip("/"))(**said))
 
-    def name(self, cluster, name):
-        return self.merge([cluster], name)
-
-    def merge(self, clusters, name):
+    def name(self, clusters, name):
         for one in self.held["classes"]["classes"]:
             if one["cluster"] in clusters:
                 one["name"] = name
@@ -255,7 +252,7 @@ def serving(shown):
     """The page of a map with a server behind it: its address, and all that the server holds."""
     found = [("new-1", "novel"), ("new-2", "novel"), ("dog", "known")]
     classes = [dict(cluster=name, name="", kind=kind, size=100) for name, kind in found]
-    of = shown.colorings[0].of.tolist()
+    of = shown.colorings[0].values.tolist()
     held = {
         "page": page_of(shown, served=True),
         "image": sheet(np.full((1, 300, 300, 3), 90, np.uint8), 1),

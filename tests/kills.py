@@ -35,8 +35,8 @@ from nearkin import sealed
 from nearkin.cli import main
 from nearkin.config import option
 from nearkin.methods import METHODS, parameters
-from nearkin.report.from_training import training_curves
 from nearkin.report.plots import curves
+from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
 

@@ -148,7 +148,7 @@ def test_its_class_is_shown_the_surest_first(opened):
     page.click(SMALL, 47)
     assert page.texts("#map-panel h4") == ["Most like it", "More of new-2"]
     tiles = page.find("#map-panel .map-tiles").nth(1).locator("button")
-    members = [row for row in range(300) if SMALL.colorings[0].of[row] == 1 and row != 47]
+    members = [row for row in range(300) if SMALL.colorings[0].values[row] == 1 and row != 47]
     assert tiles.count() == 60
     assert tiles.first.get_attribute("title") == SMALL.names[members[-1]]
 
@@ -349,7 +349,7 @@ def strange(**changes):
     place = np.stack(np.divmod(np.arange(count), 4), axis=1).astype(np.float64)
     classes = Coloring("=Class", np.arange(count), tuple(HOSTILE), "".join(HOSTILE))
     parts = dict(names=HOSTILE, colorings=(classes,)) | changes
-    return small_map(parts.pop("names"), count, place=place, **parts)
+    return small_map(parts.pop("names"), count, xy=place, **parts)
 
 
 def elements(page):
@@ -417,7 +417,7 @@ def test_twenty_thousand_images_fit_and_can_be_used(opened, tmp_path):
         [f"class-{each:03d}/image-{row:05d}.jpg" for row, each in enumerate(of)],
         count=300,
         number=np.arange(count),
-        place=rng.normal(size=(count, 2)),
+        xy=rng.normal(size=(count, 2)),
         neighbors=rng.integers(0, count, (count, 12)),
         similarity=rng.random((count, 12)).astype(np.float32),
         colorings=(
@@ -434,7 +434,7 @@ def test_twenty_thousand_images_fit_and_can_be_used(opened, tmp_path):
     assert (tmp_path / "page.html").stat().st_size < 15_000_000
     assert page.text("#map-count") == "20,000 images"
     assert page.text("#map-panel h3").endswith("image-19999.jpg")
-    assert "Here are 20,000 of the 50,000 images" in page.text("#map")
+    assert "A sample of 20,000 of 50,000 images" in page.text("#map")
 
 
 # ---------------------------------------------------------------- with a server
@@ -476,7 +476,7 @@ def test_a_name_is_kept_over_a_reload(served):
     assert page.texts("#map-classes bdi") == ["new-1", "new-2"]
     name(page, "new-1", "violins")
     page.find("#map-legend").get_by_text("violins").wait_for()
-    assert held["asked"] == [("/name", {"cluster": "new-1", "name": "violins"})]
+    assert held["asked"] == [("/name", {"clusters": ["new-1"], "name": "violins"})]
     page.page.reload()
     page.find("#map-legend").get_by_text("violins").wait_for()
     assert page.texts("#map-legend bdi") == ["violins", "new-2", "dog"]
@@ -497,7 +497,7 @@ def test_classes_of_one_name_are_one(served):
         tick.check()
     page.find("#map-classes").get_by_text("Merge the ticked ones").click()
     page.find("#map-legend").get_by_text("violins").wait_for()
-    assert held["asked"] == [("/merge", {"clusters": ["new-1", "new-2"], "name": "violins"})]
+    assert held["asked"] == [("/name", {"clusters": ["new-1", "new-2"], "name": "violins"})]
     assert page.texts("#map-legend bdi") == ["violins", "dog"]
     assert page.texts("#map-legend li span") == ["210", "90"]
 

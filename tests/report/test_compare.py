@@ -91,9 +91,7 @@ def test_numbers_that_were_found_in_other_ways_have_no_best_and_a_note(tmp_path)
     runs = [training(tmp_path / "a", 0.9), training(tmp_path / "b", 0.5, how="kNN, k 5")]
     found = compare(runs)
     assert of(found, "kNN top-1")["best"] is None
-    assert found.notes == (
-        "Not measured in the same way everywhere, so no best is marked: kNN top-1.",
-    )
+    assert found.notes == ("Different protocols, so no best is marked: kNN top-1.",)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +122,9 @@ def test_what_does_not_compare_is_refused_in_one_line(tmp_path):
     strange = training(tmp_path / "e")
     RunFolder(strange).data.write_text("[]")
     for runs, error, said in (
-        ([a], UsageError, "give two runs or more"),
-        ([], UsageError, "give two runs or more"),
-        ([a, a / ".." / "a"], UsageError, "each of them once"),
+        ([a], UsageError, "give two or more different runs"),
+        ([], UsageError, "give two or more different runs"),
+        ([a, a / ".." / "a"], UsageError, "two or more different runs"),
         ([a, b], UsageError, "a training and .*b a discovery"),
         ([a, unfinished], UsageError, "c is not finished"),
         ([a, tmp_path / "absent"], UsageError, "is no run folder"),
@@ -173,10 +171,10 @@ def test_the_page_has_the_tables_and_the_curves_and_names_only_as_text(tmp_path)
     assert "<strong>0.900 [0.890, 0.910]</strong> (best)" in page
     # Five runs are more than the kinds of line: two charts of each curve.
     titles = re.findall(r"<h3>([^<]*)</h3>", page)
-    assert (titles.count("Loss"), titles.count("kNN accuracy")) == (2, 2)
+    assert (titles.count("Training loss"), titles.count("kNN accuracy")) == (2, 2)
     other = training(tmp_path / "other", method="byol")
     compare([runs[0], other], output=tmp_path / "c.html")
-    assert "<h3>Loss</h3>" not in (tmp_path / "c.html").read_text()
+    assert "<h3>Training loss</h3>" not in (tmp_path / "c.html").read_text()
 
 
 def test_from_the_command_line(tmp_path, capsys):

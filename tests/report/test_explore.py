@@ -211,10 +211,10 @@ def test_what_is_no_image_is_not_searched_for(page, hostile):
 
 def test_classes_are_named_merged_and_split_in_the_run(page, explored):
     run, _ = explored
-    page.post("/name", {"cluster": "new-1", "name": "squares"})
+    page.post("/name", {"clusters": ["new-1"], "name": "squares"})
     assert set(accepted(run).values()) == {"squares"}
     page.post("/split", {"numbers": [3, 4], "name": HOSTILE})
-    now = page.post("/merge", {"clusters": ["new-1", "new-2"], "name": "rest"})
+    now = page.post("/name", {"clusters": ["new-1", "new-2"], "name": "rest"})
     assert json.loads(page.get("/classes")) == now
     shown = [(row["name"], row["size"]) for row in now["classes"]]
     assert shown == [("rest", 4), ("rest", 6), (HOSTILE, 2)]
@@ -222,7 +222,7 @@ def test_classes_are_named_merged_and_split_in_the_run(page, explored):
         ("1", "new-1"), ("2", "new-1"), ("3", "new-3"), ("4", "new-3"), ("5", "new-1"),
     ]  # fmt: skip
     assert accepted(run)["02.png"] == HOSTILE
-    assert "came with its class" in page.refused("/split", {"numbers": [0], "name": ""}, 400)
+    assert "came with a label" in page.refused("/split", {"numbers": [0], "name": ""}, 400)
     for number in (14, -1, 2**62):
         assert "from 0 to 13" in page.refused("/split", {"numbers": [number], "name": ""}, 400)
 
@@ -231,7 +231,7 @@ def test_nothing_is_changed_while_another_command_writes(page, explored):
     before = page.get("/classes")
     with RunFolder(explored[0]).lock.open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "in use by" in page.refused("/name", {"cluster": "new-1", "name": "x"}, 409)
+        assert "in use by" in page.refused("/name", {"clusters": ["new-1"], "name": "x"}, 409)
     assert page.get("/classes") == before
 
 
@@ -244,7 +244,7 @@ def test_images_are_copied_by_class_into_the_run_and_nowhere_else(page, explored
     assert (exports / "all/unlabeled/00.jpg").read_bytes() == (data / "00.jpg").read_bytes()
     page.post("/export", {"folder": "two", "numbers": [4, 3, 4]})
     assert len(list((exports / "two" / "new-1").iterdir())) == 2
-    assert "there already" in page.refused("/export", {"folder": "all", "numbers": [1]}, 409)
+    assert "exists already" in page.refused("/export", {"folder": "all", "numbers": [1]}, 409)
     for name in ("", ".", "..", "../x", "a/b", "/tmp/x", "a\0b", "-x", ".hidden", "a b", "\u732b"):
         assert "no folder name" in page.refused("/export", {"folder": name, "numbers": [1]}, 400)
     assert {path.name for path in exports.iterdir()} == {"all", "two"}
@@ -254,14 +254,14 @@ def test_a_run_may_be_a_strangers_and_be_deleted_while_it_is_shown(run, tmp_path
     (tmp_path / "elsewhere").mkdir()
     (run / "exports").symlink_to(tmp_path / "elsewhere")
     with exploring(run, cache=tmp_path / "cache") as page:
-        assert "there already" in page.refused("/export", {"folder": "all", "numbers": None}, 409)
+        assert "exists already" in page.refused("/export", {"folder": "all", "numbers": None}, 409)
         assert list((tmp_path / "elsewhere").iterdir()) == []
         shown = page.get("/")
         shutil.rmtree(run)
         assert page.get("/") == shown
         assert page.image("/image/4").size == (96, 72)
         for name in ("/name", "/search"):
-            assert page.refused(name, {"cluster": "new-1", "name": "x"}, 400)
+            assert page.refused(name, {"clusters": ["new-1"], "name": "x"}, 400)
         assert json.loads(page.get("/classes"))["editable"] is False
         assert ended(page, signal.SIGINT) == (0, "")
     assert not run.exists()
@@ -272,8 +272,8 @@ def test_two_explore_one_run(page, explored, tmp_path):
     before = RunFolder(run).clusters.read_bytes()
     with exploring(run, cache=tmp_path) as other:
         assert page.cookie.split("=")[0] != other.cookie.split("=")[0]
-        page.post("/name", {"cluster": "new-1", "name": "ours"})
-        other.post("/name", {"cluster": "new-2", "name": "theirs"})
+        page.post("/name", {"clusters": ["new-1"], "name": "ours"})
+        other.post("/name", {"clusters": ["new-2"], "name": "theirs"})
         assert ended(other, signal.SIGTERM) == (0, "")
     assert set(accepted(run).values()) == {"ours", "theirs"}
     assert RunFolder(run).found_clusters.read_bytes() == before

@@ -20,7 +20,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.knn import knn_classes
 from nearkin.evaluation.table import read_embeddings
-from nearkin.report.mapping import balanced, image_map
+from nearkin.report.image_map import balanced, image_map
 from nearkin.report.thumbnails import COLUMNS, PER_SHEET, tiles
 from nearkin.run.folder import RunFolder
 
@@ -95,11 +95,11 @@ def test_the_map_holds_every_image_with_its_nearest_ones(trained):
     np.testing.assert_allclose(shown.similarity, best, atol=1e-5)
     assert [one.name for one in shown.colorings] == ["Label", "Correct", "Split"]
     label, correct, split = shown.colorings
-    assert [label.classes[number] for number in label.of] == [
+    assert [label.classes[number] for number in label.values] == [
         images.classes[number] for number in images.labels
     ]
-    held_out = split.of == split.classes.index("test")
-    assert ((correct.of >= 0) == held_out).all()
+    held_out = split.values == split.classes.index("test")
+    assert ((correct.values >= 0) == held_out).all()
 
 
 def test_votes_are_the_answers_behind_the_knn_accuracy(trained):
@@ -139,7 +139,7 @@ def test_a_discovery_leaves_a_page_that_is_made_anew_to_the_byte(discovered):
     report(discovered.path)
     assert discovered.report.read_bytes() == page
     names = [one["name"] for one in packed(page.decode())["colorings"]]
-    assert names == ["Class", "Known or novel", "Score", "Truth", "Correct"]
+    assert names == ["Class", "Known or novel", "Score", "Ground truth", "Correct"]
 
 
 def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from nearkin.errors import DataError, OutputError, PortError, UsageError
-from nearkin.report.page.server import MOST_CONNECTIONS, Server
+from nearkin.report.server import MAX_CONNECTIONS, Server
+from nearkin.report.site import RunSite
 
 PAGE = "<!doctype html><title>\u732b</title>"
 POLICY = "default-src 'none'; script-src 'sha256-AAAA'"
@@ -22,7 +23,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-class Shop:
+class Shop(RunSite):
     """A site that remembers what was asked of it."""
 
     def __init__(self):
@@ -48,11 +49,8 @@ class Shop:
     def classes(self):
         return {"classes": [{"cluster": "new-1", "name": name} for name in NAMES]}
 
-    def name(self, cluster, name):
-        return self.change("name", cluster, name)
-
-    def merge(self, clusters, name):
-        return self.change("merge", clusters, name)
+    def name(self, clusters, name):
+        return self.change("name", clusters, name)
 
     def split(self, numbers, name):
         return self.change("split", numbers, name)
@@ -170,16 +168,15 @@ def test_the_page_gets_what_it_asks_for(server, site):
     assert ask(server, "/image/7")[2] == ask(server, "/thumbnail/7")[2] == b"RIFF"
     assert json.loads(ask(server, "/classes")[2])["classes"]
     said = {
-        "/name": {"cluster": "new-1", "name": "violins"},
-        "/merge": {"clusters": ["new-1", "new-3"], "name": "violins"},
+        "/name": {"clusters": ["new-1", "new-3"], "name": "violins"},
         "/split": {"numbers": [3, 8], "name": ""},
         "/export": {"folder": "all", "numbers": None},
     }
     for target, body in said.items():
         assert json.loads(post(server, target, body)[2]) == {"done": target[1:]}
     assert ask(server, "/search", "POST", b"image")[0] == 200
-    assert site.asked[-5:] == [
-        ("name", "new-1", "violins"), ("merge", ["new-1", "new-3"], "violins"),
+    assert site.asked[-4:] == [
+        ("name", ["new-1", "new-3"], "violins"),
         ("split", [3, 8], ""), ("export", "all", None), ("search", 5),
     ]  # fmt: skip
 
@@ -480,12 +477,12 @@ def test_what_goes_wrong_is_told_in_one_line(server, site, error, status, log):
 
 def test_the_slow_and_the_large_keep_nobody_from_being_answered():
     """S17: 200 that never finish to ask, a claim of 1 GB, and a header without an end."""
-    with served(Shop(), patience=1.5) as server:
+    with served(Shop(), head_timeout=1.5) as server:
         slow = [connected(server) for _ in range(200)]
         for place, connection in enumerate(slow):
             connection.sendall([b"G", b"GET / HTTP/1.1\r\nHost:", b""][place % 3])
         assert ask(server)[0] == 200  # while they wait
-        assert threading.active_count() < MOST_CONNECTIONS + 20
+        assert threading.active_count() < MAX_CONNECTIONS + 20
         until = time.monotonic() + 2.5
         while time.monotonic() < until:  # a byte at a time buys no time
             for connection in slow:
@@ -535,7 +532,7 @@ def test_where_all_are_being_answered_the_next_is_turned_away():
     site = Thinking()
     with served(site) as server:
         request = head(server, "/search", "POST", Content_Length="0")
-        asking = [connected(server) for _ in range(MOST_CONNECTIONS)]
+        asking = [connected(server) for _ in range(MAX_CONNECTIONS)]
         for connection in asking:
             connection.sendall(request)
             assert site.begun.acquire(timeout=60)

@@ -6,8 +6,8 @@ from typing import Any
 
 from nearkin.commands.report import images_of
 from nearkin.errors import UsageError
-from nearkin.report.page.server import LOOPBACK, Server
-from nearkin.report.served import RunSite
+from nearkin.report.server import LOOPBACK, Server
+from nearkin.report.site import RunSite
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, Silent
 
@@ -23,20 +23,20 @@ def explore(
 ) -> None:
     """Serve the page of a run to the browsers of this computer, until Ctrl-C or SIGTERM.
 
-    Only who is told the address can open it: it holds a secret, which is another one every time.
+    The address holds a secret, new each time; without it nothing is served.
 
     Args:
         run: A run folder.
-        data: Its images, if they are no longer where they were.
-        port: Where to listen; 0 is any port that is free.
-        host: The address to listen on.
-        i_know: Allow other addresses than those of this computer alone. What is sent can then be
-            read on the way, with the secret.
-        reporter: Who is told the address.
+        data: Its images, if they have moved.
+        port: Port to listen on; 0 is any that is free.
+        host: Address to listen on.
+        i_know: Allow addresses other than loopback ones, although the traffic, with the secret,
+            can then be read by others.
+        reporter: Receives the address.
 
     Raises:
-        PortError: If nothing can listen there.
-        NearkinError: One line on what cannot be done.
+        PortError: If the address is not available.
+        NearkinError: One line on what failed.
     """
     reporter = reporter or Silent()
     _check_host(host, i_know)
@@ -45,16 +45,16 @@ def explore(
         site = RunSite(folder, images_of(folder, data))
         reporter.line(f"open {server.url}")
         reporter.line("Ctrl-C ends it")
-        # Of SIGTERM and SIGHUP, the command line makes the latter.
+        # The command line turns SIGTERM and SIGHUP into SystemExit.
         with suppress(KeyboardInterrupt, SystemExit):
             server.serve(site)
 
 
 def _check_host(host: str, i_know: bool) -> None:
     if host in ("", "0.0.0.0"):
-        raise UsageError("--host is what browsers will ask for; give one address")
+        raise UsageError("--host must be the one address that browsers will ask for")
     if host not in LOOPBACK and not i_know:
         raise UsageError(
-            f"--host {host} lets others read along; tunnel the port through SSH instead, or add "
-            "--i-know"
+            f"--host {host} is not encrypted on the way; tunnel the port through SSH "
+            "instead, or add --i-know"
         )

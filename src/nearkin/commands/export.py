@@ -1,52 +1,143 @@
-"""What is taken out of a run: a table for other explorers, and contact sheets."""
+"""`nearkin export`: the images of a run as a table for other programs; contact sheets."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from PIL import Image
 
 from nearkin.commands.report import images_of
-from nearkin.data.images import open_images
-from nearkin.evaluation.table import Neighbors
-from nearkin.report.atlas import write_atlas
-from nearkin.report.contact import contact_sheet
+from nearkin.data.batches import squares
+from nearkin.data.images import Images, open_images
+from nearkin.distributed import available_cpus
+from nearkin.errors import OutputError, UsageError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import Neighbors, read_embeddings
+from nearkin.measures.neighbors import nearest
+from nearkin.report.image_map import MAX_IMAGES, NEIGHBORS, balanced, coordinates
+from nearkin.report.plots import contact_sheet
+from nearkin.report.site import class_names
 from nearkin.run.folder import RunFolder
+from nearkin.tables import read_csv
 
+if TYPE_CHECKING:
+    import pyarrow
+
+SIDE: Final = 48
 Format = Literal["atlas"]
 
 
 def export(run: str | Path, output: str | Path, data: Any = None, *, format: Format) -> int:
-    """Write the images of a run for another program to show.
+    """Write the images of a run, with coordinates and neighbors, for another program.
+
+    The columns are image (a small PNG, and the path), x, y, label, split, neighbors (rows of this
+    table, and cosine distances) and, of a discovery, cluster and score. Of very many images, a
+    sample is written, as on the map.
 
     Args:
         run: A run folder.
-        output: The file.
-        data: The images, if they are no longer where they were.
+        output: A name that ends in .parquet.
+        data: The images, if they have moved.
         format: `atlas` is the Parquet table that Embedding Atlas reads.
 
     Returns:
-        How many images it has.
+        How many images were written.
 
     Raises:
-        NearkinError: One line on what cannot be done.
+        NearkinError: One line on what failed.
     """
     del format  # so far there is one
-    folder = RunFolder(Path(run))
-    return write_atlas(folder, images_of(folder, data), Path(output))
+    folder, path = RunFolder(Path(run)), Path(output)
+    if path.suffix != ".parquet":
+        raise UsageError(f"{path} does not end in .parquet; give such a name")
+    images = images_of(folder, data)
+    from pyarrow import parquet
+
+    embeddings = read_embeddings(folder.embeddings, images)
+    rows = balanced(embeddings.class_names, MAX_IMAGES)
+    table = _atlas_table(folder, embeddings.subset(rows), images, rows)
+    try:
+        with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
+            parquet.write_table(table, file)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}; choose another -o") from error
+    return len(table)
+
+
+def _atlas_table(
+    folder: RunFolder, embeddings: Embeddings, images: Images, rows: Int[np.ndarray, " rows"]
+) -> "pyarrow.Table":
+    import pyarrow
+
+    def struct(**fields: "pyarrow.DataType") -> "pyarrow.DataType":
+        return pyarrow.struct(list(fields.items()))
+
+    xy = coordinates(folder, embeddings.vectors, rows).astype(np.float32)
+    similarity, neighbors = nearest(
+        embeddings.tensor, embeddings.tensor, NEIGHBORS, exclude_self=True
+    )
+    near = zip(neighbors.tolist(), (1 - similarity).tolist(), strict=True)
+    pixels = dict(squares(images, embeddings.rows, SIDE, available_cpus()))
+    encoded = [
+        {"bytes": _png(pixels.get(number)), "path": name}
+        for number, name in zip(embeddings.rows.tolist(), embeddings.paths, strict=True)
+    ]
+    columns = {
+        "image": pyarrow.array(encoded, struct(bytes=pyarrow.binary(), path=pyarrow.string())),
+        "x": xy[:, 0],
+        "y": xy[:, 1],
+        "label": embeddings.class_names.tolist(),
+        "split": embeddings.splits.tolist(),
+        **_discovered(folder, embeddings.paths),
+        "neighbors": pyarrow.array(
+            [{"ids": ids, "distances": distances} for ids, distances in near],
+            struct(ids=pyarrow.list_(pyarrow.int64()), distances=pyarrow.list_(pyarrow.float32())),
+        ),
+    }
+    return pyarrow.table(columns)
+
+
+def _png(square: torch.Tensor | None) -> bytes | None:
+    """None for an image that is no longer readable."""
+    if square is None:
+        return None
+    file = io.BytesIO()
+    Image.fromarray(square.permute(1, 2, 0).numpy()).save(file, "png")
+    return file.getvalue()
+
+
+def _discovered(
+    folder: RunFolder, names: Sequence[str]
+) -> dict[str, list[str] | list[float | None]]:
+    """The columns of a discovery: '' and None for labeled images."""
+    classes = class_names(folder)
+    if not classes:
+        return {}
+    scores = {row["path"]: float(row["score"] or "nan") for row in read_csv(folder.assignments)}
+    return {
+        "cluster": [classes.get(name, "") for name in names],
+        "score": [scores.get(name) for name in names],
+    }
 
 
 def sheet(
-    found: Sequence[Neighbors], run: str | Path, output: str | Path, data: Any = None
+    results: Sequence[Neighbors], run: str | Path, output: str | Path, data: Any = None
 ) -> Path:
-    """Show images beside their neighbors, with names and similarities, as one image.
+    """Write a contact sheet of images beside their neighbors, with names and similarities.
 
     Args:
-        found: What `neighbors` has found.
-        run: The run whose images were looked among.
+        results: The results of `neighbors`.
+        run: The run whose images were searched.
         output: The file.
-        data: What was looked among instead.
+        data: Other images that were searched instead.
 
     Raises:
-        NearkinError: One line on what cannot be done.
+        NearkinError: One line on what failed.
     """
     images = images_of(RunFolder(Path(run))) if data is None else open_images(data)
-    return contact_sheet(found, images, Path(output))
+    rows = [(str(r.image), [(n.path, n.similarity) for n in r.neighbors]) for r in results]
+    return contact_sheet(rows, images, Path(output))

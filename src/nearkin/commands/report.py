@@ -1,4 +1,4 @@
-"""`nearkin report`: the page of a run, made anew."""
+"""`nearkin report`: the page of a run, written again."""
 
 from pathlib import Path
 from typing import Any
@@ -7,24 +7,24 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.images import Images, open_images
 from nearkin.discovery.data import open_discovery_data
 from nearkin.errors import OutputError, UsageError
-from nearkin.report.write import shown_of, write_page
+from nearkin.report.pages import content_of, write_page
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.tables import replace_text
 
 
 def report(run: str | Path, data: Any = None, *, output: str | Path | None = None) -> Path:
-    """Make the page of a finished run anew, from its files and its images.
+    """Write the page of a finished run again, from its files and its images.
 
     Args:
         run: The run folder.
-        data: Its images, if they are no longer where they were.
-        output: Where to; the run's own report.html by default.
+        data: Its images, if they have moved.
+        output: The file; the run's own report.html by default.
 
     Returns:
         Where the page is.
 
     Raises:
-        NearkinError: One line on what cannot be done.
+        NearkinError: One line on what failed.
     """
     folder = RunFolder(Path(run))
     path, images = Path(output or folder.report), images_of(folder, data)
@@ -32,21 +32,21 @@ def report(run: str | Path, data: Any = None, *, output: str | Path | None = Non
         if output is None:
             write_page(folder, images)
         else:
-            replace_text(path, shown_of(folder, images).page())
+            replace_text(path, content_of(folder, images).page())
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another -o") from error
     return path
 
 
 def images_of(folder: RunFolder, data: Any = None) -> Images:
-    """The images of a finished run.
+    """Open the images of a finished run.
 
     Args:
         folder: The run.
-        data: The images, if they are no longer where they were.
+        data: The images, if they have moved.
 
     Raises:
-        UsageError: If this is no finished run, or it was made of arrays, which it does not keep.
+        UsageError: If the run is not finished, or its images were arrays, which are not stored.
     """
     if not folder.summary.exists():
         raise UsageError(f"{folder.path} is no finished run; finish it with --resume")
@@ -55,9 +55,9 @@ def images_of(folder: RunFolder, data: Any = None) -> Images:
     config, stored = folder.discovery_settings() if discovered else folder.settings()
     if data is None and stored == data_name(None) and not Path(stored).exists():
         raise UsageError(
-            f"{folder.path} was made of arrays, which it does not keep; give the images, too"
+            f"{folder.path} was made from arrays, which are not stored; give the images, too"
         )
-    asked = stored if data is None else data
+    source = stored if data is None else data
     if isinstance(config, DiscoverConfig):
-        return open_discovery_data(asked, config).images
-    return open_images(asked, labels=config.labels)
+        return open_discovery_data(source, config).images
+    return open_images(source, labels=config.labels)

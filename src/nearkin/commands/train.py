@@ -14,7 +14,7 @@ from nearkin.distributed import choose_device, device_name, is_first
 from nearkin.errors import UsageError
 from nearkin.evaluation.encoder import CUSTOM, load
 from nearkin.extensions import label
-from nearkin.report.write import write_page
+from nearkin.report.pages import write_page
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import foreseen
 from nearkin.run.folder import RunFolder, clear

@@ -1,4 +1,4 @@
-"""Rows of images as one image: what is said of them stands beside and below."""
+"""Sheets: rows of images as one image, with labels, column headings and captions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,15 @@ from nearkin.data.images import Images
 from nearkin.tables import printable
 
 MIN_SIDE: Final = 64
-"""Smaller images are enlarged to about this many pixels, for people to see."""
+"""Smaller images are enlarged to about this many pixels."""
 COLUMNS: Final = 12
 """Images in a row of a class."""
 SIDE: Final = 96
 LINE: Final = 15
 """Pixels between two lines of text."""
-LABEL, CAPTION = 14, 11
-"""Sizes of letters."""
-LONGEST: Final = 40
+LABEL_SIZE, CAPTION_SIZE = 14, 11
+"""Font sizes in pixels."""
+MAX_LABEL: Final = 40
 """Characters of a label."""
 Lines = Sequence[str]
 
@@ -32,23 +32,27 @@ Lines = Sequence[str]
 def save_sheet(
     columns: Sequence[Float[Tensor, "rows 3 _ _"]],
     path: Path,
+    *,
     labels: Sequence[str] = (),
+    headings: Sequence[Lines] = (),
     captions: Sequence[Sequence[Lines]] = (),
 ) -> Path:
-    """Save columns of images as one, small ones enlarged and a column's own size kept.
+    """Save columns of images as one image; small ones are enlarged.
 
     Args:
-        columns: Images in [0, 1], each with its own side.
+        columns: Images in [0, 1]; each column has a size of its own.
         path: The file.
-        labels: What to write in front of each row.
-        captions: What to write below the images of each row; long lines are shortened.
+        labels: Text in front of each row.
+        headings: Lines of text above each column.
+        captions: Lines of text below each image of each row. Long lines are shortened.
     """
     side = max(column.shape[-1] for column in columns)
     tiles = torch.stack([_padded(column, side) for column in columns], dim=1)
     tiles = torch.nn.functional.pad(tiles, (2, 2, 2, 2), value=1.0)
     scale = max(1, MIN_SIDE // side)
     rows = [_enlarged(torch.cat(tuple(row), dim=2), scale) for row in tiles]
-    _written(rows, [shortened(label, LONGEST) for label in labels], captions).save(path)
+    labels = [shortened(label, MAX_LABEL) for label in labels]
+    _assembled(rows, labels, headings, captions).save(path)
     return path
 
 
@@ -62,64 +66,77 @@ def _enlarged(row: Float[Tensor, "3 height width"], scale: int) -> Image.Image:
     return image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
 
 
-def _written(
-    rows: Sequence[Image.Image], labels: Sequence[str], captions: Sequence[Sequence[Lines]]
+def _assembled(
+    rows: Sequence[Image.Image],
+    labels: Sequence[str],
+    headings: Sequence[Lines],
+    captions: Sequence[Sequence[Lines]],
 ) -> Image.Image:
-    """Rows one below the other, with room for what is written."""
-    font, small = _font(LABEL), _font(CAPTION)
+    """Rows one below the other, with room for text around them."""
+    label_font, font = _font(LABEL_SIZE), _font(CAPTION_SIZE)
     width, height = rows[0].size
-    margin = int(max(map(font.getlength, labels))) + 16 if labels else 0
-    lines = max((len(caption) for row in captions for caption in row), default=0)
-    strip = LINE * lines + 6 if lines else 0
-    sheet = Image.new("RGB", (margin + width, (height + strip) * len(rows)), "white")
+    margin = int(max(map(label_font.getlength, labels))) + 16 if labels else 0
+    head = _text_height([headings])
+    strip = _text_height(captions)
+    sheet = Image.new("RGB", (margin + width, head + (height + strip) * len(rows)), "white")
     draw = ImageDraw.Draw(sheet)
+
+    def write(cells: Sequence[Lines], top: int) -> None:
+        """Center lines of text in each column."""
+        cell = width / max(1, len(cells))
+        for column, lines in enumerate(cells):
+            for number, line in enumerate(lines):
+                at = margin + (column + 0.5) * cell, top + number * LINE
+                draw.text(at, _fitted(line, font, cell - 4), "black", font, anchor="ma")
+
+    write(headings, 2)
     for number, row in enumerate(rows):
-        top = number * (height + strip)
+        top = head + number * (height + strip)
         sheet.paste(row, (margin, top))
         if labels:
-            draw.text((8, top + height / 2), labels[number], "black", font, anchor="lm")
-        below = captions[number] if captions else ()
-        cell = width / max(1, len(below))
-        for column, caption in enumerate(below):
-            for line, said in enumerate(caption):
-                place = margin + (column + 0.5) * cell, top + height + line * LINE
-                draw.text(place, _fitted(said, small, cell - 4), "black", small, anchor="ma")
+            draw.text((8, top + height / 2), labels[number], "black", label_font, anchor="lm")
+        write(captions[number] if captions else (), top + height)
     return sheet
 
 
+def _text_height(rows: Sequence[Sequence[Lines]]) -> int:
+    lines = max((len(cell) for row in rows for cell in row), default=0)
+    return LINE * lines + 6 if lines else 0
+
+
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    """Letters of most alphabets; Pillow's own are Latin."""
+    """Matplotlib's DejaVu Sans, which has most alphabets; Pillow's own font is Latin only."""
     import matplotlib
 
     return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
 
 
 def _fitted(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
-    """As much of a text as there is room for."""
+    """A text shortened to a width in pixels."""
     most = min(len(text), int(width))  # no letter is narrower than a pixel
-    while font.getlength(said := shortened(text, most)) > width and most > 1:
+    while font.getlength(fitted := shortened(text, most)) > width and most > 1:
         most -= 1
-    return said
+    return fitted
 
 
-def shortened(text: str, most: int) -> str:
-    r"""At most so many characters of a name, less its middle; none that cannot be seen.
+def shortened(text: str, max_length: int) -> str:
+    r"""Return a name with its middle cut out to a maximal length, invisible characters escaped.
 
     >>> shortened("flowers/2024-05-01/tulip.jpg", 15)
     'flowers\u2026lip.jpg'
     >>> print(shortened("a\nb", 15))
     a\nb
     """
-    seen = printable(text).replace("\n", r"\n")
-    if len(seen) <= most:
-        return seen
-    return seen[: most // 2] + "…" + seen[len(seen) - (most - 1) // 2 :]
+    visible = printable(text).replace("\n", r"\n")
+    if len(visible) <= max_length:
+        return visible
+    return visible[: max_length // 2] + "…" + visible[len(visible) - (max_length - 1) // 2 :]
 
 
 def pixels_of(
     images: Images, rows: Int[np.ndarray, " rows"], side: int
 ) -> Float[Tensor, "rows 3 {side} {side}"]:
-    """The middles of images in the order of `rows`, which may name one twice, in [0, 1]."""
+    """Return the central squares of images in the order of `rows`, repeats allowed, in [0, 1]."""
     unique, places = np.unique(rows, return_inverse=True)
     batches = list(CenterCrops(images.subset(unique), side))
     return torch.cat(batches)[torch.from_numpy(places)] / 255
@@ -131,44 +148,47 @@ def class_sheet(
     path: Path,
     workers: int = 0,
 ) -> Path:
-    """Show groups of images in rows, each with its name in front.
+    """Save groups of images, such as `core` and `border`, in rows labeled with their names.
 
     Args:
         images: The images.
-        groups: Rows of the images of each group, such as `border`, in the order to be shown.
-            Those that cannot be read are left out.
+        groups: Rows of the images of each group; unreadable images are left out.
         path: The file.
         workers: Processes that decode photographs.
     """
     rows = np.concatenate(list(groups.values()))
-    shown = dict(squares(images, rows, SIDE, workers))
-    side = next((square.shape[-1] for square in shown.values()), SIDE)
+    pixels = dict(squares(images, rows, SIDE, workers))
+    side = next((square.shape[-1] for square in pixels.values()), SIDE)
     grids: list[Float[Tensor, "lines columns 3 side side"]] = []
     labels: list[str] = []
     for name, members in groups.items():
-        tiles = [shown[row] for row in members.tolist() if row in shown]
+        tiles = [pixels[row] for row in members.tolist() if row in pixels]
         lines = max(1, math.ceil(len(tiles) / COLUMNS))
         grid = torch.ones(lines * COLUMNS, 3, side, side)
         for place, tile in enumerate(tiles):
             grid[place] = tile / 255
         grids.append(grid.unflatten(0, (lines, COLUMNS)))
         labels += [name, *[""] * (lines - 1)]
-    return save_sheet(torch.cat(grids).unbind(dim=1), path, labels)
+    return save_sheet(torch.cat(grids).unbind(dim=1), path, labels=labels)
 
 
-EXAMPLES = 8
-DRAWS = 4
-"""Epochs shown: each image is drawn anew in every one of them."""
+EXAMPLES: Final = 8
+EPOCHS: Final = 4
+"""Epochs in the sheet of augmentations."""
 
 
 def augmentation_sheet(batches: Batches, path: Path) -> Path:
-    """Show images of the first step beside the views that training will see of them.
+    """Save images of the first step, one per row, beside their views in the first epochs.
 
-    One row per image: itself, then every view in each of the first epochs. Made before the
-    first step, since a wrong augmentation is the commonest silent mistake.
+    Written before the first step, because wrong augmentations are the most common silent mistake.
     """
     rows = np.sort(batches.order.rows(0))[:EXAMPLES]
     columns = [pixels_of(batches.images, rows, batches.sizes[0])]
-    for epoch in range(DRAWS):
-        columns += [view.cpu() for view in batches.views(epoch, rows)]
-    return save_sheet(columns, path)
+    headings = [["", "image"]]
+    for epoch in range(1, EPOCHS + 1):
+        for number, view in enumerate(batches.views(epoch - 1, rows), start=1):
+            columns.append(view.cpu())
+            side = view.shape[-1]
+            size = [f"({side} px)"] if side != batches.sizes[0] else []
+            headings.append([f"epoch {epoch}", f"view {number}", *size])
+    return save_sheet(columns, path, headings=headings)

@@ -1,13 +1,10 @@
 """Curves of a discovery: how the number of classes was chosen, and how the training went."""
 
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from statistics import fmean
-
-import torch
 
 from nearkin.config import DiscoverConfig
 from nearkin.discovery.assignments import Assignments
@@ -16,13 +13,12 @@ from nearkin.discovery.outcome import OURS, Outcome, summary, write_tables
 from nearkin.discovery.scores import Score
 from nearkin.discovery.trials import MODE_METHOD
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
-from nearkin.report.page.report import Chart, ClassView, Confusion, Report, Table, Tile
-from nearkin.report.write import keep, write_page
+from nearkin.report.page.values import Chart, ClassView, Confusion, DiscoveryReport, Table, Tile
+from nearkin.report.pages import store_report, write_page
+from nearkin.report.training_report import run_info
 from nearkin.run.folder import lines
 from nearkin.run.reporter import Logger
-from nearkin.run.settings.describe import command
 from nearkin.tables import read_numbers
-from nearkin.version import __version__
 
 LABELS = {
     "silhouette": "silhouette of the clusters",
@@ -79,7 +75,9 @@ MOST_SHOWN = 60
 """Classes with images; of more, the largest have some."""
 
 
-def report_of(outcome: Outcome, assignments: Assignments, clusters: list[Cluster]) -> Report:
+def report_of(
+    outcome: Outcome, assignments: Assignments, clusters: list[Cluster]
+) -> DiscoveryReport:
     """What the page of a discovery tells."""
     images, estimate = outcome.dataset.images, outcome.estimate
     views = _views(outcome, assignments, clusters)
@@ -89,32 +87,32 @@ def report_of(outcome: Outcome, assignments: Assignments, clusters: list[Cluster
     others = [
         view for cluster, view in zip(clusters, views, strict=True) if cluster.kind == "known"
     ]
-    return Report(
-        data=outcome.data,
+    return DiscoveryReport(
+        run=run_info(
+            "discover",
+            outcome.data,
+            outcome.config,
+            USUAL,
+            _protocol(outcome),
+            _steps(outcome),
+            tiny=images.is_small,
+        ),
         mode=outcome.config.mode,
         known=outcome.dataset.classes,
         num_labeled=len(images) - len(outcome.rows),
         num_unlabeled=len(outcome.rows),
         novel=tuple(novel),
         assigned=tuple(others),
-        chosen="given with --classes" if estimate is None else "estimated by three rules",
+        num_novel_source=(
+            "given with --classes" if estimate is None else "estimated by three rules"
+        ),
         interval=None if estimate is None else (estimate.low, estimate.high),
-        confidence=_confidence(outcome),
+        score_meaning=_confidence(outcome),
         findings=tuple(finding.text for finding in outcome.findings),
         results=tuple(_results(outcome)),
         confusion=_confusion(outcome),
-        counting=tuple(counting(outcome)),
-        training=tuple(training(outcome)),
-        protocol=tuple(_protocol(outcome)),
-        configuration=vars(outcome.config) | {"options": dict(outcome.config.options)},
-        versions={
-            "nearkin": __version__,
-            "torch": str(torch.__version__),
-            "python": sys.version.split()[0],
-        },
-        command=command("discover", outcome.data, outcome.config, USUAL),
-        steps=tuple(_steps(outcome)),
-        tiny=images.is_small,
+        num_novel_curves=tuple(counting(outcome)),
+        curves=tuple(training(outcome)),
     )
 
 
@@ -125,7 +123,7 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     write_tables(outcome, assignments, clusters, log)
     folder = outcome.folder
     report = report_of(outcome, assignments, clusters)
-    keep(folder, report)
+    store_report(folder, report)
     _embeddings(outcome).write(folder.embeddings)
     write_page(folder, outcome.dataset.images)
     numbers = summary(outcome, clusters)

@@ -1,4 +1,4 @@
-"""Images of a run for talks and papers: curves, the map, which classes are confused."""
+"""Plots of a run for talks and papers: curves, map, confusion matrix, sheets of images."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
 from jaxtyping import Float
+from torch import Tensor
 
+from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
-from nearkin.data.sheets import COLUMNS, class_sheet, shortened
-from nearkin.report.from_training import training_curves
+from nearkin.data.sheets import COLUMNS, class_sheet, pixels_of, save_sheet, shortened
+from nearkin.errors import DataError, OutputError
+from nearkin.evaluation.embeddings import Embeddings, as_text
+from nearkin.measures.neighbors import nearest
 from nearkin.report.page.map import Coloring, ImageMap
-from nearkin.report.page.report import Chart, Confusion, Report, TrainingReport
+from nearkin.report.page.values import Chart, Confusion, DiscoveryReport, TrainingReport
+from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Those of Okabe and Ito, which differ for color-blind people, less yellow."""
+"""Okabe and Ito's palette for color-blind readers, without yellow."""
 GRAY: Final = "#BBBBBB"
 DASHES: Final = ("-", "--", ":", "-.")
 MARKERS: Final = ("o", "s", "^", "D", "v")
@@ -42,20 +48,68 @@ STYLE: Final[dict[Any, Any]] = {
     "savefig.dpi": 150,
     "text.parse_math": False,  # a class may be called "$"
 }
-MOST_DOTS: Final = 40
-"""A line of more points than this is drawn without dots."""
-MOST_CLASSES: Final = 12
-"""In a legend; the smallest classes of more share one color."""
-MOST_COUNTS: Final = 20
-"""A matrix of more classes than this shows no numbers."""
-MOST_NAMES: Final = 150
-NAME: Final = 24
-"""Characters of a class."""
+MAX_DOTS: Final = 40
+"""A line of more points is drawn without dots."""
+MAX_LEGEND: Final = 12
+"""Classes in a legend; the smallest of more classes share one color."""
+MAX_COUNTS: Final = 20
+"""A confusion matrix of more classes has no numbers."""
+MAX_TICKS: Final = 150
+"""A confusion matrix of more classes has no names."""
+MAX_NAME: Final = 24
+"""Characters of a class name."""
+MAX_ROWS: Final = 40
+"""Classes on the sheet of novel classes, the largest of more."""
+EXAMPLES: Final = 8
+NEIGHBORS: Final = 8
+NEIGHBOR_SIDE: Final = 80
+CONTACT_SIDE: Final = 112
+"""Wider, since file names stand below."""
+
+
+def write_figures(
+    folder: RunFolder,
+    report: TrainingReport | DiscoveryReport,
+    image_map: ImageMap | None,
+    images: Images,
+) -> None:
+    """Write the plots of a finished run into its folder."""
+    plots = folder.plots
+    plots.mkdir(exist_ok=True)
+    if image_map is not None:
+        map_plot(image_map, plots / "map.png")
+    if report.confusion is not None:
+        confusion_plot(report.confusion, plots / "confusion.png")
+    if isinstance(report, TrainingReport):
+        charts = training_curves(folder)
+        curves(list(charts.values()), plots / "curves.png")
+        if "knn" in charts:
+            curves([charts["knn"]], plots / "knn.png")
+    else:
+        if report.curves:
+            curves(report.curves, plots / "curves.png")
+        for chart in report.num_novel_curves:
+            curves([chart], plots / "class_count.png")
+        _novel_sheet(report, images, plots / "clusters.png")
+
+
+def _novel_sheet(report: DiscoveryReport, images: Images, path: Path) -> None:
+    """The most typical images of each novel class."""
+    row = {name: number for number, name in enumerate(images.names)}
+    largest = sorted(report.novel, key=lambda view: -view.size)[:MAX_ROWS]
+    groups = {
+        f"{view.name}: {view.size:,}": np.array(
+            [row[tile.path] for tile in view.core[:COLUMNS] if tile.path in row], np.int64
+        )
+        for view in largest
+    }
+    if groups:
+        class_sheet(images, groups, path)
 
 
 @contextmanager
 def figure(path: Path, width: float, height: float) -> Iterator["Figure"]:
-    """An empty figure, in inches, that is saved at the end of the `with` block."""
+    """Yield an empty figure, sized in inches, and save it at the end of the `with` block."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -66,30 +120,24 @@ def figure(path: Path, width: float, height: float) -> Iterator["Figure"]:
         made.savefig(path)
 
 
-def draw(chart: Chart, path: Path) -> Path:
-    """A chart as an image file."""
-    return curves([chart], path)
-
-
 def curves(charts: Sequence[Chart], path: Path) -> Path:
-    """Charts side by side as an image file."""
+    """Plot charts side by side."""
     width = 6.0 if len(charts) == 1 else 3.4 * len(charts)
     with figure(path, width, 3.4) as made:
-        for axis, chart in zip(
-            made.subplots(1, len(charts), squeeze=False)[0], charts, strict=True
-        ):
-            _lines(axis, chart)
+        axes = made.subplots(1, len(charts), squeeze=False)[0]
+        for axis, chart in zip(axes, charts, strict=True):
+            _plot_lines(axis, chart)
     return path
 
 
-def _lines(axis: "Axes", chart: Chart) -> None:
+def _plot_lines(axis: "Axes", chart: Chart) -> None:
     for number, (name, points) in enumerate(chart.series.items()):
         axis.plot(
             *np.array(points, dtype=float).reshape(-1, 2).T,
             color=COLORS[number % len(COLORS)],
             linestyle=DASHES[number % len(DASHES)],
-            marker=MARKERS[number % len(MARKERS)] if len(points) <= MOST_DOTS else "",
-            label=shortened(name, NAME * 2),
+            marker=MARKERS[number % len(MARKERS)] if len(points) <= MAX_DOTS else "",
+            label=shortened(name, MAX_NAME * 2),
         )
     if chart.interval:
         axis.axvspan(*chart.interval, alpha=0.12, color="gray", label="interval", linewidth=0)
@@ -102,41 +150,41 @@ def _lines(axis: "Axes", chart: Chart) -> None:
         axis.legend()
 
 
-def map_plot(shown: ImageMap, path: Path) -> Path:
-    """All images as points on the map, colored as the page colors them first."""
+def map_plot(image_map: ImageMap, path: Path) -> Path:
+    """Plot the t-SNE map in its first coloring."""
     with figure(path, 7.5, 5.6) as made:
         axis = made.subplots()
         axis.grid(visible=False)
         axis.spines[:].set_visible(False)
-        axis.set(xticks=[], yticks=[], aspect="equal", title=f"{len(shown.place):,} images")
-        axis.set_xlabel("t-SNE of the embeddings: what lies close together is alike")
-        if not shown.colorings:
-            _dots(axis, shown.place, len(shown.place), COLORS[0])
+        axis.set(xticks=[], yticks=[], aspect="equal", title=f"{len(image_map.xy):,} images")
+        axis.set_xlabel("t-SNE of the embeddings")
+        if not image_map.colorings:
+            _scatter(axis, image_map.xy, len(image_map.xy), COLORS[0])
             return path
-        coloring = shown.colorings[0]
-        axis.set_title(f"{len(shown.place):,} images by {coloring.name.lower()}")
+        coloring = image_map.colorings[0]
+        axis.set_title(f"{len(image_map.xy):,} images by {coloring.name.lower()}")
         if coloring.classes:
-            _by_class(axis, shown.place, coloring)
+            _scatter_classes(axis, image_map.xy, coloring)
         else:
-            scale = _by_number(axis, shown.place, coloring)
+            scale = _scatter_numbers(axis, image_map.xy, coloring)
             made.colorbar(scale, ax=axis, label=coloring.name, shrink=0.6)
     return path
 
 
-def _dots(
+def _scatter(
     axis: "Axes",
-    place: Float[np.ndarray, "some 2"],
-    of: int,
+    xy: Float[np.ndarray, "some 2"],
+    total: int,
     color: Any,
     marker: str = "o",
     *,
     hollow: bool = False,
 ) -> "PathCollection":
-    """Some of so many images."""
+    """Some of `total` images; the more there are, the smaller the points."""
     return axis.scatter(
-        place[:, 0],
-        place[:, 1],
-        s=float(np.clip(20_000 / of, 3, 30)),
+        xy[:, 0],
+        xy[:, 1],
+        s=float(np.clip(20_000 / total, 3, 30)),
         edgecolors=color,
         facecolors="none" if hollow else color,
         linewidths=0.8,
@@ -144,121 +192,136 @@ def _dots(
     )
 
 
-def _by_class(axis: "Axes", place: Float[np.ndarray, "n 2"], coloring: Coloring) -> None:
-    sizes = np.bincount(coloring.of[coloring.of >= 0], minlength=len(coloring.classes))
-    many = len(sizes) > MOST_CLASSES
-    some = np.sort(np.argsort(-sizes, kind="stable")[: MOST_CLASSES - many])
+def _scatter_classes(axis: "Axes", xy: Float[np.ndarray, "n 2"], coloring: Coloring) -> None:
+    values = coloring.values
+    sizes = np.bincount(values[values >= 0], minlength=len(coloring.classes))
+    many = len(sizes) > MAX_LEGEND
+    largest = np.sort(np.argsort(-sizes, kind="stable")[: MAX_LEGEND - many])
     handles, names = [], []
-    others = ~np.isin(coloring.of, some)
+    others = ~np.isin(values, largest)
     if others.any():
-        names.append(f"{len(sizes) - len(some)} other classes" if many else "unknown")
-        handles.append(_dots(axis, place[others], len(place), GRAY, "."))
-    for number, name in enumerate(some.tolist()):
+        names.append(f"{len(sizes) - len(largest)} other classes" if many else "unknown")
+        handles.append(_scatter(axis, xy[others], len(xy), GRAY, "."))
+    for number, class_ in enumerate(largest.tolist()):
+        # Colors and markers cycle with different periods; hollow ones tell the rest apart.
         round_, color = divmod(number, len(COLORS))
-        dots = _dots(
-            axis,
-            place[coloring.of == name],
-            len(place),
-            COLORS[color],
-            MARKERS[number % len(MARKERS)],
-            hollow=round_ > 0,
-        )
-        handles.append(dots)
-        names.append(shortened(coloring.classes[name], NAME))
+        marker = MARKERS[number % len(MARKERS)]
+        points = xy[values == class_]
+        handles.append(_scatter(axis, points, len(xy), COLORS[color], marker, hollow=round_ > 0))
+        names.append(shortened(coloring.classes[class_], MAX_NAME))
     axis.legend(handles, names, markerscale=2, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def _by_number(
-    axis: "Axes", place: Float[np.ndarray, "n 2"], coloring: Coloring
+def _scatter_numbers(
+    axis: "Axes", xy: Float[np.ndarray, "n 2"], coloring: Coloring
 ) -> "ScalarMappable":
-    """Draw the images, and give the scale of their colors."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    known = np.isfinite(coloring.of)
-    scale = ScalarMappable(Normalize(*np.quantile(coloring.of[known], (0, 1))), "cividis")
-    _dots(axis, place[~known], len(place), GRAY)
-    _dots(axis, place[known], len(place), scale.to_rgba(coloring.of[known]))
+    known = np.isfinite(coloring.values)
+    low, high = np.quantile(coloring.values[known], (0, 1))
+    scale = ScalarMappable(Normalize(low, high), "cividis")
+    _scatter(axis, xy[~known], len(xy), GRAY)
+    _scatter(axis, xy[known], len(xy), scale.to_rgba(coloring.values[known]))
     return scale
 
 
 def confusion_plot(confusion: Confusion, path: Path) -> Path:
-    """How the images of each true class were taken, shaded by their share of it."""
-    counts = np.array(confusion.counts, dtype=float).reshape(len(confusion.truth), -1)
+    """Plot a confusion matrix, shaded by the share of each true class."""
+    counts = np.array(confusion.counts, dtype=float).reshape(len(confusion.true), -1)
     share = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     many = max(counts.shape)
     side = float(np.clip(2.5 + 0.35 * many, 4, 14))
     with figure(path, side + 1, side) as made:
         axis = made.subplots()
         axis.grid(visible=False)
-        seen = axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
-        axis.set(xlabel="taken for", ylabel="true class", title="Which class was taken for which")
+        shading = axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
+        axis.set(xlabel="predicted class", ylabel="true class", title="Confusion matrix")
         axis.set(xticks=[], yticks=[])
-        if many <= MOST_NAMES:
+        if many <= MAX_TICKS:
             size = min(9, 50 * side / many)  # points: names must not run into each other
-            axis.set_xticks(
-                range(counts.shape[1]), _short(confusion.found), rotation=90, fontsize=size
+            predicted, true = (
+                [shortened(name, MAX_NAME) for name in names]
+                for names in (confusion.predicted, confusion.true)
             )
-            axis.set_yticks(range(counts.shape[0]), _short(confusion.truth), fontsize=size)
-        if many <= MOST_COUNTS:
+            axis.set_xticks(range(counts.shape[1]), predicted, rotation=90, fontsize=size)
+            axis.set_yticks(range(counts.shape[0]), true, fontsize=size)
+        if many <= MAX_COUNTS:
             for row, column in np.argwhere(counts).tolist():
                 color = "white" if share[row, column] > 0.6 else "black"
-                said = f"{counts[row, column]:,.0f}"
-                axis.text(column, row, said, color=color, ha="center", va="center", fontsize=7)
-        made.colorbar(seen, label="share of the true class", shrink=0.6)
+                number = f"{counts[row, column]:,.0f}"
+                axis.text(column, row, number, color=color, ha="center", va="center", fontsize=7)
+        made.colorbar(shading, label="share of the true class", shrink=0.6)
     return path
 
 
-def _short(names: Sequence[str]) -> list[str]:
-    return [shortened(name, NAME) for name in names]
+def neighbor_sheet(embeddings: Embeddings, images: Images, path: Path) -> Path | None:
+    """Save a sheet of held-out images, one per row, beside their nearest training images.
+
+    Captions are labels, if there are any, and cosine similarities. Without held-out images,
+    nothing is saved.
+    """
+    train, test = (np.flatnonzero(embeddings.splits == split) for split in ("train", "test"))
+    if not len(train) or not len(test):
+        return None
+    test = test[np.linspace(0, len(test) - 1, min(EXAMPLES, len(test))).astype(int)]
+    bank, queries = (torch.from_numpy(embeddings.vectors[rows]) for rows in (train, test))
+    similarity, neighbors = nearest(bank, queries, NEIGHBORS)
+    rows = train[neighbors.numpy()]
+    side = _tile_side(images.subset(embeddings.rows[train]), NEIGHBOR_SIDE)
+    columns = [pixels_of(images, embeddings.rows[column], side) for column in (test, *rows.T)]
+
+    def caption(row: int, line: str) -> list[str]:
+        return [text for text in (str(embeddings.class_names[row]), line) if text]
+
+    captions = [
+        [caption(query, "held out"), *map(caption, near, (f"{cosine:.3f}" for cosine in cosines))]
+        for query, near, cosines in zip(
+            test.tolist(), rows.tolist(), similarity.tolist(), strict=True
+        )
+    ]
+    return save_sheet(columns, path, captions=captions)
 
 
-MOST_GALLERIES: Final = 40
-"""On a sheet; of more, the largest are shown."""
-
-
-def write_figures(
-    folder: RunFolder, report: TrainingReport | Report, shown: ImageMap | None, images: Images
-) -> None:
-    """Draw what there is to draw of a finished run.
+def contact_sheet(
+    results: Sequence[tuple[str, Sequence[tuple[str, float]]]], images: Images, path: Path
+) -> Path:
+    """Save a sheet of query images, one per row, beside their neighbors.
 
     Args:
-        folder: The run.
-        report: What its page tells.
-        shown: What the map on it shows.
-        images: Its images.
+        results: The file of each query, and the names and similarities of its neighbors.
+        images: The images that were searched. Those that are missing or unreadable are gray.
+        path: The file.
+
+    Raises:
+        DataError: If none of the neighbors is among these images.
+        OutputError: If the file cannot be written.
     """
-    plots = folder.plots
-    plots.mkdir(exist_ok=True)
-    if shown is not None:
-        map_plot(shown, plots / "map.png")
-    if report.confusion is not None:
-        confusion_plot(report.confusion, plots / "confusion.png")
-    if isinstance(report, Report):
-        _of_discovery(folder, report, images)
-    else:
-        _of_training(folder)
+    row = {as_text(name): number for number, name in enumerate(images.names)}
+    if not any(name in row for _, neighbors in results for name, _ in neighbors):
+        raise DataError("none of the neighbors is among these images; give --data those of them")
+    side = _tile_side(images, CONTACT_SIDE)
+    tiles, captions = [], []
+    for query, neighbors in results:
+        found = [images.read(row[name]) if name in row else b"" for name, _ in neighbors]
+        line = [Path(query).read_bytes(), *found]
+        tiles.append(torch.stack([_square(encoded, side) for encoded in line]))
+        near = [(name, f"{similarity:.3f}") for name, similarity in neighbors]
+        captions.append([(Path(query).name, "query"), *near])
+    try:
+        return save_sheet(torch.stack(tiles).unbind(dim=1), path, captions=captions)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"cannot write {path} ({error}); give --sheet a name.png") from error
 
 
-def _of_training(folder: RunFolder) -> None:
-    found = training_curves(folder)
-    curves(list(found.values()), folder.plots / "curves.png")
-    if "knn" in found:
-        draw(found["knn"], folder.plots / "knn.png")
+def _tile_side(images: Images, largest: int) -> int:
+    """Images that are all smaller keep the size of the largest of them."""
+    return min(largest, int(images.sizes.min(axis=1).max()))
 
 
-def _of_discovery(folder: RunFolder, report: Report, images: Images) -> None:
-    if report.training:
-        curves(report.training, folder.plots / "curves.png")
-    for chart in report.counting:
-        draw(chart, folder.plots / "class_count.png")
-    row = {name: number for number, name in enumerate(images.names)}
-    largest = sorted(report.novel, key=lambda view: -view.size)[:MOST_GALLERIES]
-    groups = {
-        f"{view.name}: {view.size:,}": np.array(
-            [row[one.path] for one in view.core[:COLUMNS] if one.path in row], np.int64
-        )
-        for view in largest
-    }
-    if groups:
-        class_sheet(images, groups, folder.plots / "clusters.png")
+def _square(image: bytes | np.ndarray, side: int) -> Float[Tensor, "3 side side"]:
+    try:
+        pixels = center(image, side)
+    except BadImage:
+        pixels = np.full((side, side, 3), MIDDLE_GRAY, np.uint8)
+    return torch.from_numpy(pixels).movedim(2, 0) / 255

@@ -1,345 +1,106 @@
-"""Scores against the truth."""
+"""The pages of trainings, discoveries and comparisons."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from nearkin.report.page.charts import line_chart
-from nearkin.report.page.map import ImageMap, map_section, script
-from nearkin.report.page.page import (
+from nearkin.report.page.html import (
     SHADES,
     Html,
     Section,
     document,
     element,
     findings,
-    listed,
+    folded,
+    join,
+    listing,
+    note,
     row,
     scrolling,
     settings,
     table,
     text,
-    together,
 )
-from nearkin.report.page.report import (
+from nearkin.report.page.map import ImageMap, map_section, script
+from nearkin.report.page.values import (
     Chart,
     ClassView,
     Confusion,
-    Report,
+    DiscoveryReport,
+    RunInfo,
     Table,
     Tile,
     TrainingReport,
 )
 
-FOUND: Final = "What was found (columns) of each true class (rows), in images"
-MANY: Final = 20
-"""A matrix of more classes than this is folded away."""
-
-
-def result_table(results: Table) -> Html:
-    """A table of scores, with how to read it."""
-    rows = [row(name, cells) for name, *cells in results.rows]
-    note = [element("p", results.note, class_="note")] if results.note else []
-    made = scrolling(table(results.title, results.columns, rows), results.title)
-    return element("div", element("h3", results.title), *note, made)
-
-
-def confusion_matrix(confusion: Confusion, title: str = FOUND) -> Html:
-    """Counts, each shaded by its share of the images of its true class.
-
-    Args:
-        confusion: The counts.
-        title: What its rows and columns are.
-    """
-    rows = [_row(*of) for of in zip(confusion.truth, confusion.counts, strict=True)]
-    heading = "Which class was taken for which"
-    matrix = table(title, ["", *confusion.found], rows, class_="matrix")
-    matrix = scrolling(matrix, heading)
-    if max(len(confusion.truth), len(confusion.found)) > MANY:
-        return element("details", element("summary", heading), matrix)
-    return element("div", element("h3", heading), matrix)
-
-
-def _row(name: str, counts: Sequence[int]) -> Html:
-    total = max(1, sum(counts))
-    cells = (
-        element("td", f"{number:,}" if number else "", class_=f"shade{_shade(number / total)}")
-        for number in counts
-    )
-    return element("tr", element("th", name, scope="row"), *cells)
-
-
-def _shade(share: float) -> int:
-    """From 0 to `SHADES`; whatever is not empty can be seen."""
-    return -int(-share * SHADES // 1)
-
-
-Anchors = Mapping[str, str]
-"""Where on the page each class is, by its name."""
-
-
-def overview(classes: Sequence[ClassView], anchors: Anchors) -> Html:
-    """All classes at a glance, each a link to what is said of it."""
-    items = []
-    for view in classes:
-        image = [_image(view.medoid, "")] if view.medoid else []
-        name, size = element("b", view.name), element("span", count(view.size, "image"))
-        link = element("a", *image, name, size, href=f"#{anchors[view.name]}")
-        items.append(element("li", link))
-    return element("ol", *items, class_="overview")
-
-
-def class_card(view: ClassView, of: int, anchors: Anchors) -> Html:
-    """All there is to show of a class.
-
-    Args:
-        view: The class.
-        of: How many images there are that could have been given to it.
-        anchors: Where the classes that it names are.
-    """
-    heading = element("h3", element("bdi", view.name))
-    body = _body(view, of, anchors)
-    return element("article", heading, body, class_="class", id=anchors[view.name])
-
-
-def folded_card(view: ClassView, of: int, anchors: Anchors) -> Html:
-    """The same, to be opened."""
-    heading = element("h3", element("bdi", view.name), f": {count(view.size, 'image')}")
-    body = _body(view, of, anchors)
-    return element(
-        "details", element("summary", heading), body, class_="class", id=anchors[view.name]
-    )
-
-
-def count(number: int, what: str) -> str:
-    """A number of things, with the plural.
-
-    >>> count(1, "image"), count(1200, "class")
-    ('1 image', '1,200 classes')
-    """
-    plural = "" if number == 1 else "es" if what.endswith("s") else "s"
-    return f"{number:,} {what}{plural}"
-
-
-def _body(view: ClassView, of: int, anchors: Anchors) -> Html:
-    about = [_numbers(view, of, anchors)]
-    if view.medoid:
-        caption = element(
-            "figcaption", "Its most central image, ", element("bdi", view.medoid.path)
-        )
-        about.insert(0, element("figure", _image(view.medoid, view.medoid.path), caption))
-    return together(
-        [
-            element("div", *about, class_="about" if view.medoid else ""),
-            *_tiles("Most typical", "Most like the rest of it, with their scores.", view.core),
-            *_tiles("Least sure", "Look at these first: errors gather here.", view.border),
-        ]
-    )
-
-
-MEANING: Final = {
-    "Images": "given to it, and their share of all that came without a label",
-    "Score": "mean over its images of how sure the classifier is",
-    "Stability": "how much of it other seeds found again: 1 all, 0 nothing",
-    "Silhouette": "how far apart it stands: 1 far, 0 touching another class, below 0 inside one",
-    "Most like": "the known class that looks most alike",
-    "Maybe one with": "compare the images before you join them",
-    "In truth": "by the labels that were kept aside",
+MAX_OPEN_CLASSES: Final = 20
+"""A confusion matrix of more classes is folded."""
+MAX_LEAD_CLASSES: Final = 12
+"""Known classes named in the first paragraph."""
+CONFUSION: Final = "Images of each true class (rows) by predicted class (columns)"
+DEFINITIONS: Final = {
+    "Images": "assigned to it, and their share of all unlabeled images",
+    "Score": "mean confidence of the classifier over its images",
+    "Stability": "overlap with the matching class of other seeds (Jaccard): 1 equal, 0 disjoint",
+    "Silhouette": "separation from other classes: 1 well separated, 0 touching, below 0 mixed",
+    "Nearest known class": "by cosine similarity of the class means",
+    "Merge candidates": "compare the images before you merge them",
+    "Ground truth": "by the labels that were hidden from training",
 }
-"""The numbers of a class, each with a line for those who see it for the first time."""
-
-
-def _numbers(view: ClassView, of: int, anchors: Anchors) -> Html:
-    size = f"{view.size:,} ({view.size / of:.0%})" if of else "0"
-    said = {
-        "Images": size,
-        "Score": _decimal(view.score),
-        "Stability": _decimal(view.stability),
-        "Silhouette": _decimal(view.silhouette),
-        "Most like": view.nearest_known if view.nearest_known != view.name else "",
-        "Maybe one with": _links(view.merge, anchors),
-        "In truth": view.truth,
-    }
-    rows = [row(name, (value, MEANING[name])) for name, value in said.items() if value]
-    return table(f"Numbers of {view.name}", [], rows, class_="numbers")
-
-
-def _links(names: Sequence[str], anchors: Anchors) -> Html:
-    links = [
-        element("a", name, href=f"#{anchors[name]}") if name in anchors else text(name)
-        for name in names
-    ]
-    return Html(", ".join(links))
-
-
-def _tiles(title: str, note: str, images: Sequence[Tile]) -> list[Html]:
-    if not images:
-        return []
-    items = [
-        element("li", _image(shown, shown.path), element("span", _decimal(shown.score)))
-        for shown in images
-    ]
-    return [
-        element("h4", title),
-        element("p", note, class_="note"),
-        element("ul", *items, class_="tiles"),
-    ]
-
-
-def _image(image: Tile, alt: str) -> Html:
-    return element("img", src=image.uri, alt=alt, title=image.path)
-
-
-def _decimal(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:.2f}"
-
-
-NAMED: Final = 12
-"""Known classes that are called by name in the first paragraph."""
-
-
-def discovery_page(report: Report, shown: ImageMap | None = None, *, served: bool = False) -> str:
-    """The whole page.
-
-    Args:
-        report: What it tells; parts without content are left out.
-        shown: The images on its map.
-        served: Whether a server stands behind it.
-    """
-    return document(
-        title=_title(report),
-        kicker="nearkin discover",
-        lead=_lead(report),
-        sections=_discovery_sections(report, shown),
-        script=script() if shown else "",
-        tiny=report.tiny,
-        served=served,
-    )
-
-
-def _discovery_sections(report: Report, shown: ImageMap | None) -> Iterable[Section]:
-    yield "Findings", findings(report.findings)
-    yield "Map", map_section(shown) if shown else Html()
-    yield "New classes", _novel(report)
-    yield "Known classes", _assigned(report)
-    yield "How sure this is", _sure(report)
-    results = [result_table(results) for results in report.results]
-    matrix = [confusion_matrix(report.confusion)] if report.confusion else []
-    yield "Results against the truth", together([*results, *matrix])
-    yield "How many classes", together(map(line_chart, report.counting))
-    yield "Training", together(map(line_chart, report.training))
-    yield "Protocol", listed("ul", [(said, "") for said in report.protocol])
-    yield "Settings", settings(report.command, report.configuration or {}, report.versions or {})
-    yield "What to do next", listed("ol", report.steps)
-
-
-def _title(report: Report) -> str:
-    found = count(len(report.novel), "new class") if report.novel else "No new class"
-    return f"{found} in {report.data}"
-
-
-def _lead(report: Report) -> str:
-    novel, known = (sum(view.size for view in views) for views in (report.novel, report.assigned))
-    more = len(report.known) - NAMED
-    names = ", ".join(report.known[:NAMED]) + (f" and {more} more" if more > 0 else "")
-    asked = (
-        f"{count(report.num_labeled, 'image')} came with a label, of "
-        f"{count(len(report.known), 'known class')} ({names}); "
-        f"{report.num_unlabeled:,} came without."
-    )
-    if report.mode == "ncd":
-        sorted_ = "These were taken to be of none of the known classes and were sorted"
-        found = f"{sorted_} into {count(len(report.novel), 'new class')}."
-    else:
-        found = (
-            f"Of these, {novel:,} were sorted into {count(len(report.novel), 'new class')}, and "
-            f"{known:,} looked like one of the known classes."
-        )
-    return f"{asked} {found} {_number(report)}"
-
-
-def _number(report: Report) -> str:
-    said = f"The number of new classes was {report.chosen}"
-    if report.interval is None:
-        return f"{said}."
-    low, high = report.interval
-    return f"{said}; it may be anything from {low} to {high}."
-
-
-def _novel(report: Report) -> Html:
-    if not report.novel:
-        return element("p", "None was found. Every image looked like one of a known class.")
-    anchors = {view.name: f"new-{place}" for place, view in enumerate(report.novel, start=1)}
-    cards = [class_card(view, report.num_unlabeled, anchors) for view in report.novel]
-    return together([overview(report.novel, anchors), *cards])
-
-
-def _assigned(report: Report) -> Html:
-    if not report.assigned:
-        return Html()
-    anchors = {view.name: f"known-{place}" for place, view in enumerate(report.assigned, start=1)}
-    said = "Images without a label that look like one of a class that you named."
-    cards = [folded_card(view, report.num_unlabeled, anchors) for view in report.assigned]
-    return together([element("p", said), overview(report.assigned, anchors), *cards])
-
-
-def _sure(report: Report) -> Html:
-    said = (
-        "A class to trust is large, stable when trained with other seeds, apart from the others "
-        "(silhouette), and its least sure images still look like its most typical ones."
-    )
-    return together([element("p", report.confidence), element("p", said)])
-
-
-VOTED = "What its nearest training images (columns) say of each true class (rows), in images"
+"""The rows of a class's table, each with its definition."""
 
 
 def training_page(
-    report: TrainingReport, shown: ImageMap | None = None, *, served: bool = False
+    report: TrainingReport, image_map: ImageMap | None = None, *, served: bool = False
 ) -> str:
-    """The whole page.
-
-    Args:
-        report: What it tells; parts without content are left out.
-        shown: The images on its map.
-        served: Whether a server stands behind it.
-    """
+    """Return the page of a training, without a map if there is none."""
+    matrix = confusion_matrix(report.confusion) if report.confusion else Html()
+    sections = [
+        ("Summary", join([element("p", report.health), findings(report.findings)])),
+        ("Map", map_section(image_map) if image_map else Html()),
+        ("Evaluation", _results(report)),
+        ("Confusion", matrix),
+        ("Training curves", join(map(line_chart, report.curves))),
+        *_closing(report.run),
+    ]
     return document(
-        title=f"What was learned from {report.data}",
+        title=f"Encoder trained on {report.run.data}",
         kicker="nearkin train",
         lead=report.lead,
-        sections=_training_sections(report, shown),
-        script=script() if shown else "",
-        tiny=report.tiny,
+        sections=sections,
+        script=script() if image_map else "",
+        tiny=report.run.tiny,
         served=served,
     )
 
 
-def _training_sections(report: TrainingReport, shown: ImageMap | None) -> Iterable[Section]:
-    yield "In short", together([element("p", report.health), findings(report.findings)])
-    yield "Map", map_section(shown) if shown else Html()
-    yield "How good it is", _results(report)
-    matrix = confusion_matrix(report.confusion, VOTED) if report.confusion else Html()
-    yield "Which classes are confused", matrix
-    yield "Training", together(map(line_chart, report.curves))
-    yield "Protocol", listed("ul", [(said, "") for said in report.protocol])
-    yield (
-        "Settings",
-        settings(report.command, report.configuration or {}, report.versions or {}),
+def discovery_page(
+    report: DiscoveryReport, image_map: ImageMap | None = None, *, served: bool = False
+) -> str:
+    """Return the page of a discovery, without a map if there is none."""
+    matrix = [confusion_matrix(report.confusion)] if report.confusion else []
+    sections = [
+        ("Findings", findings(report.findings)),
+        ("Map", map_section(image_map) if image_map else Html()),
+        ("Novel classes", _novel(report)),
+        ("Known classes", _assigned(report)),
+        ("Confidence", _confidence(report)),
+        ("Scores against the ground truth", join([*map(result_table, report.results), *matrix])),
+        ("Number of classes", join(map(line_chart, report.num_novel_curves))),
+        ("Training curves", join(map(line_chart, report.curves))),
+        *_closing(report.run),
+    ]
+    num_novel = count(len(report.novel), "novel class") if report.novel else "No novel class"
+    return document(
+        title=f"{num_novel} in {report.run.data}",
+        kicker="nearkin discover",
+        lead=_lead(report),
+        sections=sections,
+        script=script() if image_map else "",
+        tiny=report.run.tiny,
+        served=served,
     )
-    yield "What to do next", listed("ol", report.steps)
-
-
-def _results(report: TrainingReport) -> Html:
-    if report.results is None:
-        return Html()
-    rows = [row(name, [meaning]) for name, meaning in report.meanings]
-    means = element(
-        "details",
-        element("summary", "What the numbers mean"),
-        table("What the numbers mean", [], rows),
-    )
-    return together([result_table(report.results), means])
 
 
 def comparison_page(
@@ -350,19 +111,18 @@ def comparison_page(
     settings: Table,
     curves: Iterable[Chart],
 ) -> str:
-    """The whole page.
+    """Return the page that compares runs.
 
     Args:
-        kind: What the runs are, in the plural.
-        names: What each is called.
-        notes: What to beware of before reading the numbers.
+        kind: Of the runs, in the plural.
+        names: Of the runs.
+        notes: Caveats.
         measures: A row per measure, a column per run. A cell that begins with `*` is the best.
         settings: Those that differ.
-        curves: How the runs went.
+        curves: Training curves.
     """
-    rows = tuple((name, *map(_cell, cells)) for name, *cells in measures.rows)
-    shown = Table(measures.title, measures.columns, rows, measures.note)
-    differ = (
+    rows = tuple((name, *map(_marked, cells)) for name, *cells in measures.rows)
+    different = (
         result_table(settings) if settings.rows else element("p", "They have the same settings.")
     )
     return document(
@@ -371,15 +131,203 @@ def comparison_page(
         lead=", ".join(names),
         sections=[
             ("Findings", findings(notes)),
-            ("Measures", result_table(shown)),
-            ("Settings", differ),
-            ("On the way", together(map(line_chart, curves))),
+            (
+                "Measures",
+                result_table(Table(measures.title, measures.columns, rows, measures.note)),
+            ),
+            ("Settings", different),
+            ("Training curves", join(map(line_chart, curves))),
         ],
     )
 
 
-def _cell(said: str) -> str:
-    """A cell of the best run stands out, to the ear, too."""
-    if not said.startswith("*"):
-        return said
-    return together([element("strong", said.removeprefix("*")), Html(" (best)")])
+def _marked(cell: str) -> str:
+    """Mark the best in words too, for screen readers."""
+    if not cell.startswith("*"):
+        return cell
+    return join([element("strong", cell.removeprefix("*")), Html(" (best)")])
+
+
+def _closing(run: RunInfo) -> list[Section]:
+    """The last sections of the page of any run."""
+    return [
+        ("Protocol", listing("ul", [(sentence, "") for sentence in run.protocol])),
+        ("Settings", settings(run.command, run.configuration or {}, run.versions or {})),
+        ("Next steps", listing("ol", run.steps)),
+    ]
+
+
+def result_table(results: Table) -> Html:
+    """Return a titled table with its note."""
+    rows = [row(name, cells) for name, *cells in results.rows]
+    made = scrolling(table(results.title, results.columns, rows), results.title)
+    return element("div", element("h3", results.title), *note(results.note), made)
+
+
+def confusion_matrix(confusion: Confusion) -> Html:
+    """Return counts, each shaded by its share of its row."""
+    rows = [_matrix_row(*of) for of in zip(confusion.true, confusion.counts, strict=True)]
+    heading = "Confusion matrix"
+    matrix = table(CONFUSION, ["", *confusion.predicted], rows, class_="matrix")
+    matrix = scrolling(matrix, heading)
+    if max(len(confusion.true), len(confusion.predicted)) > MAX_OPEN_CLASSES:
+        return folded(heading, matrix)
+    return element("div", element("h3", heading), matrix)
+
+
+def _matrix_row(name: str, counts: Sequence[int]) -> Html:
+    total = max(1, sum(counts))
+    cells = (
+        # Rounded up, so that every count above 0 has a shade.
+        element("td", f"{n:,}" if n else "", class_=f"shade{math.ceil(n / total * SHADES)}")
+        for n in counts
+    )
+    return element("tr", element("th", name, scope="row"), *cells)
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun in the singular or plural.
+
+    >>> count(1, "image"), count(1200, "class")
+    ('1 image', '1,200 classes')
+    """
+    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{plural}"
+
+
+def _results(report: TrainingReport) -> Html:
+    if report.results is None:
+        return Html()
+    rows = [row(name, [meaning]) for name, meaning in report.meanings]
+    title = "What the measures mean"
+    return join([result_table(report.results), folded(title, table(title, [], rows))])
+
+
+def _lead(report: DiscoveryReport) -> str:
+    num_novel = count(len(report.novel), "novel class")
+    novel, known = (sum(view.size for view in views) for views in (report.novel, report.assigned))
+    more = len(report.known) - MAX_LEAD_CLASSES
+    names = ", ".join(report.known[:MAX_LEAD_CLASSES]) + (f" and {more} more" if more > 0 else "")
+    data = (
+        f"{count(report.num_labeled, 'image')} of {count(len(report.known), 'known class')} "
+        f"({names}) came with a label; {report.num_unlabeled:,} came without."
+    )
+    if report.mode == "ncd":
+        result = f"All unlabeled images were assumed novel and clustered into {num_novel}."
+    else:
+        result = (
+            f"Of these, {novel:,} were clustered into {num_novel}, and {known:,} were assigned "
+            "to known classes."
+        )
+    source = f"The number of novel classes was {report.num_novel_source}"
+    if report.interval is not None:
+        low, high = report.interval
+        source += f"; estimates range from {low} to {high}"
+    return f"{data} {result} {source}."
+
+
+def _novel(report: DiscoveryReport) -> Html:
+    if not report.novel:
+        return element("p", "None: every image was assigned to a known class.")
+    anchors = {view.name: f"new-{n}" for n, view in enumerate(report.novel, start=1)}
+    cards = [
+        element(
+            "article",
+            element("h3", element("bdi", view.name)),
+            _card(view, report.num_unlabeled, anchors),
+            class_="class",
+            id=anchors[view.name],
+        )
+        for view in report.novel
+    ]
+    return join([_overview(report.novel, anchors), *cards])
+
+
+def _assigned(report: DiscoveryReport) -> Html:
+    if not report.assigned:
+        return Html()
+    anchors = {view.name: f"known-{n}" for n, view in enumerate(report.assigned, start=1)}
+    intro = "Unlabeled images that were assigned to a known class."
+    cards = []
+    for view in report.assigned:
+        heading = element("h3", element("bdi", view.name), f": {count(view.size, 'image')}")
+        card = _card(view, report.num_unlabeled, anchors)
+        cards.append(
+            element(
+                "details",
+                element("summary", heading),
+                card,
+                class_="class",
+                id=anchors[view.name],
+            )
+        )
+    return join([element("p", intro), _overview(report.assigned, anchors), *cards])
+
+
+def _confidence(report: DiscoveryReport) -> Html:
+    advice = (
+        "A reliable class is large, stable across seeds, well separated (silhouette), and its "
+        "least confident images still look like its most typical ones."
+    )
+    return join([element("p", report.score_meaning), element("p", advice)])
+
+
+def _overview(classes: Sequence[ClassView], anchors: Mapping[str, str]) -> Html:
+    """All classes at a glance, each a link to its card."""
+    items = []
+    for view in classes:
+        image = [_image(view.medoid, "")] if view.medoid else []
+        name, size = element("b", view.name), element("span", count(view.size, "image"))
+        link = element("a", *image, name, size, href=f"#{anchors[view.name]}")
+        items.append(element("li", link))
+    return element("ol", *items, class_="overview")
+
+
+def _card(view: ClassView, num_unlabeled: int, anchors: Mapping[str, str]) -> Html:
+    about = [_class_table(view, num_unlabeled, anchors)]
+    if view.medoid:
+        caption = element("figcaption", "The medoid, ", element("bdi", view.medoid.path))
+        about.insert(0, element("figure", _image(view.medoid, view.medoid.path), caption))
+    return join(
+        [
+            element("div", *about, class_="about" if view.medoid else ""),
+            *_tiles("Most typical", "Closest to the class, with their scores.", view.core),
+            *_tiles("Least confident", "Check these first: most errors are here.", view.border),
+        ]
+    )
+
+
+def _class_table(view: ClassView, num_unlabeled: int, anchors: Mapping[str, str]) -> Html:
+    links = [
+        element("a", name, href=f"#{anchors[name]}") if name in anchors else text(name)
+        for name in view.merge
+    ]
+    cells = {
+        "Images": f"{view.size:,} ({view.size / num_unlabeled:.0%})" if num_unlabeled else "0",
+        "Score": _decimal(view.score),
+        "Stability": _decimal(view.stability),
+        "Silhouette": _decimal(view.silhouette),
+        "Nearest known class": view.nearest_known if view.nearest_known != view.name else "",
+        "Merge candidates": Html(", ".join(links)),
+        "Ground truth": view.truth,
+    }
+    rows = [row(name, (value, DEFINITIONS[name])) for name, value in cells.items() if value]
+    return table(f"Measures of {view.name}", [], rows, class_="numbers")
+
+
+def _tiles(title: str, explanation: str, images: Sequence[Tile]) -> list[Html]:
+    if not images:
+        return []
+    items = [
+        element("li", _image(tile, tile.path), element("span", _decimal(tile.score)))
+        for tile in images
+    ]
+    return [element("h4", title), *note(explanation), element("ul", *items, class_="tiles")]
+
+
+def _image(image: Tile, alt: str) -> Html:
+    return element("img", src=image.uri, alt=alt, title=image.path)
+
+
+def _decimal(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.2f}"

@@ -38,10 +38,10 @@ function array({ kind, data }) {
 
 function unpacked() {
   const held = JSON.parse(document.getElementById("images").textContent);
-  for (const name of ["number", "place", "neighbors", "similarity"]) {
+  for (const name of ["number", "xy", "neighbors", "similarity"]) {
     held[name] = array(held[name]);
   }
-  held.colorings.forEach((coloring) => { coloring.of = array(coloring.of); });
+  held.colorings.forEach((coloring) => { coloring.values = array(coloring.values); });
   held.count = held.names.length;
   held.k = held.count ? held.neighbors.length / held.count : 0;
   return held;

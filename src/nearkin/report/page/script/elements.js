@@ -38,5 +38,5 @@ function say(text) {
 }
 
 const name = (i) => visible(data.names[i]);
-const similarity = (i, j) => data.similarity[i * data.k + j] / data.fine;
+const similarity = (i, j) => data.similarity[i * data.k + j] / data.similaritySteps;
 const neighbors = (i) => data.neighbors.subarray(i * data.k, (i + 1) * data.k);

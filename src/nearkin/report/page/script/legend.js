@@ -93,7 +93,7 @@ function numberLegend(coloring) {
   strip.getContext("2d").drawImage(theme.scale, 0, 0);
   const ends = make("div", { className: "ends" });
   ends.append(make("span", {}, low.toFixed(2)), make("span", {}, high.toFixed(2)));
-  const unknown = coloring.of.some(Number.isNaN);
+  const unknown = coloring.values.some(Number.isNaN);
   const rest = unknown ? [make("p", { className: "note" }, sample(-1), " unknown")] : [];
   return [strip, ends, ...rest];
 }

@@ -4,19 +4,19 @@ const byClass = (coloring) => coloring.classes.length > 0;
 const current = () => data.colorings[state.coloring];
 
 function value(coloring, i) {
-  const of = coloring.of[i];
+  const of = coloring.values[i];
   if (byClass(coloring)) return of < 0 ? "unknown" : visible(coloring.classes[of]);
   return Number.isNaN(of) ? "unknown" : of.toFixed(3);
 }
 
 /* The class of an image as the legend has it, where the coloring has classes. */
 function classOf(i, coloring = current()) {
-  return coloring && byClass(coloring) ? Math.max(-1, coloring.of[i]) : -1;
+  return coloring && byClass(coloring) ? Math.max(-1, coloring.values[i]) : -1;
 }
 
 function range(coloring) {
   let [low, high] = [Infinity, -Infinity];
-  for (const each of coloring.of) {
+  for (const each of coloring.values) {
     if (each < low) low = each;
     if (each > high) high = each;
   }
@@ -72,7 +72,7 @@ function dress() {
   const coloring = current();
   const [low, high] = coloring && !byClass(coloring) ? range(coloring) : [0, 0];
   for (let i = 0; i < data.count; i++) {
-    const of = coloring ? coloring.of[i] : 0;
+    const of = coloring ? coloring.values[i] : 0;
     const unknown = Number.isNaN(of) || (of < 0 && byClass(coloring));
     const classes = !coloring || byClass(coloring);
     look.shape[i] = classes && !unknown ? of % SHAPES.length : 0;

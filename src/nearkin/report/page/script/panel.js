@@ -63,9 +63,9 @@ function sameClass(i) {
   if (of < 0) return [];
   const scores = data.colorings.find((each) => each.name === "Score" && !byClass(each));
   const far = (j) => Math.hypot(
-    data.place[2 * i] - data.place[2 * j], data.place[2 * i + 1] - data.place[2 * j + 1]);
-  const rank = scores ? (j) => -(scores.of[j] || 0) : far;
-  const members = Array.from(data.names.keys()).filter((j) => j !== i && coloring.of[j] === of);
+    data.xy[2 * i] - data.xy[2 * j], data.xy[2 * i + 1] - data.xy[2 * j + 1]);
+  const rank = scores ? (j) => -(scores.values[j] || 0) : far;
+  const members = Array.from(data.names.keys()).filter((j) => j !== i && coloring.values[j] === of);
   members.sort((a, b) => rank(a) - rank(b));
   if (!members.length) return [];
   const first = scores ? "surest first" : "nearest on the map first";

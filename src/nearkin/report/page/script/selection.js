@@ -20,7 +20,7 @@ function encloses(line, x, y) {
 
 function endLasso() {
   const line = state.lasso;
-  const within = (i) => encloses(line, data.place[2 * i], data.place[2 * i + 1]);
+  const within = (i) => encloses(line, data.xy[2 * i], data.xy[2 * i + 1]);
   drawing(false);
   select(allShown().filter(within));
 }
@@ -60,7 +60,7 @@ function cell(text) {
 }
 
 function plain(coloring, i) {
-  const of = coloring.of[i];
+  const of = coloring.values[i];
   if (byClass(coloring)) return of < 0 ? "" : cell(coloring.classes[of]);
   return Number.isNaN(of) ? "" : String(Number(of.toPrecision(7)));
 }

@@ -114,7 +114,7 @@ function regroup(answer) {
       return groups.get(held);
     };
     for (const held of coloring.found ??= coloring.classes) numbered(group(held));
-    coloring.of = Int32Array.from(data.number, (number, i) => {
+    coloring.values = Int32Array.from(data.number, (number, i) => {
       const held = told.cluster_of[number] ?? classesAtFirst[i];
       return held === undefined ? -1 : numbered(group(held));
     });
@@ -129,7 +129,7 @@ function regroup(answer) {
 
 function rememberClasses() {
   const coloring = data.colorings.find((each) => each.name === "Class" && byClass(each));
-  classesAtFirst = coloring ? Array.from(coloring.of, (of) => coloring.classes[of]) : [];
+  classesAtFirst = coloring ? Array.from(coloring.values, (of) => coloring.classes[of]) : [];
 }
 
 function showClasses() {
@@ -141,7 +141,7 @@ function showClasses() {
   const merge = question("Name of the one class", "Merge the ticked ones", (text) => {
     const clusters = ticked().map((each) => each.cluster);
     if (clusters.length < 2) throw new Error("Tick two classes or more first.");
-    return edit("/merge", { clusters, name: text }, `${clusters.join(", ")} are now ${text}.`);
+    return edit("/name", { clusters, name: text }, `${clusters.join(", ")} are now ${text}.`);
   });
   const copy = question("Name of a new folder", "Copy all images, by class", (folder) => {
     return exported(folder, null);
@@ -160,7 +160,7 @@ function showClasses() {
 function classRow({ cluster, name: text, size }) {
   const tick = make("input", { type: "checkbox", "aria-label": `Merge ${visible(cluster)}` });
   const naming = question(`Name of ${visible(cluster)}`, "Save", (given) => {
-    return edit("/name", { cluster, name: given }, `${cluster} is now ${given || "without a name"}.`);
+    return edit("/name", { clusters: [cluster], name: given }, `${cluster} is now ${given || "without a name"}.`);
   }, { text, empty: true });
   return make("li", {}, tick, make("bdi", {}, visible(cluster)),
     make("span", {}, count(size, "image")), naming);

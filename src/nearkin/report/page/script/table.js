@@ -4,8 +4,8 @@ function column(by) {
   if (by === "number") return (i) => data.number[i];
   if (by === "name") return (i) => data.names[i];
   const coloring = data.colorings[by];
-  if (!byClass(coloring)) return (i) => coloring.of[i];
-  return (i) => (coloring.of[i] < 0 ? NaN : coloring.classes[coloring.of[i]]);
+  if (!byClass(coloring)) return (i) => coloring.values[i];
+  return (i) => (coloring.values[i] < 0 ? NaN : coloring.classes[coloring.values[i]]);
 }
 
 /* What is not known comes last, whichever way the rest is sorted. */

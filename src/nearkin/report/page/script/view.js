@@ -5,7 +5,7 @@ const bounds = extent();
 
 function extent() {
   const [low, high] = [[Infinity, Infinity], [-Infinity, -Infinity]];
-  data.place.forEach((at, position) => {
+  data.xy.forEach((at, position) => {
     low[position % 2] = Math.min(low[position % 2], at);
     high[position % 2] = Math.max(high[position % 2], at);
   });
@@ -41,7 +41,7 @@ function onMap(x, y) {
   ];
 }
 
-const spot = (i) => onScreen(data.place[2 * i], data.place[2 * i + 1]);
+const spot = (i) => onScreen(data.xy[2 * i], data.xy[2 * i + 1]);
 
 function inside(x, y, margin = 0) {
   return x >= margin && y >= margin && x < box.width - margin && y < box.height - margin;
@@ -77,7 +77,7 @@ function glide(to) {
 function bringIntoView(i) {
   const [x, y] = spot(i);
   if (inside(x, y, PADDING / 2)) redraw();
-  else glide({ ...state.view, x: data.place[2 * i], y: data.place[2 * i + 1] });
+  else glide({ ...state.view, x: data.xy[2 * i], y: data.xy[2 * i + 1] });
 }
 
 function resize() {

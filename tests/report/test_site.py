@@ -12,7 +12,7 @@ from nearkin.discovery import assignments as assigned
 from nearkin.discovery import clusters as clustered
 from nearkin.discovery.data import accepted
 from nearkin.errors import CheckpointError, OutputError, UsageError
-from nearkin.report.edits import called, classes, name_classes, split_off
+from nearkin.report.site import class_names, classes, name_classes, split_off
 from nearkin.run.folder import RunFolder, clear
 from nearkin.tables import read_csv, write_csv
 
@@ -71,7 +71,7 @@ def test_merged_classes_are_one_to_a_second_round(folder):
     name_classes(folder, ["new-1", "new-3", "cats"], "=violins")
     assert accepted(folder.path) == dict.fromkeys(["a", "b", "=f", "g\udcff"], "=violins")
     assert column(folder.clusters, "name") == ["=violins", "=violins", "", "=violins", ""]
-    assert called(folder) == {
+    assert class_names(folder) == {
         **dict.fromkeys(["a", "b", "c", "=f", "g\udcff"], "=violins"),
         "d": "new-2",
         "e": "new-2",
@@ -93,7 +93,7 @@ def test_split_images_are_a_class_and_sure_to_be_of_it(folder):
     assert column(folder.clusters, "kind")[-1] == "novel"
     assert column(folder.assignments, "score") == ["0.5"] * 7
     assert split_off(folder, {"e"}, "") == "new-6"
-    assert called(folder)["e"] == "new-6"
+    assert class_names(folder)["e"] == "new-6"
 
 
 def test_the_page_is_told_what_there_is(folder):
@@ -170,9 +170,9 @@ def test_what_is_not_there_is_refused(folder, tmp_path):
     before = state(folder)
     with pytest.raises(UsageError, match="no class 'new-9'"):
         name_classes(folder, ["new-1", "new-9"], "violins")
-    with pytest.raises(UsageError, match="'0 came with a class' came with its class"):
+    with pytest.raises(UsageError, match="'0 came with a class' came with a label"):
         split_off(folder, {"a", NAMES[0]}, "violas")
-    with pytest.raises(UsageError, match="none were chosen"):
+    with pytest.raises(UsageError, match="no images are selected"):
         split_off(folder, set(), "violas")
     assert state(folder) == before
     other = RunFolder(tmp_path)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearkin.report.page.layout import lay_out, place
+from nearkin.report.image_map import place, tsne
 
 
 def blobs(per=30, groups=4, dim=16, spread=0.15, seed=0):
@@ -29,21 +29,21 @@ def nearest(places, k):
 @pytest.fixture(scope="module")
 def mapped():
     features, group = blobs()
-    return features, group, lay_out(features)
+    return features, group, tsne(features)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_features_lie_at_the_same_places_to_the_bit(mapped, threads):
     features, _, places = mapped
     before = features.copy()
-    np.testing.assert_array_equal(lay_out(features, threads=threads), places)
+    np.testing.assert_array_equal(tsne(features, threads=threads), places)
     np.testing.assert_array_equal(features, before)
 
 
 def test_random_numbers_of_the_caller_are_neither_used_nor_spent(mapped):
     features, _, places = mapped
     np.random.seed(1)
-    np.testing.assert_array_equal(lay_out(features), places)
+    np.testing.assert_array_equal(tsne(features), places)
     assert np.random.random() == np.random.RandomState(1).random()
 
 
@@ -58,13 +58,13 @@ def test_groups_that_are_far_apart_stay_apart(mapped):
 def test_only_directions_count(mapped):
     features, group, places = mapped
     lengths = np.random.default_rng(0).choice([0.25, 1, 8], (len(group), 1)).astype(np.float32)
-    np.testing.assert_array_equal(lay_out(features * lengths), places)
+    np.testing.assert_array_equal(tsne(features * lengths), places)
 
 
 def test_turning_the_features_changes_nothing_but_rounding(mapped):
     features, _, places = mapped
     turn = np.linalg.qr(np.random.default_rng(3).normal(size=(16, 16)))[0].astype(np.float32)
-    turned = lay_out(features @ turn)
+    turned = tsne(features @ turn)
     apart = np.corrcoef(distances(places).ravel(), distances(turned).ravel())[0, 1]
     assert apart > 0.99
     shared = [len(np.intersect1d(a, b)) for a, b in zip(nearest(places, 10), nearest(turned, 10))]
@@ -82,7 +82,7 @@ def test_neighbors_on_the_map_are_neighbors_by_cosine(mapped):
 @pytest.mark.parametrize("dim", [1, 7])
 def test_a_few_images_have_places_of_their_own(count, dim):
     features = np.random.default_rng(count).normal(size=(count, dim)).astype(np.float32)
-    places = lay_out(features)
+    places = tsne(features)
     assert places.shape == (count, 2)
     assert np.isfinite(places).all()
     directions = np.unique(
@@ -102,12 +102,12 @@ def test_a_few_images_have_places_of_their_own(count, dim):
     ],
 )
 def test_images_that_are_all_alike_lie_on_one_place(features):
-    np.testing.assert_array_equal(lay_out(features), np.zeros((len(features), 2)))
+    np.testing.assert_array_equal(tsne(features), np.zeros((len(features), 2)))
 
 
 def test_copies_and_two_kinds_of_images_are_no_trouble():
     features = np.repeat(np.eye(2, 8, dtype=np.float32), 40, axis=0)
-    places = lay_out(features)
+    places = tsne(features)
     assert np.isfinite(places).all()
     assert distances(places[:40], places[40:]).min() > 0
 
@@ -116,7 +116,7 @@ def test_a_image_without_a_direction_is_no_trouble(mapped):
     features, *_ = mapped
     features = features.copy()
     features[5] = 0
-    assert np.isfinite(lay_out(features)).all()
+    assert np.isfinite(tsne(features)).all()
 
 
 def test_a_image_of_the_map_is_placed_on_itself(mapped):
@@ -139,7 +139,7 @@ def test_new_images_lie_among_their_like_and_the_map_does_not_move(mapped):
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_new_images_have_places_on_maps_of_a_few(count):
     features, _ = blobs()
-    places = lay_out(features[:count])
+    places = tsne(features[:count])
     found = place(features, features[:count], places)
     assert found.shape == (120, 2)
     assert found.min(axis=0) == pytest.approx(places.min(axis=0), abs=1e-3) or count > 1
@@ -147,5 +147,5 @@ def test_new_images_have_places_on_maps_of_a_few(count):
 
 
 def test_nothing_is_printed(mapped, capfd):
-    lay_out(mapped[0][:50])
+    tsne(mapped[0][:50])
     assert capfd.readouterr() == ("", "")

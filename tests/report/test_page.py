@@ -22,9 +22,17 @@ from PIL import Image
 import nearkin
 from nearkin.data.images import open_images
 from nearkin.report.page.charts import line_chart, round_ticks
-from nearkin.report.page.page import Html, element, text
-from nearkin.report.page.report import Chart, ClassView, Confusion, Report, Table, Tile
+from nearkin.report.page.html import Html, element, text
 from nearkin.report.page.sections import discovery_page
+from nearkin.report.page.values import (
+    Chart,
+    ClassView,
+    Confusion,
+    DiscoveryReport,
+    RunInfo,
+    Table,
+    Tile,
+)
 from nearkin.report.thumbnails import thumbnails
 
 DOT = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
@@ -36,33 +44,39 @@ def report(name="cat", uri=DOT):
     view = ClassView(name, 30, image, (image,) * 3, (image,), 0.5, 0.25, -0.125, "", (name,))
     view = replace(view, truth=name)
     points = [(number, 0.1 * number) for number in range(2, 6)]
-    return Report(
+    run = RunInfo(
         data=name,
-        mode="gcd",
-        known=(name, name),
-        num_labeled=20,
-        num_unlabeled=100,
-        novel=(view,),
-        chosen="given",
-        confidence=name,
-        assigned=(replace(view, nearest_known=f"{name}!"),),
-        interval=(1, 3),
-        findings=(name,),
-        results=(Table(name, (name, name), ((name, name),), name),),
-        confusion=Confusion((name, name), (name, name), ((20, 0), (10, 9))),
-        counting=(Chart(name, name, name, {name: points, f"{name}2": points}, name, 3, (2, 4)),),
-        training=(Chart(name, name, name, {name: points}),),
         protocol=(name,),
         configuration={name: name},
         versions={name: name},
         command=name,
         steps=((name, name),),
     )
+    return DiscoveryReport(
+        run=run,
+        mode="gcd",
+        known=(name, name),
+        num_labeled=20,
+        num_unlabeled=100,
+        novel=(view,),
+        num_novel_source="given",
+        score_meaning=name,
+        assigned=(replace(view, nearest_known=f"{name}!"),),
+        interval=(1, 3),
+        findings=(name,),
+        results=(Table(name, (name, name), ((name, name),), name),),
+        confusion=Confusion((name, name), (name, name), ((20, 0), (10, 9))),
+        num_novel_curves=(
+            Chart(name, name, name, {name: points, f"{name}2": points}, name, 3, (2, 4)),
+        ),
+        curves=(Chart(name, name, name, {name: points}),),
+    )
 
 
 def bare(**changes):
-    parts = dict(data="cats", mode="gcd", known=("a", "b"), num_labeled=9, num_unlabeled=1)
-    return Report(**parts | dict(novel=(), chosen="given", confidence="A score.") | changes)
+    parts = dict(run=RunInfo("cats"), mode="gcd", known=("a", "b"), num_labeled=9, num_unlabeled=1)
+    parts |= dict(novel=(), num_novel_source="given", score_meaning="A score.")
+    return DiscoveryReport(**parts | changes)
 
 
 class Read(HTMLParser):
@@ -200,7 +214,7 @@ def test_the_policy_allows_this_style_and_images_in_the_page_and_nothing_else(gi
 
 def test_pages_are_made_without_torch_or_numpy():
     code = (
-        "import sys, nearkin.report.page.page; print({'torch', 'numpy', 'PIL'} & set(sys.modules))"
+        "import sys, nearkin.report.page.html; print({'torch', 'numpy', 'PIL'} & set(sys.modules))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(nearkin.__file__).parents[1])}
     command = [sys.executable, "-c", code]
@@ -261,29 +275,29 @@ def test_the_first_paragraph_says_what_was_asked_and_found():
         num_unlabeled=1200,
         novel=novel,
         assigned=(ClassView("k0", 50),),
-        chosen="chosen by silhouette",
+        num_novel_source="estimated by silhouette",
         interval=(2, 4),
     )
     (lead,) = [said for said in Read(discovery_page(found)).said("p") if "came" in said]
     assert lead == (
-        "1 image came with a label, of 14 known classes (k0, k1, k2, k3, k4, k5, k6, k7, k8, "
-        "k9, k10, k11 and 2 more); 1,200 came without. Of these, 1,150 were sorted into 2 new "
-        "classes, and 50 looked like one of the known classes. The number of new classes was "
-        "chosen by silhouette; it may be anything from 2 to 4."
+        "1 image of 14 known classes (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11 and 2 "
+        "more) came with a label; 1,200 came without. Of these, 1,150 were clustered into 2 novel "
+        "classes, and 50 were assigned to known classes. The number of novel classes was "
+        "estimated by silhouette; estimates range from 2 to 4."
     )
-    assert Read(discovery_page(found)).said("h1") == ["2 new classes in cats"]
+    assert Read(discovery_page(found)).said("h1") == ["2 novel classes in cats"]
 
 
 def test_where_known_classes_are_ruled_out_the_first_paragraph_says_so():
     said = words(PAGES["disjoint"])
-    assert "taken to be of none of the known classes and were sorted into 1 new class." in said
-    assert "looked like one of the known" not in said
+    assert "All unlabeled images were assumed novel and clustered into 1 novel class." in said
+    assert "assigned to known" not in said
 
 
 def test_parts_without_content_are_left_out_and_not_in_the_contents():
     headings = Read(discovery_page(bare())).said("h2")
-    assert headings == ["New classes", "How sure this is"]
-    assert Read(discovery_page(bare())).said("h1") == ["No new class in cats"]
+    assert headings == ["Novel classes", "Confidence"]
+    assert Read(discovery_page(bare())).said("h1") == ["No novel class in cats"]
     assert len(Read(discovery_page(report())).said("h2")) == 10
 
 
@@ -304,7 +318,7 @@ def test_numbers_of_a_class_that_are_not_known_are_not_shown():
     assert rows()[0] == ["Images"]
     assert rows(score=float("nan"), nearest_known="new-1")[0] == ["Images"]
     names, cells = rows(score=0.5, stability=0.0, silhouette=-0.126, nearest_known="dog")
-    assert names == ["Images", "Score", "Stability", "Silhouette", "Most like"]
+    assert names == ["Images", "Score", "Stability", "Silhouette", "Nearest known class"]
     assert cells[::2] == ["30 (75%)", "0.50", "0.00", "-0.13", "dog"]
 
 
@@ -331,7 +345,7 @@ def test_cells_of_the_confusion_matrix_are_shaded_by_their_share_of_the_true_cla
 @pytest.mark.parametrize("many", [20, 21])
 def test_a_matrix_too_large_to_be_seen_at_once_is_folded(many):
     _, read = shades(tuple((1,) * many for _ in range(many)))
-    assert (read.said("summary") == ["Which class was taken for which"]) == (many > 20)
+    assert (read.said("summary") == ["Confusion matrix"]) == (many > 20)
 
 
 # ---------------------------------------------------------------- charts
@@ -381,8 +395,8 @@ def test_points_that_are_not_finite_are_left_out():
 @pytest.mark.parametrize("series", [{}, {"loss": []}, {"loss": [(0, float("nan"))]}])
 def test_nothing_is_drawn_of_nothing(series):
     assert line_chart(Chart("Loss", "epoch", "loss", series)) == ""
-    found = bare(training=(Chart("Loss", "epoch", "loss", series),))
-    assert "Training" not in Read(discovery_page(found)).said("h2")
+    found = bare(curves=(Chart("Loss", "epoch", "loss", series),))
+    assert "Training curves" not in Read(discovery_page(found)).said("h2")
 
 
 @pytest.mark.parametrize(
@@ -448,7 +462,7 @@ def digits_report():
     found = thumbnails(images, np.arange(40))
     samples = tuple(Tile(images.names[row], uri, 0.9) for row, uri in found.items())
     view = ClassView("new-1", 40, samples[0], samples[:24], samples[24:36], 0.9)
-    return replace(report(), novel=(view,), tiny=True)
+    return replace(report(), novel=(view,), run=RunInfo("digits", tiny=True))
 
 
 @in_a_browser

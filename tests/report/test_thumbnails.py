@@ -132,7 +132,7 @@ def test_a_sheet_without_labels_has_no_margin_and_longer_labels_have_a_wider_one
     columns = [torch.zeros(2, 3, 64, 64)] * 3
     widths = []
     for labels in ((), ("a", "b"), ("a", "a much longer label")):
-        path = save_sheet(columns, tmp_path / "sheet.png", labels)
+        path = save_sheet(columns, tmp_path / "sheet.png", labels=labels)
         widths.append(pixels_of(path).shape[1])
     assert widths[0] == 3 * 68
     assert all(less < more for less, more in pairwise(widths))

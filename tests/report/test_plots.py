@@ -12,12 +12,18 @@ from nearkin.data.images import open_images
 from nearkin.data.sheets import save_sheet, shortened
 from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import Neighbor, Neighbors
-from nearkin.report.contact import contact_sheet, neighbor_sheet
-from nearkin.report.from_training import MOST_POINTS, training_curves
 from nearkin.report.page.map import Coloring, ImageMap
-from nearkin.report.page.report import Chart, ClassView, Confusion, Report, Tile
-from nearkin.report.plots import COLORS, confusion_plot, curves, draw, map_plot, write_figures
+from nearkin.report.page.values import Chart, ClassView, Confusion, DiscoveryReport, RunInfo, Tile
+from nearkin.report.plots import (
+    COLORS,
+    confusion_plot,
+    contact_sheet,
+    curves,
+    map_plot,
+    neighbor_sheet,
+    write_figures,
+)
+from nearkin.report.training_report import MAX_POINTS, training_curves
 from nearkin.run.folder import PLOTS, RunFolder
 
 HOSTILE = (
@@ -43,12 +49,12 @@ def has_color(pixels, color):
     return amount(pixels, color) > 25
 
 
-def image_map(place, *colorings):
-    count = len(place)
+def image_map(xy, *colorings):
+    count = len(xy)
     return ImageMap(
         number=np.arange(count),
         names=tuple(map(str, range(count))),
-        place=place,
+        xy=xy,
         neighbors=np.zeros((count, 0), np.int32),
         similarity=np.zeros((count, 0), np.float32),
         colorings=colorings,
@@ -65,7 +71,7 @@ def image_map(place, *colorings):
 
 def test_each_line_has_a_color_and_a_dash_of_its_own(tmp_path):
     series = {name: [(0, level), (5, level + 0.1)] for level, name in enumerate("abc")}
-    path = draw(Chart("Title", "epoch", "share", series), tmp_path / "chart.png")
+    path = curves([Chart("Title", "epoch", "share", series)], tmp_path / "chart.png")
     pixels = pixels_of(path)
     colored = [has_color(pixels, color) for color in COLORS]
     assert colored[:3] == [True] * 3
@@ -75,7 +81,7 @@ def test_each_line_has_a_color_and_a_dash_of_its_own(tmp_path):
 def test_what_was_chosen_and_its_interval_are_marked(tmp_path):
     plain = Chart("Title", "classes", "", {"a": [(1, 0.0), (9, 1.0)]})
     marked = Chart("Title", "classes", "", {"a": [(1, 0.0), (9, 1.0)]}, "", 5, (4, 6))
-    different = [pixels_of(draw(chart, tmp_path / "c.png")) for chart in (plain, marked)]
+    different = [pixels_of(curves([chart], tmp_path / "c.png")) for chart in (plain, marked)]
     assert (different[0] != different[1]).any(axis=2).mean() > 0.05
 
 
@@ -89,9 +95,8 @@ def test_the_settings_of_matplotlib_and_its_warnings_stay_as_they_were(tmp_path)
     import matplotlib
 
     before, filters = dict(matplotlib.rcParams), list(warnings.filters)
-    draw(
-        Chart("Title", "x", "y", {name: [(0, 1), (1, 2)] for name in HOSTILE}), tmp_path / "c.png"
-    )
+    chart = Chart("Title", "x", "y", {name: [(0, 1), (1, 2)] for name in HOSTILE})
+    curves([chart], tmp_path / "c.png")
     assert dict(matplotlib.rcParams) == before
     assert warnings.filters == filters
 
@@ -125,7 +130,7 @@ def test_curves_are_the_columns_that_have_values(tmp_path):
     ]
     found = training_curves(run_of(tmp_path, rows))
     assert {name: dict(chart.series) for name, chart in found.items()} == {
-        "loss": {"Loss": [(0.5, 3.0), (1.0, 2.0)]},
+        "loss": {"Training loss": [(0.5, 3.0), (1.0, 2.0)]},
         "knn": {"kNN accuracy": [(1.0, 0.7)]},
     }
 
@@ -139,8 +144,8 @@ def test_the_accuracy_stands_beside_the_floors_that_were_measured(tmp_path):
 
 def test_a_long_curve_keeps_its_ends(tmp_path):
     rows = [{"epoch": step / 100, "loss": step} for step in range(1, 5001)]
-    points = training_curves(run_of(tmp_path, rows))["loss"].series["Loss"]
-    assert len(points) == MOST_POINTS
+    points = training_curves(run_of(tmp_path, rows))["loss"].series["Training loss"]
+    assert len(points) == MAX_POINTS
     assert (points[0], points[-1]) == ((0.01, 1.0), (50.0, 5000.0))
 
 
@@ -282,8 +287,7 @@ def test_held_out_images_stand_beside_their_nearest_training_images(tmp_path):
 
 
 def found_of(image, *paths):
-    near = [Neighbor(0.9 - number / 10, path, "") for number, path in enumerate(paths)]
-    return Neighbors(str(image), near)
+    return str(image), [(path, 0.9 - number / 10) for number, path in enumerate(paths)]
 
 
 def test_a_contact_sheet_shows_each_query_and_its_neighbors(tmp_path):
@@ -319,10 +323,10 @@ def discovery(images):
     view = ClassView("new-1", 3, core=tuple(Tile(images.names[row], "", 1.0) for row in (3, 1)))
     lost = ClassView("\x1b[31m$", 9, core=(Tile("gone", "", 1.0),))
     chart = Chart("How many", "classes", "", {"a": [(2, 0.1), (3, 0.2)]}, "", 2, (2, 3))
-    return Report(
-        data="digits", mode="gcd", known=("a",), num_labeled=1, num_unlabeled=2,
-        novel=(view, lost), chosen="given", confidence="", counting=(chart,),
-        training=(Chart("Loss", "epoch", "loss", {"loss": [(1, 2), (2, 1)]}),),
+    return DiscoveryReport(
+        run=RunInfo("digits"), mode="gcd", known=("a",), num_labeled=1, num_unlabeled=2,
+        novel=(view, lost), num_novel_source="given", score_meaning="", num_novel_curves=(chart,),
+        curves=(Chart("Loss", "epoch", "loss", {"loss": [(1, 2), (2, 1)]}),),
         confusion=Confusion(("a",), ("b",), ((3,),)),
     )  # fmt: skip
 
@@ -346,9 +350,9 @@ def test_a_discovery_leaves_its_plots_by_names_that_the_folder_knows(tmp_path):
 
 def test_a_discovery_without_new_classes_and_without_a_map_leaves_what_there_is(tmp_path):
     images, folder = digits(range(20)), RunFolder(tmp_path)
-    found = Report(
-        data="digits", mode="gcd", known=(), num_labeled=1, num_unlabeled=2, novel=(),
-        chosen="given", confidence="",
+    found = DiscoveryReport(
+        run=RunInfo("digits"), mode="gcd", known=(), num_labeled=1, num_unlabeled=2, novel=(),
+        num_novel_source="given", score_meaning="",
     )  # fmt: skip
     write_figures(folder, found, None, images)
     assert list(folder.plots.iterdir()) == []

@@ -1,0 +1,282 @@
+"""Finished runs side by side: what their files tell, as text, as plain values, and as a page."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from nearkin.errors import UsageError
+from nearkin.evaluation.evaluate import TITLES
+from nearkin.evaluation.measure import Measure
+from nearkin.report.page.sections import comparison_page
+from nearkin.report.page.values import Chart, Table
+from nearkin.report.training_report import training_curves
+from nearkin.run.folder import RunFolder
+from nearkin.tables import usable
+
+TRAININGS: Final = "trainings"
+DISCOVERIES: Final = "discoveries"
+SUMMARY_SETTINGS: Final = ("novel", "nearkin", "torch", "python", "threads")
+"""Entries of summary.json that count as settings."""
+FLOOR_MEASURES: Final = ("kNN top-1", "linear probe")
+"""Measures whose floors are compared too."""
+MAX_LINES: Final = 4
+"""In one chart: a page has no more line styles."""
+NOTE: Final = (
+    "The best is marked if its 95 % confidence interval excludes the next. Intervals cover the "
+    "sampling of test images, not the random seed: for that, compare runs of several seeds."
+)
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run."""
+
+    folder: RunFolder
+    kind: str
+    """`TRAININGS` or `DISCOVERIES`."""
+    settings: Mapping[str, str]
+    measures: Mapping[str, Measure]
+    images: str
+    """Fingerprint of its images."""
+    split: str
+    """Fingerprint of which of them were held out."""
+    seconds: float | None
+    """Duration; None if the run was interrupted."""
+
+    @property
+    def time(self) -> str:
+        """The duration as h:mm:ss, or ''."""
+        if self.seconds is None:
+            return ""
+        minutes, seconds = divmod(round(self.seconds), 60)
+        return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+def read_finished(run: str | Path) -> FinishedRun:
+    """Read a run from its files.
+
+    Raises:
+        UsageError: If it is no run, or not finished.
+        CheckpointError: If its files are damaged.
+    """
+    folder = RunFolder(Path(run))
+    trained = not folder.classifier.exists()
+    config, data = folder.settings() if trained else folder.discovery_settings()
+    with usable(folder.summary, "finish the run anew"):
+        summary = folder.read_summary()
+    if not summary:
+        raise UsageError(
+            f"{folder.path} is not finished; finish it with --resume, or leave it out"
+        )
+    settings = {"data": data, **vars(config), **config.options}
+    settings |= {name: summary[name] for name in SUMMARY_SETTINGS if name in summary}
+    with usable(folder.summary, "finish the run anew"):
+        measures = dict(_of_training(summary) if trained else _of_discovery(summary))
+    with usable(folder.data, "finish the run anew"):
+        fingerprint = json.loads(folder.data.read_text(encoding="utf-8"))["fingerprint"]
+        images, _, split = str(fingerprint).partition("-")
+    return FinishedRun(
+        folder=folder,
+        kind=TRAININGS if trained else DISCOVERIES,
+        settings={name: str(value) for name, value in settings.items() if name != "options"},
+        measures=measures,
+        images=images,
+        split=split,
+        seconds=_duration(folder.log),
+    )
+
+
+def _of_training(summary: Mapping[str, Any]) -> Iterator[tuple[str, Measure]]:
+    for name, entry in summary["measures"]["encoder"].items():
+        yield name, Measure(**entry)
+    for floor, title in TITLES.items():
+        for name in FLOOR_MEASURES:
+            if name in (measures := summary["measures"].get(floor, {})):
+                yield f"{title}: {name}", Measure(**measures[name])
+
+
+def _of_discovery(summary: Mapping[str, Any]) -> Iterator[tuple[str, Measure]]:
+    for approach, scores in summary["scores"].items():
+        for entry in scores:
+            prefix = "" if approach == "nearkin" else f"{approach}: "
+            name = f"{prefix}{entry['name']}"
+            yield name, Measure(**{**entry, "name": name})
+
+
+def _duration(log: Path) -> float | None:
+    """Seconds between the first and last line of the session that made the run."""
+    sessions: list[list[str]] = []
+    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
+        if " | writing " in line:
+            sessions.append([])
+        if sessions and line[:4].isdigit():
+            sessions[-1].append(line)
+    # Resuming a complete run adds a session that did nothing.
+    working = [lines for lines in sessions if not any("already complete" in x for x in lines)]
+    if not working or any("resuming after" in line for line in working[-1]):
+        return None
+    start, end = (datetime.fromisoformat(line[:19]) for line in (working[-1][0], working[-1][-1]))
+    return (end - start).total_seconds()
+
+
+@dataclass(frozen=True)
+class ComparedMeasure:
+    """A measure of several runs."""
+
+    name: str
+    values: tuple[Measure | None, ...]
+    """By run; None if it has none."""
+    same_images: bool
+
+    @property
+    def comparable(self) -> bool:
+        """Whether all runs measured it by the same protocol on the same images."""
+        protocols = {measure.protocol for measure in self.values if measure is not None}
+        return self.same_images and len(protocols) == 1
+
+    @property
+    def best(self) -> int | None:
+        """The best run, if the interval of its value excludes the next."""
+        ranked = sorted(
+            (-measure.value, number, measure.low)
+            for number, measure in enumerate(self.values)
+            if measure is not None and measure.low is not None
+        )
+        if len(ranked) < 2 or not self.comparable:
+            return None
+        (_, best, low), (next_value, *_) = ranked[:2]
+        return best if -next_value < low else None
+
+    def cells(self) -> list[str]:
+        """Return the values as text; the best begins with `*`."""
+        cells = ["-" if measure is None else str(measure) for measure in self.values]
+        if self.best is not None:
+            cells[self.best] = f"*{cells[self.best]}"
+        return cells
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        values = [
+            None
+            if m is None
+            else {"value": m.value, "low": m.low, "high": m.high, "protocol": m.protocol}
+            for m in self.values
+        ]
+        return {"name": self.name, "best": self.best, "values": values}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of one kind side by side."""
+
+    runs: tuple[FinishedRun, ...]
+    measures: tuple[ComparedMeasure, ...]
+    settings: Mapping[str, tuple[str, ...]]
+    """Those that differ, by name: the value of each run."""
+    notes: tuple[str, ...]
+    """Caveats, a sentence each."""
+
+    @property
+    def names(self) -> list[str]:
+        """Folder names of the runs, or whole paths if two are equal."""
+        short = [run.folder.path.resolve().name for run in self.runs]
+        return short if len(set(short)) == len(short) else [str(r.folder.path) for r in self.runs]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "runs": [
+                {"name": name, "path": str(run.folder.path.resolve()), "seconds": run.seconds}
+                for name, run in zip(self.names, self.runs, strict=True)
+            ],
+            "settings": {name: list(values) for name, values in self.settings.items()},
+            "measures": [measure.to_dict() for measure in self.measures],
+            "notes": list(self.notes),
+        }
+
+    def lines(self) -> list[str]:
+        """Return an aligned text table and notes."""
+        rows = [["", *self.names]]
+        rows += [[measure.name, *measure.cells()] for measure in self.measures]
+        rows += [[name, *values] for name, values in self._settings()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = [
+            "  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        return [*table, *(f"note: {note}" for note in (*self.notes, NOTE))]
+
+    def page(self) -> str:
+        """Return an HTML page."""
+        columns = ("", *self.names)
+        measures = tuple((measure.name, *measure.cells()) for measure in self.measures)
+        settings = tuple((name, *values) for name, values in self._settings())
+        return comparison_page(
+            self.runs[0].kind,
+            self.names,
+            self.notes,
+            Table("Measures with 95 % confidence intervals", columns, measures, NOTE),
+            Table("Different settings", columns, settings),
+            self._curves(),
+        )
+
+    def _settings(self) -> list[tuple[str, tuple[str, ...]]]:
+        times = tuple(run.time for run in self.runs)
+        return [*self.settings.items(), *([("time", times)] if any(times) else [])]
+
+    def _curves(self) -> list[Chart]:
+        if self.runs[0].kind != TRAININGS:
+            return []
+        charts = {
+            name: training_curves(run.folder)
+            for name, run in zip(self.names, self.runs, strict=True)
+        }
+        # The losses of different methods do not compare.
+        columns = ["knn", "effective_rank"] + ["loss"] * ("method" not in self.settings)
+        return [chart for column in columns for chart in _merged(column, charts)]
+
+
+def _merged(column: str, charts: Mapping[str, Mapping[str, Chart]]) -> Iterator[Chart]:
+    """One curve of several runs in as few charts as hold them."""
+    curves = {name: of[column] for name, of in charts.items() if column in of}
+    names = list(curves)
+    for start in range(0, len(names), MAX_LINES):
+        first = curves[names[start]]
+        series = {
+            name: curves[name].series[first.title] for name in names[start : start + MAX_LINES]
+        }
+        yield Chart(first.title, first.x_label, first.y_label, series, first.note)
+
+
+def side_by_side(runs: Sequence[FinishedRun]) -> Comparison:
+    """Compare runs of one kind."""
+    names = dict.fromkeys(name for run in runs for name in run.measures)
+    same_images = len({run.images for run in runs}) == 1
+    measures = tuple(
+        ComparedMeasure(name, tuple(run.measures.get(name) for run in runs), same_images)
+        for name in names
+    )
+    settings = {
+        name: tuple(run.settings.get(name, "-") for run in runs)
+        for name in dict.fromkeys(name for run in runs for name in run.settings)
+    }
+    different = {
+        name: values for name, values in settings.items() if len(set(values)) > 1 or name == "seed"
+    }
+    return Comparison(tuple(runs), measures, different, tuple(_notes(runs, measures)))
+
+
+def _notes(runs: Sequence[FinishedRun], measures: Sequence[ComparedMeasure]) -> Iterator[str]:
+    if len({run.images for run in runs}) > 1:
+        yield "The runs are on different images: measures do not compare, and no best is marked."
+        return
+    if len({run.split for run in runs}) > 1:
+        yield (
+            "The runs hold out different images, so differences are partly due to the split, and "
+            "a test image of one run may be a training image of another."
+        )
+    if other := ", ".join(measure.name for measure in measures if not measure.comparable):
+        yield f"Different protocols, so no best is marked: {other}."

@@ -1,0 +1,302 @@
+"""The map of a run's images: t-SNE coordinates, nearest neighbors, colorings, thumbnails."""
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int
+from threadpoolctl import threadpool_limits
+
+from nearkin.data.images import Images
+from nearkin.distributed import available_cpus
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.knn import knn_classes
+from nearkin.evaluation.shards import digest
+from nearkin.measures.matching import cluster_accuracy
+from nearkin.measures.neighbors import nearest
+from nearkin.report.page.map import Coloring, ImageMap
+from nearkin.report.thumbnails import COLUMNS, PER_SHEET, tiles
+from nearkin.run.folder import RunFolder
+from nearkin.tables import read_csv, usable, write_whole
+
+MAX_IMAGES: Final = 20_000
+"""A map of more images shows a sample that is balanced over classes."""
+NEIGHBORS: Final = 12
+FEW: Final = 10_000
+"""Images up to which t-SNE is as fast in one thread as in several."""
+PERPLEXITY: Final = 30
+MIN_TSNE: Final = 4
+"""Of fewer images, the principal components show everything."""
+BLOCK: Final = 1024
+"""Rows compared with all others at once."""
+ANCHORS: Final = 10
+"""Images by which a new one is placed."""
+
+
+def image_map(folder: RunFolder, embeddings: Embeddings, images: Images) -> ImageMap | None:
+    """Return the map of a run; None if fewer than two images can be shown.
+
+    Coordinates are stored in the run folder, so that a map stays the same for the same
+    embeddings.
+    """
+    if len(embeddings.rows) < 2:
+        return None
+    rows = balanced(embeddings.class_names, MAX_IMAGES)
+    vectors = torch.from_numpy(embeddings.vectors[rows])
+    similarity, neighbors = nearest(vectors, vectors, NEIGHBORS, exclude_self=True)
+    thumbnails = tiles(images.subset(embeddings.rows[rows]), workers=available_cpus())
+    return ImageMap(
+        number=embeddings.rows[rows],
+        names=tuple(embeddings.paths[row] for row in rows.tolist()),
+        xy=coordinates(folder, embeddings.vectors[rows], rows),
+        neighbors=neighbors.numpy().astype(np.int32),
+        similarity=similarity.numpy(),
+        colorings=colorings(folder, embeddings, rows),
+        sheets=thumbnails.sheets,
+        side=thumbnails.side,
+        columns=COLUMNS,
+        per_sheet=PER_SHEET,
+        total=len(embeddings.rows),
+    )
+
+
+def balanced(labels: np.ndarray, max_rows: int) -> Int[np.ndarray, " rows"]:
+    """Sample at most this many rows, as equally over classes and evenly within them as possible.
+
+    Rows without a label are a class of their own.
+
+    >>> balanced(np.array(["a", "a", "a", "a", "b"]), 3).tolist()
+    [0, 3, 4]
+    """
+    if len(labels) <= max_rows:
+        return np.arange(len(labels))
+    _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    shares, left = np.zeros(len(sizes), np.int64), max_rows
+    # Small classes first: what they cannot use is left to the others.
+    for done, number in enumerate(np.argsort(sizes, kind="stable")):
+        shares[number] = min(sizes[number], left // (len(sizes) - done))
+        left -= shares[number]
+    rows = [
+        np.flatnonzero(class_of == number)[np.linspace(0, size - 1, share).astype(np.int64)]
+        for number, (size, share) in enumerate(zip(sizes, shares, strict=True))
+    ]
+    return np.sort(np.concatenate(rows))
+
+
+# ---- colorings ----
+
+
+def colorings(
+    folder: RunFolder, embeddings: Embeddings, rows: Int[np.ndarray, " rows"]
+) -> tuple[Coloring, ...]:
+    """Return the colorings of these rows, the most informative first, without constant ones."""
+    discovered = folder.assignments.exists()
+    made = _of_discovery(folder, embeddings) if discovered else _of_training(embeddings)
+    return tuple(
+        Coloring(one.name, one.values[rows], one.classes, one.note)
+        for one in made
+        if len(one.classes) != 1 and _any_known(one.values[rows])
+    )
+
+
+def _any_known(values: np.ndarray) -> bool:
+    return bool((values >= 0).any() if values.dtype.kind == "i" else np.isfinite(values).any())
+
+
+def _of_training(embeddings: Embeddings) -> Iterator[Coloring]:
+    yield by_name(
+        "Label", embeddings.class_names, note="The class in your data; training did not use it."
+    )
+    predicted = knn_classes(embeddings)
+    correct = np.where(embeddings.class_names == predicted, "correct", "incorrect")
+    correct[predicted == ""] = ""
+    yield by_name("Correct", correct, note="Whether kNN predicts the class of a held-out image.")
+    yield by_name("Split", embeddings.splits, note="Held-out images (test) were not trained on.")
+
+
+def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
+    clusters = {row["cluster"]: row for row in read_csv(folder.clusters)}
+    by_path = {row["path"]: row for row in read_csv(folder.assignments)}
+    assigned = [by_path.get(name) for name in embeddings.paths]
+
+    def class_name(row: Mapping[str, str] | None, label: str) -> str:
+        return label if row is None else display_name(clusters[row["cluster"]])
+
+    def kind(row: Mapping[str, str] | None) -> str:
+        return "labeled" if row is None else f"predicted {clusters[row['cluster']]['kind']}"
+
+    names = map(class_name, assigned, embeddings.class_names.tolist())
+    yield by_name(
+        "Class",
+        np.array(list(names)),
+        note="The predicted class; of labeled images, their label.",
+    )
+    kinds = np.array(list(map(kind, assigned)))
+    yield by_name("Known or novel", kinds, note="Labeled images came with their class.")
+    scores = [np.nan if row is None else float(row["score"] or "nan") for row in assigned]
+    note = "Confidence of the classifier in the predicted class."
+    yield Coloring("Score", np.array(scores, np.float32), note=note)
+    cluster = np.array(["" if row is None else row["cluster"] for row in assigned])
+    yield from _of_ground_truth(cluster, embeddings.class_names)
+
+
+def display_name(row: Mapping[str, str]) -> str:
+    """Return the name that the user gave to a class in clusters.csv, or else its cluster."""
+    return row["name"].strip() or row["cluster"]
+
+
+def _of_ground_truth(cluster: np.ndarray, labels: np.ndarray) -> Iterator[Coloring]:
+    """Colorings by the true classes of images that came without a label, if these are known."""
+    scored = (cluster != "") & (labels != "")
+    if not scored.any():
+        return
+    yield by_name("Ground truth", labels, note="The class by the labels hidden from training.")
+    truth = np.unique(labels[scored], return_inverse=True)[1]
+    names, clusters = np.unique(cluster[scored], return_inverse=True)
+    _, mapping = cluster_accuracy(truth, clusters)
+    predicted = np.array([mapping.get(number, -1) for number in range(len(names))])[clusters]
+    correct = np.full(len(cluster), "", "U9")
+    correct[scored] = np.where(predicted == truth, "correct", "incorrect")
+    note = "Clusters are matched to the true classes with the Hungarian algorithm."
+    yield by_name("Correct", correct, note=note)
+
+
+def by_name(name: str, values: np.ndarray, *, note: str) -> Coloring:
+    """Return a coloring by class names, '' for unknown."""
+    classes = sorted(set(values.tolist()) - {""})
+    number = {value: place for place, value in enumerate(classes)} | {"": -1}
+    numbers = np.array([number[value] for value in values.tolist()], np.int64)
+    return Coloring(name, numbers, tuple(classes), note)
+
+
+# ---- coordinates ----
+
+
+def coordinates(
+    folder: RunFolder, vectors: Float32[np.ndarray, "n dim"], rows: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, "n 2"]:
+    """Return the stored coordinates if they belong to these rows and embeddings, else new ones.
+
+    In a folder that cannot be written to, they are computed each time.
+    """
+    fingerprint = digest(folder.embeddings)
+    stored = _stored(folder.map) if folder.map.exists() else {}
+    if stored.get("fingerprint") == fingerprint and np.array_equal(stored["rows"], rows):
+        return np.asarray(stored["xy"])
+    xy = tsne(vectors, threads=available_cpus() if len(rows) > FEW else 1)
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, fingerprint=np.array(fingerprint), rows=rows, xy=xy)
+    with suppress(OSError):
+        write_whole(folder.map, file.getvalue())
+    return xy
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    with usable(path, "remove it, and it is made anew"), np.load(path, allow_pickle=False) as file:
+        return {"fingerprint": str(file["fingerprint"]), "rows": file["rows"], "xy": file["xy"]}
+
+
+def tsne(features: Float32[np.ndarray, "n d"], *, threads: int = 1) -> Float[np.ndarray, "n 2"]:
+    """Return 2D coordinates by t-SNE of cosine distances.
+
+    Deterministic to the bit: it starts at the principal components, with exact neighbors.
+    """
+    unit = _unit(features)
+    with threadpool_limits(threads):  # a matrix product rounds differently per number of threads
+        start = _principal_components(unit)
+        if len(unit) < MIN_TSNE or not start.any():
+            return start
+        k = min(3 * PERPLEXITY, len(unit) - 1)
+        neighbors, similarity = _drop_self(*_nearest(unit, unit, k + 1))
+    from openTSNE import TSNE
+    from openTSNE.affinity import PerplexityBasedNN
+    from openTSNE.nearest_neighbors import PrecomputedNeighbors
+
+    distance = np.maximum(1 - similarity.astype(np.float64), 0)
+    affinities = PerplexityBasedNN(
+        knn_index=PrecomputedNeighbors(neighbors, distance),
+        perplexity=min(PERPLEXITY, k / 3),
+        n_jobs=threads,
+    )
+    small = start * (1e-4 / start[:, 0].std())  # as van der Maaten's t-SNE starts
+    xy = TSNE(n_jobs=threads).fit(affinities=affinities, initialization=small)
+    return np.array(xy, dtype=np.float64)
+
+
+def place(
+    new: Float32[np.ndarray, "m d"],
+    features: Float32[np.ndarray, "n d"],
+    xy: Float[np.ndarray, "n 2"],
+) -> Float[np.ndarray, "m 2"]:
+    """Return coordinates of new images on an existing map.
+
+    The median of the nearest images' coordinates, weighted by the inverse squared distance: an
+    image of the map lands on itself, and one between two groups lands in one of them, where a
+    mean would land between.
+
+    Args:
+        new: Features of the new images.
+        features: Features of the images of the map, at least one.
+        xy: Their coordinates.
+    """
+    anchors, similarity = _nearest(_unit(new), _unit(features), min(ANCHORS, len(features)))
+    weight = 1 / np.maximum(1 - similarity.astype(np.float64), 1e-7)
+    near = xy[anchors]
+    order = near.argsort(axis=1, kind="stable")
+    cumulative = np.take_along_axis(weight[:, :, None], order, axis=1).cumsum(axis=1)
+    middle = (cumulative >= cumulative[:, -1:] / 2).argmax(axis=1)[:, None]
+    median = np.take_along_axis(near, np.take_along_axis(order, middle, axis=1), axis=1)
+    return np.asarray(median[:, 0])
+
+
+def _unit(features: Float32[np.ndarray, "n d"]) -> Float32[np.ndarray, "n d"]:
+    length = np.linalg.norm(features, axis=1, keepdims=True)
+    return features / np.where(length > 0, length, 1)
+
+
+def _principal_components(unit: Float32[np.ndarray, "n d"]) -> Float[np.ndarray, "n 2"]:
+    """Scores on two principal components; signs are fixed by the farthest image of each."""
+    scores = np.zeros((len(unit), 2))
+    centered = unit.astype(np.float64)
+    centered -= centered.sum(axis=0) / max(1, len(unit))
+    if np.abs(centered).max(initial=0) < 1e-6:  # no more than rounding
+        return scores
+    _, axes = np.linalg.eigh(centered.T @ centered)
+    projected = centered @ axes[:, : -min(2, axes.shape[1]) - 1 : -1]
+    farthest = np.abs(projected).argmax(axis=0)
+    signs = np.sign(projected[farthest, range(projected.shape[1])])
+    scores[:, : projected.shape[1]] = projected * signs
+    return scores
+
+
+def _nearest(
+    queries: Float32[np.ndarray, "m d"], keys: Float32[np.ndarray, "n d"], k: int
+) -> tuple[Int[np.ndarray, "m k"], Float32[np.ndarray, "m k"]]:
+    """The most similar keys of each query and their cosines, most similar first.
+
+    In numpy, whose threads `threadpool_limits` can fix; torch's are shared by the whole process.
+    """
+    indices, cosines = [], []
+    for block in np.array_split(queries, range(BLOCK, len(queries), BLOCK)):
+        similarity = block @ keys.T
+        near = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
+        near.sort(axis=1)  # so that equals stay in order
+        order = np.argsort(-np.take_along_axis(similarity, near, axis=1), axis=1, kind="stable")
+        near = np.take_along_axis(near, order, axis=1)
+        indices.append(near)
+        cosines.append(np.take_along_axis(similarity, near, axis=1))
+    return np.concatenate(indices), np.concatenate(cosines)
+
+
+def _drop_self(
+    neighbors: Int[np.ndarray, "n more"], similarity: Float32[np.ndarray, "n more"]
+) -> tuple[Int[np.ndarray, "n k"], Float32[np.ndarray, "n k"]]:
+    """Drop each row's own index, or its last entry where duplicates have pushed that out."""
+    own = neighbors == np.arange(len(neighbors))[:, None]
+    own[~own.any(axis=1), -1] = True
+    shape = len(neighbors), neighbors.shape[1] - 1
+    return neighbors[~own].reshape(shape), similarity[~own].reshape(shape)

@@ -1,0 +1,109 @@
+"""report.html of a finished run, from its files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from nearkin.data.images import Images
+from nearkin.distributed import available_cpus
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import read_embeddings
+from nearkin.report.image_map import image_map
+from nearkin.report.page.map import ImageMap
+from nearkin.report.page.sections import discovery_page, training_page
+from nearkin.report.page.values import ClassView, DiscoveryReport, Tile, TrainingReport
+from nearkin.report.plots import neighbor_sheet, write_figures
+from nearkin.report.thumbnails import thumbnails
+from nearkin.report.training_report import training_report
+from nearkin.run.folder import RunFolder
+from nearkin.tables import read_csv, replace_text, usable
+
+MEDOID_SIDE: Final = 192
+SIDE: Final = 96
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """The content of a run's page."""
+
+    report: DiscoveryReport | TrainingReport
+    map: ImageMap | None
+
+    def page(self, *, served: bool = False) -> str:
+        """Return it as HTML, for a server or as a file of its own."""
+        if isinstance(self.report, DiscoveryReport):
+            return discovery_page(self.report, self.map, served=served)
+        return training_page(self.report, self.map, served=served)
+
+
+def content_of(folder: RunFolder, images: Images) -> Content:
+    """Read the content of a finished run's page."""
+    return _content(folder, images, read_embeddings(folder.embeddings, images))
+
+
+def _content(folder: RunFolder, images: Images, embeddings: Embeddings) -> Content:
+    report = (
+        _stored_report(folder, images)
+        if folder.page.exists()
+        else training_report(folder, images, embeddings)
+    )
+    return Content(report, image_map(folder, embeddings, images))
+
+
+def write_page(folder: RunFolder, images: Images) -> None:
+    """Write the page and the plots of a finished run into its folder."""
+    embeddings = read_embeddings(folder.embeddings, images)
+    content = _content(folder, images, embeddings)
+    write_figures(folder, content.report, content.map, images)
+    if isinstance(content.report, TrainingReport):
+        neighbor_sheet(embeddings, images, folder.plots / "neighbors.png")
+    replace_text(folder.report, content.page())
+
+
+def store_report(folder: RunFolder, report: DiscoveryReport) -> None:
+    """Store the content of a discovery's page, whose thumbnails are made anew each time."""
+    replace_text(folder.page, msgspec.json.encode(report, enc_hook=str).decode())
+
+
+def _stored_report(folder: RunFolder, images: Images) -> DiscoveryReport:
+    with usable(folder.page, "discover again"):
+        report = msgspec.json.decode(folder.page.read_bytes(), type=DiscoveryReport)
+    views = *report.novel, *report.assigned
+    small = _uris([tile for v in views for tile in (*v.core, *v.border)], images, SIDE)
+    large = _uris([view.medoid for view in views if view.medoid], images, MEDOID_SIDE)
+    names = {row["cluster"]: row["name"].strip() for row in read_csv(folder.clusters)}
+
+    def named(cluster: str) -> str:
+        return f"{names[cluster]} ({cluster})" if names.get(cluster) else cluster
+
+    def completed(view: ClassView) -> ClassView:
+        """With thumbnails, and the names that the user has given."""
+        return replace(
+            view,
+            name=named(view.name),
+            merge=tuple(map(named, view.merge)),
+            medoid=next(iter(_with_pixels([view.medoid] if view.medoid else [], large)), None),
+            core=_with_pixels(view.core, small),
+            border=_with_pixels(view.border, small),
+        )
+
+    return replace(
+        report,
+        novel=tuple(map(completed, report.novel)),
+        assigned=tuple(map(completed, report.assigned)),
+    )
+
+
+def _uris(tiles: Sequence[Tile], images: Images, side: int) -> dict[str, str]:
+    """Thumbnails by name, of images that are still there and readable."""
+    row = {name: number for number, name in enumerate(images.names)}
+    rows = np.array([row[tile.path] for tile in tiles if tile.path in row], np.int64)
+    uris = thumbnails(images, rows, side, available_cpus())
+    return {images.names[number]: uri for number, uri in uris.items()}
+
+
+def _with_pixels(tiles: Sequence[Tile], uris: dict[str, str]) -> tuple[Tile, ...]:
+    return tuple(replace(tile, uri=uris[tile.path]) for tile in tiles if tile.path in uris)

@@ -1,0 +1,410 @@
+"""The HTTP server of a run's page: one user, one request per connection, hostile clients."""
+
+import io
+import json
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any, Final
+
+import msgspec
+from typing_extensions import Buffer, override
+
+from nearkin.errors import DataError, NearkinError, PortError, UsageError
+from nearkin.report.site import Json, RunSite
+
+LOOPBACK: Final = ("127.0.0.1", "localhost")
+"""Names of this computer in its own browsers."""
+MAX_BODY: Final = 32 * 2**20
+"""Bytes of a request body."""
+MAX_CONNECTIONS: Final = 64
+HEAD_TIMEOUT: Final = 10.0
+"""Seconds for the head of a request."""
+TRANSFER_TIMEOUT: Final = 300.0
+"""Seconds for a request body or an answer."""
+LINGER: Final = 1.0
+"""Seconds to discard what a client still sends after its answer. If the connection were closed at
+once, the client would see a reset instead of the answer."""
+START: Final = "/?token="
+IMAGE: Final = re.compile("/(image|thumbnail)/(0|[1-9][0-9]{0,8})")
+HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",  # tomorrow, another run may be served at the same address
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Connection": "close",
+}
+"""Of every answer."""
+NO_CONTENT_POLICY: Final = "default-src 'none'; base-uri 'none'; form-action 'none'"
+"""Content-Security-Policy of all answers but the page."""
+
+
+@dataclass(frozen=True)
+class NameRequest:
+    """Name classes, which merges them; an empty name removes their names."""
+
+    clusters: list[str]
+    name: str
+
+
+@dataclass(frozen=True)
+class SplitRequest:
+    """Make images a new class."""
+
+    numbers: list[int]
+    name: str
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """Copy images, or all of them, into a folder."""
+
+    folder: str
+    numbers: list[int] | None
+
+
+REQUESTS: Final[Mapping[str, type]] = {
+    "/name": NameRequest,
+    "/split": SplitRequest,
+    "/export": ExportRequest,
+}
+
+
+class Refused(Exception):  # noqa: N818  (an answer, not a failure of the program)
+    """A request that is answered with a status and a reason."""
+
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer."""
+
+    content: bytes
+    kind: str
+    status: HTTPStatus = HTTPStatus.OK
+    policy: str = NO_CONTENT_POLICY
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def json_reply(values: Json, status: HTTPStatus = HTTPStatus.OK) -> Reply:
+    """Return plain values as an answer."""
+    return Reply(json.dumps(values).encode(), "application/json", status)
+
+
+def error_reply(status: HTTPStatus, reason: str) -> Reply:
+    """Return a reason, in one line, as an answer."""
+    return json_reply({"error": " ".join(reason.split())}, status)
+
+
+class Received(io.RawIOBase):
+    """What arrives on a connection before a deadline.
+
+    A timeout of the socket alone would start anew with every byte of a slow client.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._deadline = time.monotonic()
+
+    def set_timeout(self, seconds: float) -> None:
+        """Set the deadline to this many seconds from now."""
+        self._deadline = time.monotonic() + seconds
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: Buffer) -> int:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._connection.recv_into(memoryview(buffer))
+
+
+class Server(ThreadingMixIn, TCPServer):
+    """Serves a site at `url`, with a thread per connection and a limited number of connections.
+
+    When all are taken, a new connection replaces the oldest that has not sent its request yet; if
+    there is none, it is refused. Closing the server waits for the answers under way.
+
+    Args:
+        host: Address to listen on; if not a loopback address, the only host name that is answered.
+        port: 0 is any that is free.
+        head_timeout: Seconds for the head of a request.
+        log: Called with a line about each internal error.
+
+    Raises:
+        PortError: If the address is not available.
+    """
+
+    allow_reuse_address = os.name == "posix"  # elsewhere, two servers could share a port
+    request_queue_size = 128
+    site: RunSite
+
+    def __init__(
+        self,
+        *,
+        host: str = LOOPBACK[0],
+        port: int = 0,
+        head_timeout: float = HEAD_TIMEOUT,
+        log: Callable[[str], None],
+    ) -> None:
+        self.log = log
+        self.head_timeout = head_timeout
+        self._awaited: dict[socket.socket, bool] = {}
+        """Open connections, oldest first, and whether their request is yet to come."""
+        self._lock = threading.Lock()
+        try:
+            super().__init__((host, port), RequestHandler)
+        except (OSError, OverflowError, TypeError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise PortError(
+                f"cannot listen on port {port} of {host} ({why}); choose another --port, or leave "
+                "it out to get one that is free"
+            ) from error
+        self.port = int(self.server_address[1])
+        self.token = secrets.token_hex(16)
+        self.cookie = f"nearkin-{self.port}"  # browsers send cookies to all ports of a host
+        names = LOOPBACK if host in LOOPBACK else (host,)
+        self.hosts = frozenset(f"{name}:{self.port}" for name in names)
+        self.url = f"http://{host}:{self.port}{START}{self.token}"
+
+    def serve(self, site: RunSite) -> None:
+        """Answer requests until interrupted or shut down."""
+        self.site = site
+        self.serve_forever()
+
+    def request_arrived(self, connection: socket.socket) -> None:
+        """Keep a connection that has sent its request from being replaced."""
+        with self._lock:
+            if connection in self._awaited:
+                self._awaited[connection] = False
+
+    @override
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            full = len(self._awaited) >= MAX_CONNECTIONS
+            slow = next((c for c, awaited in self._awaited.items() if awaited), None)
+            if full and slow is not None:
+                del self._awaited[slow]
+                _interrupt(slow)
+            admitted = not full or slow is not None
+            if admitted:
+                self._awaited[request] = True
+        if admitted:
+            super().process_request(request, client_address)
+        else:
+            self.close_request(request)
+
+    @override
+    def shutdown_request(self, request: Any) -> None:
+        deadline = time.monotonic() + LINGER
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_WR)
+            request.settimeout(LINGER)
+            while time.monotonic() < deadline and request.recv(2**16):
+                pass
+        self.close_request(request)
+
+    @override
+    def close_request(self, request: Any) -> None:
+        with self._lock:
+            self._awaited.pop(request, None)
+        super().close_request(request)
+
+    @override
+    def server_close(self) -> None:
+        with self._lock:
+            for connection in self._awaited:
+                _interrupt(connection)
+        super().server_close()
+
+    @override
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exception()
+        if not isinstance(error, OSError):  # a client that disconnects is no error
+            self.log(f"a bug in nearkin: {type(error).__name__}: {error}")
+
+
+def _interrupt(connection: socket.socket) -> None:
+    """End the wait for a request in another thread."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class RequestHandler(BaseHTTPRequestHandler):
+    """Answers the one request of a connection."""
+
+    server: Server
+
+    @override
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._received = Received(self.connection)
+        self._received.set_timeout(self.server.head_timeout)
+        self.rfile = io.BufferedReader(self._received)
+
+    def do_GET(self) -> None:
+        """Send the page, its classes or an image."""
+        self._answer(self._get)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def do_POST(self) -> None:
+        """Search, or change the run."""
+        self._answer(self._post)
+
+    def _answer(self, reply_to_page: Callable[[], Reply]) -> None:
+        self.server.request_arrived(self.connection)
+        try:
+            self._check_origin()
+            reply = self._log_in() or reply_to_page()
+        except Refused as error:
+            reply = error_reply(error.status, str(error))
+        except NearkinError as error:
+            mistaken = isinstance(error, UsageError | DataError)
+            status = HTTPStatus.BAD_REQUEST if mistaken else HTTPStatus.CONFLICT
+            reply = error_reply(status, str(error))
+        except Exception as error:
+            self.server.log(f"error: a bug in nearkin: {type(error).__name__}: {error}")
+            reply = error_reply(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "a bug in nearkin; see the terminal"
+            )
+        self._send(reply)
+
+    def _check_origin(self) -> None:
+        """Refuse what no browser sends to this server on behalf of its own page."""
+        plain = f"{self.command} {self.path} {self.request_version}"  # the parser repairs others
+        if (
+            self.requestline != plain
+            or self.headers.defects
+            or "Transfer-Encoding" in self.headers
+        ):
+            raise Refused(HTTPStatus.BAD_REQUEST, "malformed request")
+        (host, *more) = self.headers.get_all("Host") or [""]
+        if more or host not in self.server.hosts:  # DNS rebinding: a name of somebody else
+            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "this is another host")
+        if self.command == "POST" and (
+            self.headers.get_all("Origin") != [f"http://{host}"]
+            or self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin"
+        ):
+            raise Refused(HTTPStatus.FORBIDDEN, "only the page itself may send this")
+
+    def _log_in(self) -> Reply | None:
+        """Exchange the token of the start address for the cookie that all else requires."""
+        if self.command != "POST" and self.path.startswith(START):
+            if self._is_token(self.path.removeprefix(START)):
+                cookie = f"{self.server.cookie}={self.server.token}"
+                headers = {
+                    "Location": "/",
+                    "Set-Cookie": f"{cookie}; HttpOnly; SameSite=Strict; Path=/",
+                }
+                return Reply(b"", "text/plain", HTTPStatus.SEE_OTHER, headers=headers)
+        elif any(map(self._is_token, self._cookies())):
+            return None
+        reason = "no access; open the address that nearkin explore has printed"
+        raise Refused(HTTPStatus.FORBIDDEN, reason)
+
+    def _cookies(self) -> list[str]:
+        """Every value of this server's cookie, among those of others, which may be malformed."""
+        sent = [one for header in self.headers.get_all("Cookie", []) for one in header.split(";")]
+        pairs = [one.strip().partition("=") for one in sent]
+        return [value for name, _, value in pairs if name == self.server.cookie]
+
+    def _is_token(self, value: str) -> bool:
+        return secrets.compare_digest(value.encode(), self.server.token.encode())
+
+    def _get(self) -> Reply:
+        site = self.server.site
+        if self.path == "/":
+            policy = f"{site.policy()}; frame-ancestors 'none'"
+            return Reply(site.page().encode(), "text/html; charset=utf-8", policy=policy)
+        if self.path == "/classes":
+            return json_reply(site.classes())
+        if match := IMAGE.fullmatch(self.path):
+            size, number = match.groups()
+            image = (site.image if size == "image" else site.thumbnail)(int(number))
+            if image is not None:
+                return Reply(image, "image/webp")
+        raise Refused(HTTPStatus.NOT_FOUND, "not found")
+
+    def _post(self) -> Reply:
+        site = self.server.site
+        if self.path == "/search":
+            return json_reply(site.search(self._body()))
+        if self.path not in REQUESTS:
+            raise Refused(HTTPStatus.NOT_FOUND, "not found")
+        try:
+            request: Any = msgspec.json.decode(self._body(), type=REQUESTS[self.path])
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"malformed request: {error}") from error
+        match request:
+            case NameRequest(clusters, name):
+                return json_reply(site.name(clusters, name))
+            case SplitRequest(numbers, name):
+                return json_reply(site.split(numbers, name))
+            case _:
+                return json_reply(site.export(request.folder, request.numbers))
+
+    def _body(self) -> bytes:
+        lengths = self.headers.get_all("Content-Length", [])
+        if not lengths:
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
+        if len(lengths) > 1 or not re.fullmatch("[0-9]{1,18}", lengths[0]):
+            raise Refused(HTTPStatus.BAD_REQUEST, "malformed request")
+        length = int(lengths[0])
+        if length > MAX_BODY:
+            largest = f"{MAX_BODY >> 20} MiB"
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"larger than {largest}")
+        self._received.set_timeout(TRANSFER_TIMEOUT)
+        try:
+            body = self.rfile.read(length)
+        except OSError:
+            body = b""
+        if len(body) < length:
+            raise Refused(HTTPStatus.BAD_REQUEST, "incomplete request")
+        return body
+
+    def _send(self, reply: Reply) -> None:
+        self.request_version = self.protocol_version  # older ones would get no headers
+        self.close_connection = True
+        self.connection.settimeout(TRANSFER_TIMEOUT)
+        self.send_response_only(reply.status)
+        own = {
+            "Content-Type": reply.kind,
+            "Content-Length": str(len(reply.content)),
+            "Content-Security-Policy": reply.policy,
+        }
+        for name, value in {**HEADERS, **own, **reply.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(reply.content)
+
+    @override
+    def send_error(
+        self, code: int, message: str | None = None, explain: str | None = None
+    ) -> None:
+        """Answer what the parser of requests refuses, such as other methods."""
+        self._send(error_reply(HTTPStatus(code), HTTPStatus(code).phrase))
+
+    @override
+    def log_message(self, *_: object) -> None:
+        """Log nothing: the address of a request may hold the token."""

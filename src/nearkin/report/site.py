@@ -1,0 +1,347 @@
+"""What the server of a run's page answers: images, search, and edits of discovered classes."""
+
+import io
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32
+from PIL import Image
+from torch import Tensor
+
+from nearkin.data.copies import copy_to, file_names
+from nearkin.data.decode import BadImage, center, decode, header
+from nearkin.data.images import MAX_PIXELS, SMALL_SIDE, Images
+from nearkin.distributed import choose_device
+from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
+from nearkin.evaluation.embeddings import Embeddings, encode_pixels
+from nearkin.evaluation.encoder import Encoder, load
+from nearkin.evaluation.table import read_embeddings
+from nearkin.measures.neighbors import nearest
+from nearkin.report.image_map import MAX_IMAGES, balanced, coordinates, display_name, place
+from nearkin.report.page import html
+from nearkin.report.page.map import script
+from nearkin.report.pages import content_of
+from nearkin.run.folder import RunFolder
+from nearkin.run.opened import locked
+from nearkin.tables import read_csv, replace_csv, usable, write_whole
+
+TOP: Final = 24
+"""Images that a search returns."""
+LARGE: Final = 1600
+"""The longest side of an image at full size."""
+SMALL: Final = 96
+MAX_DECODERS: Final = 4
+"""Images decoded at once: each may take hundreds of megabytes."""
+MAX_NAME: Final = 100
+"""Characters of a class name."""
+CLUSTER_COLUMNS: Final = ("cluster", "name", "kind")
+ASSIGNMENT_COLUMNS: Final = ("path", "cluster", "flag")
+"""Columns that are required, of clusters.csv and assignments.csv."""
+
+Json = Mapping[str, Any]
+"""Plain values."""
+Row = dict[str, str]
+
+
+class RunSite:
+    """The content of a run's page and the actions it offers; thread-safe."""
+
+    def __init__(self, folder: RunFolder, images: Images) -> None:
+        self._folder = folder
+        self._images = images
+        self._page = content_of(folder, images).page(served=True)
+        self._policy = html.policy(script(), served=True)
+        self._device = choose_device("auto")
+        self._lock = threading.Lock()
+        """Held during changes and searches."""
+        self._decoders = threading.Semaphore(MAX_DECODERS)
+
+    def page(self) -> str:
+        """Return the page as of the start; it asks for the current classes itself."""
+        return self._page
+
+    def policy(self) -> str:
+        """Return the page's Content-Security-Policy."""
+        return self._policy
+
+    def image(self, number: int) -> bytes | None:
+        """Return an upright image of screen size as WebP; None if it is unreadable."""
+        return self._webp(number, _screen_sized)
+
+    def thumbnail(self, number: int) -> bytes | None:
+        """Return the central square as WebP; None if it is unreadable."""
+        return self._webp(number, lambda encoded: Image.fromarray(center(encoded, SMALL)))
+
+    def _webp(
+        self, number: int, resized: Callable[[bytes | np.ndarray], Image.Image]
+    ) -> bytes | None:
+        if number >= len(self._images):
+            return None
+        file = io.BytesIO()
+        with self._decoders:
+            try:
+                image = resized(self._images.read(number))
+            except BadImage:
+                return None
+            image.save(file, "webp", quality=85, lossless=max(image.size) <= SMALL_SIDE)
+        return file.getvalue()
+
+    def search(self, encoded: bytes) -> Json:
+        """Return the nearest neighbors of an image file, and its coordinates on the map.
+
+        Raises:
+            DataError: If the file cannot be decoded.
+            CheckpointError: If the encoder or the embeddings are damaged or do not match.
+        """
+        with self._lock:
+            query, stored = self._encode(encoded), self._embeddings
+            if stored.vectors.shape[1] != query.shape[1]:
+                raise CheckpointError(
+                    f"{self._folder.embeddings} is of another encoder than "
+                    f"{self._folder.encoder}; train again"
+                )
+            similarity, rows = nearest(torch.from_numpy(stored.vectors), query, TOP)
+            xy = place(query.numpy(), *self._map)
+            labels = self._labels()
+        numbers = stored.rows[rows[0].numpy()].tolist()
+        neighbors = [
+            {
+                "number": number,
+                "name": self._images.names[number],
+                "label": labels[number],
+                "similarity": cosine,
+            }
+            for number, cosine in zip(numbers, similarity[0].tolist(), strict=True)
+        ]
+        return {"place": xy[0].tolist(), "neighbors": neighbors}
+
+    def _encode(self, encoded: bytes) -> Float[Tensor, "1 dim"]:
+        try:
+            described = header(encoded)
+            if described.width * described.height > MAX_PIXELS:
+                raise BadImage("too-large")
+            pixels = torch.from_numpy(center(encoded, self._encoder.image_size))
+        except BadImage as error:
+            raise DataError(f"the image cannot be read ({error.reason}); give another") from error
+        batch = pixels.permute(2, 0, 1)[None]
+        return encode_pixels(self._encoder, [batch], self._device).cpu()
+
+    # Loaded by the first search: most visits of a page need none of it.
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return load(self._folder.path).to(self._device)
+
+    @cached_property
+    def _embeddings(self) -> Embeddings:
+        return read_embeddings(self._folder.embeddings, self._images)
+
+    @cached_property
+    def _map(self) -> tuple[Float32[np.ndarray, "n dim"], Float[np.ndarray, "n 2"]]:
+        """The features and the coordinates of the images on the map."""
+        rows = balanced(self._embeddings.class_names, MAX_IMAGES)
+        vectors = self._embeddings.vectors[rows]
+        return vectors, coordinates(self._folder, vectors, rows)
+
+    def classes(self) -> Json:
+        """Return the classes as they are in the run folder now."""
+        return classes(self._folder, self._images.names)
+
+    def name(self, clusters: list[str], name: str) -> Json:
+        """Name clusters; those of one name are one class. Then `classes`."""
+        with self._lock:
+            name_classes(self._folder, clusters, name)
+            return self.classes()
+
+    def split(self, numbers: list[int], name: str) -> Json:
+        """Make images a class of their own. Then `classes`."""
+        paths = {self._images.names[row] for row in self._rows(numbers).tolist()}
+        with self._lock:
+            split_off(self._folder, paths, name)
+            return self.classes()
+
+    def export(self, folder: str, numbers: list[int] | None) -> Json:
+        """Copy images, or all of them, by class into a new folder in the run's exports."""
+        if file_names([folder]) != [folder]:
+            raise UsageError(
+                f"{folder!r} is no folder name; use letters, digits, '.', '_' and '-'"
+            )
+        path = self._folder.exports / folder
+        if self._folder.exports.is_symlink() or path.is_symlink() or path.exists():
+            raise OutputError(f"{path} exists already; choose another name")
+        rows = self._rows(numbers)
+        with self._lock:
+            labels = self._labels()
+            names = [labels[row] or "unlabeled" for row in rows.tolist()]
+            copied = copy_to(path, self._images, rows, names, data=())
+        return {"folder": str(path.resolve()), "images": copied}
+
+    def _rows(self, numbers: list[int] | None) -> np.ndarray:
+        total = len(self._images)
+        if numbers is None:
+            return np.arange(total)
+        if not all(0 <= number < total for number in numbers):
+            raise UsageError(f"images have numbers from 0 to {total - 1}; reload the page")
+        return np.unique(np.array(numbers, np.int64))
+
+    def _labels(self) -> list[str]:
+        """The predicted class of each image, or else its label, or else ''."""
+        predicted = class_names(self._folder)
+        names, labels = self._images.names, ("", *self._images.classes)
+        own = [labels[label + 1] for label in self._images.labels.tolist()]
+        return [predicted.get(name, label) for name, label in zip(names, own, strict=True)]
+
+
+def _screen_sized(encoded: bytes | np.ndarray) -> Image.Image:
+    image = (
+        decode(encoded, min_side=LARGE) if isinstance(encoded, bytes) else Image.fromarray(encoded)
+    )
+    image.thumbnail((LARGE, LARGE))
+    return image
+
+
+# ---- classes of a discovery ----
+
+
+def is_discovery(folder: RunFolder) -> bool:
+    """Return whether a run has classes to edit."""
+    return folder.clusters.exists() and folder.assignments.exists()
+
+
+def name_classes(folder: RunFolder, clusters: Collection[str], name: str) -> None:
+    """Name clusters, or remove their names; those of one name are one class from then on.
+
+    Args:
+        folder: The discovery.
+        clusters: From the column cluster of clusters.csv.
+        name: '' removes the names.
+
+    Raises:
+        UsageError: If there is no such cluster, or the name is invalid.
+        OutputError: If another process writes there, or nothing can be written.
+        CheckpointError: If the tables are damaged.
+    """
+    name = _valid(name)
+    with _editing(folder):
+        rows = _read(folder.clusters, CLUSTER_COLUMNS)
+        if unknown := set(clusters) - {row["cluster"] for row in rows}:
+            raise UsageError(f"{folder.clusters} has no class {min(unknown)!r}; reload the page")
+        for row in rows:
+            if row["cluster"] in clusters:
+                row["name"] = name
+        _replace(folder.clusters, folder.found_clusters, rows)
+
+
+def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
+    """Make images a new class, and its core, since the user selected them by hand.
+
+    Args:
+        folder: The discovery.
+        paths: Images that came without a label.
+        name: Of the new class; may be ''.
+
+    Returns:
+        The new cluster, such as `new-1`.
+
+    Raises:
+        UsageError: If there are no images, or some came with a label; else as `name_classes`.
+    """
+    name = _valid(name)
+    with _editing(folder):
+        clusters = _read(folder.clusters, CLUSTER_COLUMNS)
+        assignments = _read(folder.assignments, ASSIGNMENT_COLUMNS)
+        moved = [row for row in assignments if row["path"] in paths]
+        if not moved or len(moved) < len(paths):
+            others = set(paths) - {row["path"] for row in moved}
+            which = f"{min(others)!r} came with a label" if others else "no images are selected"
+            raise UsageError(f"{which}; select unlabeled images")
+        taken = {row["cluster"] for row in clusters}
+        new = next(free for number in count(1) if (free := f"new-{number}") not in taken)
+        for row in moved:
+            row |= {"cluster": new, "flag": "core"}
+        sizes = Counter(row["cluster"] for row in assignments)
+        clusters.append({"cluster": new, "name": name, "kind": "novel"})
+        for row in clusters:
+            row["size"] = str(sizes[row["cluster"]])
+        # In this order, an interruption leaves an empty class, never an image without one.
+        _replace(folder.clusters, folder.found_clusters, clusters)
+        _replace(folder.assignments, folder.found_assignments, assignments)
+    return new
+
+
+def classes(folder: RunFolder, names: Sequence[str]) -> dict[str, Any]:
+    """Return the classes of a discovery, and the cluster of each image; empty for a training.
+
+    Args:
+        folder: The run.
+        names: Of all its images.
+
+    Raises:
+        CheckpointError: If the tables are damaged.
+    """
+    if not is_discovery(folder):
+        return {"editable": False, "classes": [], "cluster_of": {}}
+    assigned = _clusters(folder)
+    sizes = Counter(assigned.values())
+    rows = [
+        {key: row[key].strip() for key in CLUSTER_COLUMNS} | {"size": sizes[row["cluster"]]}
+        for row in _read(folder.clusters, CLUSTER_COLUMNS)
+    ]
+    cluster_of = {str(row): assigned[name] for row, name in enumerate(names) if name in assigned}
+    return {"editable": True, "classes": rows, "cluster_of": cluster_of}
+
+
+def class_names(folder: RunFolder) -> dict[str, str]:
+    """Return the class name of every image that a discovery assigned to a class, by path."""
+    if not is_discovery(folder):
+        return {}
+    names = {r["cluster"]: display_name(r) for r in _read(folder.clusters, ("cluster", "name"))}
+    return {path: names.get(cluster, cluster) for path, cluster in _clusters(folder).items()}
+
+
+def _clusters(folder: RunFolder) -> dict[str, str]:
+    return {row["path"]: row["cluster"] for row in _read(folder.assignments, ("path", "cluster"))}
+
+
+def _valid(name: str) -> str:
+    name = name.strip()
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise UsageError(f"a name is one line of at most {MAX_NAME} characters; choose another")
+    return name
+
+
+@contextmanager
+def _editing(folder: RunFolder) -> Iterator[None]:
+    if not is_discovery(folder):
+        raise UsageError(f"{folder.path} is no finished discovery; it has no classes to edit")
+    try:
+        with locked(folder):
+            yield
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to {folder.path}: {error.strerror}; free some space, or allow writing"
+        ) from error
+
+
+def _read(path: Path, required: Collection[str]) -> list[Row]:
+    with usable(path, "restore it, or discover again"):
+        rows = [dict(row) for row in read_csv(path)]
+        if rows and (absent := set(required) - rows[0].keys()):
+            raise ValueError(f"it has no column {min(absent)}")
+    return rows
+
+
+def _replace(path: Path, original: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    """Write a table with its own columns and any of the user's; keep the first version."""
+    if not original.exists():
+        write_whole(original, path.read_bytes())
+    columns = list(rows[0])
+    replace_csv(path, columns, ([row.get(name, "") for name in columns] for row in rows))

@@ -1,0 +1,225 @@
+"""The content of a training's page, from the files of its run folder."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from nearkin.config import TrainConfig
+from nearkin.data.images import Images
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.evaluate import TITLES
+from nearkin.evaluation.knn import knn_classes
+from nearkin.evaluation.measure import Measure
+from nearkin.report.page.values import Chart, Confusion, Points, RunInfo, Table, TrainingReport
+from nearkin.run.folder import RunFolder
+from nearkin.run.settings.describe import command
+from nearkin.tables import read_numbers
+from nearkin.version import __version__
+
+CURVES: Final = {
+    "loss": ("Training loss", "Comparable only within one method."),
+    "knn": ("kNN accuracy", "Top-1 accuracy on held-out images."),
+    "effective_rank": (
+        "Effective rank",
+        "Number of directions that the features use; a fall to a few is a collapse.",
+    ),
+    "feature_std": (
+        "Feature standard deviation",
+        "Scaled by the square root of the dimension: 1 for features spread evenly over the "
+        "sphere, 0 for a collapse.",
+    ),
+}
+"""Title and note of a chart, by the column of metrics.csv."""
+MAX_POINTS: Final = 300
+"""Longer curves are thinned out."""
+MEANINGS: Final = {
+    "kNN top-1": "Accuracy of a weighted kNN classifier on held-out images. Nothing is trained: "
+    "it measures the embedding as it is.",
+    "linear probe": "Accuracy of a linear classifier, trained on frozen features, on held-out "
+    "images.",
+    "cluster accuracy": "Accuracy of k-means clusters on held-out images, under the best "
+    "one-to-one matching of clusters to classes.",
+    "NMI": "Normalized mutual information of clusters and classes: 0 independent, 1 equal.",
+    "ARI": "Adjusted Rand index of clusters and classes: 0 as by chance, 1 equal.",
+    "effective rank": "Number of directions that the features use. A few mean a collapse.",
+    "feature std": "Scaled standard deviation of unit features: 1 spread evenly over the sphere, "
+    "0 collapsed.",
+    "mean cosine": "Mean cosine similarity of different images: 0 as by chance, 1 collapsed.",
+    "uniformity": "Lower if features are spread more evenly over the sphere.",
+    "alignment": "Mean squared distance between the features of two views of an image.",
+    "neighbor agreement": "Share of an image's nearest neighbors that another view of it has too.",
+}
+
+
+def training_curves(folder: RunFolder) -> dict[str, Chart]:
+    """Return the curves of a training by column of metrics.csv, without empty ones.
+
+    The kNN accuracy comes with its floors as level lines, once these have been measured.
+    """
+    rows = read_numbers(folder.metrics)
+    charts = {}
+    for column, (title, note) in CURVES.items():
+        points = [(row["epoch"], row[column]) for row in rows if column in row]
+        if points:
+            series = {title: _thinned(points)}
+            if column == "knn":
+                ends = points[0][0], points[-1][0]
+                floors = _knn_floors(folder.read_summary().get("measures", {}))
+                series |= {name: [(x, floor) for x in ends] for name, floor in floors.items()}
+            charts[column] = Chart(title, "epoch", "", series, note)
+    return charts
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> Points:
+    rows = np.linspace(0, len(points) - 1, min(MAX_POINTS, len(points))).astype(int)
+    return [points[row] for row in rows]
+
+
+def _knn_floors(measures: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        title: measures[name]["kNN top-1"]["value"]
+        for name, title in TITLES.items()
+        if "kNN top-1" in measures.get(name, {})
+    }
+
+
+def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> TrainingReport:
+    """Return the content of the page of a finished training."""
+    config, data = folder.settings()
+    summary = folder.read_summary()
+    measures = summary["measures"]
+    return TrainingReport(
+        run=run_info(
+            "train",
+            data,
+            config,
+            vars(TrainConfig()),
+            _protocol(summary),
+            _steps(folder, data),
+            tiny=images.is_small,
+        ),
+        lead=_lead(config, summary, images),
+        health=f"The embedding is {summary['verdict']}.",
+        findings=tuple(_findings(measures, summary["verdict"].startswith("collapsed"))),
+        results=_results(measures),
+        meanings=tuple((name, MEANINGS[name]) for name in measures["encoder"] if name in MEANINGS),
+        confusion=_confusion(embeddings),
+        curves=tuple(training_curves(folder).values()),
+    )
+
+
+def run_info(
+    verb: str,
+    data: str,
+    config: Any,
+    defaults: Mapping[str, Any],
+    protocol: Sequence[str],
+    steps: Sequence[tuple[str, str]],
+    *,
+    tiny: bool,
+) -> RunInfo:
+    """Return what the page of any run tells of its settings.
+
+    Args:
+        verb: The command of the run, `train` or `discover`.
+        data: As given to it.
+        config: Its settings.
+        defaults: Settings that the command line need not repeat.
+        protocol: What was trained on what and scored on what.
+        steps: What to do next, each with a command or ''.
+        tiny: See `RunInfo`.
+    """
+    return RunInfo(
+        data=Path(data).name,
+        protocol=tuple(protocol),
+        configuration=vars(config) | {"options": dict(config.options)},
+        versions={
+            "nearkin": __version__,
+            "torch": str(torch.__version__),
+            "python": sys.version.split()[0],
+        },
+        command=command(verb, data, config, defaults),
+        steps=tuple(steps),
+        tiny=tiny,
+    )
+
+
+def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> str:
+    sizes = summary["sizes"]
+    held_out = f"; {sizes['test']:,} other images are held out" if "test" in sizes else ""
+    labels = (
+        "Labels are used only for the evaluation below."
+        if images.classes
+        else "There are no labels, so only the geometry of the embedding can be measured."
+    )
+    return (
+        f"{summary['title']} trained a {config.backbone} on "
+        f"{sizes['train']:,} images for {config.epochs} epochs{held_out}. {labels}"
+    )
+
+
+def _findings(measures: Mapping[str, Any], collapsed: bool) -> list[str]:
+    findings = []
+    if collapsed:
+        findings.append("There are signs of a collapse: compare with the floors before use.")
+    knn = measures["encoder"].get("kNN top-1")
+    if knn is not None and knn["low"] is not None:
+        findings += [
+            f"kNN accuracy is not significantly higher than that of the {name} ({value:.3f})."
+            for name, value in _knn_floors(measures).items()
+            if knn["low"] <= value
+        ]
+    return findings
+
+
+def _results(measures: Mapping[str, Any]) -> Table:
+    columns = ("", *(TITLES.get(name, "this encoder") for name in measures))
+    rows = [
+        (name, *(str(Measure(**of[name])) if name in of else "-" for of in measures.values()))
+        for name in measures["encoder"]
+    ]
+    note = (
+        "On held-out images, with 95 % confidence intervals. Floors: the same network before "
+        "training, and raw pixels."
+    )
+    return Table("Measures beside their floors", columns, tuple(rows), note)
+
+
+def _confusion(embeddings: Embeddings) -> Confusion | None:
+    predictions = knn_classes(embeddings)
+    queries = predictions != ""
+    if not queries.any():
+        return None
+    both = np.concatenate([embeddings.class_names[queries], predictions[queries]])
+    names, numbers = np.unique(both, return_inverse=True)
+    counts = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(counts, tuple(numbers.reshape(2, -1)), 1)
+    classes = tuple(names.tolist())
+    return Confusion(classes, classes, tuple(map(tuple, counts.tolist())))
+
+
+def _protocol(summary: Mapping[str, Any]) -> list[str]:
+    measured = [
+        f"{entry['name']}: {entry['protocol']}."
+        for entry in summary["measures"]["encoder"].values()
+    ]
+    missing = [f"{name}: not measured, {why}." for name, why in summary["left_out"].items()]
+    last = "The last epoch counts; nothing was chosen by the labels of held-out images."
+    return [*measured, *missing, "Confusion: kNN predictions of held-out images.", last]
+
+
+def _steps(folder: RunFolder, data: str) -> list[tuple[str, str]]:
+    run = folder.path
+    return [
+        ("Browse images at full size, and search by image.", f"nearkin explore {run}"),
+        ("Find the nearest neighbors of an image.", f"nearkin neighbors {run} IMAGE"),
+        ("Write embeddings for other programs.", f"nearkin embed {run} {data} -o vectors.parquet"),
+        (
+            "Label some classes, and discover the novel ones.",
+            f"nearkin discover {data} --known A,B --from {run}",
+        ),
+    ]
