@@ -15,7 +15,7 @@ from PIL import Image
 
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
-from nearkin.data.cache import Cache, cache_for, free_disk, free_memory, kept_sizes
+from nearkin.data.cache import Cache, cache_for, cached_sizes, free_disk, free_memory
 from nearkin.data.decode import BadImage
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
@@ -57,7 +57,7 @@ SIDES = st.integers(2, 20_000)
 
 @given(width=SIDES, height=SIDES, image_size=st.integers(8, 224))
 def test_kept_images_keep_their_shape_and_are_never_enlarged(width, height, image_size):
-    (kept,) = kept_sizes(np.array([[width, height]], np.int32), image_size)
+    (kept,) = cached_sizes(np.array([[width, height]], np.int32), image_size)
     side = 2 * image_size
     assert (kept >= 1).all()
     assert (kept <= (width, height)).all()
@@ -245,11 +245,11 @@ def test_a_disk_that_cannot_be_written_is_an_error_of_one_line(folder, kept):
 
 def test_auto_takes_memory_then_a_disk_that_pays_then_nothing(folder):
     images = open_images(folder, cache=False)
-    need = 3 * int(kept_sizes(images.sizes, 12).prod(axis=1).sum())
+    need = 3 * int(cached_sizes(images.sizes, 12).prod(axis=1).sum())
     assert cache_for(images, 12, memory=2 * need, disk=0) == "ram"
     assert cache_for(images, 12, memory=2 * need - 1, disk=2 * need) == "disk"
     assert cache_for(images, 12, memory=2 * need - 1, disk=2 * need - 1) == "off"
-    need = 3 * int(kept_sizes(images.sizes, 32).prod(axis=1).sum())
+    need = 3 * int(cached_sizes(images.sizes, 32).prod(axis=1).sum())
     for room in ((2 * need, 0), (0, 2 * need)):  # little would be saved
         assert cache_for(images, 32, memory=room[0], disk=room[1]) == "off"
     pixels = open_images(np.zeros((9, 200, 200), np.uint8))

@@ -22,7 +22,7 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.datasets import load_digits
 
 from nearkin.cli import main
-from nearkin.data.labels import Said
+from nearkin.data.labels import Annotations
 from nearkin.discovery import assignments, clusters
 from nearkin.discovery.data import accepted
 from nearkin.tables import read_csv
@@ -924,7 +924,7 @@ def test_parts_of_a_network_may_learn_and_new_images_are_sorted_by_what_was_lear
 
 def test_tables_are_read_as_they_were_written(tmp_path):
     """The names of known classes that a table could not hold as they are."""
-    known, _ = Said(["-a", "b"], [], []).numbered()
+    known, _ = Annotations(["-a", "b"], [], []).numbered()
     folder = finished_by_hand(tmp_path / "run", [("1.png", known[0], "core")], [(known[0], "c")])
     assert [dict(row)["name"] for row in read_csv(folder / "clusters.csv")] == ["c"]
     assert accepted(folder) == {"1.png": "c"}

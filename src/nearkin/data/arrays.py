@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from nearkin.data.labels import Said
+from nearkin.data.labels import Annotations
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -41,7 +41,7 @@ class Part:
     """Names of the classes 0, 1, ...; by default the labels' own text."""
 
 
-def join(where: str, parts: Sequence[Part]) -> tuple[Arrays, Said]:
+def join(where: str, parts: Sequence[Part]) -> tuple[Arrays, Annotations]:
     """Put the parts into one array, and name each image by its split and number.
 
     Raises:
@@ -61,7 +61,7 @@ def join(where: str, parts: Sequence[Part]) -> tuple[Arrays, Said]:
     splits = [part.split for part in parts for _ in part.pixels]
     everything = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     rows = {name: row for row, name in enumerate(names)}
-    return Arrays(everything, rows), Said(labels, [""] * len(names), splits)
+    return Arrays(everything, rows), Annotations(labels, [""] * len(names), splits)
 
 
 def _images(where: str, pixels: np.ndarray) -> np.ndarray:

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset
 from nearkin.data.cache import Cache
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, center, crops
 from nearkin.data.images import Images
-from nearkin.data.loading import loaded_ahead
-from nearkin.data.order import Ordered
+from nearkin.data.loading import prefetch
+from nearkin.data.order import BatchOrder
 from nearkin.data.rng import uniform
 from nearkin.data.views import View, ViewParams, augment, crop, normalize, sample_view
 from nearkin.distributed import sent, share
@@ -105,7 +105,9 @@ class Photographs(Dataset[Crops]):
         cache: Decoded images; without it, each crop is decoded when it is needed.
     """
 
-    def __init__(self, sampler: ViewSampler, order: Ordered, cache: Cache | None = None) -> None:
+    def __init__(
+        self, sampler: ViewSampler, order: BatchOrder, cache: Cache | None = None
+    ) -> None:
         self.sampler = sampler
         self.order = order
         self.source = cache or sampler.images
@@ -148,7 +150,7 @@ class Feed(Protocol):
     """Where a training takes its batches from."""
 
     @property
-    def order(self) -> Ordered:
+    def order(self) -> BatchOrder:
         """Which images each step sees."""
 
     def between(self, start: int, stop: int) -> Iterator[Batch]:
@@ -183,7 +185,7 @@ class Batches:
         views: Sequence[View],
         *,
         image_size: int,
-        order: Ordered,
+        order: BatchOrder,
         device: torch.device,
         workers: int = 0,
         cache: str = "off",
@@ -223,7 +225,7 @@ class Batches:
             return
         num_images = len(range(self.order.batch_size)[part])
         data, workers = self.photographs, self.workers
-        for cropped in loaded_ahead(data, start, stop, workers, images=num_images):
+        for cropped in prefetch(data, start, stop, workers, images=num_images):
             yield self._batch(*self._from_files(cropped))
 
     def views(self, epoch: int, rows: np.ndarray) -> Views:
@@ -327,9 +329,9 @@ class CenterCrops:
         self.workers = 0 if images.is_small else workers
 
     def __iter__(self) -> Iterator[UInt8[Tensor, "batch 3 size size"]]:
-        """The batches; see `loaded_ahead` for what happens if workers are lost."""
+        """The batches; see `prefetch` for what happens if workers are lost."""
         data, batch_size = self.data, self.data.batch_size
-        for pixels, bad in loaded_ahead(data, 0, len(data), self.workers, images=batch_size):
+        for pixels, bad in prefetch(data, 0, len(data), self.workers, images=batch_size):
             self.bad.update(bad)
             yield channels_first(pixels)
 

@@ -19,7 +19,7 @@ from PIL import Image, features
 
 from nearkin.data.decode import decode
 from nearkin.data.images import Images
-from nearkin.data.scan import kept_folder
+from nearkin.data.scan import cache_folder
 from nearkin.distributed import control_groups
 from nearkin.errors import ResourceError, UsageError
 
@@ -31,7 +31,7 @@ LONGEST: Final = 4
 """How many times as long as wide an image is kept with all of that detail."""
 
 
-def kept_sizes(
+def cached_sizes(
     sizes: Int[np.ndarray, "images 2"], image_size: int
 ) -> Int64[np.ndarray, "images 2"]:
     """Width and height at which images are kept: a function of nothing else.
@@ -51,7 +51,7 @@ def kept_sizes(
 
 
 class Cache:
-    """Reads photographs as pixels of their `kept_sizes`, and decodes each of them once.
+    """Reads photographs as pixels of their `cached_sizes`, and decodes each of them once.
 
     What is read depends on the image and the image size alone: not on which process decoded
     it, nor when, nor where it is kept. A checksum is written behind the pixels of an image, and
@@ -70,7 +70,7 @@ class Cache:
 
     def __init__(self, images: Images, image_size: int, place: str) -> None:
         self.images = images
-        self.sizes = kept_sizes(images.sizes, image_size)
+        self.sizes = cached_sizes(images.sizes, image_size)
         self.ends = 4 * len(images) + np.cumsum(3 * self.sizes.prod(axis=1))
         """Where each image's pixels end; checksums of four bytes lie before all pixels."""
         path = _on_disk(images, image_size, self.num_bytes) if place == "disk" else None
@@ -151,7 +151,7 @@ def _on_disk(images: Images, image_size: int, size: int) -> str:
     known = hashlib.sha256(f"{images.fingerprint} {image_size} {decoders} ".encode())
     known.update(images.modified.tobytes())
     data = hashlib.sha256(images.key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    path = kept_folder("images") / f"{data}-{known.hexdigest()[:32]}"
+    path = cache_folder("images") / f"{data}-{known.hexdigest()[:32]}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.stat().st_size != size:
@@ -186,7 +186,7 @@ def cache_for(images: Images, image_size: int, *, memory: int, disk: int) -> str
     """
     if images.is_small or (images.kinds == "array").all():
         return "off"
-    kept = int(kept_sizes(images.sizes, image_size).prod(axis=1).sum())
+    kept = int(cached_sizes(images.sizes, image_size).prod(axis=1).sum())
     pixels = images.sizes.prod(axis=1, dtype=np.int64).sum()
     for place, free in (("ram", memory), ("disk", disk)):
         if pixels >= PAYS[place] * kept and 3 * kept <= free / 2:
@@ -196,7 +196,7 @@ def cache_for(images: Images, image_size: int, *, memory: int, disk: int) -> str
 
 def free_disk() -> int:
     """Free bytes where images would be kept."""
-    folder = kept_folder("images")
+    folder = cache_folder("images")
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free

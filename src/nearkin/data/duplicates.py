@@ -12,7 +12,7 @@ from PIL import Image
 
 from nearkin.data.decode import BadImage, decode
 from nearkin.data.images import Images
-from nearkin.data.scan import index_path, recall, remember
+from nearkin.data.scan import index_path, load_index, save_index
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 
 SIDE: Final = 16
@@ -37,7 +37,7 @@ def thumbnails(
     path = index_path(images.key, "thumbnails")
     known = np.zeros(len(images), np.bool_)
     if images.key:
-        known = recall(path, images.names, images.states, columns)
+        known = load_index(path, images.names, images.states, columns)
     # One that could not be read is tried again.
     fresh = np.flatnonzero(~(known & digests.any(axis=1)))
     blocks = np.split(fresh, range(HASHED_AT_ONCE, len(fresh), BLOCK)) if len(fresh) else []
@@ -47,7 +47,7 @@ def thumbnails(
             for row, look in zip(rows, looks, strict=True):
                 digests[row], tiny[row] = look
     if images.key and digests[fresh].any():
-        remember(path, images.names, images.states, columns)
+        save_index(path, images.names, images.states, columns)
     return digests, tiny
 
 

@@ -15,20 +15,20 @@ from nearkin.data.arrays import Part, from_memory, from_name, from_npz, is_name,
 from nearkin.data.decode import FORMATS, BadImage
 from nearkin.data.labels import (
     TABLES,
+    Annotations,
     Row,
-    Said,
+    annotations_from_folders,
+    annotations_from_rows,
+    annotations_from_sidecars,
     list_table,
     match,
     read_table,
-    said_beside,
-    said_by_folders,
-    said_by_rows,
 )
 from nearkin.data.scan import scan
 from nearkin.data.sources import (
     ARCHIVES,
     BadFile,
-    Listing,
+    ImageFiles,
     Source,
     in_bytes,
     list_archive,
@@ -40,7 +40,7 @@ from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.types import UNKNOWN
 
 
-def list_files(path: Path) -> tuple[Listing, dict[str, Row] | None]:
+def find_files(path: Path) -> tuple[ImageFiles, dict[str, Row] | None]:
     """Find the images in a folder, an archive or a table; and, of a table, its rows.
 
     Raises:
@@ -202,7 +202,7 @@ def open_images(
         raise DataError(f"{path}: no such file or folder; give the path of your images")
     if path.suffix.lower() == ".npz":
         return _from_parts(str(path), from_npz(path), labels)
-    listing, rows = list_files(path)
+    listing, rows = find_files(path)
     images = open_files(
         listing, max_pixels=max_pixels, cache=cache, full=full, on_progress=on_progress
     )
@@ -211,9 +211,9 @@ def open_images(
             f"{path}: none of {len(images.bad)} images can be used, such as "
             f"{images.bad[0].name!r} ({images.bad[0].reason}); look at the files"
         )
-    own = said_by_rows(rows, images.names) if rows is not None else None
+    own = annotations_from_rows(rows, images.names) if rows is not None else None
     if listing.labels:
-        own = said_beside(images.names, listing.labels)
+        own = annotations_from_sidecars(images.names, listing.labels)
     return _labeled(images, own, labels)
 
 
@@ -228,7 +228,7 @@ def _imported(source: Any, name: str, labels: str) -> Images:
 
 
 def open_files(
-    listing: Listing,
+    listing: ImageFiles,
     *,
     max_pixels: int = MAX_PIXELS,
     cache: bool = True,
@@ -276,19 +276,19 @@ def _unlabeled(names: Sequence[str], **known: Any) -> Images:
     return Images(tuple(names), *nothing, (), **known)
 
 
-def _labeled(images: Images, own: Said | None, labels: str) -> Images:
+def _labeled(images: Images, own: Annotations | None, labels: str) -> Images:
     """Add what is said by the data themselves, by folders or by a table of labels."""
     names = images.names
-    said = own or said_by_folders(names, labels if labels == "auto" else "none")
+    said = own or annotations_from_folders(names, labels if labels == "auto" else "none")
     notes: tuple[str, ...] = ()
     if labels == "none":
         said = replace(said, labels=[""] * len(names))
     elif labels == "folders":
-        said = replace(said, labels=said_by_folders(names, labels).labels)
+        said = replace(said, labels=annotations_from_folders(names, labels).labels)
     elif labels != "auto":
         table = Path(labels).expanduser()
         rows, notes = match(table, read_table(table, ("path", "label")), names)
-        said = said_by_rows(rows, names).or_else(said)
+        said = annotations_from_rows(rows, names).or_else(said)
     classes, numbers = said.numbered()
     return replace(
         images,

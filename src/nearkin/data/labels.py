@@ -12,7 +12,16 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.sources import BadFile, Files, Folder, Found, Listing, in_bytes, state, stem
+from nearkin.data.sources import (
+    BadFile,
+    FileCollector,
+    Files,
+    Folder,
+    ImageFiles,
+    in_bytes,
+    state,
+    stem,
+)
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -28,7 +37,7 @@ SIDES: Final = {
 
 
 @dataclass(frozen=True)
-class Said:
+class Annotations:
     """One entry per image, each '' where nothing is said."""
 
     labels: Sequence[str]
@@ -42,7 +51,7 @@ class Said:
             return [a or b for a, b in zip(mine, theirs, strict=True)]
 
         groups, splits = either(self.groups, other.groups), either(self.splits, other.splits)
-        return Said(self.labels, groups, splits)
+        return Annotations(self.labels, groups, splits)
 
     def numbered(self) -> tuple[tuple[str, ...], Int64[np.ndarray, " images"]]:
         """The class names, in order, and each image's position among them.
@@ -64,7 +73,7 @@ class Said:
         return np.array([first.setdefault(g, i) if g else i for i, g in rows], np.int64)
 
 
-def said_by_folders(names: Sequence[str], labels: str) -> Said:
+def annotations_from_folders(names: Sequence[str], labels: str) -> Annotations:
     """Read classes and splits off the folders.
 
     A wrapper folder that holds everything is passed over. If all top-level folders are then
@@ -95,10 +104,12 @@ def said_by_folders(names: Sequence[str], labels: str) -> Said:
     def of_each(said: list[str]) -> list[str]:
         return list(np.array(said, object)[folder])
 
-    return Said(of_each(["/".join(path) for path in classes]), [""] * len(names), of_each(splits))
+    return Annotations(
+        of_each(["/".join(path) for path in classes]), [""] * len(names), of_each(splits)
+    )
 
 
-def said_beside(names: Sequence[str], labels: Mapping[str, str]) -> Said:
+def annotations_from_sidecars(names: Sequence[str], labels: Mapping[str, str]) -> Annotations:
     """Read classes off what lies beside the images, as in WebDataset, and splits off folders.
 
     Args:
@@ -106,8 +117,8 @@ def said_beside(names: Sequence[str], labels: Mapping[str, str]) -> Said:
         labels: each image's class, by its `stem`.
     """
     nothing = [""] * len(names)
-    own = Said([labels.get(stem(name), "") for name in names], nothing, nothing)
-    return own.or_else(said_by_folders(names, "none"))
+    own = Annotations([labels.get(stem(name), "") for name in names], nothing, nothing)
+    return own.or_else(annotations_from_folders(names, "none"))
 
 
 def is_folder(part: str) -> bool:
@@ -214,7 +225,7 @@ def _check_columns(path: Path, columns: Sequence[str], required: Sequence[str]) 
         raise DataError(f"{path}: no column {missing[0]!r} among: {found}; add it to the heading")
 
 
-def list_table(path: Path, rows: Mapping[str, Row]) -> tuple[Listing, dict[str, Row]]:
+def list_table(path: Path, rows: Mapping[str, Row]) -> tuple[ImageFiles, dict[str, Row]]:
     """The images that a table lists, by paths relative to its own folder.
 
     Returns:
@@ -231,7 +242,7 @@ def list_table(path: Path, rows: Mapping[str, Row]) -> tuple[Listing, dict[str, 
             f"{path}: {len(missing)} of {len(named)} files do not exist below {root}, such as "
             f"{_examples(missing)}; give paths relative to the table"
         )
-    files, bad = Found(2), list[BadFile]()
+    files, bad = FileCollector(2), list[BadFile]()
     for name in named:
         found = state(root, name)
         if isinstance(found, BadFile):
@@ -241,7 +252,7 @@ def list_table(path: Path, rows: Mapping[str, Row]) -> tuple[Listing, dict[str, 
         else:
             bad.append(BadFile(name, "not a regular file", 0))
     listed = Files(*files.in_order())
-    return Listing(str(path.resolve()), Folder(root), listed, bad), named
+    return ImageFiles(str(path.resolve()), Folder(root), listed, bad), named
 
 
 def _name(path: Path, written: str, row: Row) -> str:
@@ -283,11 +294,11 @@ def match(
     return found, (f"{note}, such as {_examples(stray)}",)
 
 
-def said_by_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Said:
+def annotations_from_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Annotations:
     """What a table says about these images."""
     silent = Row("", "", "", 0)
     said = [rows.get(name, silent) for name in names]
-    return Said([r.label for r in said], [r.group for r in said], [r.split for r in said])
+    return Annotations([r.label for r in said], [r.group for r in said], [r.split for r in said])
 
 
 def _examples(names: Iterable[str]) -> str:

@@ -17,19 +17,19 @@ PATIENCE: Final = 120
 """Seconds after which a worker hangs; more for very large batches."""
 
 
-def lost(error: Exception) -> bool:
+def worker_lost(error: Exception) -> bool:
     """Whether an error says that a worker died or hung, not that what it computed failed."""
     if isinstance(error, ConnectionError | EOFError):  # while it was handing something over
         return "Caught" not in str(error)
     return str(error).startswith("DataLoader worker (pid")
 
 
-def log(error: Exception) -> str:
+def first_sentence(error: Exception) -> str:
     """The first sentence of an error."""
     return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
 
 
-def loaded_ahead(
+def prefetch(
     data: Dataset[Loaded], start: int, stop: int, workers: int, *, images: int
 ) -> Iterator[Loaded]:
     """The items of the steps from `start` to before `stop`, in order.
@@ -45,7 +45,7 @@ def loaded_ahead(
         images: How many images a step reads; more may take longer before a worker hangs.
 
     Raises:
-        RuntimeError, ConnectionError, EOFError: If that happens for a second time; see `lost`.
+        RuntimeError, ConnectionError, EOFError: If that happens for a second time; see `worker_lost`.
     """
     seconds = max(PATIENCE, images // 4)
     step, replaced = start, False
@@ -57,10 +57,12 @@ def loaded_ahead(
                 step += 1
         except (RuntimeError, ConnectionError, EOFError) as error:
             _kill(processes)  # torch only asks them to end, and waits
-            if replaced or not lost(error):
+            if replaced or not worker_lost(error):
                 raise
             replaced = True
-            warnings.warn(f"{log(error)}; workers are replaced at step {step}", stacklevel=2)
+            warnings.warn(
+                f"{first_sentence(error)}; workers are replaced at step {step}", stacklevel=2
+            )
 
 
 def _started(

@@ -12,7 +12,7 @@ from nearkin.errors import DataError
 
 
 @runtime_checkable
-class Ordered(Protocol):
+class BatchOrder(Protocol):
     """What says which images each step sees, whatever came before it."""
 
     @property

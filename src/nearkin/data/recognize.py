@@ -15,7 +15,14 @@ import numpy as np
 from nearkin.data.arrays import Arrays, is_name
 from nearkin.data.decode import BadImage
 from nearkin.data.images import Images, open_files, open_images
-from nearkin.data.labels import TABLES, Row, Said, list_table, read_table, said_by_folders
+from nearkin.data.labels import (
+    TABLES,
+    Annotations,
+    Row,
+    annotations_from_folders,
+    list_table,
+    read_table,
+)
 from nearkin.data.sources import BadFile, Folder, Source, in_bytes
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
@@ -55,7 +62,7 @@ def union(first: Images, second: Images, prefix: str) -> Images:
         )
     names = [*first.names, *added]
     rows = np.array(sorted(range(len(names)), key=lambda row: in_bytes(names[row])), np.int64)
-    classes, number = Said([*first.classes, *second.classes], [], []).numbered()
+    classes, number = Annotations([*first.classes, *second.classes], [], []).numbered()
     shifted = np.where(second.labels < 0, UNKNOWN, second.labels + len(first.classes))
     labels = np.append(number, UNKNOWN)[np.concatenate([first.labels, shifted])]
     groups = np.concatenate([first.groups, second.groups + first.groups.max(initial=-1) + 1])
@@ -153,7 +160,7 @@ def read_classes(where: str) -> tuple[Images, list[str]]:
             f"{where}: {len(stray)} images lie in no class folder, such as {examples(stray)}; "
             "move each into the folder of its class"
         )
-    return images, list(said_by_folders(images.names, "folders").labels)
+    return images, list(annotations_from_folders(images.names, "folders").labels)
 
 
 def class_names(images: Images) -> list[str]:

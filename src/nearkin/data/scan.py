@@ -21,8 +21,8 @@ from jaxtyping import Bool, Int32, Int64, Shaped, UInt8
 from torch.utils.data import Dataset
 
 from nearkin.data.decode import MAGIC, MAX_BYTES, BadImage, Header, decode, header, quiet
-from nearkin.data.loading import loaded_ahead
-from nearkin.data.sources import Listing, Source
+from nearkin.data.loading import prefetch
+from nearkin.data.sources import ImageFiles, Source
 from nearkin.distributed import available_cpus
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 
@@ -30,7 +30,7 @@ VERSION: Final = 1
 """Of the remembered files; another version has other names."""
 
 
-def kept_folder(kind: str) -> Path:
+def cache_folder(kind: str) -> Path:
     """The user's own folder for one kind of what can be found out again."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return root / "nearkin" / kind
@@ -39,10 +39,10 @@ def kept_folder(kind: str) -> Path:
 def index_path(key: str, kind: str) -> Path:
     """Where one kind of finding about the data at a place is remembered."""
     name = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    return kept_folder("index") / f"{name}-{kind}-{VERSION}.npz"
+    return cache_folder("index") / f"{name}-{kind}-{VERSION}.npz"
 
 
-def recall(
+def load_index(
     path: Path,
     names: Sequence[str],
     states: Int64[np.ndarray, "files 2"],
@@ -88,7 +88,7 @@ def _joined(names: Sequence[str]) -> UInt8[np.ndarray, " bytes"]:
     return np.frombuffer("\0".join(names).encode("utf-8", "surrogateescape"), np.uint8)
 
 
-def remember(
+def save_index(
     path: Path,
     names: Sequence[str],
     states: Int64[np.ndarray, "files 2"],
@@ -132,7 +132,7 @@ class Headers(NamedTuple):
 
 
 def scan(
-    listing: Listing,
+    listing: ImageFiles,
     *,
     decoded_pixels: int = 0,
     cache: bool = True,
@@ -151,25 +151,25 @@ def scan(
     headers = Headers(np.full(len(names), b"not-an-image"), np.zeros((len(names), 2), np.int32))
     columns = {"formats": headers.kinds, "sizes": headers.sizes}
     path = index_path(listing.key, f"up-to-{decoded_pixels}" if decoded_pixels else "headers")
-    known = recall(path, names, states, columns) if cache else np.zeros(len(names), np.bool_)
+    known = load_index(path, names, states, columns) if cache else np.zeros(len(names), np.bool_)
     fresh = np.flatnonzero(~known)
     looks = _Looks(listing, fresh, decoded_pixels)
     workers = available_cpus() if len(fresh) >= MANY else 0
-    loaded = loaded_ahead(looks, 0, len(looks), workers, images=BLOCK)
+    loaded = prefetch(looks, 0, len(looks), workers, images=BLOCK)
     what = "decoding all images" if decoded_pixels else "looking at all files"
     seen_now = tracked(loaded, len(fresh), what, on_progress)
     for block, found in zip(looks.blocks, seen_now, strict=True):
         headers.kinds[block] = [seen.format for seen in found]
         headers.sizes[block] = [seen[1:] for seen in found]
     if cache and len(fresh):
-        remember(path, names, states, columns)
+        save_index(path, names, states, columns)
     return headers
 
 
 class _Looks(Dataset[list[Header]]):
     """The headers of some files, block by block."""
 
-    def __init__(self, listing: Listing, rows: np.ndarray, decoded_pixels: int) -> None:
+    def __init__(self, listing: ImageFiles, rows: np.ndarray, decoded_pixels: int) -> None:
         self.listing = listing
         self.blocks = np.split(rows, range(BLOCK, len(rows), BLOCK)) if len(rows) else []
         self.decoded_pixels = decoded_pixels

@@ -52,7 +52,7 @@ class Source(Protocol):
         """
 
 
-class Stat(NamedTuple):
+class FileState(NamedTuple):
     """What tells that a file has changed since it was last looked at."""
 
     bytes: int
@@ -66,17 +66,17 @@ class Files(NamedTuple):
     names: tuple[str, ...]
     """Unique, in the order of their bytes."""
     states: Int64[np.ndarray, "files 2"]
-    """Of each its `Stat`."""
+    """Of each its `FileState`."""
 
 
 @dataclass(frozen=True, eq=False)
-class Listing:
+class ImageFiles:
     """The files that look like images, before any of them is opened."""
 
     key: str
     """The absolute path, by which the index of headers is remembered."""
     source: Source
-    files: Files | Mapping[str, Stat]
+    files: Files | Mapping[str, FileState]
     """A few may be given by name."""
     bad: list[BadFile] = field(default_factory=list[BadFile])
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -87,13 +87,13 @@ class Listing:
         """The files."""
         if isinstance(self.files, Files):
             return self.files
-        found = Found(len(Stat._fields))
+        found = FileCollector(len(FileState._fields))
         for name, state in self.files.items():
             found.add(name, *state)
         return Files(*found.in_order())
 
 
-class Found:
+class FileCollector:
     """Collects files, and so many numbers of each, as they are met, in little memory."""
 
     def __init__(self, width: int) -> None:
@@ -254,7 +254,7 @@ class Archive:
         return os.pread(opened.descriptor, count, offset)
 
 
-def list_archive(path: Path) -> Listing:
+def list_archive(path: Path) -> ImageFiles:
     """Find the images in an archive.
 
     Refused, that is listed as bad, are members with an absolute name, a '..' or the name of an
@@ -266,7 +266,7 @@ def list_archive(path: Path) -> Listing:
     return _list(path, {"": path})
 
 
-def list_shards(root: Path, shards: Iterable[str]) -> Listing:
+def list_shards(root: Path, shards: Iterable[str]) -> ImageFiles:
     """Find the images in .tar files below a folder, as if each were a folder of that name.
 
     Raises:
@@ -275,10 +275,15 @@ def list_shards(root: Path, shards: Iterable[str]) -> Listing:
     return _list(root, {f"{shard}/": root / shard for shard in shards})
 
 
-def _list(where: Path, archives: dict[str, Path]) -> Listing:
+def _list(where: Path, archives: dict[str, Path]) -> ImageFiles:
     """Find the images in archives; their names begin with what the archive is called here."""
     opened: list[Path | bytes] = []
-    files, classes, bad, others = Found(2 + 5), Found(5), list[BadFile](), list[str]()
+    files, classes, bad, others = (
+        FileCollector(2 + 5),
+        FileCollector(5),
+        list[BadFile](),
+        list[str](),
+    )
     modified = [path.stat().st_mtime_ns for path in archives.values()]
     for (start, path), written in zip(archives.items(), modified, strict=True):
         met = set[str]()
@@ -301,7 +306,7 @@ def _list(where: Path, archives: dict[str, Path]) -> Listing:
     source = Archive(opened, max(modified), names, numbers[:, 2:])
     with _readable(where):
         labels = {stem(name): label for name, label in source.texts(*classes.in_order())}
-    return Listing(str(where.resolve()), source, Files(names, numbers[:, :2]), bad, labels)
+    return ImageFiles(str(where.resolve()), source, Files(names, numbers[:, :2]), bad, labels)
 
 
 @contextmanager
@@ -387,7 +392,7 @@ MARKER: Final = ".nearkin-run"
 """A file in every run folder, so that the plots of a run never count as images."""
 
 
-def list_folder(root: Path) -> Listing:
+def list_folder(root: Path) -> ImageFiles:
     """Find the images below a folder or, where it holds none, in the .tar files below it.
 
     Hidden files and folders and the folders of runs are passed over. A link is followed only to
@@ -398,7 +403,7 @@ def list_folder(root: Path) -> Listing:
         DataError: there are none.
     """
     root = root.resolve()
-    files, bad, others = Found(2), list[BadFile](), list[str]()
+    files, bad, others = FileCollector(2), list[BadFile](), list[str]()
     for name, found in _walk(root):
         if isinstance(found, BadFile):
             bad.append(found)
@@ -414,7 +419,7 @@ def list_folder(root: Path) -> Listing:
         return replace(listing, bad=listing.bad + bad)
     if not files.names and not bad:
         raise no_images(str(root), others)
-    return Listing(str(root), Folder(root), Files(*files.in_order()), bad)
+    return ImageFiles(str(root), Folder(root), Files(*files.in_order()), bad)
 
 
 def _walk(root: Path) -> Iterator[tuple[str, os.stat_result | BadFile]]:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int64
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.images import Images, open_images
-from nearkin.data.labels import Said, match, read_table
+from nearkin.data.labels import Annotations, match, read_table
 from nearkin.data.recognize import (
     class_names,
     copies,
@@ -127,7 +127,7 @@ def _by_image(images: Images, labeled: str) -> Labeled:
     own = np.array([name not in added for name in everything.names], bool)
     said = [found.classes.get(name, "") for name in everything.names]
     merged, keep = _merge_copies(everything, said, own)
-    classes, numbers = Said([merged[row] for row in keep], [], []).numbered()
+    classes, numbers = Annotations([merged[row] for row in keep], [], []).numbered()
     if len(classes) < 2:
         raise DataError(
             f"{labeled}: usable images are labeled as {examples(classes) or 'nothing'}; "
@@ -204,7 +204,7 @@ def truth_labels(
     """
     said = _truth(truth, data_images)
     found = [said.get(name, "") for name in images.names]
-    others, _ = Said([label for label in found if label not in classes], [], []).numbered()
+    others, _ = Annotations([label for label in found if label not in classes], [], []).numbered()
     names = (*classes, *others)
     number = {name: number for number, name in enumerate(names)} | {"": UNKNOWN}
     numbers = np.array([number[label] for label in found], np.int64)
@@ -300,7 +300,7 @@ def accepted(run: Path) -> dict[str, str]:
 def accept(labeled: Labeled, run: Path) -> Labeled:
     """Label the images of accepted classes too. Known classes keep their numbers."""
     found, images = accepted(run), labeled.images
-    new, _ = Said(list(set(found.values()) - set(labeled.classes)), [], []).numbered()
+    new, _ = Annotations(list(set(found.values()) - set(labeled.classes)), [], []).numbered()
     classes = (*labeled.classes, *new)
     number = {name: position for position, name in enumerate(classes)}
     label = labeled.label.copy()

@@ -16,7 +16,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.augmentations import Augment, views_of
 from nearkin.data.batches import Batches, CenterCrops, Feed, to_input
 from nearkin.data.images import Images
-from nearkin.data.order import Order, Ordered
+from nearkin.data.order import BatchOrder, Order
 from nearkin.data.rng import seeded, uniform
 from nearkin.data.views import normalize
 from nearkin.distributed import sent, share
@@ -51,7 +51,7 @@ class CachedViews:
         self,
         views: Float[Tensor, "kept images dim"],
         *,
-        order: Ordered,
+        order: BatchOrder,
         num_views: int,
         labels: Int64[np.ndarray, " images"],
     ) -> None:
@@ -136,7 +136,7 @@ class Trunk(Protocol):
     def backbone(self, seed: int) -> Backbone:
         """A network that learns, as it is before anything is learned."""
 
-    def feed(self, order: Ordered, kind: type[Method[Any]], label: np.ndarray) -> Feed:
+    def feed(self, order: BatchOrder, kind: type[Method[Any]], label: np.ndarray) -> Feed:
         """Batches of what that network takes."""
 
     def seen(self, method: Method[Any]) -> tuple[CachedFeatures, nn.Module]:
@@ -155,7 +155,7 @@ class FrozenEncoder:
         with seeded(seed, torch.device("cpu")):
             return top(self.kept.center.shape[1], TOP_DIM)
 
-    def feed(self, order: Ordered, kind: type[Method[Any]], label: np.ndarray) -> Feed:
+    def feed(self, order: BatchOrder, kind: type[Method[Any]], label: np.ndarray) -> Feed:
         """Batches of kept features."""
         views = self.kept.views.to(self.device)
         return CachedViews(views, order=order, num_views=len(kind.views), labels=label)
@@ -202,7 +202,7 @@ class FinetunedEncoder:
             freeze(network, self.trained)
         return network
 
-    def feed(self, order: Ordered, kind: type[Method[Any]], label: np.ndarray) -> Feed:
+    def feed(self, order: BatchOrder, kind: type[Method[Any]], label: np.ndarray) -> Feed:
         """Batches of images."""
         return Batches(
             self.images,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nearkin.config import DiscoverConfig, TrainConfig, Value
 from nearkin.data.batches import Feed
-from nearkin.data.order import Ordered, Streams
+from nearkin.data.order import BatchOrder, Streams
 from nearkin.data.rng import seeded
 from nearkin.discovery.classifier import apply_layer, heads_of, kmeans_clustering, still
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data, without
@@ -245,7 +245,7 @@ def class_stage(
 
 
 def _config(
-    base: TrainConfig, method: str, order: Ordered, options: Mapping[str, Value]
+    base: TrainConfig, method: str, order: BatchOrder, options: Mapping[str, Value]
 ) -> TrainConfig:
     recipe, epochs = RECIPES[method], base.epochs
     if epochs == "auto":

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from nearkin.data.loading import log, lost
+from nearkin.data.loading import first_sentence, worker_lost
 from nearkin.errors import ResourceError, WorkerError
 
 
@@ -26,14 +26,16 @@ def foreseen(batch_size: int | None = None) -> Iterator[None]:
     except (MemoryError, RuntimeError, ConnectionError, EOFError) as error:
         if _out_of_memory(error):
             raise ResourceError(f"out of memory{_smaller(batch_size)}") from error
-        if not lost(error):
+        if not worker_lost(error):
             raise
         again = (
             "the same command with --resume goes on, with --workers 0 without them"
             if batch_size
             else "give the same command again or, from Python, workers=0"
         )
-        raise WorkerError(f"loader workers failed twice ({log(error)}); {again}") from error
+        raise WorkerError(
+            f"loader workers failed twice ({first_sentence(error)}); {again}"
+        ) from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
