@@ -44,7 +44,7 @@ class Annotations:
     groups: Sequence[str]
     splits: Sequence[str]
 
-    def or_else(self, other: "Said") -> "Said":
+    def or_else(self, other: "Annotations") -> "Annotations":
         """This, with groups and splits of the other where this says nothing."""
 
         def either(mine: Sequence[str], theirs: Sequence[str]) -> list[str]:

@@ -45,7 +45,7 @@ def prefetch(
         images: How many images a step reads; more may take longer before a worker hangs.
 
     Raises:
-        RuntimeError, ConnectionError, EOFError: If that happens for a second time; see `worker_lost`.
+        RuntimeError, ConnectionError, EOFError: If workers are lost a second time.
     """
     seconds = max(PATIENCE, images // 4)
     step, replaced = start, False
