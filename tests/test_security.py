@@ -25,7 +25,7 @@ from safetensors.torch import save
 import nearkin
 from nearkin.data.images import open_images
 from nearkin.data.recognize import recognize
-from nearkin.discovery.features import read_looks
+from nearkin.discovery.features import CachedFeatures
 from nearkin.errors import CheckpointError, DataError
 from nearkin.evaluation.encoder import load
 from nearkin.networks.backbone import build_backbone
@@ -561,7 +561,7 @@ def test_kept_features_with_a_hostile_description_are_refused(bad, tmp_path):
         save({"center": torch.ones(1, 2), "views": torch.ones(2, 1, 2)}, {"bad": bad})
     )
     with pytest.raises(CheckpointError, match=r"kept\.safetensors cannot be used"):
-        read_looks(path, 1)
+        CachedFeatures.read(path, 1)
 
 
 @pytest.mark.parametrize(
@@ -574,7 +574,7 @@ def test_kept_features_of_other_images_are_refused(center, views, count, tmp_pat
         save({"center": torch.ones(center), "views": torch.ones(views)}, {"bad": "{}"})
     )
     with pytest.raises(CheckpointError, match=r"kept\.safetensors cannot be used"):
-        read_looks(path, count)
+        CachedFeatures.read(path, count)
 
 
 def test_an_encoder_that_is_a_folder_is_refused(tmp_path):

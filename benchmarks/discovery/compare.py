@@ -3,9 +3,9 @@
     python benchmarks/discovery/compare.py cifar10 --folder RUNS -o docs/discovery/cifar10.csv
 
 RUNS holds, for every seed, images drawn by images.py (cifar10-1.npz) and an encoder trained on
-them without labels (runs/cifar10-1). Seed 0 only chooses the strength of each arm,
-by hiding known classes; the others are reported. A row is written once its arm is done, so the
-same command continues after an interruption. Protocol: docs/discovery.md.
+them without labels (runs/cifar10-1). Seed 0 only chooses the tuned setting of each arm,
+by hiding known classes; the others are reported. A row is written once its arm is done, so a
+stopped comparison goes on where it was. Protocol: docs/discovery.md.
 """
 
 import argparse
@@ -23,25 +23,25 @@ from jaxtyping import Int64
 from nearkin.config import TrainConfig, Value
 from nearkin.data.images import Images, open_images
 from nearkin.discovery.classifier import (
-    ALONE,
     Clustering,
     apply_layer,
+    frozen_copy,
     head_clustering,
     kmeans_clustering,
-    still,
 )
 from nearkin.discovery.data import DiscoveryTask
-from nearkin.discovery.features import FrozenEncoder, look, read_looks, write_looks
+from nearkin.discovery.features import CachedFeatures, FrozenEncoder, extract_features
+from nearkin.discovery.pipeline import BASE_LOSS
 from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.discovery.stages import class_stage, known_stage, start_of
+from nearkin.discovery.stages import class_stage, known_stage, stage_init
 from nearkin.discovery.trials import (
+    CANDIDATES,
+    DEFAULTS,
     MODE_METHOD,
-    STRENGTHS,
-    USUAL,
     Mode,
     Trials,
     best,
-    strength_options,
+    tuned_options,
 )
 from nearkin.evaluation.encoder import load
 from nearkin.measures.matching import cluster_accuracy, right
@@ -57,16 +57,16 @@ NOVEL = {"first": (5, 6, 7, 8, 9), "odd": (1, 3, 5, 7, 9), "mixed": (2, 3, 5, 8,
 """Novel classes of each split, fixed beforehand; `first` is the usual one."""
 CONTRAST: dict[str, Value] = {"known_weight": 0.0}
 ARMS: dict[str, dict[str, Value]] = {
-    "rank statistics": ALONE | {"pseudo_labels": "ranks"},
-    "base": ALONE,
+    "rank statistics": BASE_LOSS | {"pseudo_labels": "ranks"},
+    "base": BASE_LOSS,
     "self-contrast": CONTRAST | {"own_weight": 1.0},
     "NCL": CONTRAST,
     "NCL+SCL": {},
-    "base, clusters": ALONE,
+    "base, clusters": BASE_LOSS,
     "NCL+SCL, clusters": {},
     "NCL+SCL+HNG": {"num_hard": 400, "num_easy": 50},
 }
-"""Options of NCL. Only the strength is chosen, and rank statistics have none."""
+"""Options of NCL. Only the tuned setting is chosen, and rank statistics have none."""
 GCD_ARMS: dict[str, dict[str, Value]] = {
     "SimGCD": {},
     "SimGCD, no entropy term": {"entropy_weight": 0.0},
@@ -74,7 +74,7 @@ GCD_ARMS: dict[str, dict[str, Value]] = {
 }
 """Options of SimGCD."""
 COLUMNS = (
-    "mode", "split", "seed", "arm", "strength", "train", "train_known", "train_novel", "test",
+    "mode", "split", "seed", "arm", "tuned", "train", "train_known", "train_novel", "test",
     "known_test", "nmi", "ari", "k_means", "seconds",
 )  # fmt: skip
 SLOW = "NCL+SCL+HNG"
@@ -116,14 +116,16 @@ class Bench:
         return self.folder / "runs" / f"{self.name}-{self.seed}"
 
     @cached_property
-    def trunk(self) -> FrozenEncoder:
-        """Return the frozen encoder with its cached features."""
+    def encoder(self) -> FrozenEncoder:
+        """The frozen encoder; what it sees is computed once and kept."""
         path = self._run / "kept.safetensors"
         if not path.exists():
             encoder = load(self._run)
-            looks, bad = look(encoder, self.images, self.base.augment, VIEWS, self.seed, CPU, 0)
-            write_looks(path, looks, bad)
-        kept = read_looks(path, len(self.images))[0]
+            features, bad = extract_features(
+                encoder, self.images, self.base.augment, VIEWS, self.seed, CPU, 0
+            )
+            features.write(path, bad)
+        kept = CachedFeatures.read(path, len(self.images))[0]
         return FrozenEncoder(replace(kept, views=kept.views[:VIEWS]), CPU)
 
     def truth(self, novel: tuple[int, ...]) -> Int64[np.ndarray, " images"]:
@@ -149,15 +151,15 @@ def starts_of(arm: str) -> str:
     return "clusters" if "clusters" in arm else "random"
 
 
-def strength_of(bench: Bench, mode: Mode, arm: str, options: dict[str, Value]) -> float:
-    """Choose the strength of one arm by hiding known classes of the usual split."""
-    task = bench.task(NOVEL["first"], "ncd")  # all images of known classes are labeled
+def value_of(bench: Bench, mode: Mode, arm: str, options: dict[str, Value]) -> float:
+    """What hiding known classes of the usual split says, for one arm."""
+    task = bench.task(NOVEL["first"], "ncd")  # all known images have their label
     folder = bench.folder / "trials" / bench.name / arm.replace(" ", "-")
-    every = Trials(bench.trunk, task, bench.base, mode, folder, options, starts_of(arm))
-    trials = list(every.run(STRENGTHS[mode]))
-    for strength in STRENGTHS[mode]:
-        found = [trial.accuracy for trial in trials if trial.strength == strength]
-        print(f"{bench.name} {mode} {arm}: strength {strength:g}", np.round(found, 3), flush=True)
+    every = Trials(bench.encoder, task, bench.base, mode, folder, options, starts_of(arm))
+    trials = list(every.run(CANDIDATES[mode]))
+    for value in CANDIDATES[mode]:
+        found = [trial.accuracy for trial in trials if trial.value == value]
+        print(f"{bench.name} {mode} {arm}: value {value:g}", np.round(found, 3), flush=True)
     return best(trials)
 
 
@@ -192,36 +194,36 @@ def measured(
 
 
 def rows_of(
-    bench: Bench, split: str, mode: Mode, strengths: dict[str, float], done: set[str]
+    bench: Bench, split: str, mode: Mode, values: dict[str, float], done: set[str]
 ) -> Iterator[Row]:
     """Run the missing arms of one seed and one split."""
     arms = {arm: options for arm, options in arms_of(mode, split).items() if arm not in done}
     task, truth = bench.task(NOVEL[split], mode), bench.truth(NOVEL[split])
     common = {"mode": mode, "split": split, "seed": bench.seed}
     if "k-means" not in done:
-        clustered = kmeans_clustering(bench.trunk.kept.center, task, bench.seed)
+        clustered = kmeans_clustering(bench.encoder.cached.center, task, bench.seed)
         yield common | {"arm": "k-means"} | measured(bench, task, truth, clustered, mode)
     if not arms:
         return
-    known = known_stage(bench.trunk, task, bench.base)
+    known = known_stage(bench.encoder, task, bench.base)
     known.try_out()
-    clusters = start_of(bench.trunk, known.method, task, bench.seed)
+    heads = stage_init(bench.encoder, known.method, task, bench.seed, "clusters").heads
     for arm, options in arms.items():
         started = time.perf_counter()
-        strength = strengths.get(arm, USUAL[mode])
-        chosen = strength_options(mode, strength, task.num_novel) | options
-        start = clusters if starts_of(arm) == "clusters" else None
+        value = values.get(arm, DEFAULTS[mode])
+        chosen = tuned_options(mode, value, task.num_novel) | options
+        at = heads if starts_of(arm) == "clusters" else None
         before = known.method
-        stage = class_stage(
-            bench.trunk, task, bench.base, before, MODE_METHOD[mode], chosen, start
-        )
+        stage = class_stage(bench.encoder, task, bench.base, before, MODE_METHOD[mode], chosen, at)
         stage.try_out()
         seconds = time.perf_counter() - started
-        found = head_clustering(bench.trunk, stage.method, task.num_known)
-        row = common | {"arm": arm, "strength": strength, "seconds": round(seconds, 1)}
+        found = head_clustering(bench.encoder, stage.method, task.num_known)
+        row = common | {"arm": arm, "tuned": value, "seconds": round(seconds, 1)}
         row |= measured(bench, task, truth, found, mode)
         if mode == "ncd":
-            after = apply_layer(still(stage.method.backbone), bench.trunk.kept.center).detach()
+            after = apply_layer(
+                frozen_copy(stage.method.backbone), bench.encoder.cached.center
+            ).detach()
             novel = kmeans_clustering(after, task, bench.seed).novel[task.unlabeled]
             row["k_means"] = cluster_accuracy(truth[task.unlabeled], novel)[0]
         yield row
@@ -234,12 +236,12 @@ def arms_of(mode: Mode, split: str = "first") -> dict[str, dict[str, Value]]:
     return GCD_ARMS
 
 
-def chosen_strengths(name: str, folder: Path, mode: Mode) -> dict[str, float]:
-    """Return the strength of each arm, chosen on the seed that is not reported."""
+def chosen_values(name: str, folder: Path, mode: Mode) -> dict[str, float]:
+    """The tuned setting of each arm that has one, by the seed that is not reported."""
     bench = Bench(name, 0, folder)
     untuned = {"rank statistics", "SimGCD, no entropy term"}
     return {
-        arm: strength_of(bench, mode, arm, options)
+        arm: value_of(bench, mode, arm, options)
         for arm, options in arms_of(mode).items()
         if arm not in untuned
     }
@@ -257,13 +259,13 @@ def main() -> None:
     rows: list[Row] = []
     if options.output.exists():
         rows = [dict(row) for row in read_csv(options.output)]
-    strengths = chosen_strengths(options.name, options.folder, mode)
+    values = chosen_values(options.name, options.folder, mode)
     plan = SEEDS if mode == "ncd" else {"first": GCD_SEEDS}
     for split, seeds in plan.items():
         for seed in seeds:
             done = {r["arm"] for r in rows if r["split"] == split and int(r["seed"]) == seed}
             bench = Bench(options.name, seed, options.folder)
-            for row in rows_of(bench, split, mode, strengths, done):
+            for row in rows_of(bench, split, mode, values, done):
                 print(row, flush=True)
                 rows.append(row)
                 cells = [[_cell(one.get(column, "")) for column in COLUMNS] for one in rows]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearkin.discovery.classifier import Calibration, calibration_error, fit
+from nearkin.discovery.classifier import Calibration, calibration_error, fit_calibration
 from nearkin.errors import DataError
 
 
@@ -63,7 +63,7 @@ def test_an_impossible_class_stays_impossible():
 
 def test_what_is_calibrated_is_left_alone():
     p = softmaxes(20_000)
-    fitted = fit(p, as_often_right_as_promised(p))
+    fitted = fit_calibration(p, as_often_right_as_promised(p))
     assert fitted.temperature == pytest.approx(1, abs=0.05)
     assert fitted.num_images == 20_000
     assert fitted.error_before < 0.02
@@ -73,7 +73,7 @@ def test_what_is_calibrated_is_left_alone():
 def test_the_temperature_undoes_what_made_probabilities_too_sharp_or_too_flat(sharpness):
     honest = softmaxes(20_000)
     correct = as_often_right_as_promised(honest)
-    fitted = fit(at(1 / sharpness).apply(honest), correct)
+    fitted = fit_calibration(at(1 / sharpness).apply(honest), correct)
     assert fitted.temperature == pytest.approx(sharpness, rel=0.05)
     assert fitted.error_after < 0.02 < 0.1 < fitted.error_before
 
@@ -82,14 +82,17 @@ def test_the_temperature_undoes_what_made_probabilities_too_sharp_or_too_flat(sh
 def test_no_temperature_has_a_smaller_loss(seed):
     p = softmaxes(40, scale=3, seed=seed)
     correct = np.random.default_rng(seed).random(40) < [0.2, 0.5, 0.8, 0.95][seed % 4]
-    least = log_loss(p, correct, fit(p, correct).temperature)
+    least = log_loss(p, correct, fit_calibration(p, correct).temperature)
     losses = [log_loss(p, correct, t) for t in np.geomspace(0.0501, 19.9, 200)]
     assert least <= min(losses) + 1e-6
 
 
 def test_all_right_is_cold_and_all_wrong_is_hot():
     p = softmaxes(30)
-    right, wrong = fit(p, np.ones(30, dtype=bool)), fit(p, np.zeros(30, dtype=bool))
+    right, wrong = (
+        fit_calibration(p, np.ones(30, dtype=bool)),
+        fit_calibration(p, np.zeros(30, dtype=bool)),
+    )
     assert right.temperature == pytest.approx(0.05, rel=0.01)
     assert wrong.temperature == pytest.approx(20, rel=0.01)
     assert right.error_after < 0.1 < right.error_before
@@ -97,7 +100,7 @@ def test_all_right_is_cold_and_all_wrong_is_hot():
 
 @pytest.mark.parametrize("right", [True, False])
 def test_one_image_is_enough(right):
-    fitted = fit(np.array([[0.6, 0.3, 0.1]]), np.array([right]))
+    fitted = fit_calibration(np.array([[0.6, 0.3, 0.1]]), np.array([right]))
     assert 0.05 <= fitted.temperature <= 20
     assert fitted.error_before == pytest.approx(0.4 if right else 0.6)
     assert math.isfinite(fitted.error_after)
@@ -105,14 +108,14 @@ def test_one_image_is_enough(right):
 
 def test_where_no_temperature_changes_anything_it_is_one():
     certain = np.eye(3)[[0, 1, 2, 0]]
-    fitted = fit(certain, np.array([True, False, True, True]))
+    fitted = fit_calibration(certain, np.array([True, False, True, True]))
     assert fitted == Calibration(1.0, num_images=4, error_before=0.25, error_after=0.25)
-    assert fit(np.ones((2, 1)), np.array([True, True])).temperature == 1
+    assert fit_calibration(np.ones((2, 1)), np.array([True, True])).temperature == 1
 
 
 def test_without_a_image_there_is_nothing_to_learn():
     with pytest.raises(DataError, match="hide at least one known class"):
-        fit(np.empty((0, 3)), np.empty(0, dtype=bool))
+        fit_calibration(np.empty((0, 3)), np.empty(0, dtype=bool))
 
 
 # The error

@@ -127,7 +127,8 @@ def encoder(tmp_path_factory, arrays):
 
 
 SHORT = words("-q --batch-size 16 --num-views 2 --known-epochs 20")
-LEAST = [*SHORT, *words("--num-seeds 1 --no-baselines --epochs 2 --classes 2 --strength 1")]
+LEAST = [*SHORT, *words("--num-seeds 1 --no-baselines --epochs 2 --classes 2 --entropy-weight 1")]
+LEAST_NCD = [word.replace("entropy-weight", "pair-rate") for word in LEAST]
 MODES = {
     "gcd": words("--epochs 8 --num-seeds 2"),
     "ncd": words("--epochs 8 --num-seeds 1 --mode ncd --classes 3 --no-baselines"),
@@ -389,7 +390,7 @@ def test_a_discovery_that_is_killed_twice_ends_where_the_unbroken_one_ends(
 ):
     """SIGKILL in the last stage's first training, SIGTERM in its second."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    settings = ["--from", encoder, "--known", "0,1,2", "--mode", "ncd", *LEAST]
+    settings = ["--from", encoder, "--known", "0,1,2", "--mode", "ncd", *LEAST_NCD]
     settings += ["--epochs", 20, "--num-seeds", 2]
     command = ["discover", arrays, *settings]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -803,7 +804,9 @@ KNOWING = ["--known", "cat,dog"]
         ([*KNOWING, "--dim", "lots"], 2, "--dim lots"),
         ([*KNOWING, "--mode", "ncd", "--dim", "3"], 2, "unknown option --dim for ncl"),
         ([*KNOWING, "--num-views", "1"], 2, "--num-views 1"),
-        ([*KNOWING, "--strength", "-1"], 2, "--strength -1"),
+        ([*KNOWING, "--pair-rate", "-1"], 2, "--pair-rate -1"),
+        ([*KNOWING, "--pair-rate", "1"], 2, "--pair-rate is of --mode ncd"),
+        ([*KNOWING, "--mode", "ncd", "--entropy-weight", "1"], 2, "is of --mode gcd"),
         ([*KNOWING, "--epochs", "0"], 2, "--epochs 0"),
         ([*KNOWING, "--lr-milestones", "late"], 2, "--lr-milestones late"),
         ([*KNOWING, "--batch-size", "1000"], 2, "--batch-size 1000"),

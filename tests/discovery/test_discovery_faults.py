@@ -5,7 +5,7 @@ import torch
 
 from nearkin.config import DiscoverConfig
 from nearkin.discovery.data import open_discovery_data
-from nearkin.discovery.pipeline import Preparation
+from nearkin.discovery.pipeline import Pipeline
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger, Silent
 from nearkin.types import UNKNOWN
@@ -19,8 +19,8 @@ def test_labels_of_held_out_images_are_kept_from_all_that_learns(tmp_path):
     config = DiscoverConfig(known="cat,dog", classes=2, val=0.25)
     dataset = open_discovery_data(str(data), config)
     with Logger(Silent(), tmp_path / "log") as log:
-        laying = Preparation(str(data), config, RunFolder(tmp_path), torch.device("cpu"), log)
-        task = laying._task(dataset, None)
+        pipeline = Pipeline(str(data), config, RunFolder(tmp_path), torch.device("cpu"), log)
+        task = pipeline._task(dataset, None)
     learned, held_out = dataset.parts.train_rows, dataset.parts.test_rows
     assert set(dataset.label[held_out].tolist()) == {0, 1, UNKNOWN}
     assert (task.label[held_out] == UNKNOWN).all()

@@ -11,7 +11,7 @@ from nearkin.config import DiscoverConfig, TrainConfig, read_toml
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data
 from nearkin.discovery.features import FinetunedEncoder
 from nearkin.discovery.stages import class_stage, known_stage
-from nearkin.discovery.trials import MODE_METHOD, folds, strength_options
+from nearkin.discovery.trials import MODE_METHOD, folds, tuned_options
 from nearkin.evaluation.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.settings.options import checked_options, method_options
@@ -64,7 +64,7 @@ def test_a_recipe_leaves_nothing_that_matters_to_chance(path):
         "epochs",
         "lr_milestones",
     )
-    decided += ("batch_size", "augment", "strength", "num_seeds")
+    decided += ("batch_size", "augment", "pair_rate", "num_seeds")
     assert all(settings[name] != "auto" for name in decided)
     assert checked_options(MODE_METHOD[config.mode], config.options) == settings["options"]
 
@@ -96,19 +96,23 @@ def learning(path, tmp_path):
     names = [*known, *(f"new {number}" for number in range(novel))]
     pixels = np.random.default_rng(0).integers(0, 256, (len(names) * EACH, SIDE, SIDE, 3))
     np.savez(tmp_path / "data.npz", x=pixels.astype(np.uint8), y=np.repeat(names, EACH))
-    material = open_discovery_data(str(tmp_path / "data.npz"), config)
+    dataset = open_discovery_data(str(tmp_path / "data.npz"), config)
     name = read_toml(ROOT / "recipes" / path.stem / "rotnet.toml")["backbone"]
     torch.manual_seed(0)
-    encoder = Encoder(build_backbone(name, SIDE), SIDE, {})
-    looking = config.augment, config.num_views, config.train_layers, config.seed, CPU, 0
-    trunk = FinetunedEncoder(encoder, material.images, *looking)
-    task = DiscoveryTask(material.label, material.parts.train_rows, len(material.classes), novel)
+    pretrained = Encoder(build_backbone(name, SIDE), SIDE, {})
+    task = DiscoveryTask(dataset.label, dataset.parts.train_rows, len(dataset.classes), novel)
     assert (task.num_known, len(task.labeled)) == (len(known), len(known) * EACH)
     shared = ("epochs", "lr_milestones", "augment", "batch_size", "seed")
-    base = TrainConfig(**{name: getattr(config, name) for name in shared}, precision="fp32")
-    before = known_stage(trunk, task, base).method
-    options = strength_options(config.mode, config.strength, novel) | dict(config.options)
-    return class_stage(trunk, task, base, before, MODE_METHOD[config.mode], options)
+    base = TrainConfig(
+        **{name: getattr(config, name) for name in shared},
+        precision="fp32",
+        workers=0,
+        cache="off",
+    )
+    encoder = FinetunedEncoder(pretrained, dataset.images, config, base, CPU)
+    before = known_stage(encoder, task, base).method
+    options = tuned_options(config.mode, config.pair_rate, novel) | dict(config.options)
+    return class_stage(encoder, task, base, before, MODE_METHOD[config.mode], options)
 
 
 @each_recipe

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 
 from nearkin.discovery import findings as module
 from nearkin.discovery.classifier import Predictions
-from nearkin.discovery.findings import doubts, few_images, findings, hidden, unrelated
+from nearkin.discovery.findings import early_findings, few_images, hidden, late_findings, unrelated
 from nearkin.types import UNKNOWN
 
 
@@ -38,7 +38,7 @@ def texts(sizes, *, num_known=2, mode="gcd", **options):
     """The warnings by kind; a kind that came twice would show."""
     found = [
         (f.kind, f.text)
-        for f in findings(predicted(sizes, num_known=num_known), mode=mode, **options)
+        for f in late_findings(predicted(sizes, num_known=num_known), mode=mode, **options)
     ]
     assert len(dict(found)) == len(found)
     return dict(found)
@@ -98,7 +98,7 @@ def test_a_single_novel_class_may_take_all_that_must_be_novel():
 def test_features_that_differ_in_one_direction_only_have_collapsed():
     def warnings(features):
         table = predicted([30, 30, 30, 30], num_known=2, features=features)
-        return {finding.kind: finding.text for finding in findings(table, mode="gcd")}
+        return {finding.kind: finding.text for finding in late_findings(table, mode="gcd")}
 
     line = spread(160, 1) * np.ones(16, dtype=np.float32)
     assert warnings(line) == {
@@ -146,14 +146,18 @@ def test_few_images_are_fewer_than_twenty_for_each_novel_class():
     assert few_images(0, 1).kind == "few"
     features = np.random.default_rng(0).normal(size=(39, 2))
     label = np.full(39, UNKNOWN)
-    assert [f.kind for f in doubts(features, label, [], num_novel=2, mode="gcd")] == ["few"]
+    assert [f.kind for f in early_findings(features, label, [], num_novel=2, mode="gcd")] == [
+        "few"
+    ]
 
 
 @pytest.mark.parametrize("mode", ["gcd", "ncd"])
 def test_no_unlabeled_image_at_all_is_few(mode):
     assert list(texts([0, 0, 0, 0], mode=mode)) == ["dead"]
     nothing = np.zeros((0, 2)), np.zeros(0, np.int64)
-    assert [f.kind for f in doubts(*nothing, ["a", "b"], num_novel=2, mode=mode)] == ["few"]
+    assert [f.kind for f in early_findings(*nothing, ["a", "b"], num_novel=2, mode=mode)] == [
+        "few"
+    ]
 
 
 # Known classes among the unlabeled images
@@ -261,5 +265,5 @@ def test_only_ncd_warns_of_hidden_classes():
         num_known=5,
     )
     seen = table.features, table.label, table.classes[:5]
-    assert [f.kind for f in doubts(*seen, num_novel=1, mode="ncd")] == ["hidden"]
-    assert doubts(*seen, num_novel=1, mode="gcd") == []
+    assert [f.kind for f in early_findings(*seen, num_novel=1, mode="ncd")] == ["hidden"]
+    assert early_findings(*seen, num_novel=1, mode="gcd") == []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin.config import TrainConfig
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.images import open_images
 from nearkin.data.order import Order, Streams
 from nearkin.discovery.data import DiscoveryTask
@@ -16,8 +16,8 @@ from nearkin.discovery.features import (
     CachedViews,
     FinetunedEncoder,
     FrozenEncoder,
+    extract_features,
     freeze,
-    look,
 )
 from nearkin.discovery.stages import class_stage, known_stage
 from nearkin.errors import DataError, UsageError
@@ -27,17 +27,17 @@ from nearkin.networks.backbone import build_backbone
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")
-KEPT, IMAGES, DIM = 4, 30, 5
+CACHED, IMAGES, DIM = 4, 30, 5
 
 
 def marked():
     """Features that say of which view and which image they are."""
-    view, image = torch.meshgrid(torch.arange(KEPT), torch.arange(IMAGES), indexing="ij")
-    rest = torch.zeros(KEPT, IMAGES, DIM - 2)
+    view, image = torch.meshgrid(torch.arange(CACHED), torch.arange(IMAGES), indexing="ij")
+    rest = torch.zeros(CACHED, IMAGES, DIM - 2)
     return torch.cat([torch.stack([view, image], dim=2).float(), rest], dim=2)
 
 
-def kept_views(num_views=2, order=None, labels=None):
+def cached_views(num_views=2, order=None, labels=None):
     labels = np.arange(IMAGES) % 3 if labels is None else labels
     order = order or Order(IMAGES, 10, seed=3)
     return CachedViews(marked(), order=order, num_views=num_views, labels=labels)
@@ -46,9 +46,9 @@ def kept_views(num_views=2, order=None, labels=None):
 # Kept views
 
 
-@pytest.mark.parametrize("num_views", [1, 2, KEPT])
+@pytest.mark.parametrize("num_views", [1, 2, CACHED])
 def test_a_step_sees_different_kept_views_of_the_same_images(num_views):
-    feed = kept_views(num_views)
+    feed = cached_views(num_views)
     for step, batch in enumerate(feed.between(0, 9)):
         rows = feed.order.rows(step)
         assert batch.index.tolist() == rows.tolist()
@@ -62,20 +62,20 @@ def test_a_step_sees_different_kept_views_of_the_same_images(num_views):
 
 
 def test_every_kept_view_of_every_image_comes_first_at_some_time():
-    first = torch.cat([batch.views[0][:, :2, 0, 0] for batch in kept_views().between(0, 120)])
-    assert len(first.unique(dim=0)) == KEPT * IMAGES
+    first = torch.cat([batch.views[0][:, :2, 0, 0] for batch in cached_views().between(0, 120)])
+    assert len(first.unique(dim=0)) == CACHED * IMAGES
 
 
 def test_views_are_drawn_evenly():
-    first = torch.cat([batch.views[0][:, 0].flatten() for batch in kept_views().between(0, 300)])
-    shares = torch.bincount(first.long(), minlength=KEPT) / len(first)
-    np.testing.assert_allclose(shares, 1 / KEPT, atol=0.03)  # 3,000 draws: four deviations
+    first = torch.cat([batch.views[0][:, 0].flatten() for batch in cached_views().between(0, 300)])
+    shares = torch.bincount(first.long(), minlength=CACHED) / len(first)
+    np.testing.assert_allclose(shares, 1 / CACHED, atol=0.03)  # 3,000 draws: four deviations
 
 
 @pytest.mark.parametrize("start", [0, 1, 4, 7])
 def test_any_start_gives_the_same_batches(start):
-    whole = list(kept_views().between(0, 9))
-    for expected, found in zip(whole[start:], kept_views().between(start, 9), strict=True):
+    whole = list(cached_views().between(0, 9))
+    for expected, found in zip(whole[start:], cached_views().between(start, 9), strict=True):
         assert torch.equal(torch.stack(expected.views), torch.stack(found.views))
         assert torch.equal(expected.index, found.index)
         assert torch.equal(expected.label, found.label)
@@ -85,7 +85,7 @@ def test_the_views_of_a_image_do_not_depend_on_its_company():
     """Nor on the batch size: only on the seed, the epoch and the image."""
 
     def chosen(batch_size, seed=3):
-        feed = kept_views(order=Order(IMAGES, batch_size, seed))
+        feed = cached_views(order=Order(IMAGES, batch_size, seed))
         per_epoch = feed.order.steps_per_epoch
         batches = list(feed.between(0, 2 * per_epoch))
         return {
@@ -104,7 +104,7 @@ def test_the_views_of_a_image_do_not_depend_on_its_company():
 
 
 def test_the_same_feed_can_be_read_again():
-    feed = kept_views()
+    feed = cached_views()
     once, again = list(feed.between(2, 4)), list(feed.between(2, 4))
     assert all(torch.equal(a.views[1], b.views[1]) for a, b in zip(once, again, strict=True))
 
@@ -112,13 +112,13 @@ def test_the_same_feed_can_be_read_again():
 def test_images_without_a_label_have_none_in_a_batch_either():
     labels = np.where(np.arange(IMAGES) < 6, np.arange(IMAGES) % 2, UNKNOWN)
     order = Streams(np.arange(6), np.arange(6, IMAGES), 8, seed=1)
-    for batch in kept_views(order=order, labels=labels).between(0, 6):
+    for batch in cached_views(order=order, labels=labels).between(0, 6):
         assert batch.label[batch.index >= 6].eq(UNKNOWN).all()
         assert batch.label[batch.index < 6].tolist() == (batch.index[batch.index < 6] % 2).tolist()
         assert (batch.index < 6).sum() == 4
 
 
-# Tasks and stages on a frozen trunk
+# Tasks and stages on a frozen encoder
 
 
 def blobs(sizes, dim=12, views=3, seed=0):
@@ -140,11 +140,11 @@ def base(**settings):
 
 
 def frozen(labeled, unlabeled, num_novel=2):
-    """A trunk and a task of so many images of two known and of two novel classes."""
+    """A encoder and a task of so many images of two known and of two novel classes."""
     sizes = [labeled - labeled // 2, labeled // 2, unlabeled - unlabeled // 2, unlabeled // 2]
-    looks, truth = blobs(sizes)
+    cached, truth = blobs(sizes)
     label = np.where(truth < 2, truth, UNKNOWN)
-    return FrozenEncoder(looks, CPU), DiscoveryTask(label, np.arange(len(label)), 2, num_novel)
+    return FrozenEncoder(cached, CPU), DiscoveryTask(label, np.arange(len(label)), 2, num_novel)
 
 
 def state(method):
@@ -162,10 +162,10 @@ def finite(method):
 
 def trained(labeled, unlabeled, method, num_novel=2, options=None, **settings):
     """Both stages, one after the other."""
-    trunk, task = frozen(labeled, unlabeled, num_novel)
-    known = known_stage(trunk, task, base(**settings))
+    encoder, task = frozen(labeled, unlabeled, num_novel)
+    known = known_stage(encoder, task, base(**settings))
     known.try_out()
-    stage = class_stage(trunk, task, base(**settings), known.method, method, options or {})
+    stage = class_stage(encoder, task, base(**settings), known.method, method, options or {})
     stage.try_out()
     return known, stage
 
@@ -178,16 +178,18 @@ def test_a_task_knows_its_labeled_and_its_unlabeled_images():
 
 
 def test_the_first_stage_sees_labeled_images_only():
-    trunk, task = frozen(20, 30)
-    known = known_stage(trunk, task, base(epochs=3))
+    encoder, task = frozen(20, 30)
+    known = known_stage(encoder, task, base(epochs=3))
     seen = torch.cat([batch.index for batch in known.feed.between(0, 9)])
     assert set(seen.tolist()) == set(task.labeled.tolist())
     assert known.config.method == "supervised"
 
 
 def test_the_second_stage_sees_all_images_and_half_of_each_batch_is_labeled():
-    trunk, task = frozen(20, 30)
-    stage = class_stage(trunk, task, base(), known_stage(trunk, task, base()).method, "ncl", {})
+    encoder, task = frozen(20, 30)
+    stage = class_stage(
+        encoder, task, base(), known_stage(encoder, task, base()).method, "ncl", {}
+    )
     for batch in stage.feed.between(0, 6):
         assert (batch.label != UNKNOWN).sum() == 8
         assert len(batch.label) == 16
@@ -196,21 +198,21 @@ def test_the_second_stage_sees_all_images_and_half_of_each_batch_is_labeled():
 
 
 def test_images_that_are_held_out_are_never_seen():
-    trunk, task = frozen(20, 30)
+    encoder, task = frozen(20, 30)
     held_out = np.arange(0, 50, 5)
     task = replace(task, rows=np.setdiff1d(task.rows, held_out))
-    known = known_stage(trunk, task, base())
-    stage = class_stage(trunk, task, base(), known.method, "simgcd", {})
+    known = known_stage(encoder, task, base())
+    stage = class_stage(encoder, task, base(), known.method, "simgcd", {})
     seen = torch.cat([b.index for s in (known, stage) for b in s.feed.between(0, 12)])
     assert not set(seen.tolist()) & set(held_out.tolist())
 
 
 @pytest.mark.parametrize("method", ["ncl", "simgcd"])
 def test_the_last_stage_goes_on_from_the_layer_that_knows_the_known_classes(method):
-    trunk, task = frozen(20, 30)
-    known = known_stage(trunk, task, base())
+    encoder, task = frozen(20, 30)
+    known = known_stage(encoder, task, base())
     known.try_out()
-    stage = class_stage(trunk, task, base(), known.method, method, {})
+    stage = class_stage(encoder, task, base(), known.method, method, {})
     assert not changed(known.method.backbone.state_dict(), stage.method.backbone.state_dict())
     before = state(known.method)
     stage.try_out()
@@ -220,22 +222,22 @@ def test_the_last_stage_goes_on_from_the_layer_that_knows_the_known_classes(meth
 
 @pytest.mark.parametrize("method", ["ncl", "simgcd"])
 def test_what_is_kept_stays_as_it_is(method):
-    trunk, task = frozen(20, 30)
-    before = copy.deepcopy(trunk.kept)
-    known = known_stage(trunk, task, base())
+    encoder, task = frozen(20, 30)
+    before = copy.deepcopy(encoder.cached)
+    known = known_stage(encoder, task, base())
     known.try_out()
-    class_stage(trunk, task, base(), known.method, method, {}).try_out()
-    assert torch.equal(before.center, trunk.kept.center)
-    assert torch.equal(before.views, trunk.kept.views)
+    class_stage(encoder, task, base(), known.method, method, {}).try_out()
+    assert torch.equal(before.center, encoder.cached.center)
+    assert torch.equal(before.views, encoder.cached.views)
 
 
 def test_the_known_classes_are_learned():
-    trunk, task = frozen(40, 20)
-    known = known_stage(trunk, task, base(epochs=30))
+    encoder, task = frozen(40, 20)
+    known = known_stage(encoder, task, base(epochs=30))
     known.try_out()
     method = known.method.eval()
     with torch.inference_mode():
-        logits = method.known(method.backbone(trunk.kept.center[task.labeled, :, None, None]))
+        logits = method.known(method.backbone(encoder.cached.center[task.labeled, :, None, None]))
     found = logits.argmax(dim=1).numpy()
     assert (found == task.label[task.labeled]).mean() > 0.95  # two far blobs
 
@@ -292,11 +294,11 @@ def test_few_images_are_learned_from(method, labeled, unlabeled):
 @pytest.mark.parametrize(("labeled", "unlabeled"), [(60, 40), (200, 41), (30, 500), (100, 100)])
 def test_a_batch_that_the_images_do_not_fill_shrinks(labeled, unlabeled, batch_size):
     """Half of it stays labeled, if there are so many; an epoch sees nearly every image."""
-    trunk, task = frozen(labeled, unlabeled)
+    encoder, task = frozen(labeled, unlabeled)
     settings = base(batch_size=batch_size)
-    before = known_stage(trunk, task, settings).method
+    before = known_stage(encoder, task, settings).method
     for method in ("ncl", "simgcd"):
-        order = class_stage(trunk, task, settings, before, method, {}).feed.order
+        order = class_stage(encoder, task, settings, before, method, {}).feed.order
         assert order.num_labeled <= order.batch_size / 2
         assert order.batch_size - order.num_labeled <= unlabeled
         if min(labeled, unlabeled) >= batch_size // 2:
@@ -329,13 +331,13 @@ def test_no_pairs_and_all_pairs_are_learned_from(rate):
 
 
 def test_equal_features_are_learned_from():
-    looks = CachedFeatures(torch.ones(40, 6), torch.ones(3, 40, 6))
+    cached = CachedFeatures(torch.ones(40, 6), torch.ones(3, 40, 6))
     label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNKNOWN)
-    trunk, task = FrozenEncoder(looks, CPU), DiscoveryTask(label, np.arange(40), 2, 2)
-    known = known_stage(trunk, task, base())
+    encoder, task = FrozenEncoder(cached, CPU), DiscoveryTask(label, np.arange(40), 2, 2)
+    known = known_stage(encoder, task, base())
     known.try_out()
     for method in ("ncl", "simgcd"):
-        stage = class_stage(trunk, task, base(), known.method, method, {})
+        stage = class_stage(encoder, task, base(), known.method, method, {})
         stage.try_out()
         assert finite(stage.method)
 
@@ -348,17 +350,17 @@ def test_equal_features_are_learned_from():
 )
 def test_automatic_epochs_come_to_a_number_of_steps_within_bounds(labeled, batch_size, epochs):
     """600 steps, but between 10 and 200 epochs."""
-    trunk, task = frozen(labeled, 20)
-    stage = known_stage(trunk, task, base(epochs="auto", batch_size=batch_size))
+    encoder, task = frozen(labeled, 20)
+    stage = known_stage(encoder, task, base(epochs="auto", batch_size=batch_size))
     assert stage.config.epochs == epochs
 
 
 def test_a_share_of_the_steps_can_be_tried_out():
-    trunk, task = frozen(20, 30)
-    before = known_stage(trunk, task, base()).method
+    encoder, task = frozen(20, 30)
+    before = known_stage(encoder, task, base()).method
 
     def steps(share):
-        stage = class_stage(trunk, task, base(epochs=8), before, "ncl", {})
+        stage = class_stage(encoder, task, base(epochs=8), before, "ncl", {})
         stage.try_out(share)
         return int(stage.method.backbone.body[2].num_batches_tracked) // 2  # two views a step
 
@@ -373,17 +375,18 @@ def test_a_share_of_the_steps_can_be_tried_out():
 
 @pytest.fixture(scope="module")
 def live():
-    """A live trunk on 40 images of which half are labeled."""
+    """A live encoder on 40 images of which half are labeled."""
     rng = np.random.default_rng(0)
     images = open_images(rng.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8))
     torch.manual_seed(0)
-    encoder = Encoder(build_backbone("tiny", 8), 8, {})
+    pretrained = Encoder(build_backbone("tiny", 8), 8, {})
 
-    def trunk(trained="all"):
-        return FinetunedEncoder(encoder, images, "characters", 2, trained, 0, CPU, 0)
+    def encoder(layers="all"):
+        config = DiscoverConfig(train_layers=layers, num_views=2)
+        return FinetunedEncoder(pretrained, images, config, base(cache="off"), CPU)
 
     label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNKNOWN)
-    return trunk, DiscoveryTask(label, np.arange(40), 2, 2)
+    return encoder, DiscoveryTask(label, np.arange(40), 2, 2)
 
 
 def parameters(backbone):
@@ -393,27 +396,29 @@ def parameters(backbone):
 @pytest.mark.parametrize(("named", "method"), [("3", "ncl"), ("3.second", "simgcd")])
 def test_only_the_parts_that_were_named_learn(live, named, method):
     make, task = live
-    trunk = make(named)
-    start = parameters(trunk.encoder.backbone)
-    known = known_stage(trunk, task, base(epochs=1))
+    encoder = make(named)
+    start = parameters(encoder.pretrained.backbone)
+    known = known_stage(encoder, task, base(epochs=1))
     known.try_out()
-    stage = class_stage(trunk, task, base(epochs=1), known.method, method, {})
+    stage = class_stage(encoder, task, base(epochs=1), known.method, method, {})
     stage.try_out()
     wanted = {name for name in start if name.startswith(named)}
     assert 0 < len(wanted) < len(start)
     for done in (known, stage):
         assert changed(start, parameters(done.method.backbone)) == wanted
-    assert not changed(start, parameters(trunk.encoder.backbone)), "the encoder itself has moved"
+    assert not changed(start, parameters(encoder.pretrained.backbone)), (
+        "the encoder itself has moved"
+    )
 
 
 def test_all_of_a_network_may_learn(live):
     make, task = live
-    trunk = make()
-    start = parameters(trunk.encoder.backbone)
-    known = known_stage(trunk, task, base(epochs=1))
+    encoder = make()
+    start = parameters(encoder.pretrained.backbone)
+    known = known_stage(encoder, task, base(epochs=1))
     known.try_out()
     assert changed(start, parameters(known.method.backbone)) == set(start)
-    assert not changed(start, parameters(trunk.encoder.backbone))
+    assert not changed(start, parameters(encoder.pretrained.backbone))
 
 
 @pytest.mark.parametrize("named", ["layer4", "9", "Top"])
@@ -430,10 +435,12 @@ def test_freezing_leaves_named_parts_to_learn():
 
 
 def test_a_look_at_images_is_a_function_of_the_seed(live):
-    trunk = live[0]()
+    encoder = live[0]()
 
     def seen(seed):
-        return look(trunk.encoder, trunk.images, "characters", 3, seed, CPU, 0)[0]
+        return extract_features(encoder.pretrained, encoder.images, "characters", 3, seed, CPU, 0)[
+            0
+        ]
 
     one, same, other = seen(0), seen(0), seen(1)
     assert one.center.shape == (40, 128)
@@ -445,10 +452,12 @@ def test_a_look_at_images_is_a_function_of_the_seed(live):
 
 
 def test_a_look_shows_the_features_of_the_images_in_their_order(live):
-    trunk = live[0]()
-    found = look(trunk.encoder, trunk.images, "characters", 2, 0, CPU, 0)[0]
+    encoder = live[0]()
+    found = extract_features(encoder.pretrained, encoder.images, "characters", 2, 0, CPU, 0)[0]
     rows = np.array([4, 17, 31])
-    some = look(trunk.encoder, trunk.images.subset(rows), "characters", 2, 0, CPU, 0)[0]
+    some = extract_features(
+        encoder.pretrained, encoder.images.subset(rows), "characters", 2, 0, CPU, 0
+    )[0]
     torch.testing.assert_close(some.center, found.center[rows])
     unit = torch.nn.functional.normalize
     own = (unit(found.views, dim=2) * unit(found.center, dim=1)).sum(dim=2)
@@ -458,14 +467,14 @@ def test_a_look_shows_the_features_of_the_images_in_their_order(live):
 
 def test_a_live_trunk_sees_what_its_method_has_learned(live):
     make, task = live
-    trunk = make()
-    known = known_stage(trunk, task, base(epochs=1))
+    encoder = make()
+    known = known_stage(encoder, task, base(epochs=1))
     known.try_out()
-    looks, layer = trunk.seen(known.method)
+    cached, layer = encoder.features(known.method)
     method = Encoder(known.method.backbone, 8, {})
-    expected, _ = look(method, trunk.images, "characters", 2, 0, CPU, 0)
-    assert torch.equal(layer(looks.center), expected.center)
-    assert torch.equal(looks.views, expected.views)
+    expected, _ = extract_features(method, encoder.images, "characters", 2, 0, CPU, 0)
+    assert torch.equal(layer(cached.center), expected.center)
+    assert torch.equal(cached.views, expected.views)
 
 
 def test_every_method_of_a_stage_learns_from_labels():

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from nearkin.config import TrainConfig
-from nearkin.discovery.classifier import apply_layer, class_probability, heads_of, still
+from nearkin.discovery.classifier import apply_layer, class_probability, frozen_copy, heads_of
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import CachedFeatures, FrozenEncoder
-from nearkin.discovery.stages import class_stage, known_stage, start_of
+from nearkin.discovery.stages import class_stage, known_stage, stage_init
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.types import UNKNOWN
 
@@ -22,7 +22,7 @@ BASE = TrainConfig(
 
 
 @pytest.fixture(scope="module")
-def begun():
+def init():
     """Many classes of few images, and a network that has learned the known ones."""
     rng = np.random.default_rng(0)
     truth = rng.permutation(np.repeat(np.arange(KNOWN + NOVEL), EACH))
@@ -32,22 +32,23 @@ def begun():
     center[:HELD_OUT] = torch.nan  # nobody may look at what is held out
     label = np.where(truth < KNOWN, truth, UNKNOWN)
     task = DiscoveryTask(label, np.arange(HELD_OUT, len(truth)), KNOWN, NOVEL)
-    trunk = FrozenEncoder(CachedFeatures(center, views), torch.device("cpu"))
-    stage = known_stage(trunk, task, BASE)
+    encoder = FrozenEncoder(CachedFeatures(center, views), torch.device("cpu"))
+    stage = known_stage(encoder, task, BASE)
     stage.try_out()
-    return trunk, task, truth, stage.method, start_of(trunk, stage.method, task, seed=0)
+    init = stage_init(encoder, stage.method, task, 0, "clusters")
+    return encoder, task, truth, stage.method, init.heads
 
 
-def classes_of(trunk, task, method, disjoint):
+def classes_of(encoder, task, method, disjoint):
     rows = torch.from_numpy(task.rows)
     with torch.inference_mode():
-        features = apply_layer(still(method.backbone), trunk.kept.center[rows])
-        found = class_probability(still(heads_of(method)), features, KNOWN, disjoint)
+        features = apply_layer(frozen_copy(method.backbone), encoder.cached.center[rows])
+        found = class_probability(frozen_copy(heads_of(method)), features, KNOWN, disjoint)
     return found.argmax(dim=1).numpy()
 
 
-def test_clusters_are_of_the_images_to_learn_from_and_of_the_unlabeled_ones_among_them(begun):
-    _, task, truth, _, start = begun
+def test_clusters_are_of_the_images_to_learn_from_and_of_the_unlabeled_ones_among_them(init):
+    _, task, truth, _, start = init
     label = task.label[task.rows]
     novel, joint = start.novel.numpy(), start.joint.numpy()
     assert start.features.isfinite().all()
@@ -59,14 +60,14 @@ def test_clusters_are_of_the_images_to_learn_from_and_of_the_unlabeled_ones_amon
 
 
 @pytest.mark.parametrize("method", ["ncl", "simgcd"])
-def test_a_head_starts_with_the_images_of_its_cluster(begun, method):
-    trunk, task, truth, known, start = begun
+def test_a_head_starts_with_the_images_of_its_cluster(init, method):
+    encoder, task, truth, known, start = init
     disjoint = method == "ncl"
     found = {}
     for name, at in (("clusters", start), ("random", None)):
-        stage = class_stage(trunk, task, BASE, known, method, {}, at)
+        stage = class_stage(encoder, task, BASE, known, method, {}, at)
         rest = task.label[task.rows] == UNKNOWN
-        classes = classes_of(trunk, task, stage.method, disjoint)[rest]
+        classes = classes_of(encoder, task, stage.method, disjoint)[rest]
         found[name] = cluster_accuracy(truth[task.rows][rest], classes)[0]
         if at is not None:
             cluster = (start.novel + KNOWN if disjoint else start.joint).numpy()[rest]
@@ -74,28 +75,29 @@ def test_a_head_starts_with_the_images_of_its_cluster(begun, method):
     assert found["clusters"] > found["random"] + 0.2
 
 
-def test_training_finds_more_of_many_classes_than_from_a_random_start(begun):
-    trunk, task, truth, known, start = begun
+def test_training_finds_more_of_many_classes_than_from_a_random_start(init):
+    encoder, task, truth, known, start = init
     rest = task.label[task.rows] == UNKNOWN
     accuracy = []
     for at in (start, None):
-        stage = class_stage(trunk, task, BASE, known, "ncl", {"positive_rate": 0.02}, at)
+        stage = class_stage(encoder, task, BASE, known, "ncl", {"positive_rate": 0.02}, at)
         stage.try_out()
-        classes = classes_of(trunk, task, stage.method, disjoint=True)[rest]
+        classes = classes_of(encoder, task, stage.method, disjoint=True)[rest]
         accuracy.append(cluster_accuracy(truth[task.rows][rest], classes)[0])
     assert accuracy[0] > accuracy[1]
 
 
-def test_a_start_depends_on_its_seed_and_no_other(begun):
-    trunk, task, _, known, start = begun
+def test_a_start_depends_on_its_seed_and_no_other(init):
+    encoder, task, _, known, start = init
     torch.manual_seed(5)
-    again = start_of(trunk, known, task, seed=0)
+    again = stage_init(encoder, known, task, 0, "clusters").heads
     assert torch.equal(again.novel, start.novel)
     assert torch.equal(again.joint, start.joint)
 
 
-def test_heads_of_fewer_images_than_classes_start_somewhere(begun):
-    trunk, task, _, known, _ = begun
+def test_heads_of_fewer_images_than_classes_start_somewhere(init):
+    encoder, task, _, known, _ = init
     few = replace(task, rows=np.concatenate([task.labeled, task.unlabeled[:8]]))
-    stage = class_stage(trunk, few, BASE, known, "ncl", {}, start_of(trunk, known, few, 0))
+    heads = stage_init(encoder, known, few, 0, "clusters").heads
+    stage = class_stage(encoder, few, BASE, known, "ncl", {}, heads)
     assert all(parameter.isfinite().all() for parameter in stage.method.parameters())

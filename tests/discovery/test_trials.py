@@ -1,4 +1,4 @@
-"""Known classes that are hidden for a while, to choose a strength by looking for them."""
+"""Known classes that are hidden for a while, to tune a setting by searching for them."""
 
 import shutil
 from dataclasses import replace
@@ -13,22 +13,22 @@ from nearkin.config import TrainConfig
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import CachedFeatures, FrozenEncoder
 from nearkin.discovery.trials import (
+    CANDIDATES,
+    DEFAULTS,
     FOLDS,
-    STRENGTHS,
-    USUAL,
     Trial,
     Trials,
     best,
     folds,
     mean_accuracy,
-    strength_options,
+    tuned_options,
 )
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")
 KNOWN, EACH, OTHERS = 5, 8, 30
-STRENGTH = {"ncd": (0.25, 0.75), "gcd": (0.5, 2.0)}
+VALUES = {"ncd": (0.25, 0.75), "gcd": (0.5, 2.0)}
 MODES = ("ncd", "gcd")
 
 
@@ -56,9 +56,9 @@ BASE = TrainConfig(
 )  # fmt: skip
 
 
-def trials(folder, mode, looks, task, **base):
+def trials(folder, mode, cached, task, **base):
     return Trials(
-        FrozenEncoder(looks, CPU), task, replace(BASE, **base), mode, folder, {}, "clusters"
+        FrozenEncoder(cached, CPU), task, replace(BASE, **base), mode, folder, {}, "clusters"
     )
 
 
@@ -66,14 +66,14 @@ def trials(folder, mode, looks, task, **base):
 def whole(request, tmp_path_factory):
     """All trials of a mode in one go: the mode, the folder and the trials."""
     folder = tmp_path_factory.mktemp(request.param)
-    looks, task = images()
-    found = list(trials(folder, request.param, looks, task).run(STRENGTH[request.param]))
+    cached, task = images()
+    found = list(trials(folder, request.param, cached, task).run(VALUES[request.param]))
     return request.param, folder, found
 
 
 def same(one, other):
     """Whether two lists of trials were by the same networks: what they answered, to the bit."""
-    return [(t.fold, t.strength) for t in one] == [(t.fold, t.strength) for t in other] and all(
+    return [(t.fold, t.value) for t in one] == [(t.fold, t.value) for t in other] and all(
         np.array_equal(a.probability, b.probability) for a, b in zip(one, other, strict=True)
     )
 
@@ -103,10 +103,10 @@ def test_a_quarter_of_the_classes_is_hidden_and_two_at_the_least(num_known, hidd
 @pytest.mark.parametrize("num_known", [2, 3])
 def test_few_known_classes_are_not_hidden(num_known, tmp_path):
     assert folds(num_known, seed=0) == []
-    looks, task = images()
+    cached, task = images()
     few = replace(task, label=np.where(task.label < num_known, task.label, UNKNOWN))
     few = replace(few, num_known=num_known)
-    assert list(trials(tmp_path, "ncd", looks, few).run((0.5,))) == []
+    assert list(trials(tmp_path, "ncd", cached, few).run((0.5,))) == []
     assert not list(tmp_path.iterdir())
 
 
@@ -126,8 +126,8 @@ def test_no_class_is_hidden_twice_where_there_are_enough(num_known, seed):
 
 def test_trials_find_hidden_classes_among_far_blobs(whole):
     mode, _, found = whole
-    assert [(t.fold, t.strength) for t in found] == [
-        (fold, strength) for fold in range(FOLDS) for strength in STRENGTH[mode]
+    assert [(t.fold, t.value) for t in found] == [
+        (fold, value) for fold in range(FOLDS) for value in VALUES[mode]
     ]
     for trial in found:
         assert trial.accuracy == trial.correct.mean()
@@ -158,16 +158,16 @@ def test_what_is_hidden_and_what_nobody_knows_changes_not_a_bit_of_what_is_learn
     Images without a known class have no part in a trial at all, nor have those held out.
     """
     mode, _, found = whole
-    looks, task = images()
+    cached, task = images()
     hidden = np.intersect1d(task.rows, np.flatnonzero(np.isin(task.label, folds(KNOWN, 0)[0])))
     label = task.label.copy()
     label[hidden] = np.random.default_rng(1).permutation(label[hidden])
     assert (label != task.label).any()
     ignore_progress = np.flatnonzero(label == UNKNOWN)
-    looks.center[ignore_progress], looks.views[:, ignore_progress] = torch.nan, torch.nan
+    cached.center[ignore_progress], cached.views[:, ignore_progress] = torch.nan, torch.nan
     rows = np.setdiff1d(task.rows, ignore_progress[:3])
     other = replace(task, label=label, rows=rows)
-    running = trials(tmp_path, mode, looks, other).run(STRENGTH[mode][:1])
+    running = trials(tmp_path, mode, cached, other).run(VALUES[mode][:1])
     first = next(running)
     running.close()
     assert np.array_equal(first.probability, found[0].probability)
@@ -182,13 +182,13 @@ def test_a_stopped_run_repeats_no_finished_trial(whole, tmp_path):
     mode, folder, found = whole
     for path in folder.iterdir():
         shutil.copy(path, tmp_path)
-    last = tmp_path / f"{mode}-{FOLDS - 1}-{STRENGTH[mode][-1]:g}.npz"
+    last = tmp_path / f"{mode}-{FOLDS - 1}-{VALUES[mode][-1]:g}.npz"
     last.with_suffix(".tmp.npz").write_bytes(last.read_bytes()[:100])
     last.unlink()
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*[0-9].npz")}
     assert len(finished) == len(found) - 1
-    looks, task = images()
-    again = list(trials(tmp_path, mode, looks, task).run(STRENGTH[mode]))
+    cached, task = images()
+    again = list(trials(tmp_path, mode, cached, task).run(VALUES[mode]))
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert same(again, found)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in folder.iterdir()}
@@ -197,9 +197,9 @@ def test_a_stopped_run_repeats_no_finished_trial(whole, tmp_path):
 def test_finished_trials_need_no_images(whole):
     """They are read from their files: nothing is trained again."""
     mode, folder, found = whole
-    looks, task = images()
-    gone = CachedFeatures(looks.center * torch.nan, looks.views * torch.nan)
-    assert same(list(trials(folder, mode, gone, task).run(STRENGTH[mode])), found)
+    cached, task = images()
+    gone = CachedFeatures(cached.center * torch.nan, cached.views * torch.nan)
+    assert same(list(trials(folder, mode, gone, task).run(VALUES[mode])), found)
 
 
 # Few images
@@ -207,13 +207,13 @@ def test_finished_trials_need_no_images(whole):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_classes_of_one_image_are_tried_or_refused_in_one_line(mode, tmp_path):
-    looks, task = images()
+    cached, task = images()
     keep = [np.flatnonzero(task.label == number)[1] for number in range(KNOWN)]
     rest = np.flatnonzero(task.label == UNKNOWN)
     task = replace(task, rows=np.sort(np.concatenate([keep, rest])))
     found, refusal = [], "image"
     try:
-        found = list(trials(tmp_path, mode, looks, task).run((0.5,)))
+        found = list(trials(tmp_path, mode, cached, task).run((0.5,)))
     except DataError as error:
         refusal = str(error)
     assert "image" in refusal
@@ -224,16 +224,16 @@ def test_classes_of_one_image_are_tried_or_refused_in_one_line(mode, tmp_path):
 @pytest.mark.parametrize("mode", MODES)
 def test_more_labeled_images_than_hidden_ones_fill_a_batch(mode, tmp_path):
     """The usual batch is larger than a few small classes."""
-    looks, task = images()
-    found = next(trials(tmp_path, mode, looks, task, batch_size=64, epochs=1).run((0.5,)))
+    cached, task = images()
+    found = next(trials(tmp_path, mode, cached, task, batch_size=64, epochs=1).run((0.5,)))
     assert np.isfinite(found.probability).all()
 
 
 # The choice
 
 
-def trial(strength, accuracy, fold=0):
-    return Trial(fold, strength, accuracy, np.ones((1, 1)), np.ones(1, bool))
+def trial(value, accuracy, fold=0):
+    return Trial(fold, value, accuracy, np.ones((1, 1)), np.ones(1, bool))
 
 
 def test_the_best_mean_over_the_folds_is_chosen():
@@ -243,18 +243,18 @@ def test_the_best_mean_over_the_folds_is_chosen():
     assert best(found[::-1]) == 0.5
 
 
-def test_of_equally_good_strengths_the_smallest_is_chosen():
+def test_of_equally_good_values_the_smallest_is_chosen():
     found = [trial(2.0, 0.7), trial(1.0, 0.7), trial(0.5, 0.2)]
     assert best(found) == 1.0
     assert best(found[::-1]) == 1.0
 
 
-def test_the_usual_strength_is_one_of_those_tried():
-    assert all(USUAL[mode] in STRENGTHS[mode] for mode in MODES)
+def test_the_default_is_one_of_those_tried():
+    assert all(DEFAULTS[mode] in CANDIDATES[mode] for mode in MODES)
 
 
 @given(st.floats(0, 10), st.integers(1, 100))
-def test_a_strength_is_a_part_of_the_pairs_of_even_classes_and_never_more_than_all(strength, k):
-    (rate,) = strength_options("ncd", strength, k).values()
-    assert rate == min(1, strength / k)
-    assert strength_options("gcd", strength, k) == {"entropy_weight": strength}
+def test_a_pair_rate_is_a_part_of_the_pairs_of_even_classes_and_never_more_than_all(value, k):
+    (rate,) = tuned_options("ncd", value, k).values()
+    assert rate == min(1, value / k)
+    assert tuned_options("gcd", value, k) == {"entropy_weight": value}

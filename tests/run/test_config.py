@@ -137,9 +137,10 @@ def test_every_setting_has_a_default_and_a_sentence(kind):
         ({"batch_size": 3}, "--batch-size 3 is not at least 4"),
         ({"num_views": 1}, "--num-views 1 is not from 2 to 64"),
         ({"num_views": 65}, "--num-views 65 is not from 2 to 64"),
-        ({"strength": -0.1}, "--strength -0.1 is not at least 0"),
-        ({"strength": float("inf")}, "--strength inf is not a finite number"),
-        ({"strength": float("nan")}, "--strength nan is not a finite number"),
+        ({"entropy_weight": -0.1}, "--entropy-weight -0.1 is not at least 0"),
+        ({"pair_rate": -0.1}, "--pair-rate -0.1 is not at least 0"),
+        ({"pair_rate": float("inf")}, "--pair-rate inf is not a finite number"),
+        ({"pair_rate": float("nan")}, "--pair-rate nan is not a finite number"),
         ({"val": 0.95}, "--val 0.95 is not from 0 to 0.9"),
         ({"max_bad": 1.5}, "--max-bad 1.5 is not from 0 to 1"),
         ({"workers": -1}, "--workers -1 is not at least 0"),
@@ -158,7 +159,7 @@ def test_values_of_the_wrong_kind_are_refused():
         ("classes", "many"): "--classes many is not a whole number or auto",
         ("mode", "both"): "--mode both is not gcd or ncd",
         ("epochs", 2.5): "--epochs 2.5 is not a whole number or auto",
-        ("strength", True): "--strength True is not a number or auto",
+        ("pair_rate", True): "--pair-rate True is not a number or auto",
         ("num_views", "auto"): "--num-views auto is not a whole number",
         ("baselines", "no"): "--baselines no is not true or false",
         ("options", "queue_size"): "--options queue_size is not a table",
@@ -187,7 +188,8 @@ CHANGED = dict(
     lr_milestones="0.85",
     batch_size=64,
     start="random",
-    strength=0.25,
+    pair_rate=0.25,
+    entropy_weight=2.0,
     num_seeds=5,
     baselines=False,
     augment="ncl_cifar",
@@ -244,7 +246,7 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
 
 def test_a_discovery_goes_on_with_what_was_left_to_auto_and_may_load_images_otherwise():
     stored = DiscoverConfig(**CHANGED)
-    left = dict.fromkeys(("classes", "epochs", "strength", "num_seeds"), "auto")
+    left = dict.fromkeys(("classes", "epochs", "pair_rate", "num_seeds"), "auto")
     free = dict(devices=1, workers=1, max_bad=0.2)
     asked = replace(stored, **left, options={"queue_size": 64}, **free)
     assert continued(asked, stored) == replace(stored, **free)

@@ -8,12 +8,12 @@ import numpy as np
 
 from nearkin.commands.embed import spare
 from nearkin.data.copies import check_destination
-from nearkin.data.copies import copy_to as copy
+from nearkin.data.copies import copy_to as copy_images
 from nearkin.data.images import Images, open_images
+from nearkin.discovery import assignments
 from nearkin.discovery.assignments import COLUMNS, Assignments
-from nearkin.discovery.assignments import assign as assigned
 from nearkin.discovery.classifier import read_classifier
-from nearkin.discovery.features import look, rows_of
+from nearkin.discovery.features import extract_features
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import CheckpointError, DataError, OutputError
 from nearkin.evaluation.encoder import load
@@ -28,22 +28,22 @@ class Assigned:
     """New images in the classes of a discovery."""
 
     images: Images
-    """Those that could be read, in the order of the assignments."""
+    """The readable ones, in the order of the assignments."""
     assignments: Assignments
     bad: dict[str, str]
     """The others, with the reason."""
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """A dictionary per image, with the columns of assignments.csv."""
+        """Return a dictionary per image, with the columns of assignments.csv."""
         return [dict(zip(COLUMNS, row, strict=True)) for row in self.assignments.rows()]
 
     def lines(self) -> list[str]:
-        """How many images went where, for people."""
+        """Return lines that say how many images each class has."""
         numbers, counts = np.unique(self.assignments.cluster, return_counts=True)
         names = [self.assignments.classes[number] for number in numbers]
         width = max(map(len, names))
-        found = [f"{name:{width}}  {n}" for name, n in zip(names, counts.tolist(), strict=True)]
-        return found + [f"left out {name!r}: {reason}" for name, reason in self.bad.items()]
+        lines = [f"{name:{width}}  {n}" for name, n in zip(names, counts.tolist(), strict=True)]
+        return lines + [f"left out {name!r}: {reason}" for name, reason in self.bad.items()]
 
 
 def assign(
@@ -56,7 +56,7 @@ def assign(
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> Assigned:
-    """Sort new images into the classes that a discovery found.
+    """Assign new images to the classes of a discovery.
 
     Args:
         run: The run folder of the discovery.
@@ -64,8 +64,8 @@ def assign(
         output: A CSV file like assignments.csv.
         copy_to: A new folder to sort the images into, by class.
         device: Where to compute.
-        workers: Processes that decode photographs; `auto`: one per processor.
-        reporter: Who is told how it goes.
+        workers: Processes that decode photos; `auto`: one per CPU.
+        reporter: Receives progress.
 
     Raises:
         NearkinError: One line on what cannot be done.
@@ -83,36 +83,34 @@ def assign(
         spare(Path(output), data)
     on_progress = (reporter or Silent()).progress
     images = open_images(data, labels="none", on_progress=on_progress)
-    said = classifier.details
-    looks, bad = look(
+    cached, bad = extract_features(
         encoder,
         images,
-        said["augment"],
-        said["num_views"],
-        said["seed"],
-        choose_device(device),
-        available_cpus() if workers == "auto" else workers,
-        on_progress,
+        device=choose_device(device),
+        workers=available_cpus() if workers == "auto" else workers,
+        on_progress=on_progress,
+        **{name: classifier.details[name] for name in ("augment", "num_views", "seed")},
     )
     rows = np.setdiff1d(np.arange(len(images)), list(bad))
     if not len(rows):
         raise DataError(f"none of the {len(images)} images can be read; look at the files")
-    shown, nothing = images.subset(rows), np.full(len(rows), UNKNOWN)
-    predictions = classifier.predict(rows_of(looks, rows), tuple(shown.names), nothing)
-    found = assigned(predictions, calibration=classifier.calibration)
+    readable, no_labels = images.subset(rows), np.full(len(rows), UNKNOWN)
+    predictions = classifier.predict(cached.subset(rows), tuple(readable.names), no_labels)
+    assigned = assignments.assign(predictions, calibration=classifier.calibration)
     if output is not None:
-        _write(Path(output), found)
+        _write(Path(output), assigned)
     if copy_to is not None:
-        classes = [found.classes[number] for number in found.cluster]
-        copy(Path(copy_to), shown, np.arange(len(shown)), classes, data=[data_name(data)])
-    unread = {file.name: file.reason for file in images.bad}
-    unread |= {images.names[row]: reason for row, reason in bad.items()}
-    return Assigned(shown, found, dict(sorted(unread.items())))
+        classes = [assigned.classes[number] for number in assigned.cluster]
+        every = np.arange(len(readable))
+        copy_images(Path(copy_to), readable, every, classes, data=[data_name(data)])
+    reasons = {file.name: file.reason for file in images.bad}
+    reasons |= {images.names[row]: reason for row, reason in bad.items()}
+    return Assigned(readable, assigned, dict(sorted(reasons.items())))
 
 
-def _write(path: Path, found: Assignments) -> None:
+def _write(path: Path, assigned: Assignments) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_csv(path, COLUMNS, found.rows())
+        write_csv(path, COLUMNS, assigned.rows())
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another -o") from error

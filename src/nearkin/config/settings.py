@@ -150,8 +150,10 @@ class DiscoverConfig:
     """Images per step, half of them labeled."""
     start: Literal["clusters", "random"] = "clusters"
     """Where classes start in the last stage: at clusters of the features, or anywhere."""
-    strength: Annotated[float | Auto, Range(0, MAX)] = "auto"
-    """Of positive pairs (ncd) or of entropy (gcd); auto hides known classes to choose it."""
+    pair_rate: Annotated[float | Auto, Range(0, MAX)] = "auto"
+    """Mode ncd: positive pairs, as a share of those of equally large classes; auto tunes it."""
+    entropy_weight: Annotated[float | Auto, Range(0, MAX)] = "auto"
+    """Mode gcd: weight of the mean-entropy term; auto tunes it on hidden known classes."""
     num_seeds: Count = "auto"
     """How often the last stage is trained, to see which classes are found again."""
     baselines: bool = True

@@ -316,7 +316,7 @@ def accept(labeled: Labeled, run: Path) -> Labeled:
     )
 
 
-USUAL_BATCH: Final = 128
+BATCH_SIZE: Final = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -415,6 +415,18 @@ def division(data: Any, config: DiscoverConfig) -> tuple[float, int]:
     return config.val, config.seed
 
 
+def pretraining_parts(dataset: DiscoveryData, share: float, seed: int) -> Parts:
+    """Return the data, without labels and without labeled images from outside, and their split.
+
+    Workers open and split the data on their own, so this must be the split that they find.
+    """
+    images = dataset.images
+    unlabeled = replace(images, labels=np.full(len(images), UNKNOWN), classes=())
+    if dataset.own.all():
+        return replace(dataset.parts, images=unlabeled)
+    return divide(unlabeled.subset(np.flatnonzero(dataset.own)), share, seed)
+
+
 def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
     """Images per step in the stages that learn from labels, as far as there are enough.
 
@@ -422,7 +434,7 @@ def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
         UsageError: If there are fewer, or processes that share a network cannot divide them.
     """
     count, processes = len(dataset.parts.train_rows), num_processes(config.devices)
-    batch = min(USUAL_BATCH, count) if config.batch_size == "auto" else config.batch_size
+    batch = min(BATCH_SIZE, count) if config.batch_size == "auto" else config.batch_size
     if batch > count:
         raise UsageError(
             f"--batch-size {batch} is more than the {count} images; give at most that"

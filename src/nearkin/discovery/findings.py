@@ -50,7 +50,7 @@ class Finding:
     text: str
 
 
-def findings(
+def late_findings(
     predictions: Predictions,
     *,
     mode: Mode,
@@ -178,7 +178,7 @@ NEIGHBORS: Final = 10
 """Nearest images that tell where an image lies."""
 
 
-def doubts(
+def early_findings(
     features: Float[np.ndarray, "images dim"],
     label: Int[np.ndarray, " images"],
     known: Sequence[str],

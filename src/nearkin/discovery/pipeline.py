@@ -2,75 +2,109 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
-from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig, Value
-from nearkin.discovery.classifier import BASELINES
-from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size, division, without
+from nearkin.data.split import Parts
+from nearkin.discovery.data import (
+    DiscoveryData,
+    DiscoveryTask,
+    batch_size,
+    division,
+    pretraining_parts,
+    without,
+)
 from nearkin.discovery.features import (
     CachedFeatures,
+    DiscoveryEncoder,
+    FinetunedEncoder,
     FrozenEncoder,
-    Trunk,
-    check_trained,
-    finetuned_encoder,
-    look,
-    read_looks,
-    rows_of,
-    write_looks,
+    check_train_layers,
+    extract_features,
 )
-from nearkin.discovery.findings import Finding, doubts
+from nearkin.discovery.findings import Finding, early_findings
 from nearkin.discovery.number import NumberOfClasses, count_classes
-from nearkin.discovery.stages import Stage, StageInit, begun, beside, class_stage, known_stage
+from nearkin.discovery.stages import (
+    Stage,
+    StageInit,
+    class_stage,
+    known_stage,
+    shared_with_workers,
+    stage_init,
+)
 from nearkin.discovery.trials import (
+    CANDIDATES,
+    DEFAULTS,
     FOLDS,
     MODE_METHOD,
-    STRENGTHS,
-    USUAL,
+    TUNED,
     Trial,
     Trials,
     best,
     mean_accuracy,
-    strength_options,
+    tuned_options,
 )
 from nearkin.evaluation.encoder import Encoder, load
 from nearkin.method import Method
+from nearkin.report.pages import write_page
 from nearkin.run.data import write_bad_files
+from nearkin.run.failures import foreseen
 from nearkin.run.folder import RunFolder, data_name
+from nearkin.run.opened import opened
 from nearkin.run.reporter import Logger
 from nearkin.run.settings.build import resolve
+from nearkin.training.session import resumed_settings, train_encoder
 from nearkin.types import UNKNOWN
+
+SEEDS: Final = 3
+"""Trainings of the last stage on top of a frozen encoder; a finetuned one is trained once."""
+BASE_LOSS: Final[dict[str, Value]] = {"novel_weight": 0.0, "known_weight": 0.0}
+"""Options of NCL without its contrastive terms."""
+BASELINES: Final[dict[str, dict[str, Value]]] = {
+    "base loss": BASE_LOSS,
+    "rank statistics": BASE_LOSS | {"pseudo_labels": "ranks"},
+}
+"""Options of NCL for its own base loss, and for AutoNovel's (Han et al. 2020)."""
 
 
 @dataclass(frozen=True, eq=False)
 class DiscoveryState:
-    """What a discovery stands on."""
+    """What stands before the first training on labels."""
 
     dataset: DiscoveryData
-    encoder: Encoder
+    pretrained: Encoder
     base: TrainConfig
-    """What all later trainings have in common."""
+    """Settings that all later trainings share."""
     frozen: FrozenEncoder
-    """Features that no label has touched."""
-    trunk: Trunk
-    """What learns from labels stands on this."""
+    """Features that have seen no label."""
+    encoder: DiscoveryEncoder
+    """What the later stages train on."""
     estimate: NumberOfClasses | None
     """None where the number of novel classes was given."""
     task: DiscoveryTask
-    doubts: list[Finding]
-    """What was clear before anything was learned from labels."""
+    findings: list[Finding]
     trials: list[Trial]
-    strength: float
-    bad: set[int]
+    tuned: float
+    """The chosen value of the mode's tuned setting."""
+    bad_rows: set[int]
     """Rows, among all images that were opened, of those that turned out unreadable."""
 
 
 @dataclass(frozen=True, eq=False)
-class Preparation:
-    """Lays the state, or finds what an earlier start has laid of it."""
+class TrainedMethods:
+    """The methods of the last stage."""
+
+    methods: list[Method[Any]]
+    """One per seed. The first is the result, the others show which classes are stable."""
+    baselines: Mapping[str, Method[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """Runs the stages, each from where an earlier, interrupted run has left it."""
 
     data: Any
     config: DiscoverConfig
@@ -78,28 +112,41 @@ class Preparation:
     device: torch.device
     log: Logger
 
-    def run(self, dataset: DiscoveryData) -> DiscoveryState:
-        """Everything up to the first label."""
-        encoder = self._encoder()
-        check_trained(encoder, self.config.train_layers)
-        base = self._base(encoder, dataset)
-        kept, bad = self._kept(encoder, dataset, base)
-        dataset = without(dataset, bad)
-        frozen = FrozenEncoder(kept, self.device)
-        trunk: Trunk = frozen
+    def prepare(self, dataset: DiscoveryData) -> DiscoveryState:
+        """Train or load the encoder, estimate the number of classes, and tune by trials."""
+        pretrained = self._pretrained(dataset)
+        check_train_layers(pretrained, self.config.train_layers)
+        base = self._base(pretrained, dataset)
+        cached, bad_rows = self._cached(pretrained, dataset, base)
+        dataset = without(dataset, bad_rows)
+        # Whatever the later stages train, the number of classes is estimated and the setting is
+        # tuned on frozen features: a trial takes seconds there, and needs no second encoder.
+        frozen = FrozenEncoder(cached, self.device)
+        encoder: DiscoveryEncoder = frozen
         if self.config.train_layers != "top":
-            trunk = finetuned_encoder(encoder, dataset.images, self.config, base, self.device)
-        estimate = self._count(kept, dataset)
+            images = dataset.images
+            encoder = FinetunedEncoder(pretrained, images, self.config, base, self.device)
+        estimate = self._estimate(cached, dataset)
         task = self._task(dataset, estimate)
-        found = self._doubts(frozen, task, dataset)
+        findings = self._findings(frozen, task, dataset)
         trials = self._trials(frozen, task, base)
-        strength = self._strength(trials)
+        tuned = self._tuned(trials)
         return DiscoveryState(
-            dataset, encoder, base, frozen, trunk, estimate, task, found, trials, strength, bad
+            dataset,
+            pretrained,
+            base,
+            frozen,
+            encoder,
+            estimate,
+            task,
+            findings,
+            trials,
+            tuned,
+            bad_rows,
         )
 
-    def _encoder(self) -> Encoder:
-        """Stage 1: features without labels."""
+    def _pretrained(self, dataset: DiscoveryData) -> Encoder:
+        """Stage 1: an encoder that has seen no label."""
         if self.config.from_run:
             self.log.line(f"stage 1/3  features: from {self.config.from_run}")
             return load(self.config.from_run)
@@ -119,26 +166,38 @@ class Preparation:
                 scan=config.scan,
                 max_bad=config.max_bad,
             )
-            resume = stage.config.exists()
-            train(self.data, settings, out=stage.path, resume=resume, reporter=self.log)
+            self._pretrain(stage, settings, pretraining_parts(dataset, share, seed))
         return load(stage.path)
 
-    def _base(self, encoder: Encoder, dataset: DiscoveryData) -> TrainConfig:
-        """What all later stages have in common."""
+    def _pretrain(self, stage: RunFolder, settings: TrainConfig, parts: Parts) -> None:
+        """Train an encoder in a run folder of its own, so that it is resumed like any other."""
+        with (
+            opened(stage.path, resume=stage.config.exists(), overwrite=False) as folder,
+            Logger(self.log, folder.log) as log,
+        ):
+            settings = resumed_settings(folder, settings)
+            settings = resolve(settings, parts.train, self.device)
+            with foreseen(int(settings.batch_size)):
+                train_encoder(folder, settings, parts, data=self.data, device=self.device, log=log)
+                write_page(folder, parts.images)
+
+    def _base(self, pretrained: Encoder, dataset: DiscoveryData) -> TrainConfig:
+        """Resolve the settings that all later stages share."""
         config = self.config
-        asked = TrainConfig(
+        requested = TrainConfig(
             method=MODE_METHOD["ncd"],
-            backbone=str(encoder.details["backbone"]),
-            image_size=encoder.image_size,
+            backbone=str(pretrained.details["backbone"]),
+            image_size=pretrained.image_size,
             augment=config.augment,
             seed=config.seed,
             devices=config.devices,
             workers=config.workers,
             cache=config.cache,
+            # On cached features a step is so short that a lower precision gains no time.
             precision="fp32" if config.train_layers == "top" else "auto",
         )
-        resolved = resolve(asked, dataset.parts.train, self.device)
-        # The next start may find more room or less, and cached photographs are other pixels.
+        resolved = resolve(requested, dataset.parts.train, self.device)
+        # A resumed run may find more or less room for a cache, and cached photos are other pixels.
         self.folder.write_settings(replace(config, cache=resolved.cache), data_name(self.data))
         return replace(
             resolved,
@@ -148,17 +207,17 @@ class Preparation:
             options={},
         )
 
-    def _kept(
-        self, encoder: Encoder, dataset: DiscoveryData, base: TrainConfig
+    def _cached(
+        self, pretrained: Encoder, dataset: DiscoveryData, base: TrainConfig
     ) -> tuple[CachedFeatures, set[int]]:
-        """What the encoder sees, computed once, of images that can be read; and the others."""
-        path = self.folder.kept
+        """Return the features of readable images, extracted once, and the rows of the others."""
+        path, images = self.folder.kept, dataset.images
         if not path.exists():
-            count = f"{len(dataset.images)} images and {self.config.num_views} views of each"
-            self.log.line(f"           looking at {count}")
-            seen = look(
-                encoder,
-                dataset.images,
+            views = f"{self.config.num_views} views of each"
+            self.log.line(f"           features of {len(images)} images and {views}")
+            features, bad = extract_features(
+                pretrained,
+                images,
                 base.augment,
                 self.config.num_views,
                 base.seed,
@@ -166,17 +225,16 @@ class Preparation:
                 int(base.workers),
                 self.log.progress,
             )
-            write_looks(path, *seen)
-        kept, bad = read_looks(path, len(dataset.images))
-        found = {dataset.images.names[row]: reason for row, reason in bad.items()}
-        write_bad_files(self.folder.bad_files, dataset.images, found)
-        readable = np.setdiff1d(np.arange(len(dataset.images)), list(bad))
-        return rows_of(kept, readable), set(bad)
+            features.write(path, bad)
+        features, bad = CachedFeatures.read(path, len(images))
+        reasons = {images.names[row]: reason for row, reason in bad.items()}
+        write_bad_files(self.folder.bad_files, images, reasons)
+        return features.subset(np.setdiff1d(np.arange(len(images)), list(bad))), set(bad)
 
-    def _count(self, kept: CachedFeatures, dataset: DiscoveryData) -> NumberOfClasses | None:
+    def _estimate(self, cached: CachedFeatures, dataset: DiscoveryData) -> NumberOfClasses | None:
         if self.config.classes == "auto":
-            self.log.line("           counting the classes that have no name")
-        estimate = count_classes(self.folder.number, kept, dataset, self.config)
+            self.log.line("           estimating the number of novel classes")
+        estimate = count_classes(self.folder.number, cached, dataset, self.config)
         if estimate:
             each = ", ".join(f"{name} {number}" for name, number in estimate.estimates.items())
             self.log.line(
@@ -188,120 +246,114 @@ class Preparation:
     def _task(self, dataset: DiscoveryData, estimate: NumberOfClasses | None) -> DiscoveryTask:
         number = estimate.chosen if estimate else int(self.config.classes)
         label = dataset.label.copy()
+        # Known classes are scored on held-out images, so their labels may train nothing.
         label[dataset.parts.test_rows] = UNKNOWN
         return DiscoveryTask(label, dataset.parts.train_rows, len(dataset.classes), number)
 
-    def _doubts(
+    def _findings(
         self, frozen: FrozenEncoder, task: DiscoveryTask, dataset: DiscoveryData
     ) -> list[Finding]:
-        """Told before the time is spent."""
-        found = doubts(
-            frozen.kept.center[torch.from_numpy(task.rows)].numpy(),
+        """Warn of what is clear already, before time is spent on training."""
+        findings = early_findings(
+            frozen.cached.center[torch.from_numpy(task.rows)].numpy(),
             task.label[task.rows],
             dataset.classes,
             num_novel=task.num_novel,
             mode=self.config.mode,
         )
-        for finding in found:
+        for finding in findings:
             self.log.line(f"warning: {finding.text}")
-        return found
+        return findings
+
+    @property
+    def _setting(self) -> float | str:
+        """The mode's tuned setting, as requested."""
+        value: float | str = getattr(self.config, TUNED[self.config.mode])
+        return value
+
+    @property
+    def _setting_name(self) -> str:
+        return TUNED[self.config.mode].replace("_", " ")
 
     def _trials(
         self, frozen: FrozenEncoder, task: DiscoveryTask, base: TrainConfig
     ) -> list[Trial]:
-        """What came of hiding known classes, for every strength in question."""
-        mode, given = self.config.mode, self.config.strength
-        strengths = STRENGTHS[mode] if given == "auto" else (given,)
+        """Search for hidden known classes with every value in question.
+
+        A value that was given is tried too: trials also calibrate the classifier.
+        """
+        mode, setting = self.config.mode, self._setting
+        values = (float(setting),) if setting != "auto" else CANDIDATES[mode]
         folder = self.folder.stage("trials").path
         options, start = self.config.options, self.config.start
-        trials = Trials(frozen, task, base, mode, folder, options, start)
-        total, found = FOLDS * len(strengths), list[Trial]()
-        for trial in trials.run(strengths):
-            found.append(trial)
-            self.log.progress(len(found), total, "hiding known classes")
-        for strength in strengths if found else ():
-            accuracy = mean_accuracy(found, strength)
-            self.log.line(f"           hiding known classes: strength {strength:g} {accuracy:.1%}")
-        return found
+        trials, total = list[Trial](), FOLDS * len(values)
+        for trial in Trials(frozen, task, base, mode, folder, options, start).run(values):
+            trials.append(trial)
+            self.log.progress(len(trials), total, "trials on hidden known classes")
+        for value in values if trials else ():
+            self.log.line(
+                f"           {self._setting_name} {value:g}: {mean_accuracy(trials, value):.1%} "
+                "accuracy on hidden known classes"
+            )
+        return trials
 
-    def _strength(self, trials: list[Trial]) -> float:
-        if self.config.strength != "auto":
-            return self.config.strength
+    def _tuned(self, trials: list[Trial]) -> float:
+        if self._setting != "auto":
+            return float(self._setting)
         if trials:
             return best(trials)
-        usual = USUAL[self.config.mode]
-        self.log.line(f"           too few known classes to hide some: strength {usual:g}")
-        return usual
+        default = DEFAULTS[self.config.mode]
+        name = self._setting_name
+        self.log.line(f"           too few known classes to hide some: {name} {default:g}")
+        return default
 
-
-SEEDS = 3
-"""How often the last stage is trained on top of a frozen encoder; a whole network is once."""
-
-
-@dataclass(frozen=True, eq=False)
-class Learned:
-    """Methods that have been trained."""
-
-    ours: list[Method[Any]]
-    """One per seed. The first is the result, the others tell what is found again."""
-    baselines: Mapping[str, Method[Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class Learning:
-    """Everything that the trainings of a discovery have in common."""
-
-    config: DiscoverConfig
-    folder: RunFolder
-    state: DiscoveryState
-    log: Logger
-
-    def run(self) -> Learned:
-        """Train all of them, or go on where they were stopped."""
-        self.log.line(f"stage 2/3  {self.state.task.num_known} known classes")
-        base = replace(self.state.base, epochs=self.config.known_epochs)
-        known = known_stage(self.state.trunk, self.state.task, base)
-        self._train(known, "known")
-        config, state = self.config, self.state
-        start = begun(state.trunk, known.method, state.task, config.seed, config.start)
-        mode, count, strength = self.config.mode, self._num_seeds(), self.state.strength
-        options = strength_options(mode, strength, self.state.task.num_novel)
-        options |= dict(self.config.options)
+    def train(self, state: DiscoveryState) -> TrainedMethods:
+        """Train stages 2 and 3, and the baselines of stage 3."""
+        config, task, mode = self.config, state.task, self.config.mode
+        self.log.line(f"stage 2/3  {task.num_known} known classes")
+        known = known_stage(state.encoder, task, replace(state.base, epochs=config.known_epochs))
+        self._train(known, "known", state)
+        init = stage_init(state.encoder, known.method, task, config.seed, config.start)
+        method, count = MODE_METHOD[mode], self._num_seeds()
+        options = tuned_options(mode, state.tuned, task.num_novel) | dict(config.options)
         self.log.line(
-            f"stage 3/3  {self.state.task.num_novel} novel classes by {MODE_METHOD[mode]}, "
-            f"strength {strength:g}, {count} seeds"
+            f"stage 3/3  {task.num_novel} novel classes by {method}, "
+            f"{self._setting_name} {state.tuned:g}, {count} seeds"
         )
-        ours = [
-            self._all(f"{MODE_METHOD[mode]}-{seed}", MODE_METHOD[mode], options, start, seed)
+        methods = [
+            self._train_all(f"{method}-{seed}", method, options, init, seed, state)
             for seed in range(count)
         ]
-        return Learned(ours, self._baselines(start))
+        rate = tuned_options("ncd", DEFAULTS["ncd"], task.num_novel)
+        baselines = {
+            name: self._train_all(name.replace(" ", "-"), "ncl", rate | options, init, 0, state)
+            for name, options in (BASELINES if config.baselines else {}).items()
+        }
+        return TrainedMethods(methods, baselines)
 
     def _num_seeds(self) -> int:
         if self.config.num_seeds != "auto":
             return self.config.num_seeds
         return SEEDS if self.config.train_layers == "top" else 1
 
-    def _baselines(self, start: StageInit) -> dict[str, Method[Any]]:
-        rate = strength_options("ncd", USUAL["ncd"], self.state.task.num_novel)
-        arms = BASELINES if self.config.baselines else {}
-        return {
-            name: self._all(name.replace(" ", "-"), MODE_METHOD["ncd"], rate | options, start, 0)
-            for name, options in arms.items()
-        }
-
-    def _all(
-        self, name: str, method: str, options: Mapping[str, Value], start: StageInit, seed: int
+    def _train_all(
+        self,
+        name: str,
+        method: str,
+        options: Mapping[str, Value],
+        init: StageInit,
+        seed: int,
+        state: DiscoveryState,
     ) -> Method[Any]:
-        """All classes, by one method with one seed."""
+        """Train stage 3 by one method with one seed."""
         self.log.line(f"           {name}")
-        state = self.state
         base = replace(state.base, seed=state.base.seed + seed)
-        known, clusters = start
-        stage = class_stage(state.trunk, state.task, base, known, method, options, clusters)
-        self._train(stage, name)
+        stage = class_stage(
+            state.encoder, state.task, base, init.known, method, options, init.heads
+        )
+        self._train(stage, name, state)
         return stage.method
 
-    def _train(self, stage: Stage, name: str) -> None:
-        others = beside(stage, self.config, self.state.bad)
-        stage.run(self.folder.stage(name), self.log, others)
+    def _train(self, stage: Stage, name: str, state: DiscoveryState) -> None:
+        workers = shared_with_workers(stage, self.config, state.bad_rows)
+        stage.run(self.folder.stage(name), self.log, workers)

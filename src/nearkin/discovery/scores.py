@@ -1,28 +1,39 @@
-"""How well the classes that were found fit the true ones, by the protocols of the papers.
+"""Scores of found classes against true ones, by the protocols of the papers.
 
-Clusters have no names, so their numbers are matched with the true classes first. Where nothing
-else is said, `truth` holds the true class of each image, `UNKNOWN` where nobody knows it, and
-`found` the class it was put in. Classes below `num_known` are known, the others novel.
+Clusters have no names, so they are matched with the true classes first. Throughout, `truth` is the
+true class of each image or `UNKNOWN`, and `found` the class it was put in. Classes below
+`num_known` are known, the others novel.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from nearkin.measures.intervals import bootstrap
 from nearkin.measures.matching import match, right
 from nearkin.types import UNKNOWN
 
-Score = tuple[str, float, float, float, str]
-"""Name, value, lower and upper end of its 95 % interval, protocol."""
-
 SURPLUS: Final = "images of surplus clusters are errors, match anew in each draw"
 INTERVAL: Final = "interval as if images were independent, model fixed"
 
 Labels = Int[np.ndarray, " n"]
+
+
+class Score(NamedTuple):
+    """A value with its 95 % interval."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    protocol: str
+
+    def of(self, where: str) -> "Score":
+        """Return the score under a name that says of which images it is."""
+        return self._replace(name=f"{self.name}, {where}")
 
 
 def task_aware(
@@ -33,7 +44,7 @@ def task_aware(
     images: str,
     seed: int = 0,
 ) -> list[Score]:
-    """Scores of images of novel classes, their classifier having ruled all known ones out.
+    """Score images of novel classes, where the classifier rules all known ones out.
 
     Accuracy under one Hungarian match of novel clusters with novel classes, where the images
     of surplus clusters are errors; normalized mutual information (arithmetic mean); adjusted Rand
@@ -44,7 +55,7 @@ def task_aware(
         found: Classes that were found.
         num_known: Number of known classes.
         images: Which images these are, such as "unlabeled training images".
-        seed: Decides the draws of the intervals.
+        seed: Random seed of the bootstrap.
 
     Returns:
         No score if there is no image to score.
@@ -82,7 +93,7 @@ def task_agnostic(
     images: str,
     seed: int = 0,
 ) -> list[Score]:
-    """Accuracies where each image could be of any class, known or novel.
+    """Score images that could each be of any class, known or novel.
 
     A known class keeps its number: an image of it is right if found in that very class. Novel
     clusters are matched with novel classes by one Hungarian match over the images that are
@@ -106,7 +117,7 @@ def gcd(
     images: str,
     seed: int = 0,
 ) -> list[Score]:
-    """Accuracies of generalized category discovery: one match over all classes, then parts.
+    """Score generalized category discovery: one match over all classes, then parts.
 
     Vaze, Han, Vedaldi, Zisserman. Generalized category discovery. CVPR 2022, arXiv:2201.02609,
     as in the second version of its evaluation: images of known ("Old") and novel ("New")
@@ -124,7 +135,7 @@ def gcd(
 def novel_match(
     truth: Int[np.ndarray, " n"], found: Int[np.ndarray, " n"], num_known: int
 ) -> dict[int, int]:
-    """The class of each cluster where known classes keep their numbers: see `task_agnostic`."""
+    """Match clusters with classes where known classes keep their numbers; see `task_agnostic`."""
     novel = (truth >= num_known) & (found >= num_known)
     return {number: number for number in range(num_known)} | match(truth[novel], found[novel])
 
@@ -132,11 +143,9 @@ def novel_match(
 def joint_match(
     truth: Int[np.ndarray, " n"], found: Int[np.ndarray, " n"], num_known: int
 ) -> dict[int, int]:
-    """The class of each cluster under one match over all classes: see `gcd`.
-
-    Of the matches with most images right, one with the fewest novel images right: the parts
-    are then unique, and nobody is flattered on novel classes.
-    """
+    """Match clusters with classes, all at once; see `gcd`."""
+    # Of the matches with most images right, the one with the fewest novel images right: the
+    # scores of the parts are then unique, and those of novel classes are not flattering.
     y, x = truth[truth != UNKNOWN], found[truth != UNKNOWN]
     return match(y, x, weight=len(y) + 1 + (y < num_known).astype(np.int64))
 
@@ -150,16 +159,13 @@ class Confusion:
     clusters: Int[np.ndarray, " clusters"]
     """The cluster of each matched class, then the others."""
     count: Int[np.ndarray, "classes clusters"]
-    recall: Float[np.ndarray, " classes"]
-    """Share of each class in the cluster matched with it, 0 if there is none."""
-    class_of: Mapping[int, int]
-    """The class of each matched cluster that has an image of it."""
+    num_matched: int
 
 
 def confusion(
     truth: Int[np.ndarray, " n"], found: Int[np.ndarray, " n"], mapping: Mapping[int, int]
 ) -> Confusion:
-    """The table behind an accuracy, of the images with a true class.
+    """Count the images behind an accuracy.
 
     Args:
         truth: True classes.
@@ -168,20 +174,17 @@ def confusion(
     """
     y, x = truth[truth != UNKNOWN], found[truth != UNKNOWN]
     common = set(x[right(y, x, mapping)].tolist())
-    class_of = {c: mapping[c] for c in sorted(common, key=mapping.__getitem__)}
-    classes, clusters = _led_by(class_of.values(), y), _led_by(class_of, x)
+    matched = sorted(common, key=mapping.__getitem__)
+    classes, clusters = _led_by([mapping[c] for c in matched], y), _led_by(matched, x)
     count = np.zeros((len(classes), len(clusters)), dtype=np.int64)
     for row, number in zip(count, classes, strict=True):
         row[:] = np.bincount(x[y == number], minlength=x.max() + 1)[clusters]
-    recall, diagonal = np.zeros(len(classes)), np.arange(len(class_of))
-    recall[diagonal] = count[diagonal, diagonal] / count[diagonal].sum(axis=1)
-    return Confusion(classes, clusters, count, recall, class_of)
+    return Confusion(classes, clusters, count, len(matched))
 
 
-def _led_by(first: Iterable[int], numbers: Labels) -> Int[np.ndarray, " numbers"]:
-    """All numbers there are: the first ones in their order, then the others, ascending."""
-    led = list(first)
-    return np.array(led + sorted(set(numbers.tolist()) - set(led)), dtype=np.int64)
+def _led_by(first: list[int], numbers: Labels) -> Int[np.ndarray, " numbers"]:
+    """Return all numbers there are: the first ones in their order, then the others, ascending."""
+    return np.array(first + sorted(set(numbers.tolist()) - set(first)), dtype=np.int64)
 
 
 def _parts(
@@ -193,7 +196,7 @@ def _parts(
     protocol: str,
     seed: int,
 ) -> list[Score]:
-    """Accuracy of all images, of the known and of the novel ones, under the match of all."""
+    """Score all images, the known and the novel ones, under the match of all."""
     y, x = truth[truth != UNKNOWN], found[truth != UNKNOWN]
     parts = {"all": y != UNKNOWN, "known": y < num_known, "novel": y >= num_known}
 
@@ -218,11 +221,11 @@ def _score(
     least: float = 0.0,
 ) -> Score:
     low, high = bootstrap(statistic, n, seed=seed, bounds=(least, 1.0))
-    return name, statistic(np.arange(n)), low, high, protocol
+    return Score(name, statistic(np.arange(n)), low, high, protocol)
 
 
 def _counted(truth: Labels, kept: Bool[np.ndarray, " n"], images: str) -> str:
-    """How many images there are, and how many were left out."""
+    """Say how many images are scored, and how many left out."""
     unknown = np.count_nonzero(truth == UNKNOWN)
     known = np.count_nonzero(~kept) - unknown
     reasons = {"without a true class": unknown, "of known classes": known}

@@ -1,14 +1,14 @@
-"""Leave classes out: hide some known classes, look for them as if novel, and choose by that.
+"""Leave classes out: hide known classes, search for them as if novel, and tune by the result.
 
 Nothing is chosen by the labels that a result is scored on (Troisemaine et al. 2024,
-"A practical approach to novel class discovery in tabular data", make it the core of a method).
+"A practical approach to novel class discovery in tabular data", make this the core of a method).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import torch
@@ -16,57 +16,62 @@ from jaxtyping import Bool, Float, Int64
 
 from nearkin.config import TrainConfig, Value
 from nearkin.data.rng import permutation
-from nearkin.discovery.classifier import apply_layer, class_probability, heads_of, still
+from nearkin.discovery.classifier import apply_layer, class_probability, frozen_copy, heads_of
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import FrozenEncoder
 from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.discovery.stages import StageInit, Start, begun, class_stage, known_stage
+from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
 from nearkin.measures.matching import right
-from nearkin.method import Method
 from nearkin.tables import usable
 from nearkin.types import UNKNOWN
 
 Mode = Literal["gcd", "ncd"]
 
-STRENGTHS: Final[dict[Mode, tuple[float, ...]]] = {
+MODE_METHOD: Final[dict[Mode, str]] = {"ncd": "ncl", "gcd": "simgcd"}
+"""The method of each mode."""
+TUNED: Final[dict[Mode, str]] = {"ncd": "pair_rate", "gcd": "entropy_weight"}
+"""The setting of each mode that trials choose."""
+CANDIDATES: Final[dict[Mode, tuple[float, ...]]] = {
     "ncd": (0.25, 0.5, 0.75),
     "gcd": (0.5, 1.0, 2.0),
 }
-"""What is tried; of ncd, as a part of the pairs that equally large classes would have."""
-USUAL: Final[dict[Mode, float]] = {"ncd": 0.5, "gcd": 1.0}
-"""What is taken where too few classes are known to hide some."""
+"""The values tried."""
+DEFAULTS: Final[dict[Mode, float]] = {"ncd": 0.5, "gcd": 1.0}
+"""The value where too few classes are known to hide some."""
 FOLDS: Final = 3
-SHORT: Final = 0.5
+STEPS: Final = 0.5
 """Share of a training's steps that a trial takes."""
 HIDDEN: Final = 0.25
 """Share of the known classes that a fold hides; two at least."""
-MODE_METHOD: Final[dict[Mode, str]] = {"ncd": "ncl", "gcd": "simgcd"}
-"""The method of each mode."""
 
 
-def strength_options(mode: Mode, strength: float, num_novel: int) -> dict[str, Value]:
-    """The options of the mode's method that a strength comes to."""
+def tuned_options(mode: Mode, value: float, num_novel: int) -> dict[str, Value]:
+    """Return the options of the mode's method for a value of its tuned setting.
+
+    A pair rate is relative to the positive pairs of equally large classes, of which there are
+    1 / num_novel: so a value that was chosen with few hidden classes fits many novel ones.
+    """
     if mode == "ncd":
-        return {"positive_rate": min(1.0, strength / num_novel)}
-    return {"entropy_weight": strength}
+        return {"positive_rate": min(1.0, value / num_novel)}
+    return {"entropy_weight": value}
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """What came of hiding some classes."""
+    """The result of searching for some hidden classes."""
 
     fold: int
-    strength: float
+    value: float
+    """Of the tuned setting."""
     accuracy: float
-    """Share of the images in question that were put into the right class."""
+    """Share of the hidden images that were put into the right class."""
     probability: Float[np.ndarray, "images classes"]
-    """Of the classes of each image in question."""
     correct: Bool[np.ndarray, " images"]
-    """Whether the most probable one is right, clusters matched with classes."""
+    """Whether the most probable class is right, clusters matched with classes."""
 
 
 def folds(num_known: int, seed: int) -> list[Int64[np.ndarray, " hidden"]]:
-    """The classes that each fold hides; no folds if fewer than two would remain known.
+    """Return the classes that each fold hides; no folds if fewer than two would remain known.
 
     >>> [fold.tolist() for fold in folds(3, seed=0)]
     []
@@ -75,90 +80,79 @@ def folds(num_known: int, seed: int) -> list[Int64[np.ndarray, " hidden"]]:
     if num_known - hidden < 2:
         return []
     order = permutation(seed, 0, num_known)
-    apart = (FOLDS - 1) * hidden < num_known
-    starts = [hidden * fold if apart else num_known * fold // FOLDS for fold in range(FOLDS)]
+    disjoint = (FOLDS - 1) * hidden < num_known
+    starts = [hidden * fold if disjoint else num_known * fold // FOLDS for fold in range(FOLDS)]
     return [np.sort(order[np.arange(start, start + hidden) % num_known]) for start in starts]
 
 
 @dataclass(frozen=True, eq=False)
 class Trials:
-    """Everything that trials have in common.
+    """Everything that trials have in common."""
 
-    Args:
-        trunk: What the networks stand on.
-        task: The images; only those with a known class are used.
-        base: What all stages have in common.
-        mode: ncd hides classes; gcd hides half of the other images' labels as well.
-        folder: Where finished trials are kept, so that a stopped run does none twice.
-        options: Of the mode's method, beside the strength.
-        start: Where its classes start: at `clusters`, or anywhere.
-    """
-
-    trunk: FrozenEncoder
+    encoder: FrozenEncoder
     task: DiscoveryTask
+    """Only its labeled images are used."""
     base: TrainConfig
     mode: Mode
+    """ncd hides classes; gcd also hides half of the labels of the others."""
     folder: Path
+    """Where finished trials are kept, so that a resumed run does none twice."""
     options: Mapping[str, Value]
+    """Of the mode's method, beside the tuned one."""
     start: str
+    """Where heads start: at `clusters` or at `random`."""
 
-    def run(self, strengths: Sequence[float]) -> Iterator[Trial]:
-        """Every strength in every fold."""
+    def run(self, values: Sequence[float]) -> Iterator[Trial]:
+        """Try every value in every fold."""
         for fold, hidden in enumerate(folds(self.task.num_known, self.base.seed)):
             task, truth = self._hide(hidden)
-            start = None
-            for strength in strengths:
-                path = self.folder / f"{self.mode}-{fold}-{strength:g}.npz"
+            init = None
+            for value in values:
+                path = self.folder / f"{self.mode}-{fold}-{value:g}.npz"
                 if not path.exists():
-                    start = start or self._begin(task)
-                    self._try(task, truth, *start, strength, path)
-                probability, correct = _kept(path, task)
-                yield Trial(fold, strength, float(correct.mean()), probability, correct)
+                    # The known classes are learned anew in each fold: a network that was
+                    # trained on all of them has seen the labels of the hidden ones.
+                    init = init or self._init(task)
+                    self._try(task, truth, init, value, path)
+                probability, correct = _read(path, task)
+                yield Trial(fold, value, float(correct.mean()), probability, correct)
 
     def _hide(
         self, hidden: Int64[np.ndarray, " hidden"]
     ) -> tuple[DiscoveryTask, Int64[np.ndarray, " images"]]:
-        """The task of finding some known classes, and the truth: the hidden ones come last."""
+        """Return the task of finding some known classes, and the truth: hidden ones come last."""
         old, count = self.task.label, self.task.num_known
         rest = np.setdiff1d(np.arange(count), hidden)
-        number = np.full(count + 1, UNKNOWN)
+        number = np.full(count + 1, UNKNOWN)  # the last entry is that of UNKNOWN, which is -1
         number[np.concatenate([rest, hidden])] = np.arange(count)
         truth, label = number[old], number[old]
         label[truth >= len(rest)] = UNKNOWN
         if self.mode == "gcd":
-            chosen = permutation(self.base.seed, 1, len(label)) % 2 == 0
-            label[chosen] = UNKNOWN
+            label[permutation(self.base.seed, 1, len(label)) % 2 == 0] = UNKNOWN
         return DiscoveryTask(label, self.task.labeled, len(rest), len(hidden)), truth
 
-    def _begin(self, task: DiscoveryTask) -> StageInit:
-        """What all strengths of a fold start from."""
-        stage = known_stage(self.trunk, task, replace(self.base, epochs="auto"))
+    def _init(self, task: DiscoveryTask) -> StageInit:
+        """Train on the classes that stay known."""
+        stage = known_stage(self.encoder, task, replace(self.base, epochs="auto"))
         stage.try_out()
-        return begun(self.trunk, stage.method, task, self.base.seed, self.start)
+        return stage_init(self.encoder, stage.method, task, self.base.seed, self.start)
 
     def _try(
-        self,
-        task: DiscoveryTask,
-        truth: np.ndarray,
-        known: Method[Any],
-        start: Start | None,
-        strength: float,
-        path: Path,
+        self, task: DiscoveryTask, truth: np.ndarray, init: StageInit, value: float, path: Path
     ) -> None:
-        options = dict(self.options) | strength_options(self.mode, strength, task.num_novel)
-        stage = class_stage(
-            self.trunk, task, self.base, known, MODE_METHOD[self.mode], options, start
-        )
-        stage.try_out(SHORT)
-        layer, heads = still(stage.method.backbone), still(heads_of(stage.method))
+        """Search for the hidden classes and write how well they were found."""
+        options = dict(self.options) | tuned_options(self.mode, value, task.num_novel)
+        method = MODE_METHOD[self.mode]
+        stage = class_stage(self.encoder, task, self.base, init.known, method, options, init.heads)
+        stage.try_out(STEPS)
+        disjoint = self.mode == "ncd"
         with torch.inference_mode():
-            rows = torch.from_numpy(task.unlabeled)
-            features = apply_layer(layer, self.trunk.kept.center[rows])
-            disjoint = self.mode == "ncd"
-            found = class_probability(heads, features, task.num_known, disjoint)
-        probability = found.numpy()
+            cached = self.encoder.cached.center[torch.from_numpy(task.unlabeled)]
+            features = apply_layer(frozen_copy(stage.method.backbone), cached)
+            heads = frozen_copy(heads_of(stage.method))
+            probability = class_probability(heads, features, task.num_known, disjoint).numpy()
         y, x = truth[task.unlabeled], probability.argmax(axis=1)
-        match = novel_match if self.mode == "ncd" else joint_match
+        match = novel_match if disjoint else joint_match
         correct = right(y, x, match(y, x, task.num_known))
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".tmp.npz")
@@ -166,8 +160,8 @@ class Trials:
         partial.replace(path)
 
 
-def _kept(path: Path, task: DiscoveryTask) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities, and whether they are right, from the file of a trial."""
+def _read(path: Path, task: DiscoveryTask) -> tuple[np.ndarray, np.ndarray]:
+    """Return probabilities, and whether they are right, from the file of a trial."""
     shape = len(task.unlabeled), task.num_known + task.num_novel
     with usable(path, "remove it, it will be made again"):
         with np.load(path, allow_pickle=False) as file:
@@ -180,11 +174,11 @@ def _kept(path: Path, task: DiscoveryTask) -> tuple[np.ndarray, np.ndarray]:
 
 
 def best(trials: Sequence[Trial]) -> float:
-    """The strength with the highest mean accuracy over the folds; of equals, the smallest."""
-    strengths = sorted({trial.strength for trial in trials})
-    return max(strengths, key=lambda strength: mean_accuracy(trials, strength))
+    """Return the value with the highest mean accuracy over the folds; of equals, the smallest."""
+    values = sorted({trial.value for trial in trials})
+    return max(values, key=lambda value: mean_accuracy(trials, value))
 
 
-def mean_accuracy(trials: Sequence[Trial], strength: float) -> float:
-    """Over the folds."""
-    return fmean(trial.accuracy for trial in trials if trial.strength == strength)
+def mean_accuracy(trials: Sequence[Trial], value: float) -> float:
+    """Return the mean accuracy over the folds."""
+    return fmean(trial.accuracy for trial in trials if trial.value == value)
