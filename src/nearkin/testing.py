@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from nearkin.config import MemorySize, Value, check_value, metadata
+from nearkin.data.views import View
 from nearkin.distributed import process_group
 from nearkin.method import Method
 from nearkin.methods import option_types, parameters
@@ -119,7 +120,8 @@ class _Subject:
         images = torch.randn(NUM_IMAGES, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
         views = []
         for kind in self.cls.views:
-            side = SIDE // 2 if kind == "small" else SIDE
+            share = kind.size if isinstance(kind, View) else 0.5 if kind == "small" else 1.0
+            side = max(2, round(share * SIDE))
             noise = torch.randn(BATCH, 3, side, side, generator=generator)
             views.append(images[index, :, :side, :side] + 0.3 * noise)
         if label is None:
