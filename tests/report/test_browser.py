@@ -146,7 +146,7 @@ def test_a_click_shows_the_image_and_its_neighbors_in_order(opened):
 def test_its_class_is_shown_the_surest_first(opened):
     page = opened()
     page.click(SMALL, 47)
-    assert page.texts("#map-panel h4") == ["Most like it", "More of new-2"]
+    assert page.texts("#map-panel h4") == ["Nearest neighbors", "More of new-2"]
     tiles = page.find("#map-panel .map-tiles").nth(1).locator("button")
     members = [row for row in range(300) if SMALL.colorings[0].values[row] == 1 and row != 47]
     assert tiles.count() == 60
@@ -488,14 +488,14 @@ def test_a_name_is_kept_over_a_reload(served):
 
 def test_classes_of_one_name_are_one(served):
     page, held = served
-    page.find("#map-classes").get_by_text("Merge the ticked ones").click()
+    page.find("#map-classes").get_by_text("Merge selected classes").click()
     assert held["asked"] == []  # no name yet
-    page.find("#map-classes input[placeholder='Name of the one class']").fill("violins")
-    page.find("#map-classes").get_by_text("Merge the ticked ones").click()
-    page.find("#map-status").get_by_text("Tick two classes").wait_for()
+    page.find("#map-classes input[placeholder='Name of the merged class']").fill("violins")
+    page.find("#map-classes").get_by_text("Merge selected classes").click()
+    page.find("#map-status").get_by_text("Select two or more classes").wait_for()
     for tick in page.find("#map-classes input[type=checkbox]").all():
         tick.check()
-    page.find("#map-classes").get_by_text("Merge the ticked ones").click()
+    page.find("#map-classes").get_by_text("Merge selected classes").click()
     page.find("#map-legend").get_by_text("violins").wait_for()
     assert held["asked"] == [("/name", {"clusters": ["new-1", "new-2"], "name": "violins"})]
     assert page.texts("#map-legend bdi") == ["violins", "dog"]
@@ -507,19 +507,19 @@ def test_selected_images_become_a_class_or_files(served):
     page.find("#map-lasso").click()
     draw_lasso(page, SMALL, (45, 48, 108, 105))
     page.find("#map-selection input[placeholder='Name of a new folder']").fill("some")
-    page.find("#map-selection").get_by_text("Copy the images").click()
+    page.find("#map-selection").get_by_text("Copy images").click()
     page.find("#map-status").get_by_text("16 images copied to /runs/1/exports/some").wait_for()
     page.find("#map-selection input[placeholder='Name of the new class']").fill("violas")
-    page.find("#map-selection").get_by_text("Make them a class").click()
+    page.find("#map-selection").get_by_text("Make a new class").click()
     page.find("#map-legend").get_by_text("violas").wait_for()
     (_, copied), (path, split) = held["asked"]
     assert path == "/split"
     assert len(split["numbers"]) == 16
     assert copied["numbers"] == split["numbers"]
     assert page.texts("#map-legend li span") == ["97", "97", "90", "16"]
-    page.find("#map-classes").get_by_text("Copy all images, by class").click()
+    page.find("#map-classes").get_by_text("Copy all images by class").click()
     page.find("#map-classes input[placeholder='Name of a new folder']").fill("all")
-    page.find("#map-classes").get_by_text("Copy all images, by class").click()
+    page.find("#map-classes").get_by_text("Copy all images by class").click()
     page.find("#map-status").get_by_text("300 images copied").wait_for()
     assert held["asked"][-1] == ("/export", {"folder": "all", "numbers": None})
 
@@ -544,7 +544,7 @@ def test_a_image_from_outside_is_searched_for(served):
     }
     file = {"name": "mine.webp", "mimeType": "image/webp", "buffer": held["image"]}
     page.find(".map-bar input[type=file]").set_input_files(file)
-    page.find("#map-status").get_by_text("2 similar images found.").wait_for()
+    page.find("#map-status").get_by_text("2 nearest neighbors found.").wait_for()
     assert held["searched"] == held["image"]
     assert page.text("#map-panel h3") == "Your image"
     tiles = page.find("#map-panel .map-tiles li > *")

@@ -296,7 +296,7 @@ def test_a_browser_may_do_on_the_page_all_that_the_page_needs(browser, page, dat
     shown.page.reload()
     shown.find("#map-legend").get_by_text("violins").wait_for()
     shown.find("input[type=file]").set_input_files(data / "03.png")
-    shown.find("#map-panel").get_by_text("Most like it").wait_for()
+    shown.find("#map-panel").get_by_text("Nearest neighbors").wait_for()
     loaded = "[...document.querySelectorAll('#map-panel img')].every((one) => one.naturalWidth)"
     shown.until(loaded)
     assert shown.complaints == []

@@ -13,20 +13,7 @@ from nearkin.report.page.html import Html, element, join
 
 SIMILARITY_STEPS: Final = 100
 """Similarities are stored as this many steps per 1, which fit into a byte."""
-SCRIPT_PARTS: Final = (
-    "data",
-    "elements",
-    "look",
-    "view",
-    "drawing",
-    "legend",
-    "panel",
-    "pointing",
-    "selection",
-    "table",
-    "served",
-    "start",
-)
+SCRIPT_PARTS: Final = ("data", "drawing", "view", "legend", "panel", "table", "input", "server")
 """JavaScript files in the order they are concatenated."""
 ESCAPES: Final = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&"})
 """Characters that could end the element that holds the data."""

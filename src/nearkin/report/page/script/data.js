@@ -1,4 +1,4 @@
-/* What the page brings, and the state it is in. */
+/* The data of the page, the state of the map, and helpers for elements. */
 
 const SHAPES = [
   null, // a disk
@@ -11,67 +11,116 @@ const SHAPES = [
   [[0, -0.5], [0.65, -1.15], [1.15, -0.65], [0.5, 0], [1.15, 0.65], [0.65, 1.15],
     [0, 0.5], [-0.65, 1.15], [-1.15, 0.65], [-0.5, 0], [-1.15, -0.65], [-0.65, -1.15]],
 ];
-const COLORS = 8; // so that color and shape together tell 56 classes apart
-const STEPS = 256; // of the scale of numbers
-const PADDING = 36; // between the outermost points and the edge of the map
-const LARGEST = 7; // radius of a point
-const NEAR = 14; // pixels between a point and a click that still means it
-const PICTURES_FROM = 2; // times enlarged, from which on points become images
-const MOST_PICTURES = 1500; // points in view, above which they stay points
+const COLORS = 8; // coprime to the number of shapes: both together give 56 classes
+const SCALE_STEPS = 256; // of the color scale of numbers
+const PADDING = 36; // pixels between the outermost points and the edge of the map
+const MAX_RADIUS = 7; // of a point
+const CLICK_DISTANCE = 14; // pixels between a point and a click on it
+const IMAGE_ZOOM = 2; // from this zoom on, points become images
+const MAX_IMAGES = 1500; // with more in view, they stay points
 const GALLERY = 60;
-const ROWS = 50;
-
-const KINDS = {
+const TABLE_ROWS = 50;
+const ARRAYS = {
   int8: Int8Array, int16: Int16Array, int32: Int32Array, float32: Float32Array,
 };
 
-function bytes(text) {
-  const raw = atob(text);
-  const made = new Uint8Array(raw.length);
-  for (let at = 0; at < raw.length; at++) made[at] = raw.charCodeAt(at);
-  return made;
+function decodeBase64(text) {
+  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }
 
-function array({ kind, data }) {
-  return new KINDS[kind](bytes(data).buffer);
+function readData() {
+  const array = ({ kind, data }) => new ARRAYS[kind](decodeBase64(data).buffer);
+  const json = JSON.parse(document.getElementById("images").textContent);
+  for (const name of ["number", "xy", "neighbors", "similarity"]) json[name] = array(json[name]);
+  for (const coloring of json.colorings) coloring.values = array(coloring.values);
+  json.count = json.names.length;
+  json.k = json.count ? json.neighbors.length / json.count : 0;
+  return json;
 }
 
-function unpacked() {
-  const held = JSON.parse(document.getElementById("images").textContent);
-  for (const name of ["number", "xy", "neighbors", "similarity"]) {
-    held[name] = array(held[name]);
-  }
-  held.colorings.forEach((coloring) => { coloring.values = array(coloring.values); });
-  held.count = held.names.length;
-  held.k = held.count ? held.neighbors.length / held.count : 0;
-  return held;
-}
-
-const data = unpacked();
-const positions = new Map(Array.from(data.number, (number, at) => [number, at]));
+const data = readData();
+const rowOfNumber = new Map(Array.from(data.number, (number, i) => [number, i]));
 const served = document.documentElement.dataset.served === "true";
 const $ = (name) => document.getElementById(`map-${name}`);
 const canvas = $("canvas");
 const pen = canvas.getContext("2d");
 const narrow = matchMedia("(max-width: 54rem)");
-const calm = matchMedia("(prefers-reduced-motion: reduce)");
+const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-/* The whole state of the page. Images are called by their position; -1 is none. */
+/* Images are rows of the data; -1 is none. */
 const state = {
   coloring: 0,
-  hidden: new Set(), // classes that the legend has switched off; -1 is "unknown"
-  wanted: "", // what the filter asks for
-  shown: new Uint8Array(data.count).fill(1),
-  marked: null, // the class under the pointer in the legend
-  open: -1,
-  cursor: -1,
+  hiddenClasses: new Set(), // switched off in the legend; -1 is "unknown"
+  filter: "",
+  visible: new Uint8Array(data.count).fill(1),
+  highlighted: null, // the class under the pointer in the legend
+  open: -1, // the image in the panel
+  cursor: -1, // the image that the keyboard is at
   selected: new Set(),
   lasso: null, // points of the line that is being drawn
-  drawing: false, // whether dragging draws instead of moves
-  found: null, // where an image from outside lies
-  motion: null, // where the map is gliding to, if it is
-  view: { x: 0, y: 0, scale: 1 }, // the place in the middle, and pixels per unit
-  sort: { by: "number", falls: false },
+  lassoMode: false, // whether dragging draws a lasso instead of panning
+  query: null, // coordinates of the image that was searched for
+  animation: null,
+  view: { x: 0, y: 0, scale: 1 }, // center, and pixels per unit
+  sort: { by: "number", descending: false },
   page: 0,
 };
+
+const name = (i) => escapeInvisible(data.names[i]);
+const similarity = (i, j) => data.similarity[i * data.k + j] / data.similaritySteps;
+const neighbors = (i) => data.neighbors.subarray(i * data.k, (i + 1) * data.k);
+const hasClasses = (coloring) => coloring.classes.length > 0;
+const currentColoring = () => data.colorings[state.coloring];
+const visibleRows = () => Array.from(data.names.keys()).filter((i) => state.visible[i]);
+
+function value(coloring, i) {
+  const value = coloring.values[i];
+  if (hasClasses(coloring)) return value < 0 ? "unknown" : escapeInvisible(coloring.classes[value]);
+  return Number.isNaN(value) ? "unknown" : value.toFixed(3);
+}
+
+/* The entry of an image in the legend, where the coloring has classes. */
+function classOf(i, coloring = currentColoring()) {
+  return coloring && hasClasses(coloring) ? Math.max(-1, coloring.values[i]) : -1;
+}
+
+/* File names are hostile: they reach the page as text nodes only, and what cannot be seen in them
+   is escaped as Python's `text` does, so that a name cannot pose as another. */
+function escapeInvisible(text) {
+  return text.replace(/[\p{C}\p{Z}]/gu, (character) => {
+    if (character === " ") return character;
+    const short = { "\n": "\\n", "\r": "\\r", "\t": "\\t" }[character];
+    const code = character.codePointAt(0);
+    const [kind, digits] = code < 0x100 ? ["x", 2] : code < 0x10000 ? ["u", 4] : ["U", 8];
+    return short ?? `\\${kind}${code.toString(16).padStart(digits, "0")}`;
+  });
+}
+
+function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key.startsWith("aria-") || key === "role" || key === "scope") {
+      element.setAttribute(key, value);
+    } else element[key] = value;
+  }
+  element.append(...children);
+  return element;
+}
+
+const note = (...children) => make("p", { className: "note" }, ...children);
+
+function button(label, action, properties = {}) {
+  const element = make("button", { type: "button", ...properties }, label);
+  element.addEventListener("click", action);
+  return element;
+}
+
+function count(number, noun) {
+  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+/* For screen readers. */
+function announce(text) {
+  $("said").textContent = text;
+}

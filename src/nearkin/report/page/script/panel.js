@@ -1,84 +1,78 @@
-/* One image: what is known of it, what is like it, its class. */
+/* The panel of one image: its values, its nearest neighbors, its class. */
 
 /* A row of images, each a button that opens it. */
 function gallery(members, caption = () => "") {
   const items = members.map((i) => {
     const label = [name(i), caption(i)].filter(Boolean).join(", ");
-    const made = button(tile(i), () => open(i), { title: label, "aria-label": label });
-    if (caption(i)) made.append(make("span", {}, caption(i)));
-    return make("li", {}, made);
+    const item = button(tile(i), () => open(i), { title: label, "aria-label": label });
+    if (caption(i)) item.append(make("span", {}, caption(i)));
+    return make("li", {}, item);
   });
   return make("ul", { className: "map-tiles" }, ...items);
 }
 
 function showPanel() {
-  const panel = $("panel");
-  panel.replaceChildren();
-  if (state.open < 0) {
-    const hint = "Click a point: its image and those most like it appear here.";
-    panel.append(make("p", { className: "note" }, hint));
+  const i = state.open;
+  if (i < 0) {
+    $("panel").replaceChildren(note("Click a point to see its image and its nearest neighbors."));
     return;
   }
-  const i = state.open;
-  panel.append(
+  $("panel").replaceChildren(
     make("h3", { tabIndex: -1 }, make("bdi", {}, name(i))),
     button("Close", close, { className: "map-close" }),
-    make("div", { className: served ? "map-large" : "map-about" }, large(i), facts(i)),
-    ...similar(i),
+    make("div", { className: served ? "map-large" : "map-about" }, largeImage(i), values(i)),
+    ...nearestNeighbors(i),
     ...sameClass(i),
   );
 }
 
-function large(i) {
+function largeImage(i) {
   if (!served) return tile(i);
   const address = `/image/${data.number[i]}`;
-  const shown = make("img", { src: address, alt: name(i) });
-  return make("a", { href: address, target: "_blank", title: "Open it by itself" }, shown);
+  const image = make("img", { src: address, alt: name(i) });
+  return make("a", { href: address, target: "_blank", title: "Open in a new tab" }, image);
 }
 
-function facts(i) {
-  const made = make("dl");
-  for (const coloring of data.colorings) {
-    made.append(make("dt", {}, coloring.name), make("dd", {}, value(coloring, i)));
-  }
-  made.append(make("dt", {}, "Number"), make("dd", {}, String(data.number[i])));
-  return made;
+function values(i) {
+  const pairs = data.colorings.map((coloring) => [coloring.name, value(coloring, i)]);
+  pairs.push(["Number", String(data.number[i])]);
+  const cells = ([key, text]) => [make("dt", {}, key), make("dd", {}, text)];
+  return make("dl", {}, ...pairs.flatMap(cells));
 }
 
-function similar(i) {
+function nearestNeighbors(i) {
   if (!data.k) return [];
-  const near = new Map(Array.from(neighbors(i), (other, j) => [other, similarity(i, j)]));
-  const caption = (other) => near.get(other).toFixed(2);
+  const cosines = new Map(Array.from(neighbors(i), (other, j) => [other, similarity(i, j)]));
   return [
-    make("h4", {}, "Most like it"),
-    make("p", { className: "note" }, "To the encoder. The number is the similarity: 1 is the same."),
-    gallery([...near.keys()], caption),
+    make("h4", {}, "Nearest neighbors"),
+    note("By cosine similarity of the embeddings; 1 is identical."),
+    gallery([...cosines.keys()], (other) => cosines.get(other).toFixed(2)),
   ];
 }
 
-/* The most typical of its class first, as far as that is known, else those that lie nearest. */
+/* Other images of its class: highest score first if there are scores, else nearest on the map. */
 function sameClass(i) {
-  const coloring = data.colorings.find(byClass);
-  const of = coloring ? classOf(i, coloring) : -1;
-  if (of < 0) return [];
-  const scores = data.colorings.find((each) => each.name === "Score" && !byClass(each));
-  const far = (j) => Math.hypot(
+  const coloring = data.colorings.find(hasClasses);
+  const own = coloring ? classOf(i, coloring) : -1;
+  if (own < 0) return [];
+  const scores = data.colorings.find((each) => each.name === "Score" && !hasClasses(each));
+  const distance = (j) => Math.hypot(
     data.xy[2 * i] - data.xy[2 * j], data.xy[2 * i + 1] - data.xy[2 * j + 1]);
-  const rank = scores ? (j) => -(scores.values[j] || 0) : far;
-  const members = Array.from(data.names.keys()).filter((j) => j !== i && coloring.values[j] === of);
+  const rank = scores ? (j) => -(scores.values[j] || 0) : distance;
+  const members = Array.from(data.names.keys()).filter((j) => j !== i && coloring.values[j] === own);
   members.sort((a, b) => rank(a) - rank(b));
   if (!members.length) return [];
-  const first = scores ? "surest first" : "nearest on the map first";
+  const order = scores ? "highest score first" : "nearest on the map first";
   const some = members.length > GALLERY ? `${GALLERY} of ${members.length}, ` : "";
   return [
     make("h4", {}, `More of ${value(coloring, i)}`),
-    make("p", { className: "note" }, `${coloring.name}; ${some}${first}.`),
+    note(`${coloring.name}; ${some}${order}.`),
     gallery(members.slice(0, GALLERY)),
   ];
 }
 
 function describe(i) {
-  const coloring = current();
+  const coloring = currentColoring();
   return coloring ? `${name(i)}, ${coloring.name}: ${value(coloring, i)}` : name(i);
 }
 
@@ -87,14 +81,14 @@ function open(i, { focus = true } = {}) {
   showPanel();
   hideTip();
   history.replaceState(null, "", `#image=${data.number[i]}`);
-  say(`Opened ${describe(i)}. ${count(data.k, "similar image")} in the panel.`);
+  announce(`Opened ${describe(i)}. ${count(data.k, "nearest neighbor")} in the panel.`);
   if (focus) $("panel").querySelector("h3").focus();
-  reveal();
+  scrollToPanel();
   bringIntoView(i);
 }
 
-/* The panel may lie below the map, or below a long list. */
-function reveal() {
+/* The panel may be below the map, or below a long legend. */
+function scrollToPanel() {
   const [side, panel] = [$("side"), $("panel")];
   const below = panel.getBoundingClientRect().top - side.getBoundingClientRect().top;
   if (narrow.matches) panel.scrollIntoView({ block: "nearest" });
@@ -103,16 +97,16 @@ function reveal() {
 
 function close() {
   state.open = -1;
-  state.found = null;
+  state.query = null;
   showPanel();
   history.replaceState(null, "", location.pathname + location.search);
-  say("Closed.");
+  announce("Closed.");
   canvas.focus();
   redraw();
 }
 
 function openFromAddress() {
-  const asked = /^#image=(\d+)$/.exec(location.hash);
-  const at = asked ? positions.get(Number(asked[1])) : undefined;
-  if (at !== undefined) open(at);
+  const match = /^#image=(\d+)$/.exec(location.hash);
+  const i = match ? rowOfNumber.get(Number(match[1])) : undefined;
+  if (i !== undefined) open(i);
 }

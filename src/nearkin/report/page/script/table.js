@@ -1,65 +1,145 @@
-/* The same images as a table. */
+/* Selected images, and all images as a table. */
 
-function column(by) {
-  if (by === "number") return (i) => data.number[i];
-  if (by === "name") return (i) => data.names[i];
-  const coloring = data.colorings[by];
-  if (!byClass(coloring)) return (i) => coloring.values[i];
-  return (i) => (coloring.values[i] < 0 ? NaN : coloring.classes[coloring.values[i]]);
+function setLassoMode(on) {
+  state.lassoMode = on;
+  state.lasso = null;
+  $("lasso").setAttribute("aria-pressed", String(on));
+  canvas.classList.toggle("drawing", on);
+  redraw();
 }
 
-/* What is not known comes last, whichever way the rest is sorted. */
-function sorted() {
-  const of = column(state.sort.by);
-  const sign = state.sort.falls ? -1 : 1;
-  return allShown().sort((i, j) => {
-    const [a, b] = [of(i), of(j)];
-    const [noA, noB] = [Number.isNaN(a), Number.isNaN(b)];
-    if (noA || noB) return noA - noB;
+/* A ray from a point inside crosses the line an odd number of times. */
+function encloses(line, x, y) {
+  let inside = false;
+  line.forEach(([x1, y1], at) => {
+    const [x2, y2] = line[(at || line.length) - 1];
+    if ((y1 > y) !== (y2 > y) && x < x1 + ((y - y1) / (y2 - y1)) * (x2 - x1)) inside = !inside;
+  });
+  return inside;
+}
+
+function endLasso() {
+  const line = state.lasso;
+  setLassoMode(false);
+  select(visibleRows().filter((i) => encloses(line, data.xy[2 * i], data.xy[2 * i + 1])));
+}
+
+function toggleSelected(i) {
+  const selected = new Set(state.selected);
+  if (!selected.delete(i)) selected.add(i);
+  select([...selected]);
+}
+
+function select(members) {
+  state.selected = new Set(members);
+  showSelection();
+  announce(`${count(members.length, "image")} selected.`);
+  redraw();
+}
+
+function showSelection() {
+  const members = [...state.selected];
+  const more = members.length - GALLERY;
+  const section = $("selection");
+  section.hidden = !members.length;
+  section.replaceChildren(
+    make("h3", {}, `${count(members.length, "image")} selected`),
+    make("div", { className: "map-buttons" },
+      button("Save as CSV", () => saveCsv(members)), button("Clear", () => select([]))),
+    gallery(members.slice(0, GALLERY)),
+    ...(more > 0 ? [note(`and ${more} more`)] : []),
+    ...(served ? selectionForms(members) : []),
+  );
+}
+
+/* Spreadsheets take some first characters for formulas; an apostrophe keeps them text. */
+function csvCell(text) {
+  const guarded = /^'*[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return /[",\r\n]/.test(guarded) ? `"${guarded.replaceAll('"', '""')}"` : guarded;
+}
+
+function csvValue(coloring, i) {
+  const value = coloring.values[i];
+  if (hasClasses(coloring)) return value < 0 ? "" : csvCell(coloring.classes[value]);
+  return Number.isNaN(value) ? "" : String(Number(value.toPrecision(7)));
+}
+
+function saveCsv(members) {
+  const head = ["number", "path", ...data.colorings.map((each) => csvCell(each.name.toLowerCase()))];
+  const rows = members.map((i) => {
+    const values = data.colorings.map((coloring) => csvValue(coloring, i));
+    return [data.number[i], csvCell(data.names[i]), ...values];
+  });
+  const text = [head, ...rows].map((row) => `${row.join(",")}\n`).join("");
+  const href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  make("a", { download: "selection.csv", href }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 1000);
+  announce(`Saved ${count(members.length, "image")} as selection.csv.`);
+}
+
+/* ---- the table ---- */
+
+/* The values that a column is sorted by; NaN if unknown. */
+function sortKey(by) {
+  if (by === "number") return (i) => data.number[i];
+  if (by === "name") return (i) => data.names[i];
+  const { classes, values } = data.colorings[by];
+  if (!classes.length) return (i) => values[i];
+  return (i) => (values[i] < 0 ? NaN : classes[values[i]]);
+}
+
+/* Unknown values come last in either direction. */
+function sortedRows() {
+  const key = sortKey(state.sort.by);
+  const sign = state.sort.descending ? -1 : 1;
+  return visibleRows().sort((i, j) => {
+    const [a, b] = [key(i), key(j)];
+    const [unknownA, unknownB] = [Number.isNaN(a), Number.isNaN(b)];
+    if (unknownA || unknownB) return unknownA - unknownB;
     return sign * ((a > b) - (a < b));
   });
 }
 
-function heading(said, by) {
-  const here = state.sort.by === by;
-  const sorts = () => {
-    state.sort = { by, falls: here && !state.sort.falls };
+function tableHeading(label, by) {
+  const { by: current, descending } = state.sort;
+  const sorted = by === current;
+  const sort = () => {
+    state.sort = { by, descending: sorted && !descending };
     state.page = 0;
     showTable();
-    $("table").querySelector(`th[aria-sort] button`).focus();
+    $("table").querySelector("th[aria-sort] button").focus();
   };
-  const arrow = here ? (state.sort.falls ? " ▾" : " ▴") : "";
-  const order = here ? { "aria-sort": state.sort.falls ? "descending" : "ascending" } : {};
-  return make("th", { scope: "col", ...order }, button(said + arrow, sorts));
+  const arrow = sorted ? (descending ? " ▾" : " ▴") : "";
+  const order = sorted ? { "aria-sort": descending ? "descending" : "ascending" } : {};
+  return make("th", { scope: "col", ...order }, button(label + arrow, sort));
 }
 
-function row(i) {
-  const called = button(make("bdi", {}, name(i)), () => open(i));
+function tableRow(i) {
+  const link = button(make("bdi", {}, name(i)), () => open(i));
   const cells = data.colorings.map((coloring) => make("td", {}, value(coloring, i)));
   return make("tr", {}, make("td", {}, String(data.number[i])),
-    make("th", { scope: "row" }, called), ...cells);
+    make("th", { scope: "row" }, link), ...cells);
 }
 
 function showTable() {
   if (!$("table").open) return;
-  const members = sorted();
-  const pages = Math.max(1, Math.ceil(members.length / ROWS));
-  const head = make("tr", {}, heading("Number", "number"), heading("Name", "name"),
-    ...data.colorings.map((coloring, at) => heading(coloring.name, at)));
-  const rows = members.slice(state.page * ROWS, (state.page + 1) * ROWS).map(row);
+  const members = sortedRows();
+  const pages = Math.max(1, Math.ceil(members.length / TABLE_ROWS));
+  const page = `Page ${state.page + 1} of ${pages}`;
+  const head = make("tr", {}, tableHeading("Number", "number"), tableHeading("Name", "name"),
+    ...data.colorings.map((coloring, at) => tableHeading(coloring.name, at)));
+  const rows = members.slice(state.page * TABLE_ROWS, (state.page + 1) * TABLE_ROWS).map(tableRow);
   const turn = (by) => () => {
-    state.page = Math.min(pages - 1, Math.max(0, state.page + by));
+    state.page += by;
     showTable();
-    say(`Page ${state.page + 1} of ${pages}.`);
+    announce(`Page ${state.page + 1} of ${pages}.`);
   };
   $("table").querySelector(".wide").replaceChildren(
-    make("table", {}, make("caption", {}, "The images that the map shows"),
+    make("table", {}, make("caption", {}, "The visible images of the map"),
       make("thead", {}, head), make("tbody", {}, ...rows)),
     make("div", { className: "map-buttons" },
       button("Previous", turn(-1), { disabled: state.page === 0 }),
-      make("span", {}, `Page ${state.page + 1} of ${pages}`),
+      make("span", {}, page),
       button("Next", turn(1), { disabled: state.page === pages - 1 })),
   );
 }
-
-function servedSelection() { return []; }

@@ -1,18 +1,20 @@
-/* Which part of the map is seen. */
+/* The visible part of the map. */
 
 const box = { width: 0, height: 0, ratio: 1 };
 const bounds = extent();
 
 function extent() {
+  if (!data.count) return { low: [0, 0], high: [1, 1] };
   const [low, high] = [[Infinity, Infinity], [-Infinity, -Infinity]];
-  data.xy.forEach((at, position) => {
-    low[position % 2] = Math.min(low[position % 2], at);
-    high[position % 2] = Math.max(high[position % 2], at);
+  data.xy.forEach((value, at) => {
+    low[at % 2] = Math.min(low[at % 2], value);
+    high[at % 2] = Math.max(high[at % 2], value);
   });
-  return data.count ? { low, high } : { low: [0, 0], high: [1, 1] };
+  return { low, high };
 }
 
-function fitted() {
+/* The view of the whole map. */
+function wholeMap() {
   const { low, high } = bounds;
   const scales = [
     (box.width - 2 * PADDING) / (high[0] - low[0]),
@@ -22,10 +24,10 @@ function fitted() {
   return { x: (low[0] + high[0]) / 2, y: (low[1] + high[1]) / 2, scale };
 }
 
-const enlarged = () => state.view.scale / fitted().scale;
+const zoomLevel = () => state.view.scale / wholeMap().scale;
 
 /* y grows upwards, as in every plot. */
-function onScreen(x, y) {
+function toScreen(x, y) {
   const { view } = state;
   return [
     box.width / 2 + (x - view.x) * view.scale,
@@ -33,7 +35,7 @@ function onScreen(x, y) {
   ];
 }
 
-function onMap(x, y) {
+function toMap(x, y) {
   const { view } = state;
   return [
     view.x + (x - box.width / 2) / view.scale,
@@ -41,32 +43,33 @@ function onMap(x, y) {
   ];
 }
 
-const spot = (i) => onScreen(data.xy[2 * i], data.xy[2 * i + 1]);
+const screenPoint = (i) => toScreen(data.xy[2 * i], data.xy[2 * i + 1]);
 
 function inside(x, y, margin = 0) {
   return x >= margin && y >= margin && x < box.width - margin && y < box.height - margin;
 }
 
+/* Zooms so that the point under (x, y) stays there. */
 function zoom(factor, x = box.width / 2, y = box.height / 2) {
-  const [before, fit] = [onMap(x, y), fitted().scale];
-  state.motion = null;
-  state.view.scale = Math.min(1000 * fit, Math.max(0.8 * fit, state.view.scale * factor));
-  const after = onMap(x, y);
+  const [before, { scale }] = [toMap(x, y), wholeMap()];
+  state.animation = null;
+  state.view.scale = Math.min(1000 * scale, Math.max(0.8 * scale, state.view.scale * factor));
+  const after = toMap(x, y);
   state.view.x += before[0] - after[0];
   state.view.y += before[1] - after[1];
   redraw();
 }
 
-/* Moves the map so that the eye can follow, unless the reader wants no motion. */
-function glide(to) {
-  const [from, start, motion] = [{ ...state.view }, performance.now(), {}];
-  state.motion = motion;
+/* Moves the view so that the eye can follow, unless the reader prefers no motion. */
+function animateTo(target) {
+  const [from, start, animation] = [{ ...state.view }, performance.now(), {}];
+  state.animation = animation;
   const step = (now) => {
-    if (state.motion !== motion) return; // somebody has taken hold of the map
-    const share = calm.matches ? 1 : Math.min(1, Math.max(0, (now - start) / 250));
+    if (state.animation !== animation) return; // the reader has moved the map meanwhile
+    const share = reducedMotion.matches ? 1 : Math.min(1, Math.max(0, (now - start) / 250));
     const eased = share * (2 - share);
     for (const key of ["x", "y", "scale"]) {
-      state.view[key] = from[key] + (to[key] - from[key]) * eased;
+      state.view[key] = from[key] + (target[key] - from[key]) * eased;
     }
     draw();
     if (share < 1) requestAnimationFrame(step);
@@ -75,19 +78,18 @@ function glide(to) {
 }
 
 function bringIntoView(i) {
-  const [x, y] = spot(i);
-  if (inside(x, y, PADDING / 2)) redraw();
-  else glide({ ...state.view, x: data.xy[2 * i], y: data.xy[2 * i + 1] });
+  if (inside(...screenPoint(i), PADDING / 2)) redraw();
+  else animateTo({ ...state.view, x: data.xy[2 * i], y: data.xy[2 * i + 1] });
 }
 
 function resize() {
-  const wasFitted = !box.width || Math.abs(enlarged() - 1) < 1e-6;
+  const wasWhole = !box.width || Math.abs(zoomLevel() - 1) < 1e-6;
   const ratio = Math.min(2, devicePixelRatio || 1);
   const { width, height } = canvas.getBoundingClientRect();
   Object.assign(box, { width, height, ratio });
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
   frame = null;
-  if (wasFitted) state.view = fitted();
+  if (wasWhole) state.view = wholeMap();
   redraw();
 }

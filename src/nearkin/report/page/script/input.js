@@ -1,0 +1,179 @@
+/* Mouse, touch and keyboard. */
+
+/* The image at a point of the screen. */
+function imageAt(x, y) {
+  const drawn = drawnImages.find(([, left, top, side]) => {
+    return Math.abs(left - x) <= side / 2 + 2 && Math.abs(top - y) <= side / 2 + 2;
+  });
+  return drawn ? drawn[0] : closest((px, py) => Math.hypot(px - x, py - y), CLICK_DISTANCE);
+}
+
+/* The visible image with the smallest cost of its screen coordinates; -1 if none is below the limit. */
+function closest(cost, limit = Infinity) {
+  let [best, least] = [-1, limit];
+  for (let i = 0; i < data.count; i++) {
+    if (!state.visible[i]) continue;
+    const own = cost(...screenPoint(i));
+    if (own < least) [best, least] = [i, own];
+  }
+  return best;
+}
+
+function showTip(i) {
+  const tip = $("tip");
+  const [x, y] = screenPoint(i);
+  if (!inside(x, y)) return hideTip();
+  tip.replaceChildren(tile(i), make("bdi", {}, name(i)));
+  const coloring = currentColoring();
+  if (coloring) tip.append(make("span", {}, value(coloring, i)));
+  tip.hidden = false;
+  const { offsetWidth: width, offsetHeight: height } = tip;
+  const beside = x + 14 + width < box.width ? x + 14 : x - 14 - width;
+  tip.style.left = `${Math.max(0, beside)}px`;
+  tip.style.top = `${Math.min(Math.max(0, y - height / 2), box.height - height)}px`;
+  return undefined;
+}
+
+function hideTip() {
+  $("tip").hidden = true;
+}
+
+const touches = new Map();
+let pressed = null; // where the last press began, and whether it has moved since
+
+function canvasPoint(event) {
+  const { left, top } = canvas.getBoundingClientRect();
+  return [event.clientX - left, event.clientY - top];
+}
+
+function press(event) {
+  if (event.button) return;
+  const at = canvasPoint(event);
+  canvas.setPointerCapture(event.pointerId);
+  touches.set(event.pointerId, at);
+  pressed = { at, moved: false };
+  state.animation = null;
+  if (event.shiftKey || state.lassoMode) state.lasso = [toMap(...at)];
+  hideTip();
+}
+
+function move(event) {
+  const to = canvasPoint(event);
+  const from = touches.get(event.pointerId);
+  if (!from) return hover(to);
+  touches.set(event.pointerId, to);
+  if (touches.size === 2) return pinch(event.pointerId, from, to);
+  if (Math.hypot(to[0] - pressed.at[0], to[1] - pressed.at[1]) > 4) pressed.moved = true;
+  if (state.lasso) state.lasso.push(toMap(...to));
+  else if (pressed.moved) {
+    state.view.x -= (to[0] - from[0]) / state.view.scale;
+    state.view.y += (to[1] - from[1]) / state.view.scale;
+  }
+  return redraw();
+}
+
+function hover(at) {
+  const i = imageAt(...at);
+  canvas.classList.toggle("over", i >= 0);
+  if (i >= 0) showTip(i);
+  else hideTip();
+}
+
+function pinch(id, from, to) {
+  state.lasso = null;
+  pressed.moved = true;
+  const [[, other]] = [...touches].filter(([touch]) => touch !== id);
+  const distance = (at) => Math.hypot(at[0] - other[0], at[1] - other[1]);
+  if (distance(from) > 1) zoom(distance(to) / distance(from), ...other);
+}
+
+function release(event) {
+  if (!touches.delete(event.pointerId)) return;
+  if (state.lasso) endLasso();
+  else if (!pressed.moved && event.type === "pointerup") {
+    const i = imageAt(...canvasPoint(event));
+    if (i >= 0) open(i, { focus: false });
+  }
+}
+
+/* At the smallest zoom the wheel scrolls the page, so that nobody is caught in the map. */
+function wheel(event) {
+  if (event.deltaY > 0 && zoomLevel() <= 0.81) return;
+  event.preventDefault();
+  hideTip();
+  zoom(Math.exp(-Math.max(-120, Math.min(120, event.deltaY)) / 400), ...canvasPoint(event));
+}
+
+/* The closest image in a direction; distance across it counts more than along it. */
+function nextImage(from, [ux, uy]) {
+  const [x, y] = screenPoint(from);
+  return closest((px, py) => {
+    const along = (px - x) * ux + (py - y) * uy;
+    const across = Math.abs((px - x) * uy) + Math.abs((py - y) * ux);
+    return along > 0 && across <= 2 * along ? along + 2 * across : Infinity;
+  });
+}
+
+function step(direction) {
+  const fromCursor = state.cursor >= 0 && state.visible[state.cursor];
+  const to = fromCursor
+    ? nextImage(state.cursor, direction)
+    : closest((x, y) => Math.hypot(x - box.width / 2, y - box.height / 2));
+  if (to < 0) return announce("No image in that direction.");
+  state.cursor = to;
+  bringIntoView(to);
+  showTip(to);
+  return announce(describe(to));
+}
+
+function escape() {
+  if (state.lasso || state.lassoMode) setLassoMode(false);
+  else if (state.open >= 0) close();
+  else {
+    state.cursor = -1;
+    hideTip();
+    redraw();
+  }
+}
+
+const KEYS = {
+  "ArrowLeft": () => step([-1, 0]),
+  "ArrowRight": () => step([1, 0]),
+  "ArrowUp": () => step([0, -1]),
+  "ArrowDown": () => step([0, 1]),
+  "Enter": () => state.cursor >= 0 && open(state.cursor),
+  " ": () => state.cursor >= 0 && toggleSelected(state.cursor),
+  "+": () => zoom(1.5),
+  "=": () => zoom(1.5),
+  "-": () => zoom(1 / 1.5),
+  "0": () => animateTo(wholeMap()),
+  "Escape": escape,
+};
+
+function keydown(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
+  KEYS[event.key]();
+  event.preventDefault();
+}
+
+function listen() {
+  const on = (element, handlers) => {
+    for (const [type, handler] of Object.entries(handlers)) element.addEventListener(type, handler);
+  };
+  on($("coloring"), { change: (event) => setColoring(Number(event.target.value)) });
+  on($("filter"), { input: (event) => { state.filter = event.target.value; updateVisible(); } });
+  on($("in"), { click: KEYS["+"] });
+  on($("out"), { click: KEYS["-"] });
+  on($("fit"), { click: KEYS["0"] });
+  on($("lasso"), { click: () => setLassoMode(!state.lassoMode) });
+  on($("table"), { toggle: showTable });
+  on($("panel"), { keydown: (event) => { if (event.key === "Escape") close(); } });
+  on(canvas, {
+    pointerdown: press, pointermove: move, pointerup: release, pointercancel: release,
+    pointerleave: hideTip, blur: hideTip, keydown,
+  });
+  canvas.addEventListener("wheel", wheel, { passive: false });
+  on(window, { hashchange: openFromAddress });
+  on(dark, { change: () => { readTheme(); updateLook(); showLegend(); redraw(); } });
+  new ResizeObserver(resize).observe(canvas);
+}

@@ -1,0 +1,198 @@
+/* Search, and edits of classes: what needs a server behind the page. Then the start. */
+
+let runClasses = null; // the classes as they are in the run now
+let firstClasses = []; // the class of every image when the page was made
+
+async function request(path, body) {
+  const content = body instanceof Blob ? body : JSON.stringify(body);
+  const answer = await fetch(path, body === undefined ? {} : { method: "POST", body: content });
+  const json = await answer.json();
+  if (!answer.ok) throw new Error(json.error);
+  return json;
+}
+
+/* Shows the result of an action, or its error. */
+async function attempt(action) {
+  try {
+    showStatus(await action());
+  } catch (error) {
+    const offline = error instanceof TypeError;
+    showStatus(offline ? "No answer. Is nearkin explore still running?" : error.message);
+  }
+}
+
+function showStatus(text = "") {
+  $("status").textContent = escapeInvisible(text);
+}
+
+/* A line of text with a button that submits it. */
+function textForm(label, verb, action, { text = "", optional = false } = {}) {
+  const input = make("input", {
+    type: "text", value: text, placeholder: label, maxLength: 100, required: !optional,
+    autocomplete: "off", "aria-label": label,
+  });
+  const form = make("form", { className: "map-buttons" }, input, make("button", {}, verb));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    attempt(() => action(input.value.trim()));
+  });
+  return form;
+}
+
+/* ---- search ---- */
+
+function searchBox() {
+  const input = make("input", { type: "file", accept: "image/*" });
+  input.addEventListener("change", () => input.files.length && search(input.files[0]));
+  canvas.addEventListener("dragover", (event) => event.preventDefault());
+  canvas.addEventListener("drop", (event) => {
+    event.preventDefault();
+    const [file] = event.dataTransfer.files;
+    if (file) search(file);
+  });
+  return make("label", {}, "Search by image ", input);
+}
+
+function search(file) {
+  return attempt(async () => {
+    showStatus("Searching …");
+    const { place, neighbors: results } = await request("/search", file);
+    close();
+    state.query = place;
+    showResults(file, results);
+    if (place) animateTo({ ...state.view, x: place[0], y: place[1] });
+    else redraw();
+    const cross = place ? " A cross marks your image on the map." : "";
+    return `${count(results.length, "nearest neighbor")} found.${cross}`;
+  });
+}
+
+function showResults(file, results) {
+  const image = make("img", { alt: "Your image", src: URL.createObjectURL(file) });
+  image.addEventListener("load", () => URL.revokeObjectURL(image.src));
+  $("panel").replaceChildren(
+    make("h3", { tabIndex: -1 }, "Your image"),
+    button("Close", close, { className: "map-close" }),
+    make("div", { className: "map-large" }, image),
+    make("h4", {}, "Nearest neighbors"),
+    make("ul", { className: "map-tiles" }, ...results.map(resultTile)),
+  );
+  $("panel").querySelector("h3").focus();
+}
+
+/* If the map is a sample that lacks a result, the image opens in a new tab. */
+function resultTile({ number, name: path, label, similarity: cosine }) {
+  const texts = [escapeInvisible(path), escapeInvisible(label ?? ""), cosine.toFixed(2)];
+  const title = texts.filter(Boolean).join(", ");
+  const i = rowOfNumber.get(number);
+  const properties = { title, "aria-label": title };
+  const result = i === undefined
+    ? make("a", { ...properties, href: `/image/${number}`, target: "_blank" },
+      make("img", { src: `/thumbnail/${number}`, alt: "" }))
+    : button(tile(i), () => open(i), properties);
+  result.append(make("span", {}, cosine.toFixed(2)));
+  return make("li", {}, result);
+}
+
+/* ---- classes ---- */
+
+async function edit(path, change, done) {
+  updateClasses(await request(path, change));
+  return done;
+}
+
+const classColoring = () => data.colorings.find((each) => each.name === "Class" && hasClasses(each));
+
+/* Clusters of one name are one class. Labeled images keep the class they came with. */
+function updateClasses(answer) {
+  runClasses = answer;
+  const coloring = classColoring();
+  if (runClasses.editable && coloring) {
+    const names = new Map(runClasses.classes.map((each) => [each.cluster, each.name || each.cluster]));
+    const numbers = new Map();
+    const numberOf = (cluster) => {
+      const name = names.get(cluster) ?? cluster;
+      if (!numbers.has(name)) numbers.set(name, numbers.size);
+      return numbers.get(name);
+    };
+    // In the order of the first classes, so that colors stay where nothing was merged.
+    for (const first of coloring.firstClasses ??= coloring.classes) numberOf(first);
+    coloring.values = Int32Array.from(data.number, (number, i) => {
+      const cluster = runClasses.cluster_of[number] ?? firstClasses[i];
+      return cluster === undefined ? -1 : numberOf(cluster);
+    });
+    coloring.classes = [...numbers.keys()];
+  }
+  searchTexts = null;
+  setColoring(state.coloring);
+  showPanel();
+  showSelection();
+  showClasses();
+}
+
+function showClasses() {
+  const section = $("classes");
+  section.hidden = !runClasses.editable;
+  const novel = runClasses.classes.filter((each) => each.kind === "novel");
+  const rows = novel.map(classRow);
+  const ticked = () => novel.filter((_, at) => rows[at].querySelector("input").checked);
+  const merge = textForm("Name of the merged class", "Merge selected classes", (text) => {
+    const clusters = ticked().map((each) => each.cluster);
+    if (clusters.length < 2) throw new Error("Select two or more classes first.");
+    return edit("/name", { clusters, name: text }, `${clusters.join(", ")} are now ${text}.`);
+  });
+  section.replaceChildren(
+    make("summary", {}, "Name, merge and export classes"),
+    note("Saved in the run at once. Classes with the same name are one class; give a novel class "
+      + "the name of a known one if they are the same. To split a class, select images on the map."),
+    make("ul", { className: "map-classes" }, ...rows),
+    merge,
+    exportForm("Copy all images by class", null),
+  );
+}
+
+function classRow({ cluster, name: text, size }) {
+  const label = escapeInvisible(cluster);
+  const tick = make("input", { type: "checkbox", "aria-label": `Merge ${label}` });
+  const rename = textForm(`Name of ${label}`, "Save", (entered) => {
+    const done = entered ? `${cluster} is now ${entered}.` : `${cluster} has no name now.`;
+    return edit("/name", { clusters: [cluster], name: entered }, done);
+  }, { text, optional: true });
+  const number = make("span", {}, count(size, "image"));
+  return make("li", {}, tick, make("bdi", {}, label), number, rename);
+}
+
+function exportForm(verb, numbers) {
+  return textForm("Name of a new folder", verb, async (folder) => {
+    const { folder: path, images } = await request("/export", { folder, numbers });
+    return `${count(images, "image")} copied to ${path}`;
+  });
+}
+
+/* Actions on selected images. */
+function selectionForms(members) {
+  const numbers = members.map((i) => data.number[i]);
+  const split = textForm("Name of the new class", "Make a new class", (text) => {
+    return edit("/split", { numbers, name: text }, `${count(numbers.length, "image")} split off.`);
+  });
+  const copy = exportForm("Copy images", numbers);
+  return runClasses?.editable ? [copy, split] : [copy];
+}
+
+function connect() {
+  $("count").before(searchBox());
+  $("served").append(make("details", { id: "map-classes", hidden: true }));
+  $("view").append(make("p", { id: "map-status", role: "status" }));
+  const coloring = classColoring();
+  firstClasses = coloring ? Array.from(coloring.values, (value) => coloring.classes[value]) : [];
+  attempt(async () => updateClasses(await request("/classes")));
+}
+
+readTheme();
+showPanel();
+resize();
+setColoring(0);
+setLassoMode(false);
+listen();
+openFromAddress();
+if (served) connect();
