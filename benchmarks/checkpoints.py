@@ -13,8 +13,8 @@ from pathlib import Path
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.training import checkpoint
+from nearkin.training.checkpoint import INTERVAL, SHARE
 from nearkin.training.optimizer import build_optimizer
-from nearkin.training.saver import INTERVAL, SHARE
 
 RUNS = (("simclr", "small", 32), ("simclr", "resnet18", 224), ("byol", "resnet50", 224))
 REPEATED = 5

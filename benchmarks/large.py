@@ -32,7 +32,7 @@ from nearkin.data.order import Order
 from nearkin.distributed import device_name, native_precision
 from nearkin.methods.simclr import SimCLR
 from nearkin.networks.backbone import build_backbone
-from nearkin.training.loop import memory_kept
+from nearkin.training.loop import keep_freed_memory
 from nearkin.training.optimizer import build_optimizer
 
 MANY = 10_000
@@ -53,7 +53,7 @@ def bare(batch: int, size: int) -> Iterator[None]:
     optimizer = build_optimizer(method, name="sgd", lr=0.06, weight_decay=5e-4)
     views = torch.randn(2 * batch, 3, size, size).to(memory_format=torch.channels_last)
     precision = native_precision(CPU)
-    with memory_kept():  # nearkin's own steps keep memory too
+    with keep_freed_memory():  # nearkin's own steps keep memory too
         while True:
             with torch.autocast("cpu", precision, enabled=precision != torch.float32):
                 embedding = method.online(views)

@@ -46,8 +46,7 @@ from nearkin.networks.branch import Branch
 from nearkin.networks.compilation import compile_branches
 from nearkin.networks.heads import Heads
 from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer
-from nearkin.training.schedules import constant
+from nearkin.training.optimizer import build_optimizer, constant
 from nearkin.types import UNKNOWN, Batch
 
 SIZE, LR, DECAY = 32, 0.06, 5e-4

@@ -16,8 +16,7 @@ from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer
-from nearkin.training.schedules import warmup_cosine
+from nearkin.training.optimizer import build_optimizer, warmup_cosine
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,7 @@ from nearkin.methods import METHODS
 from nearkin.networks.backbone import Backbone
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer
-from nearkin.training.schedules import warmup_cosine
+from nearkin.training.optimizer import build_optimizer, warmup_cosine
 from nearkin.types import UNKNOWN, Batch
 
 NUM_IMAGES, BATCH, SIDE = 64, 16, 8

@@ -38,7 +38,7 @@ class Watch:
     def __init__(self) -> None:
         self.seen: list[tuple[int, float, int, int]] = []
 
-    def line(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """Nothing."""
 
     def progress(self, done: int, total: int, text: str) -> None:

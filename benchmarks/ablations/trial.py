@@ -31,8 +31,7 @@ from nearkin.networks.backbone import Block, adopt, conv_norm
 from nearkin.objectives import sinkhorn, unit
 from nearkin.training.health import health
 from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer
-from nearkin.training.schedules import warmup_cosine
+from nearkin.training.optimizer import build_optimizer, warmup_cosine
 
 CPU = torch.device("cpu")
 PIECE = 500

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nearkin.methods import METHODS
 from nearkin.tables import read_csv
-from nearkin.training.health import signs
+from nearkin.training.health import violations
 
 MEASURES = ("effective_rank", "directions", "feature_std", "mean_cosine")
 
@@ -20,7 +20,7 @@ def alarmed(row: Mapping[str, str]) -> list[str]:
     """Return the reasons why a run is not healthy."""
     if row["diverged"]:
         return ["diverged"]
-    return signs({name: float(row[name]) for name in MEASURES}, METHODS[row["method"]])
+    return list(violations({name: float(row[name]) for name in MEASURES}, METHODS[row["method"]]))
 
 
 def harmed(row: Mapping[str, str]) -> bool:

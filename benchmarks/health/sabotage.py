@@ -24,7 +24,7 @@ from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.run.settings.build import resolve
 from nearkin.tables import read_csv, write_csv
-from nearkin.training.fit import optimizer_for, steps_of
+from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.monitor import Monitor
 from nearkin.training.session import build
 from nearkin.types import Batch, Step
@@ -88,15 +88,15 @@ def run(method: str, arm: str, seed: int, parts: Parts) -> dict[str, Any]:
     trained, batches = build(config, parts, CPU)
     monitor = Monitor(parts, config, CPU)
     row: dict[str, Any] = {"method": method, "arm": arm, "seed": seed, "diverged": ""}
-    row["untrained"] = monitor.look(trained).get("knn", "")
+    row["untrained"] = monitor.evaluate(trained).get("knn", "")
     if ARMS[arm].aligned:
         align(trained)
     total, started = int(config.epochs) * batches.order.steps_per_epoch, time.perf_counter()
     try:
         optimizer, fed = optimizer_for(trained, config), batches.between(0, total)
-        for _ in steps_of(config, trained, optimizer, fed, start=0, total=total):
+        for _ in training_steps(config, trained, optimizer, fed, start=0, total=total):
             pass
-        row |= monitor.look(trained)
+        row |= monitor.evaluate(trained)
     except DivergedError:
         row["diverged"] = "yes"
     return row | {"seconds": round(time.perf_counter() - started, 1)}

@@ -29,8 +29,7 @@ from nearkin.networks.backbone import Backbone
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.run.settings.options import from_text
 from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer
-from nearkin.training.schedules import warmup_cosine
+from nearkin.training.optimizer import build_optimizer, warmup_cosine
 from nearkin.types import UNKNOWN, Batch, Step
 
 NUM_IMAGES: Final = 64

@@ -25,7 +25,7 @@ STEPS = """
 import sys, time
 from nearkin.cli.terminal import Terminal
 with Terminal() as terminal:
-    terminal.line("é\x1b[31m.png, :smile: [red]")
+    terminal.info("é\x1b[31m.png, :smile: [red]")
     for done in range(5):
         time.sleep(0.11)
         terminal.progress(done, 5, f"epoch {done + 1}/5  loss 1.234  é")

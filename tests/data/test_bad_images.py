@@ -235,7 +235,7 @@ class Vandal:
         self.after, self.empty, self.gone = after, empty, gone
         self.lines = []
 
-    def line(self, text):
+    def info(self, text):
         self.lines.append(text)
 
     def progress(self, done, _total, text):

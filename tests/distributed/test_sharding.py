@@ -120,7 +120,7 @@ def train_on_rank(rank: int, out: str) -> None:
             network = divided(method, optimizer)
             found = train(network, optimizer, name, HALF, 0, rank, 2)
             if rank:
-                checkpoint.take_part(HALF, network, optimizer)
+                checkpoint.join_save(HALF, network, optimizer)
             else:
                 checkpoint.save(Path(out, name), HALF, network, optimizer)
             all_reduce_max(0)  # it is written

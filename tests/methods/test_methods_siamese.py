@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from small import as_double, batch_at, small
 from torch import nn
 
-from nearkin.training.optimizer import build_optimizer, set_learning_rates
-from nearkin.training.schedules import warmup_cosine
+from nearkin.training.optimizer import build_optimizer, set_learning_rates, warmup_cosine
 from nearkin.types import Batch
 
 

@@ -10,13 +10,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from nearkin.commands import evaluate as evaluation
 from nearkin.commands.embed import embed
 from nearkin.commands.evaluate import evaluate
 from nearkin.config import TrainConfig
 from nearkin.data.images import open_images
 from nearkin.data.split import Parts, open_parts
 from nearkin.errors import CheckpointError, DataError, UsageError
+from nearkin.evaluation import evaluate as evaluation
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.encoder import CUSTOM, Encoder, initialize, load, write_encoder
 from nearkin.evaluation.evaluate import evaluate_split
@@ -190,14 +190,14 @@ def test_the_second_view_is_made_of_the_images_that_are_looked_at(run, images, m
     monkeypatch.setattr("nearkin.evaluation.geometry.LIMIT", 4)
     config, _ = RunFolder(run).settings()
     images = open_images(images)
-    features, seen = evaluation._second_view(load(run), images, config, CPU)
-    # Rows 0, 5, 10 and 15 of the 20 are looked at; both damaged images are not among them.
-    assert seen.tolist() == [0, 5, 10, 15]
-    assert len(features) == 4
+    view = evaluation._second_view(load(run), images, config, CPU)
+    # Rows 0, 5, 10 and 15 of the 20 are measured; both damaged images are not among them.
+    assert view.rows.tolist() == [0, 5, 10, 15]
+    assert len(view) == 4
     monkeypatch.setattr("nearkin.evaluation.geometry.LIMIT", 20)
-    features, seen = evaluation._second_view(load(run), images, config, CPU)
-    assert seen.tolist() == [row for row in range(20) if images.names[row] not in BAD]
-    assert len(features) == 18
+    view = evaluation._second_view(load(run), images, config, CPU)
+    assert view.rows.tolist() == [row for row in range(20) if images.names[row] not in BAD]
+    assert len(view) == 18
 
 
 def test_a_run_on_arrays_asks_for_them(tmp_path):
@@ -237,10 +237,10 @@ def labeled_like(images, labels):
     return replace(images, labels=np.asarray(labels), classes=("a", "b"))
 
 
-def look(parts, config):
+def measure(parts, config):
     torch.manual_seed(0)
     method = METHODS["simclr"](build_backbone("tiny", 16), dim=8, hidden_dim=16)
-    return Monitor(parts, config, CPU).look(method)
+    return Monitor(parts, config, CPU).evaluate(method)
 
 
 @pytest.mark.parametrize(("train", "test"), [(False, True), (True, False), (False, False)])
@@ -250,7 +250,7 @@ def test_neighbors_are_not_asked_unless_both_sides_have_labels(run, images, trai
     labels = np.where(np.where(side == 0, train, test), known, -1)
     images = labeled_like(open_images(images), labels)
     parts = Parts(images, np.flatnonzero(side == 0), np.flatnonzero(side == 1))
-    assert "knn" not in look(parts, config)
+    assert "knn" not in measure(parts, config)
 
 
 def test_the_monitor_prefers_images_with_labels_and_leaves_out_bad_ones(run, images):
@@ -263,7 +263,7 @@ def test_the_monitor_prefers_images_with_labels_and_leaves_out_bad_ones(run, ima
     assert monitor.bank_labels.tolist() == [0, 0, 0]
     assert monitor.query_labels.tolist() == [1, 1]
     assert len(monitor.queries) == 2
-    assert look(parts, config)["knn"] == 0.0
+    assert measure(parts, config)["knn"] == 0.0
 
 
 # An image as the encoder takes it

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocat
 # In a process of its own: how a heap behaves depends on all that was ever in it.
 PROGRAM = """
 import json, resource, torch
-from nearkin.training.loop import memory_kept
+from nearkin.training.loop import keep_freed_memory
 
 def pages_of_a_large_tensor():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -22,7 +22,7 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1])
 
 usual = min(pages_of_a_large_tensor() for _ in range(5))
-with memory_kept():
+with keep_freed_memory():
     kept = min(pages_of_a_large_tensor() for _ in range(20))
     held = resident()
 print(json.dumps([usual, kept, held - resident()]))

@@ -28,8 +28,7 @@ from nearkin.tables import whole, write_whole
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Restored, latest, load, save
 from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer
-from nearkin.training.schedules import warmup_cosine
+from nearkin.training.optimizer import build_optimizer, warmup_cosine
 
 
 def run_at(step, name="moco", optimizer="lars", **options):

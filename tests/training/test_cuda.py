@@ -15,8 +15,7 @@ from nearkin.methods import METHODS
 from nearkin.run.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer
-from nearkin.training.schedules import constant
+from nearkin.training.optimizer import build_optimizer, constant
 from nearkin.types import Batch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

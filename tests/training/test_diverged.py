@@ -14,8 +14,7 @@ from nearkin.errors import DivergedError, UsageError
 from nearkin.methods import METHODS
 from nearkin.training.checkpoint import latest
 from nearkin.training.loop import steps
-from nearkin.training.optimizer import build_optimizer
-from nearkin.training.schedules import warmup_cosine
+from nearkin.training.optimizer import build_optimizer, warmup_cosine
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """What the forward pass of a batch norm moves, diverged or not."""

@@ -60,7 +60,7 @@ class Meddler:
         self.at = {int(step.removeprefix("step_")): act for step, act in at.items()}
         self.lines = []
 
-    def line(self, text):
+    def info(self, text):
         self.lines.append(text)
 
     def progress(self, done, _total, text):

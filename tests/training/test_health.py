@@ -16,7 +16,7 @@ from nearkin.methods import METHODS
 from nearkin.methods.byol import BYOL
 from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
-from nearkin.training.health import BOUNDS, LOOKS, SETTLED, Alarm, health, signs, verdict
+from nearkin.training.health import BOUNDS, PATIENCE, SETTLED, Alarm, health, verdict, violations
 
 
 def normal(n, d, scale=None, shift=0.0):
@@ -30,7 +30,7 @@ def test_vectors_in_all_directions_are_healthy():
     assert found["effective_rank"] == pytest.approx(32, rel=0.05)
     assert found["feature_std"] == pytest.approx(1, rel=0.01)
     assert found["mean_cosine"] == pytest.approx(0, abs=0.01)
-    assert not signs(found, BYOL)
+    assert not violations(found, BYOL)
     assert verdict(found, BYOL).startswith("healthy: the embeddings use 32 of 32 directions")
 
 
@@ -45,13 +45,13 @@ def test_vectors_around_one_point_have_collapsed_though_they_differ_in_all_direc
     found = health(normal(500, 32, shift=2.0))
     assert found["effective_rank"] > 0.5 * found["directions"]
     assert found["mean_cosine"] == pytest.approx(4 / 5, rel=0.02)
-    assert signs(found, BYOL)
+    assert violations(found, BYOL)
 
 
 def test_equal_vectors_have_collapsed():
     found = health(torch.ones(16, 8))
     assert found["feature_std"] == pytest.approx(0, abs=1e-6)
-    assert signs(found, BYOL)
+    assert violations(found, BYOL)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_equal_vectors_have_collapsed():
 )
 def test_any_one_sign_is_enough(change, expected):
     sound = dict(effective_rank=30.0, directions=64.0, feature_std=0.98, mean_cosine=0.02)
-    assert bool(signs(sound | change, BYOL)) is expected
+    assert bool(violations(sound | change, BYOL)) is expected
 
 
 def test_small_batches_are_measured_by_the_directions_they_can_use():
     assert health(normal(8, 128))["directions"] == 8
-    assert not signs(health(normal(64, 128)), BYOL)
+    assert not violations(health(normal(64, 128)), BYOL)
 
 
 def test_the_length_of_embeddings_says_nothing():
@@ -108,27 +108,43 @@ SOUND = dict(effective_rank=30.0, directions=64.0, feature_std=0.98, mean_cosine
 ALIKE = SOUND | dict(feature_std=0.02, mean_cosine=0.99)
 
 
-def heard(looks, start=SETTLED):
-    """What an alarm says after each of these looks."""
+def alarms(evaluations, start=SETTLED):
+    """What an alarm returns after each of these evaluations."""
     alarm = Alarm(BYOL)
-    return [alarm.hear(look, start + 0.01 * number) for number, look in enumerate(looks)]
+    return [alarm.update(each, start + 0.01 * number) for number, each in enumerate(evaluations)]
 
 
-def test_three_looks_in_a_row_are_told_once():
-    assert LOOKS == 3
-    said = heard([SOUND, ALIKE, ALIKE, ALIKE, ALIKE, ALIKE])
-    assert [bool(text) for text in said] == [False, False, False, True, False, False]
-    assert "spread below 0.65 and mean cosine above 0.55" in said[3]
+def test_three_evaluations_in_a_row_are_reported_once():
+    assert PATIENCE == 3
+    reports = alarms([SOUND, ALIKE, ALIKE, ALIKE, ALIKE, ALIKE])
+    assert [bool(text) for text in reports] == [False, False, False, True, False, False]
+    assert "spread below 0.65 and mean cosine above 0.55" in reports[3]
 
 
-def test_a_look_that_is_healthy_starts_the_count_anew():
-    assert not any(heard([ALIKE, ALIKE, SOUND, ALIKE, ALIKE, SOUND]))
-    assert any(heard([ALIKE, ALIKE, SOUND, ALIKE, ALIKE, ALIKE]))
+def test_a_healthy_evaluation_starts_the_count_anew():
+    assert not any(alarms([ALIKE, ALIKE, SOUND, ALIKE, ALIKE, SOUND]))
+    assert any(alarms([ALIKE, ALIKE, SOUND, ALIKE, ALIKE, ALIKE]))
 
 
 def test_what_is_alike_before_it_has_learned_is_no_collapse():
-    assert not any(heard([ALIKE] * 20, start=0.0))
-    assert any(heard([ALIKE] * 20, start=SETTLED - 0.1))
+    assert not any(alarms([ALIKE] * 20, start=0.0))
+    assert any(alarms([ALIKE] * 20, start=SETTLED - 0.1))
+
+
+def test_a_spread_that_rises_is_no_collapse():
+    rising = [SOUND | dict(feature_std=std) for std in (0.3, 0.36, 0.42, 0.47, 0.52, 0.57, 0.62)]
+    assert not any(alarms(rising))
+    assert any(alarms(rising[:1] * 4))
+    assert any(alarms(rising[::-1]))
+
+
+def test_a_rank_that_rises_excuses_no_spread_that_does_not():
+    rising = [ALIKE | dict(effective_rank=rank) for rank in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    assert any(alarms(rising))
+
+
+def test_collapsed_embeddings_that_fluctuate_are_caught():
+    assert any(alarms([ALIKE | dict(feature_std=std) for std in (0.02, 0.05, 0.03, 0.06)]))
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +187,8 @@ def test_a_method_of_ones_own_declares_its_bounds():
         health_bounds = HealthBounds(min_rank=0.5, max_cosine=1.0)
 
     sound = {"effective_rank": 30.0, "directions": 64.0, "feature_std": 0.9, "mean_cosine": 0.9}
-    assert signs(sound, BYOL) == ["mean cosine above 0.55"]
-    assert signs(sound, Own) == ["effective rank below 32"]
+    assert list(violations(sound, BYOL)) == ["mean cosine above 0.55"]
+    assert list(violations(sound, Own)) == ["effective rank below 32"]
 
 
 def test_measured_bounds_are_those_of_methods_that_there_are():

@@ -19,8 +19,12 @@ from nearkin.networks.backbone import Backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.networks.momentum import frozen_copy
 from nearkin.training.lars import LARS
-from nearkin.training.optimizer import build_optimizer, set_learning_rates
-from nearkin.training.schedules import warmup_cosine, warmup_milestones
+from nearkin.training.optimizer import (
+    build_optimizer,
+    set_learning_rates,
+    warmup_cosine,
+    warmup_milestones,
+)
 from nearkin.types import Step
 
 

@@ -135,7 +135,7 @@ class Sender:
 
     def stopped_between(self) -> list[object]:
         """Stop a run in the moment after it has decided that no checkpoint is due."""
-        kills, after = self.kills, "nearkin.training.saver.Saver.after"
+        kills, after = self.kills, "nearkin.training.checkpoint.Checkpointer.after"
         aim = kills.Aim(after, after, "before")
         stop = lambda: os.kill(os.getpid(), signal.SIGTERM)
         child = self.start(lambda: kills.set_up(aim, METHOD, 5, stop))

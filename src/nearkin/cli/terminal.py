@@ -42,7 +42,7 @@ class Terminal:
     def __exit__(self, *error: object) -> None:
         self._clear()
 
-    def line(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """Show a line, above the one that is drawn anew."""
         if not self._quiet:
             err.print(printable(text))

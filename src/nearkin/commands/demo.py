@@ -55,9 +55,9 @@ def demo(
     """
     log, folder = reporter or Silent(), Path(out)
     settings = TrainConfig(method="simclr", epochs=90, val=0.2, options={"temperature": 0.2})
-    log.line("1/2 train: digits, without labels")
+    log.info("1/2 train: digits, without labels")
     trained = train("digits", settings, out=folder / "train", overwrite=overwrite, reporter=log)
-    log.line("2/2 discover: labels for 0 to 4 only")
+    log.info("2/2 discover: labels for 0 to 4 only")
     found = DiscoverConfig(
         known="0,1,2,3,4",
         mode="ncd",

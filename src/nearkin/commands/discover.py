@@ -70,13 +70,13 @@ def discover(
         if resume and folder.config.exists():
             config = continued(config, folder.discovery_settings()[0])
         device = choose_device(config.device)
-        log.line(
+        log.info(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
             f"writing {path.resolve()}"
         )
         dataset = open_discovery_data(data, config, folder.bad_files, log.progress)
         for line in dataset.lines():
-            log.line(line)
+            log.info(line)
         _check_sizes(dataset, config)
         write_bad_files(folder.bad_files, dataset.images)
         if overwrite:
@@ -85,12 +85,12 @@ def discover(
         if folder.summary.exists():
             # Workers that torchrun or SLURM has started wait for a first process to end with.
             with company(1, run_worker):
-                log.line("already complete")
+                log.info("already complete")
             return Run(folder)
         folder.write_settings(config, data_name(data))
         with foreseen(BATCH_SIZE):
             _run(Pipeline(data, config, folder, device, log), dataset)
-        log.line(f"done   {path.resolve()}")
+        log.info(f"done   {path.resolve()}")
     return Run(folder)
 
 
@@ -101,7 +101,7 @@ def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
     with company(config.devices, run_worker, data):
         state = pipeline.prepare(dataset)
         trained = pipeline.train(state)
-    pipeline.log.line("classifying all images")
+    pipeline.log.info("classifying all images")
     images, pixels = state.dataset.images, None
     if len(images) <= PIXEL_BANK:
         pixels = pixel_features(images, images, int(state.base.workers))[0]

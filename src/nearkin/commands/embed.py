@@ -145,7 +145,7 @@ def embed_parts(
                 allow_none=True,
             ).normalized()
         write_part(folder / note.part(number), embeddings)
-        log.line(f"{name}: {len(embeddings)} images")
+        log.info(f"{name}: {len(embeddings)} images")
         del embeddings  # or there would be two while the next is computed
     return parts_written(folder, note, images, len(own))
 

@@ -41,10 +41,10 @@ def explore(
     reporter = reporter or Silent()
     _check_host(host, i_know)
     folder = RunFolder(Path(run))
-    with Server(host=host, port=port, log=reporter.line) as server:
+    with Server(host=host, port=port, log=reporter.info) as server:
         site = RunSite(folder, images_of(folder, data))
-        reporter.line(f"open {server.url}")
-        reporter.line("Ctrl-C ends it")
+        reporter.info(f"open {server.url}")
+        reporter.info("Ctrl-C ends it")
         # The command line turns SIGTERM and SIGHUP into SystemExit.
         with suppress(KeyboardInterrupt, SystemExit):
             server.serve(site)

@@ -19,7 +19,7 @@ from nearkin.run.data import same_data
 from nearkin.run.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import not_finite
-from nearkin.training.fit import optimizer_for, steps_of
+from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.session import build
 from nearkin.types import Batch
 
@@ -78,7 +78,7 @@ def _repeat(
 ) -> str:
     """What comes of one step."""
     try:
-        taken = steps_of(
+        taken = training_steps(
             config, method, optimizer, [batch], start=step, total=max(total, step + 1)
         )
         return f"the loss is {next(taken)[1].loss.item()}, and its gradient is finite"

@@ -84,14 +84,14 @@ def train(
         if resume:
             config = resumed_settings(folder, config)
         device = choose_device(config.device)
-        log.line(
+        log.info(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
             f"writing {path.resolve()}"
         )
         parts = open_parts(data, config, log.progress, partial(write_bad_files, folder.bad_files))
         warnings = copies(parts.num_exact, "exact", parts.images)
         for line in [parts.describe(), *parts.images.notes, *(f"warning: {w}" for w in warnings)]:
-            log.line(line)
+            log.info(line)
         # Settings that do not fit are refused before anything is overwritten.
         config = resolve(config, parts.train, device)
         if overwrite:
@@ -102,10 +102,10 @@ def train(
             )
             if worked or not folder.report.exists():
                 write_page(folder, parts.images)
-                log.line(f"report {folder.report.resolve()}")
+                log.info(f"report {folder.report.resolve()}")
             else:
-                log.line("already complete")
-        log.line(f"done   {path.resolve()}")
+                log.info("already complete")
+        log.info(f"done   {path.resolve()}")
     return Run(folder)
 
 

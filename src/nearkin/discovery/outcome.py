@@ -302,7 +302,7 @@ def write_tables(
         classes = [assignments.classes[number] for number in assignments.cluster]
         destination = Path(outcome.config.copy_to)
         count = copy_to(destination, images, outcome.rows, classes, data=[outcome.data])
-        log.line(f"copied {count} images to {destination}")
+        log.info(f"copied {count} images to {destination}")
 
 
 def summary(outcome: Outcome, clusters: list[Cluster]) -> dict[str, Any]:

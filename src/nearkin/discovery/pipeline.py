@@ -148,11 +148,11 @@ class Pipeline:
     def _pretrained(self, dataset: DiscoveryData) -> Encoder:
         """Stage 1: an encoder that has seen no label."""
         if self.config.from_run:
-            self.log.line(f"stage 1/3  features: from {self.config.from_run}")
+            self.log.info(f"stage 1/3  features: from {self.config.from_run}")
             return load(self.config.from_run)
         stage, config = self.folder.stage("features"), self.config
         if not stage.summary.exists():
-            self.log.line(f"stage 1/3  features: {config.method}, without labels")
+            self.log.info(f"stage 1/3  features: {config.method}, without labels")
             share, seed = division(self.data, config)
             settings = TrainConfig(
                 method=config.method,
@@ -214,7 +214,7 @@ class Pipeline:
         path, images = self.folder.kept, dataset.images
         if not path.exists():
             views = f"{self.config.num_views} views of each"
-            self.log.line(f"           features of {len(images)} images and {views}")
+            self.log.info(f"           features of {len(images)} images and {views}")
             features, bad = extract_features(
                 pretrained,
                 images,
@@ -233,11 +233,11 @@ class Pipeline:
 
     def _estimate(self, cached: CachedFeatures, dataset: DiscoveryData) -> NumberOfClasses | None:
         if self.config.classes == "auto":
-            self.log.line("           estimating the number of novel classes")
+            self.log.info("           estimating the number of novel classes")
         estimate = count_classes(self.folder.number, cached, dataset, self.config)
         if estimate:
             each = ", ".join(f"{name} {number}" for name, number in estimate.estimates.items())
-            self.log.line(
+            self.log.info(
                 f"           {estimate.chosen} novel classes, between {estimate.low} and "
                 f"{estimate.high} ({each}); fix it with --classes N"
             )
@@ -262,7 +262,7 @@ class Pipeline:
             mode=self.config.mode,
         )
         for finding in findings:
-            self.log.line(f"warning: {finding.text}")
+            self.log.info(f"warning: {finding.text}")
         return findings
 
     @property
@@ -291,7 +291,7 @@ class Pipeline:
             trials.append(trial)
             self.log.progress(len(trials), total, "trials on hidden known classes")
         for value in values if trials else ():
-            self.log.line(
+            self.log.info(
                 f"           {self._setting_name} {value:g}: {mean_accuracy(trials, value):.1%} "
                 "accuracy on hidden known classes"
             )
@@ -304,19 +304,19 @@ class Pipeline:
             return best(trials)
         default = DEFAULTS[self.config.mode]
         name = self._setting_name
-        self.log.line(f"           too few known classes to hide some: {name} {default:g}")
+        self.log.info(f"           too few known classes to hide some: {name} {default:g}")
         return default
 
     def train(self, state: DiscoveryState) -> TrainedMethods:
         """Train stages 2 and 3, and the baselines of stage 3."""
         config, task, mode = self.config, state.task, self.config.mode
-        self.log.line(f"stage 2/3  {task.num_known} known classes")
+        self.log.info(f"stage 2/3  {task.num_known} known classes")
         known = known_stage(state.encoder, task, replace(state.base, epochs=config.known_epochs))
         self._train(known, "known", state)
         init = stage_init(state.encoder, known.method, task, config.seed, config.start)
         method, count = MODE_METHOD[mode], self._num_seeds()
         options = tuned_options(mode, state.tuned, task.num_novel) | dict(config.options)
-        self.log.line(
+        self.log.info(
             f"stage 3/3  {task.num_novel} novel classes by {method}, "
             f"{self._setting_name} {state.tuned:g}, {count} seeds"
         )
@@ -346,7 +346,7 @@ class Pipeline:
         state: DiscoveryState,
     ) -> Method[Any]:
         """Train stage 3 by one method with one seed."""
-        self.log.line(f"           {name}")
+        self.log.info(f"           {name}")
         base = replace(state.base, seed=state.base.seed + seed)
         stage = class_stage(
             state.encoder, state.task, base, init.known, method, options, init.heads

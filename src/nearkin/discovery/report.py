@@ -45,8 +45,8 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     write_page(folder, outcome.dataset.images)
     numbers = summary(outcome, clusters)
     folder.write_summary(numbers)
-    log.note("\n".join(lines(numbers)))
-    log.line(f"open   {folder.report.resolve()}")
+    log.debug("\n".join(lines(numbers)))
+    log.info(f"open   {folder.report.resolve()}")
 
 
 def _embeddings(outcome: Outcome) -> Embeddings:

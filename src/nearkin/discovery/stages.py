@@ -31,7 +31,13 @@ from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.run.settings.build import named_backbone
 from nearkin.run.settings.options import method_options
-from nearkin.training.fit import accompany, fit, optimizer_for, same, steps_of
+from nearkin.training.fit import (
+    broadcast_state,
+    fit,
+    fit_worker,
+    optimizer_for,
+    training_steps,
+)
 from nearkin.training.health import health
 from nearkin.training.session import run_worker as run_training_worker
 from nearkin.types import UNKNOWN
@@ -166,13 +172,15 @@ class Stage:
         terms, health = RECIPES[self.config.method].terms, FeatureHealth(self.feed)
         folder.path.mkdir(parents=True, exist_ok=True)
         with workers:
-            fit(folder, self.config, self.method, self.feed, health, log, terms)
+            fit(folder, self.config, self.method, self.feed, health.evaluate, log, terms)
 
     def try_out(self, share: float = 1.0) -> None:
         """Train for a share of the steps without writing anything."""
         total = ceil(share * int(self.config.epochs) * self.feed.order.steps_per_epoch)
         optimizer, batches = optimizer_for(self.method, self.config), self.feed.between(0, total)
-        for _ in steps_of(self.config, self.method, optimizer, batches, start=0, total=total):
+        for _ in training_steps(
+            self.config, self.method, optimizer, batches, start=0, total=total
+        ):
             pass
 
 
@@ -187,7 +195,7 @@ class FeatureHealth:
                 break
         self.views = torch.cat(views)
 
-    def look(self, method: Method[Any]) -> dict[str, float]:
+    def evaluate(self, method: Method[Any]) -> dict[str, float]:
         """Measure a method as it stands, leaving it as it was."""
         return health(encode(method.backbone, [self.views]))
 
@@ -309,7 +317,7 @@ def shared_with_workers(
     rows = {"label": task.label, "rows": task.rows}
     rows |= {"labeled": order.labeled, "unlabeled": order.unlabeled}
     with together(config.devices, run_worker_stage):
-        same(
+        broadcast_state(
             {name: torch.from_numpy(each) for name, each in rows.items()}
             | {"bad": list(bad_rows), "classes": [task.num_known, task.num_novel]}
             | {"settings": json.dumps([asdict(config), asdict(stage.config)])}
@@ -320,7 +328,7 @@ def shared_with_workers(
 def run_worker_stage(data: Any) -> None:
     """Take the steps of one stage, with this worker's part of each batch."""
     with together(1, run_worker_stage):
-        message = same({})
+        message = broadcast_state({})
         rows = {name: each.numpy() for name, each in message.items() if torch.is_tensor(each)}
         config, base = json.loads(message["settings"])
         config, base = DiscoverConfig(**config), TrainConfig(**base)
@@ -332,4 +340,4 @@ def run_worker_stage(data: Any) -> None:
         device = choose_device(config.device)
         encoder = FinetunedEncoder(pretrained, images, config, base, device)
         stage = build_stage(encoder, task, order, base)
-        accompany(stage.config, stage.method, stage.feed)
+        fit_worker(stage.config, stage.method, stage.feed)

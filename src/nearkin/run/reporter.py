@@ -1,4 +1,4 @@
-"""How a run tells what it does, without printing: the command line decides what is shown."""
+"""Log lines and progress of a run, without printing: the command line decides what is shown."""
 
 import time
 import traceback
@@ -12,19 +12,19 @@ from nearkin.tables import printable
 
 @runtime_checkable
 class Reporter(Protocol):
-    """Someone who wants to know how a run goes."""
+    """Receives the log lines and the progress of a run."""
 
-    def line(self, text: str) -> None:
-        """Something worth a line."""
+    def info(self, text: str) -> None:
+        """Receive a log line."""
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """So many of all steps or images are done; see `nearkin.pace.ProgressCallback`."""
+        """Receive the number of steps or images that are done, of a total; see `Pace`."""
 
 
 class Silent:
-    """A reporter that shows nothing."""
+    """A reporter that ignores everything."""
 
-    def line(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """Nothing."""
 
     def progress(self, done: int, total: int, text: str) -> None:
@@ -32,7 +32,7 @@ class Silent:
 
 
 class Logger:
-    """A reporter that also writes its lines, with the time, to a file."""
+    """A reporter that also writes log lines, with the time, to a file."""
 
     def __init__(self, reporter: Reporter, path: Path) -> None:
         self._reporter = reporter
@@ -48,21 +48,21 @@ class Logger:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.note("".join(traceback.format_exception(kind, error, trace)))
+            self.debug("".join(traceback.format_exception(kind, error, trace)))
         with suppress(OSError):
             self._file.close()
 
-    def line(self, text: str) -> None:
-        """Show a line and write it down."""
-        self._reporter.line(text)
-        self.note(text)
+    def info(self, text: str) -> None:
+        """Pass a log line on, and write it to the file."""
+        self._reporter.info(text)
+        self.debug(text)
 
-    def note(self, text: str) -> None:
-        """Write a line down without showing it."""
+    def debug(self, text: str) -> None:
+        """Write a log line to the file only."""
         with suppress(OSError):  # a full disk must cost no more than a line
             self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(text)}\n")
             self._file.flush()
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """Show progress."""
+        """Pass progress on."""
         self._reporter.progress(done, total, text)

@@ -1,9 +1,10 @@
-"""Numbers that training cannot go on from."""
+"""Checkpoints: files that training continues from, bit for bit, and when they are written."""
 
-import contextlib
 import io
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,14 +14,20 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from nearkin import sealed
-from nearkin.distributed import undivided
+from nearkin.distributed import all_reduce_max, is_sharded, undivided
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.method import Method
+from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Logger
+from nearkin.tables import Journal
 from nearkin.training.optimizer import restore_optimizer
 
 
 def not_finite(value: object, place: str = "") -> Iterator[str]:
-    """Tensors of a state with such numbers. All processes look at what is divided among them."""
+    """Yield where a state has numbers that are not finite.
+
+    All processes must call this together for a state that is divided among them.
+    """
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from not_finite(part, f"{place}.{key}")
@@ -28,12 +35,8 @@ def not_finite(value: object, place: str = "") -> Iterator[str]:
         yield place.removeprefix(".")
 
 
-def refuse(places: Iterable[str], step: int) -> None:
-    """Stop training at the first of them.
-
-    Raises:
-        DivergedError: If there is one.
-    """
+def _refuse(places: Iterable[str], step: int) -> None:
+    """Raise DivergedError for the first of these places of a state."""
     for place in places:
         raise DivergedError(
             f"{place} is no longer finite after step {step}; nothing was written since the "
@@ -108,14 +111,14 @@ def save(
     return path
 
 
-def take_part(step: int, method: Method[Any], optimizer: Optimizer, finite: bool = True) -> None:
-    """What the other processes do while the first saves a method that is divided among them.
+def join_save(step: int, method: Method[Any], optimizer: Optimizer, finite: bool = True) -> None:
+    """Take part, in the other processes, while the first saves a method that is divided.
 
     Raises:
         DivergedError: If a number of the state has to be finite and is not, as in `save`.
     """
     places = list(not_finite(_state(step, method, optimizer)))  # looks at all, as the first does
-    refuse(places if finite else (), step)
+    _refuse(places if finite else (), step)
 
 
 def _verify(path: Path) -> None:
@@ -178,7 +181,7 @@ def _newest_first(folder: Path) -> list[Path]:
 
 def _set_aside(path: Path) -> Path:
     aside = path.with_name(f"{path.name}.corrupt")
-    with contextlib.suppress(FileNotFoundError):  # another rank was faster
+    with suppress(FileNotFoundError):  # another rank was faster
         path.replace(aside)
     return aside
 
@@ -191,7 +194,7 @@ def _state(step: int, method: Method[Any], optimizer: Optimizer) -> State:
 def _packed(state: State, finite: bool) -> bytes:
     for place in _foreign(state):
         raise CheckpointError(f"the state holds {place}; make it a tensor or a plain number")
-    refuse(not_finite(state) if finite else (), state["step"])
+    _refuse(not_finite(state) if finite else (), state["step"])
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
@@ -265,3 +268,100 @@ def _layout(state: State) -> dict[str, str]:
 
 def _options(state: State) -> set[str]:
     return {option for group in state["optimizer"]["param_groups"] for option in group}
+
+
+PATIENCE: Final = 3
+"""How many checkpoints in a row may fail before the run stops."""
+
+INTERVAL: Final = 60.0
+"""Seconds between checkpoints, unless their number of steps is given; more if one takes long."""
+
+SHARE: Final = 0.02
+"""Of the time of a training, at most, that goes into checkpoints."""
+
+
+class Checkpointer:
+    """Writes checkpoints of a training. Saving writes no state, so a clock may decide when.
+
+    Args:
+        folder: The run folder.
+        method: What is trained.
+        optimizer: What trains it.
+        journal: The metrics, of which a checkpoint is never ahead.
+        log: Receives warnings of checkpoints that failed.
+        every: Steps between checkpoints; `auto` is once a minute, or so rarely that saving takes
+            no more than two hundredths of the time.
+        done: Steps that are done.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        method: Method[Any],
+        optimizer: Optimizer,
+        journal: Journal,
+        log: Logger,
+        every: int | str,
+        done: int,
+    ) -> None:
+        self.folder = folder
+        self.method = method
+        self.optimizer = optimizer
+        self.journal = journal
+        self.log = log
+        self.every = every
+        self.done = done
+        self._failures = 0
+        self._last, self._pause = time.monotonic(), INTERVAL
+
+    def after(self, done: int, *, requested: bool, last: bool) -> None:
+        """Save what stands after `done` steps, if that is due.
+
+        Args:
+            done: Steps that are done.
+            requested: Whether it was requested by a signal.
+            last: Whether no other checkpoint can follow, so that a failure is an error.
+
+        Raises:
+            ResourceError: If the last, or three in a row, cannot be written.
+            DivergedError: If what stands is no longer finite.
+        """
+        self.done = done
+        due = requested or last or self._due()
+        if is_sharded(self.method):
+            due = bool(all_reduce_max(int(due)))  # the others take part
+        if due:
+            self._save(last)
+
+    def _due(self) -> bool:
+        if self.every != "auto":
+            return self.done % int(self.every) == 0
+        return time.monotonic() - self._last >= self._pause
+
+    def _save(self, last: bool) -> None:
+        started = time.monotonic()
+        try:
+            self.journal.flush()
+            save(self.folder.checkpoints, self.done, self.method, self.optimizer)
+        except ResourceError as error:
+            self._failures += 1
+            if last or self._failures == PATIENCE:
+                raise
+            self.log.info(f"warning: {error}; training goes on, the next one may succeed")
+        else:
+            self._failures = 0
+        self._last = time.monotonic()
+        self._pause = max(INTERVAL, (self._last - started) / SHARE)
+
+    @contextmanager
+    def keeping_diverged(self) -> Iterator["Checkpointer"]:
+        """Keep the state at which a training diverges within a `with` block, for a replay."""
+        try:
+            yield self
+        except DivergedError as error:
+            state = self.method, self.optimizer
+            with suppress(ResourceError):  # the divergence is the error to report
+                save(self.folder.diverged, self.done, *state, keep=1, finite=False)
+            raise DivergedError(
+                f"{error}; nearkin replay {self.folder.path} shows where it began"
+            ) from error

@@ -1,4 +1,4 @@
-"""The steps of a run: training, with everything that is written on the way."""
+"""Train to the last step: checkpoints, metrics and evaluation on the way."""
 
 import copy
 import io
@@ -32,12 +32,21 @@ from nearkin.run.reporter import Logger
 from nearkin.run.settings.build import PRECISIONS
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
+from nearkin.training.checkpoint import Checkpointer
 from nearkin.training.loop import steps
-from nearkin.training.monitor import Looker, Watch, look_due, shown
-from nearkin.training.optimizer import build_optimizer, restore_optimizer
-from nearkin.training.saver import Saver
-from nearkin.training.schedules import warmup_cosine, warmup_milestones
-from nearkin.training.signals import Requests
+from nearkin.training.monitor import (
+    Evaluate,
+    PeriodicEvaluation,
+    evaluation_due,
+    metric_texts,
+)
+from nearkin.training.optimizer import (
+    build_optimizer,
+    restore_optimizer,
+    warmup_cosine,
+    warmup_milestones,
+)
+from nearkin.training.signals import Interrupts
 from nearkin.types import Batch, Step
 
 COLUMNS = (
@@ -50,7 +59,7 @@ TIMED = 8
 
 
 def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimizer a resolved configuration describes."""
+    """Build the optimizer of a resolved configuration."""
     assert config.optimizer != "auto"
     return build_optimizer(
         method,
@@ -64,14 +73,14 @@ def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optim
 
 
 def schedule_for(config: TrainConfig) -> Schedule:
-    """How the learning rate changes over a training."""
+    """Build the learning rate schedule of a resolved configuration."""
     if config.lr_milestones:
         milestones = [float(share) for share in config.lr_milestones.split(",")]
         return warmup_milestones(milestones, config.warmup, config.warmup_start)
     return warmup_cosine(config.warmup, config.cosine_end, config.warmup_start)
 
 
-def steps_of(
+def training_steps(
     config: TrainConfig,
     method: Method[Any],
     optimizer: torch.optim.Optimizer,
@@ -80,7 +89,7 @@ def steps_of(
     start: int,
     total: int,
 ) -> Iterator[tuple[int, Step[Any]]]:
-    """The steps of a training that a resolved configuration describes; see `steps`."""
+    """Take the steps of a resolved configuration; see `steps`."""
     return steps(
         method,
         optimizer,
@@ -98,134 +107,143 @@ def fit(
     config: TrainConfig,
     method: Method[Any],
     batches: Feed,
-    monitor: Looker,
+    evaluate: Evaluate,
     log: Logger,
     terms: Sequence[str] = (),
 ) -> bool:
     """Train from the newest checkpoint of the run folder to the last step.
 
     Args:
-        folder: Where checkpoints and metrics go.
+        folder: Where checkpoints and metrics are written.
         config: Resolved settings.
         method: What to train.
-        batches: What with.
-        monitor: Who looks at it now and then.
-        log: Who is told how it goes.
-        terms: Metrics of the method that are noted and told beside the loss.
+        batches: What to train it on.
+        evaluate: Measures the method now and then, leaving it as it was.
+        log: Receives log lines and progress.
+        terms: Metrics of the method to log beside the loss.
 
     Returns:
-        Whether there was anything left to do.
+        Whether any steps were left to take.
     """
     per_epoch, batch_size = batches.order.steps_per_epoch, batches.order.batch_size
     total = int(config.epochs) * per_epoch
     optimizer = optimizer_for(method, config)
-    start = same_start(optimizer, _restored(folder, method, optimizer, total, log))
-    trained = trained_by(config, method, optimizer) if start < total else method
+    # Only the first process reads checkpoints; the others take over its optimizer and step. Their
+    # weights and memories are made equal when the method is wrapped for several processes.
+    start = broadcast_start(optimizer, _resume(folder, method, optimizer, total, log))
+    trained = sharded(config, method, optimizer) if start < total else method
     with ExitStack() as stack:
+        # Rows of metrics.csv after the checkpoint are dropped: those steps are taken again.
         journal = stack.enter_context(Journal(folder.metrics, (*COLUMNS, *terms), upto=start))
-        asked = stack.enter_context(Requests())
-        saver = stack.enter_context(
-            Saver(folder, trained, optimizer, journal, log, config.save_every, start).capturing()
+        interrupts = stack.enter_context(Interrupts())
+        checkpointer = stack.enter_context(
+            Checkpointer(
+                folder, trained, optimizer, journal, log, config.save_every, start
+            ).keeping_diverged()
         )
-        watch = Watch(monitor, config, method, trained, log, asked)
+        evaluation = PeriodicEvaluation(evaluate, config, method, trained, log, interrupts)
         epoch, pace = journal.rows()[start - start % per_epoch :], Pace(total, batch_size)
         log.progress(start, total, "first step")
-        for done, step in steps_of(
+        for done, step in training_steps(
             config, trained, optimizer, batches.between(start, total), start=start, total=total
         ):
-            found = {"loss": step.loss.item()} | {key: step.metrics[key].item() for key in terms}
+            values = {"loss": step.loss.item()} | {key: step.metrics[key].item() for key in terms}
             at = f"epoch {-(-done // per_epoch)}/{config.epochs}"
             log.progress(
-                done, total, "  ".join([at, f"loss {found['loss']:.3f}", *pace.reach(done)])
+                done, total, "  ".join([at, f"loss {values['loss']:.3f}", *pace.reach(done)])
             )
-            with pace.paused():
-                looked = watch.after(done, per_epoch, total)
-            row = {"step": done, "epoch": done / per_epoch, **found, **looked}
+            with pace.paused():  # evaluation counts for nothing in images per second
+                measured = evaluation.after(done, per_epoch, total)
+            row = {"step": done, "epoch": done / per_epoch, **values, **measured}
             journal.append(row | {"lr": optimizer.param_groups[0]["lr"]})
             epoch.append(row)
             if done % per_epoch == 0:
-                log.line("  ".join([at, *_means(epoch, found), *shown(looked), *pace.speed]))
+                log.info(
+                    "  ".join([at, *_means(epoch, values), *metric_texts(measured), *pace.speed])
+                )
                 epoch.clear()
-            stop = all_reduce_max(
-                asked.stop
-            )  # once: what comes after the save is for the next step
-            saver.after(done, asked=asked.take_save(), last=done == total or bool(stop))
+            # All processes must stop after the same step, whichever of them got the signal. It is
+            # asked once per step: a signal that comes while saving is for the next step.
+            stop = all_reduce_max(interrupts.stop)
+            checkpointer.after(
+                done, requested=interrupts.take_save(), last=done == total or bool(stop)
+            )
             if stop:
-                asked.end(done, stop)
-        end_if_asked(asked, total)
+                interrupts.end(done, stop)
+        stop_if_requested(interrupts, total)
         collect(method, trained)
     return start < total
 
 
-def end_if_asked(asked: Requests, done: int) -> None:
-    """End all processes after the same step, if any of them was asked to end."""
-    if stop := all_reduce_max(asked.stop):
-        asked.end(done, stop)
+def stop_if_requested(interrupts: Interrupts, done: int) -> None:
+    """End all processes after the same step, if any of them was told to stop."""
+    if stop := all_reduce_max(interrupts.stop):
+        interrupts.end(done, stop)
 
 
-def trained_by(
+def sharded(
     config: TrainConfig, method: Method[Any], optimizer: torch.optim.Optimizer
 ) -> Method[Any]:
-    """What takes the steps: the method, or a copy that is divided among the processes."""
+    """Return what takes the steps: the method, or with --fsdp a copy divided among processes."""
     if not config.fsdp:
         return method
-    normalize_in_groups(method, groups=1)  # not once it is divided
+    normalize_in_groups(method, groups=1)  # before it is divided: afterwards it cannot be changed
     return shard(method, optimizer)
 
 
-def same_start(optimizer: torch.optim.Optimizer, step: int) -> int:
-    """Give every process the first one's optimizer, and its step."""
+def broadcast_start(optimizer: torch.optim.Optimizer, step: int) -> int:
+    """Give every process the first one's optimizer state; return its step."""
     if world_size() == 1:
         return step
-    state = same({"step": step, "optimizer": optimizer.state_dict()})
+    state = broadcast_state({"step": step, "optimizer": optimizer.state_dict()})
     restore_optimizer(optimizer, state["optimizer"])
     first: int = state["step"]
     return first
 
 
-def same(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What the first process has, in all of them: names of numbers, text, tensors, and such."""
+def broadcast_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first process's state in all of them: tensors, numbers and text by name."""
     content = io.BytesIO()
     torch.save(dict(state), content)
-    sent = broadcast_bytes(content.getvalue())
-    found: dict[str, Any] = torch.load(io.BytesIO(sent), map_location="cpu", weights_only=True)
-    return found
+    received = io.BytesIO(broadcast_bytes(content.getvalue()))
+    first: dict[str, Any] = torch.load(received, map_location="cpu", weights_only=True)
+    return first
 
 
-def _restored(
+def _resume(
     folder: RunFolder,
     method: Method[Any],
     optimizer: torch.optim.Optimizer,
     total: int,
     log: Logger,
 ) -> int:
-    """The step to go on from, with everything as it was then."""
+    """Restore the newest checkpoint; return the number of steps that are done."""
     restored = checkpoint.load(folder.checkpoints, method, optimizer)
     for damaged in restored.damaged:
-        log.line(
+        log.info(
             f"warning: {damaged.stem} is damaged, and kept as {damaged.name}; "
             f"what came after step {restored.step} is done again"
         )
     if restored.step:
-        log.line(f"resuming after step {restored.step} of {total}")
+        log.info(f"resuming after step {restored.step} of {total}")
     changes = note_machine(folder.machine, next(method.parameters()).device, restored.step)
     if changes:
-        log.line(f"warning: {changes}; from here on the bits are not those of an unbroken run")
+        log.info(f"warning: {changes}; from here on the bits are not those of an unbroken run")
     return restored.step
 
 
 def _means(rows: Sequence[Mapping[str, int | float]], names: Iterable[str]) -> list[str]:
-    """Means over an epoch, for a line."""
+    """Format means over an epoch."""
     return [f"{name.replace('_', ' ')} {fmean(row[name] for row in rows):.3f}" for name in names]
 
 
 def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> float:
-    """How long an epoch takes here, by timing a few steps of a copy of the method."""
+    """Estimate how long an epoch takes here, by timing a few steps of a copy of the method."""
     trial = copy.deepcopy(method)
     optimizer = optimizer_for(trial, config)
     laps, before = [], time.perf_counter()
     for _ in steps(
-        trained_by(config, trial, optimizer),
+        sharded(config, trial, optimizer),
         optimizer,
         batches.between(0, TIMED),
         start=0,
@@ -239,18 +257,19 @@ def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -
     return median(laps[2:]) * batches.order.steps_per_epoch
 
 
-def timed(config: TrainConfig, method: Method[Any], batches: Feed) -> TrainConfig:
-    """The configuration with a length in epochs; in all processes the same."""
+def with_epochs(config: TrainConfig, method: Method[Any], batches: Feed) -> TrainConfig:
+    """Replace --max-time by a number of epochs, the same in all processes."""
     if not config.max_time:
         return config
+    # From here on the length is fixed: schedules depend on it, so a clock may not end the run.
     pace = broadcast_bytes(repr(seconds_per_epoch(config, method, batches)).encode())
     return replace(config, epochs=epochs_within(config.max_time, float(pace)), max_time="")
 
 
 def epochs_within(duration: str, epoch_seconds: float) -> int:
-    """How many epochs of a measured length fit into a duration, at least one.
+    """Return how many epochs of a measured length fit into a duration, at least one.
 
-    A fifteenth is kept back for looks on the way and the evaluation at the end.
+    A fifteenth is left for evaluation during training and at the end.
 
     >>> epochs_within("45m", epoch_seconds=60.0)
     42
@@ -258,30 +277,32 @@ def epochs_within(duration: str, epoch_seconds: float) -> int:
     return max(1, int(seconds(duration) * 14 / 15 / epoch_seconds))
 
 
-def accompany(config: TrainConfig, method: Method[Any], batches: Feed) -> None:
-    """Take the steps that the first process takes in `fit`.
+def fit_worker(config: TrainConfig, method: Method[Any], batches: Feed) -> None:
+    """Take the first process's steps in another process, which writes no files.
 
-    Where networks are divided, the first needs all parts to look at them, and to save them.
+    Every collective call of `fit` has its counterpart here, in the same order, or all would hang.
     """
     per_epoch = batches.order.steps_per_epoch
     total, every = int(config.epochs) * per_epoch, int(config.evaluate_every)
     optimizer = optimizer_for(method, config)
-    start = done = same_start(optimizer, 0)
-    trained = trained_by(config, method, optimizer) if start < total else method
+    start = done = broadcast_start(optimizer, 0)
+    trained = sharded(config, method, optimizer) if start < total else method
     fed = batches.between(start, total)
     try:
-        with Requests() as asked:
-            for done, _ in steps_of(config, trained, optimizer, fed, start=start, total=total):
-                if look_due(every, done, per_epoch, total):
-                    with whole(method, trained):
+        with Interrupts() as interrupts:
+            for done, _ in training_steps(
+                config, trained, optimizer, fed, start=start, total=total
+            ):
+                if evaluation_due(every, done, per_epoch, total):
+                    with whole(method, trained):  # the first needs all parts to evaluate
                         pass
-                stop = all_reduce_max(asked.stop)
-                if is_sharded(trained) and all_reduce_max(0):
-                    checkpoint.take_part(done, trained, optimizer)
+                stop = all_reduce_max(interrupts.stop)
+                if is_sharded(trained) and all_reduce_max(0):  # the first saves
+                    checkpoint.join_save(done, trained, optimizer)
                 if stop:
-                    asked.end(done, stop)
-            end_if_asked(asked, total)
+                    interrupts.end(done, stop)
+            stop_if_requested(interrupts, total)
             collect(method, trained)
-    except DivergedError:  # which the first keeps for a replay
-        checkpoint.take_part(done, trained, optimizer, finite=False)
+    except DivergedError:  # the first keeps the state for a replay
+        checkpoint.join_save(done, trained, optimizer, finite=False)
         raise

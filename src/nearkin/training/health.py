@@ -16,11 +16,14 @@ from nearkin.evaluation.geometry import effective_rank, feature_std, mean_cosine
 from nearkin.method import HealthBounds, Method
 from nearkin.objectives import unit
 
-LOOKS: Final = 3
-"""Looks in a row that must show a collapse, before it is told."""
+PATIENCE: Final = 3
+"""Evaluations in a row that must show a collapse before it is reported."""
 
 SETTLED: Final = 0.25
 """Share of a training before which embeddings may be as alike as those of an untrained network."""
+
+RECOVERY: Final = 0.1
+"""Share of the way back to its bound that a measure must go in one evaluation to be recovering."""
 
 BOUNDS: Final[Mapping[str, HealthBounds]] = {
     "DINO": HealthBounds(min_rank=0.04, min_std=0.3, max_cosine=0.79),
@@ -46,7 +49,7 @@ def bounds_of(method: type[Method[Any]]) -> HealthBounds:
 
 @torch.no_grad()
 def health(embeddings: Float[Tensor, "n d"]) -> dict[str, float]:
-    """How much the embeddings of `n` different images differ, judged by their directions.
+    """Measure how much the embeddings of `n` different images differ, by their directions.
 
     Returns:
         `effective_rank`, up to `directions`; `directions`, the most that `n` vectors of
@@ -67,45 +70,44 @@ def health(embeddings: Float[Tensor, "n d"]) -> dict[str, float]:
     }
 
 
-def signs(health: Mapping[str, float], method: type[Method[Any]]) -> list[str]:
-    """What shows that embeddings have become too alike to be of use: nothing, if they have not.
+def violations(health: Mapping[str, float], method: type[Method[Any]]) -> dict[str, float]:
+    """Return how far each measure that is out of the method's bounds is away from its bound.
 
-    Args:
-        health: What `health` measures.
-        method: What trains them, which knows the bounds of its healthy embeddings.
+    Empty for healthy embeddings. The keys say what is wrong, in words.
     """
-    rank, most = health["effective_rank"], health["directions"]
-    std, cosine = health["feature_std"], health["mean_cosine"]
     bounds = bounds_of(method)
-    found = []
-    if not rank >= bounds.min_rank * most:  # NaN is no good sign
-        found.append(f"effective rank below {bounds.min_rank * most:.0f}")
-    if not std >= bounds.min_std:
-        found.append(f"spread below {bounds.min_std:.2f}")
-    if not cosine <= bounds.max_cosine:
-        found.append(f"mean cosine above {bounds.max_cosine:.2f}")
-    return found
+    min_rank = bounds.min_rank * health["directions"]
+    distances = {
+        f"effective rank below {min_rank:.0f}": min_rank - health["effective_rank"],
+        f"spread below {bounds.min_std:.2f}": bounds.min_std - health["feature_std"],
+        f"mean cosine above {bounds.max_cosine:.2f}": health["mean_cosine"] - bounds.max_cosine,
+    }
+    return {name: far for name, far in distances.items() if not far <= 0}  # NaN is a violation
 
 
 def verdict(health: Mapping[str, float], method: type[Method[Any]]) -> str:
-    """One sentence that says how the embeddings are, and what to do if they have collapsed."""
-    found = signs(health, method)
-    state = "collapsed" if found else "healthy"
-    seen = (
+    """Say in one sentence how the embeddings are, and what to do if they have collapsed."""
+    wrong = violations(health, method)
+    state = "collapsed" if wrong else "healthy"
+    text = (
         f"{state}: the embeddings use {health['effective_rank']:.0f} of "
         f"{health['directions']:.0f} directions (spread {health['feature_std']:.2f}, "
         f"mean cosine {health['mean_cosine']:.2f})"
     )
-    if not found:
-        return seen
+    if not wrong:
+        return text
     return (
-        f"{seen}, {' and '.join(found)}; try a lower learning rate, stronger augmentations or a "
+        f"{text}, {' and '.join(wrong)}; try a lower learning rate, stronger augmentations or a "
         "longer training"
     )
 
 
 class Alarm:
-    """Notices embeddings that have collapsed and stay so.
+    """Detects embeddings that have collapsed and stay so.
+
+    Embeddings may start out of bounds and still be on their way: a measure that has gone a tenth
+    of the way back to its bound since the evaluation before is recovering, and no sign of a
+    collapse. Fluctuations of collapsed embeddings are much smaller than that.
 
     Args:
         method: What trains them.
@@ -113,10 +115,15 @@ class Alarm:
 
     def __init__(self, method: type[Method[Any]]) -> None:
         self.method = method
-        self._row = 0
+        self._before: dict[str, float] = {}
+        self._in_a_row = 0
 
-    def hear(self, health: Mapping[str, float], progress: float) -> str:
-        """The verdict, at the third look in a row that shows a collapse; otherwise nothing."""
-        bad = progress >= SETTLED and bool(signs(health, self.method))
-        self._row = self._row + 1 if bad else 0
-        return verdict(health, self.method) if self._row == LOOKS else ""
+    def update(self, health: Mapping[str, float], progress: float) -> str:
+        """Return the verdict at the third evaluation in a row that shows a collapse, else ''."""
+        now = violations(health, self.method)
+        stuck = any(
+            not far <= (1 - RECOVERY) * self._before.get(name, 0.0) for name, far in now.items()
+        )
+        self._before = now
+        self._in_a_row = self._in_a_row + 1 if stuck and progress >= SETTLED else 0
+        return verdict(health, self.method) if self._in_a_row == PATIENCE else ""

@@ -27,7 +27,7 @@ MEGABYTE: Final = 2**20
 
 
 @contextmanager
-def memory_kept() -> Iterator[None]:
+def keep_freed_memory() -> Iterator[None]:
     """Let freed memory stay with the process for the length of a `with` block.
 
     Otherwise glibc hands each large block back to the system as soon as it is free, and a
@@ -70,7 +70,7 @@ def total_norm(method: Method[Any], of: Iterable[Tensor]) -> Tensor:
     return whole
 
 
-def refuse_not_finite(method: Method[Any], loss: Tensor, norm: Tensor, step: int) -> None:
+def check_finite(method: Method[Any], loss: Tensor, norm: Tensor, step: int) -> None:
     """Stop before a loss or a gradient that is not finite reaches anything that lasts.
 
     Raises:
@@ -130,7 +130,7 @@ def steps(
     device = next(method.parameters()).device
     upcoming = islice(batches, max(0, total - start))
     batch = next(upcoming, None)
-    with memory_kept():
+    with keep_freed_memory():
         for step in range(start, total):
             if batch is None:
                 return
@@ -145,7 +145,7 @@ def steps(
             read = reading(torch.stack([found.loss, norm, *found.metrics.values()]).detach())
             batch = next(upcoming, None)
             loss, norm, *metrics = read()
-            refuse_not_finite(method, loss, norm, step)
+            check_finite(method, loss, norm, step)
             release_frozen(optimizer)
             optimizer.step()
             method.commit(found.memo, progress)

@@ -1,6 +1,7 @@
-"""A look at the encoder while it trains: is it healthy, and what do its neighbors say."""
+"""Evaluation during training: health of the embeddings and kNN accuracy."""
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +20,10 @@ from nearkin.method import Method
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.run.reporter import Logger
 from nearkin.training.health import Alarm, health
-from nearkin.training.signals import Requests
+from nearkin.training.signals import Interrupts
 
 BANK, QUERIES = 5_000, 1_000
-"""Images looked at, at most: enough for a curve, little beside an epoch."""
+"""Images that are encoded, at most: enough for a curve, little beside an epoch."""
 PIECE = 256
 """Images encoded at once."""
 
@@ -35,7 +36,7 @@ class Monitor:
             queries. Those with labels are preferred, those that cannot be read are left out.
         config: The resolved settings.
         device: Where the encoder is.
-        on_progress: Hears how far a look is.
+        on_progress: Receives the number of images that are encoded.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class Monitor:
         on_progress: ProgressCallback = ignore_progress,
     ) -> None:
         size, workers = int(config.image_size), int(config.workers)
-        asked = preferred(parts.test if len(parts.test) else parts.train, QUERIES)
-        self.queries, self.query_labels = in_memory(asked, size, workers, on_progress)
+        queries = preferred(parts.test if len(parts.test) else parts.train, QUERIES)
+        self.queries, self.query_labels = in_memory(queries, size, workers, on_progress)
         self.device, self.on_progress = device, on_progress
         self.scored = bool(len(parts.test)) and bool(
             known(self.query_labels).any() and known(parts.train.labels).any()
@@ -56,25 +57,25 @@ class Monitor:
             bank = preferred(parts.train, BANK)
             self.bank, self.bank_labels = in_memory(bank, size, workers, on_progress)
 
-    def look(self, method: Method[Any]) -> dict[str, float]:
-        """Measure a method as it stands, leaving it as it was."""
+    def evaluate(self, method: Method[Any]) -> dict[str, float]:
+        """Measure a method, leaving it as it was."""
         features = self._encode(method, self.queries)
         embedding = encode(method.online.projector, features.to(self.device).split(PIECE))
-        seen = health(embedding)
+        measured = health(embedding)
         if self.scored:
             bank = self._encode(method, self.bank)
             k = num_neighbors(len(bank))
             measure = knn(bank, self.bank_labels, features, self.query_labels, k=k)
-            seen["knn"] = measure.value
-        return seen
+            measured["knn"] = measure.value
+        return measured
 
-    def _encode(self, method: Method[Any], shown: UInt8[Tensor, "n 3 _ _"]) -> Tensor:
-        pieces = tracked(shown.split(PIECE), len(shown), "a look at the encoder", self.on_progress)
+    def _encode(self, method: Method[Any], pixels: UInt8[Tensor, "n 3 _ _"]) -> Tensor:
+        pieces = tracked(pixels.split(PIECE), len(pixels), "evaluation", self.on_progress)
         return encode_pixels(method.backbone, pieces, self.device)
 
 
 def preferred(images: Images, count: int) -> Images:
-    """At most `count` images, evenly spread over those with labels, or over all without any."""
+    """Return at most `count` images, evenly spread over those with labels, or else over all."""
     labeled = np.flatnonzero(known(images.labels))
     return (images.subset(labeled) if len(labeled) else images).spread(count)
 
@@ -82,26 +83,22 @@ def preferred(images: Images, count: int) -> Images:
 def in_memory(
     images: Images, size: int, workers: int, on_progress: ProgressCallback
 ) -> tuple[UInt8[Tensor, "n 3 {size} {size}"], Int[np.ndarray, " n"]]:
-    """The pixels and the labels of those images that can be read."""
+    """Decode the images that can be read; return their pixels and labels."""
     source = CenterCrops(images, size, workers=workers)
-    shown = torch.cat(list(tracked(source, len(images), "images to look at", on_progress)))
+    pixels = torch.cat(list(tracked(source, len(images), "images for evaluation", on_progress)))
     rows = np.delete(np.arange(len(images)), sorted(source.bad))
-    return (shown[torch.from_numpy(rows)] if source.bad else shown), images.labels[rows]
+    return (pixels[torch.from_numpy(rows)] if source.bad else pixels), images.labels[rows]
 
 
-@runtime_checkable
-class Looker(Protocol):
-    """Who looks at a method now and then while it trains."""
-
-    def look(self, method: Method[Any]) -> dict[str, float]:
-        """Measure a method as it stands, leaving it as it was."""
+Evaluate = Callable[[Method[Any]], dict[str, float]]
+"""Measures a method in training, and leaves it as it was."""
 
 
-def look_due(every: int, done: int, per_epoch: int, total: int) -> bool:
-    """Whether to look after `done` of `total` steps.
+def evaluation_due(every: int, done: int, per_epoch: int, total: int) -> bool:
+    """Return whether to evaluate after `done` of `total` steps.
 
     Args:
-        every: Epochs between looks; 0 means only at the end.
+        every: Epochs between evaluations; 0 means only at the end.
         done: Steps that are done.
         per_epoch: Steps in an epoch.
         total: Steps of the training.
@@ -110,51 +107,51 @@ def look_due(every: int, done: int, per_epoch: int, total: int) -> bool:
     return done == total or bool(every and not part and epoch % every == 0)
 
 
-class Watch:
-    """Has somebody look when it is time, and tells of embeddings that stay collapsed.
+class PeriodicEvaluation:
+    """Evaluates a method when it is due, and reports embeddings that stay collapsed.
 
     Args:
-        monitor: Who looks.
-        config: When, and whether a collapse is to end the run.
-        method: What is looked at. It goes on in training mode.
+        evaluate: Measures the method.
+        config: When, and whether a collapse ends the run.
+        method: What is evaluated. It goes on in training mode.
         trained: What takes the steps: the method, or what `shard` made of it.
-        log: Who hears of a collapse.
-        asked: Where the end of the run is asked for.
+        log: Receives a warning of a collapse.
+        interrupts: Through which a collapse stops the run.
     """
 
     def __init__(
         self,
-        monitor: Looker,
+        evaluate: Evaluate,
         config: TrainConfig,
         method: Method[Any],
         trained: Method[Any],
         log: Logger,
-        asked: Requests,
+        interrupts: Interrupts,
     ) -> None:
-        self.monitor = monitor
+        self.evaluate = evaluate
         self.every = int(config.evaluate_every)
-        self.ends = config.on_collapse == "stop"
+        self.stops = config.on_collapse == "stop"
         self.method = method
         self.trained = trained
         self.log = log
-        self.asked = asked
+        self.interrupts = interrupts
         self._alarm = Alarm(type(method))
 
     def after(self, done: int, per_epoch: int, total: int) -> dict[str, float]:
-        """What is seen after `done` of `total` steps: nothing, if no look is due."""
-        if not look_due(self.every, done, per_epoch, total):
+        """Return the measures after `done` of `total` steps; none if no evaluation is due."""
+        if not evaluation_due(self.every, done, per_epoch, total):
             return {}
         with whole(self.method, self.trained):
-            seen = self.monitor.look(self.method)
-        verdict = self._alarm.hear(seen, done / total)
-        if verdict and self.ends and done < total:
-            self.asked.collapse(verdict)
+            measured = self.evaluate(self.method)
+        verdict = self._alarm.update(measured, done / total)
+        if verdict and self.stops and done < total:
+            self.interrupts.collapse(verdict)
         elif verdict:
-            self.log.line(f"warning: {verdict}")
-        return seen
+            self.log.info(f"warning: {verdict}")
+        return measured
 
 
-def shown(looked: dict[str, float]) -> list[str]:
-    """What was seen, for a line."""
+def metric_texts(measured: Mapping[str, float]) -> list[str]:
+    """Format measures for a log line."""
     form = {"knn": "kNN {:.1%}", "feature_std": "std {:.2f}", "effective_rank": "rank {:.1f}"}
-    return [text.format(looked[name]) for name, text in form.items() if name in looked]
+    return [text.format(measured[name]) for name, text in form.items() if name in measured]

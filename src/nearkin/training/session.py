@@ -28,7 +28,7 @@ from nearkin.run.settings.build import build_method, named_backbone, sources_of,
 from nearkin.run.settings.describe import describe, shrunk
 from nearkin.run.settings.options import known_labels
 from nearkin.training.checkpoint import latest
-from nearkin.training.fit import accompany, fit, timed
+from nearkin.training.fit import fit, fit_worker, with_epochs
 from nearkin.training.health import verdict
 from nearkin.training.monitor import Monitor
 
@@ -64,21 +64,21 @@ def train_encoder(
         CheckpointError: If the folder has checkpoints of other data.
     """
     for line in same_data(folder, parts, sources_of(config)):
-        log.line(line)
+        log.info(line)
     with together(config.devices, run_worker, data, network):
         # The workers build the same method and batches from the same settings.
         broadcast_bytes(json.dumps([asdict(config), str(folder.path)]).encode())
         method, batches = build(config, parts, device, network)
-        config = timed(config, method, batches)
+        config = with_epochs(config, method, batches)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))
         for line in [describe(config), *shrunk(config, len(parts.train))]:
-            log.line(line)
+            log.info(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
-        log.line(f"augmented views  {sheet.resolve()}")
+        log.info(f"augmented views  {sheet.resolve()}")
         monitor = Monitor(parts, config, device, log.progress)
-        trained = fit(folder, config, method, batches, monitor, log)
+        trained = fit(folder, config, method, batches, monitor.evaluate, log)
     # Evaluation takes one process: the workers have left by now.
     if trained or not folder.summary.exists():
         _evaluate(folder, config, method, batches, monitor, parts, network, log)
@@ -93,7 +93,7 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
         config = TrainConfig(**settings)
         parts = open_parts(data, config)
         method, batches = build(config, parts, choose_device(config.device), network)
-        accompany(timed(config, method, batches), method, batches)
+        fit_worker(with_epochs(config, method, batches), method, batches)
     return RunFolder(Path(path))
 
 
@@ -151,9 +151,9 @@ def _evaluate(
     """Write the encoder, its embeddings and its measures."""
     details = _details(config)
     write_encoder(folder.encoder, method.backbone, details)
-    health = monitor.look(method)
+    health = monitor.evaluate(method)
     state = verdict(health, type(method))
-    log.line(f"health {state}")
+    log.info(f"health {state}")
     # What is measured is the file, not the method in memory.
     encoder = load(folder.path, backbone=network)
     evaluation, embeddings = evaluate_split(
@@ -164,12 +164,12 @@ def _evaluate(
     bad_files |= embeddings.bad
     write_bad_files(folder.bad_files, parts.images, bad_files)
     if bad_files:
-        log.line(f"warning: {len(bad_files)} images cannot be decoded, see bad_files.csv")
+        log.info(f"warning: {len(bad_files)} images cannot be decoded, see bad_files.csv")
     # Last: a run without a summary is evaluated again.
     # The verdict and the title: the page is written again without the method's class.
     details |= {"title": type(method).__name__, "health": health, "verdict": state}
     folder.write_summary({**details, **evaluation.to_dict()})
-    log.note("\n".join(table_lines(evaluation)))
+    log.debug("\n".join(table_lines(evaluation)))
 
 
 def _details(config: TrainConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Being asked to stop, or to save: the step under way is finished first."""
+"""Signals: the current step is finished before a run stops or saves."""
 
 import signal
 import threading
@@ -10,15 +10,15 @@ from nearkin.errors import CollapsedError, StoppedError
 STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")
 SAVING = "SIGUSR1"
 COLLAPSE = 1_000
-"""Stands where the number of a signal would: nobody but the run itself asks to stop."""
+"""Stands in for the number of a signal when the run stops itself."""
 
 
-class Requests:
-    """Notes what is asked by signals within a `with` block.
+class Interrupts:
+    """Collects signals within a `with` block.
 
-    SIGINT, SIGTERM and SIGHUP ask to stop; a second one acts at once. SIGUSR1 asks to save. A
-    signal that is ignored, as under `nohup`, stays ignored. Outside of the main thread, where
-    Python allows no handlers, nothing is noted.
+    SIGINT, SIGTERM and SIGHUP stop the run; a second one acts at once. SIGUSR1 saves. A signal
+    that is ignored, as under `nohup`, stays ignored. Outside of the main thread, where Python
+    allows no handlers, signals act as usual.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Requests:
         self._stop = 0
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> "Requests":
+    def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
             for name in (*STOPPING, SAVING):
                 number = getattr(signal, name, None)  # Windows has fewer
@@ -40,20 +40,20 @@ class Requests:
 
     @property
     def stop(self) -> int:
-        """What asks the run to stop: the number of a signal, or `COLLAPSE`; 0 if nothing does."""
+        """The signal that stops the run, `COLLAPSE`, or 0."""
         return self._stop
 
     def collapse(self, verdict: str) -> None:
-        """Ask to stop because the embeddings have collapsed."""
+        """Stop because the embeddings have collapsed."""
         self._stop, self._verdict = COLLAPSE, verdict
 
     def take_save(self) -> bool:
-        """Whether a checkpoint is asked for, since this was last called."""
-        asked, self._save = self._save, False
-        return asked
+        """Return whether a checkpoint was requested since the last call."""
+        requested, self._save = self._save, False
+        return requested
 
     def end(self, step: int, stop: int) -> None:
-        """Raise what ends the run after `step` steps, which are saved, because of `stop`."""
+        """Raise the error that ends the run after `step` steps, which are saved."""
         if stop == COLLAPSE:
             raise CollapsedError(
                 f"{self._verdict}; stopped after step {step}, which is saved, and --resume "

@@ -8,9 +8,9 @@ from nearkin.errors import ResourceError
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger, Silent
 from nearkin.tables import Journal
-from nearkin.training import checkpoint, saver
+from nearkin.training import checkpoint
+from nearkin.training.checkpoint import Checkpointer
 from nearkin.training.optimizer import build_optimizer
-from nearkin.training.saver import Saver
 
 
 class Clock:
@@ -24,9 +24,9 @@ class Clock:
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """A saver that asks this clock, the clock, and how long a checkpoint takes by it."""
+    """A checkpointer that reads this clock, the clock, and how long a checkpoint takes by it."""
     clock, takes = Clock(), [0.0]
-    monkeypatch.setattr(saver, "time", clock)
+    monkeypatch.setattr(checkpoint, "time", clock)
     save = checkpoint.save
 
     def slow(*arguments, **options):
@@ -38,18 +38,18 @@ def made(tmp_path, monkeypatch):
     optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
     journal = Journal(folder.metrics, ("step",), 0)
     with Logger(Silent(), folder.log) as log:
-        yield Saver(folder, method, optimizer, journal, log, "auto", 0), clock, takes
+        yield Checkpointer(folder, method, optimizer, journal, log, "auto", 0), clock, takes
 
 
 def steps_saved(made, seconds, every=1.0):
     """After how many seconds, in a training of a step a second, checkpoints were written."""
-    saver, clock, _ = made
+    checkpointer, clock, _ = made
     found, start = [], clock.now
-    folder = saver.folder.checkpoints
+    folder = checkpointer.folder.checkpoints
     while clock.now < start + seconds:
         clock.now += every
         newest = checkpoint.latest(folder)
-        saver.after(saver.done + 1, asked=False, last=False)
+        checkpointer.after(checkpointer.done + 1, requested=False, last=False)
         if checkpoint.latest(folder) != newest:
             found.append(clock.now - start)
     return found
@@ -68,12 +68,12 @@ def test_checkpoints_that_take_long_take_a_fiftieth_of_the_time(made):
 
 
 def test_whoever_asks_gets_one_at_once(made):
-    made[0].after(1, asked=True, last=False)
+    made[0].after(1, requested=True, last=False)
     assert checkpoint.latest(made[0].folder.checkpoints) is not None
 
 
 def test_three_failures_in_a_row_are_an_error_and_two_are_not(made, monkeypatch):
-    saver, _, _ = made
+    checkpointer, _, _ = made
 
     def failing(*_, **__):
         raise ResourceError("no room")
@@ -81,10 +81,10 @@ def test_three_failures_in_a_row_are_an_error_and_two_are_not(made, monkeypatch)
     working = checkpoint.save
     for attempt in (failing, failing, working, failing, failing):
         monkeypatch.setattr(checkpoint, "save", attempt)
-        saver.after(saver.done + 1, asked=True, last=False)
+        checkpointer.after(checkpointer.done + 1, requested=True, last=False)
     with pytest.raises(ResourceError, match="no room"):
-        saver.after(saver.done + 1, asked=True, last=False)
-    said = saver.folder.log.read_text()
+        checkpointer.after(checkpointer.done + 1, requested=True, last=False)
+    said = checkpointer.folder.log.read_text()
     assert said.count("warning: no room; training goes on") == 4
 
 
@@ -94,4 +94,4 @@ def test_the_last_one_must_succeed(made, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "save", failing)
     with pytest.raises(ResourceError, match="no room"):
-        made[0].after(1, asked=False, last=True)
+        made[0].after(1, requested=False, last=True)
