@@ -35,7 +35,7 @@ format: $(VENV)/developed
 # The page of each method, from its code, recipes/ and docs/measured.toml; the image and the counts
 # of docs/architecture.md, from the source.
 docs: $(VENV)/installed
-	$(RUN)python -c 'from nearkin.commands.methods import write_pages; write_pages()'
+	$(RUN)python docs/method_pages.py
 	$(RUN)python docs/architecture.py
 
 $(VENV)/installed: pyproject.toml

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from method_pages import full_page, pages, write_pages
 from small import batch_for, run, small
 
 from nearkin.cli import main
-from nearkin.commands.methods import page, pages, write_pages
+from nearkin.commands.methods import page
 from nearkin.methods import METHODS, parameters
 from nearkin.run.settings.options import default_options
 
@@ -24,7 +25,7 @@ every_method = pytest.mark.parametrize("name", METHODS)
 
 
 def section(name, title):
-    return page(name, ROOT).split(f"\n## {title}\n")[1].split("\n## ")[0].strip("\n")
+    return full_page(name, ROOT).split(f"\n## {title}\n")[1].split("\n## ")[0].strip("\n")
 
 
 def test_the_committed_pages_are_made_from_the_code_as_it_is():
@@ -141,9 +142,9 @@ def test_recipes_are_linked_from_the_method_that_they_name(tmp_path):
         file.parent.mkdir(parents=True)
         file.write_text(f'# On some data.\nmethod = "{method}"\nepochs = 200\n')
     link = "- [recipes/cifar10/moco_v1.toml](../../recipes/cifar10/moco_v1.toml): On some data."
-    assert link in page("moco", tmp_path)
-    assert "imagenet" not in page("moco", tmp_path)
-    assert "recipes/" not in page("moco_v3", tmp_path)
+    assert link in full_page("moco", tmp_path)
+    assert "imagenet" not in full_page("moco", tmp_path)
+    assert "recipes/" not in full_page("moco_v3", tmp_path)
 
 
 def test_every_recipe_is_linked_from_one_page():
@@ -189,8 +190,8 @@ def test_a_method_is_said_to_be_measured_only_if_it_was(name):
     assert measured == (section(name, "Measured") != "Not run.")
 
 
-def test_without_the_repository_the_page_says_where_its_results_are(tmp_path):
-    text = page("moco", tmp_path)
+def test_the_command_says_where_recipes_and_results_are():
+    text = page("moco")
     assert "docs/methods/moco.md in the repository" in text
     assert "Not run" not in text
 

@@ -1,4 +1,4 @@
-"""The command line: parse, call one function of `runs`, print. The only package that prints.
+"""The command line: parse, call one function of `commands`, print. The only package that prints.
 
 Importing it loads neither torch nor any other heavy library, so that `--help` is instant.
 """
@@ -15,15 +15,10 @@ from types import FrameType
 from cyclopts import CycloptsError
 from rich.console import Console
 
-from nearkin.cli import (  # noqa: F401 (they add their commands)
-    discovery,
-    information,
-    looking,
-    training,
-    using,
-)
+from nearkin.cli import train, use  # noqa: F401 (they add their commands)
 from nearkin.cli.app import app
 from nearkin.cli.terminal import err
+from nearkin.cli.train import show_method_options
 from nearkin.errors import NearkinError, UsageError
 from nearkin.tables import printable
 
@@ -42,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print_error=False,
                 result_action="return_value",
             )
+            show_method_options(sys.argv[1:] if arguments is None else arguments)
     except (CycloptsError, NearkinError) as error:
         print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return error.exit_code if isinstance(error, NearkinError) else UsageError.exit_code

@@ -1,30 +1,34 @@
-"""A page per method, made from its code: docstrings, constructor, recipes, measured results.
+"""`nearkin methods` and `nearkin config`: what a method is and does, read from its code.
 
 A method's module docstring holds a title, the paper, the equation as indented lines, its letters,
-and what it matches with what (`Queries: ... Keys: ...`); its class the idea and the options.
+and its queries and keys (`Queries: ... Keys: ...`); the class docstring, the idea and the options.
 """
 
 import inspect
 import io
 import math
 import re
-import textwrap
-import tomllib
-import typing
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.markdown import Markdown
 
-from nearkin.commands.info import arguments, automatic, idea
-from nearkin.config import EMA, Range, metadata, option, spelled, toml_value
-from nearkin.method import Method
-from nearkin.methods import METHODS, method_class, option_types, parameters
+from nearkin.config import (
+    EMA,
+    Range,
+    TrainConfig,
+    choices,
+    field_docs,
+    metadata,
+    option,
+    spelled,
+    toml_value,
+)
+from nearkin.extensions import label
+from nearkin.method import Defaults, Method
+from nearkin.methods import METHODS, method_class, method_names, option_types, parameters
 from nearkin.run.settings.options import default_options, fitted_options
-
-REPOSITORY: Final = Path(__file__).parents[3]
-"""Where recipes and measured results are, if the package is used from a clone."""
 
 
 class Paper(NamedTuple):
@@ -38,16 +42,30 @@ class Paper(NamedTuple):
     keys: str
 
 
-def paper(cls: type[Method[Any]]) -> Paper:
-    """What the docstring of a method's module says, part by part."""
-    title, source, *rest = (inspect.getdoc(inspect.getmodule(cls)) or "").split("\n\n")
+def paper(cls: type[Method[Any]]) -> Paper | None:
+    """What the docstring of a method's module says, part by part; None if it has other parts."""
+    title, *rest = (inspect.getdoc(inspect.getmodule(cls)) or "").split("\n\n")
     equation = [part for part in rest if part.startswith("    ")]
-    *letters, matched = (part.replace("\n", " ") for part in rest if part not in equation)
+    letters = [part.replace("\n", " ") for part in rest if part not in equation]
+    if not equation or len(letters) < 2 or not re.match(r"Queries: .*\. Keys: ", letters[-1]):
+        return None
+    source, matched = letters.pop(0), letters.pop()
     queries, keys = matched.removeprefix("Queries: ").removesuffix(".").split(". Keys: ")
-    source = source.replace("\n", " ")
     return Paper(
         title.rstrip("."), source, "\n\n".join(equation), " ".join(letters), queries, keys
     )
+
+
+def idea(cls: type) -> str:
+    """The sentence that a class's docstring starts with."""
+    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def arguments(cls: type) -> dict[str, str]:
+    """The descriptions under `Args:` in a class's docstring."""
+    _, _, section = (inspect.getdoc(cls) or "").partition("Args:\n")
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section.split("\n\n")[0], re.MULTILINE)
+    return {name: re.sub(r"\s*\n\s*", " ", text) for name, text in entries}
 
 
 def method_lines(name: str = "") -> list[str]:
@@ -61,49 +79,16 @@ def method_lines(name: str = "") -> list[str]:
         with console.capture() as text:
             console.print(Markdown(page(name)))
         return [line.rstrip() for line in text.get().splitlines()]
-    width = max(map(len, METHODS))
-    return [f"{name:{width}}  {idea(cls)}" for name, cls in METHODS.items()]
+    width = max(map(len, method_names()))
+    return [f"{name:{width}}  {idea(method_class(name))}" for name in method_names()]
 
 
-def write_pages(root: Path = REPOSITORY) -> None:
-    """Write docs/methods: a page per method, and their table."""
-    for name, text in pages(root).items():
-        (root / "docs" / "methods" / name).write_text(text, encoding="utf-8")
-
-
-def pages(root: Path) -> dict[str, str]:
-    """The files of docs/methods."""
-    return {"README.md": overview()} | {f"{name}.md": page(name, root) for name in METHODS}
-
-
-def overview() -> str:
-    """The table of all methods."""
-    rows = []
-    for name, cls in METHODS.items():
-        about = paper(cls)
-        link = f"[`{name}`]({name}.md)"
-        rows.append([link, idea(cls), about.queries, about.keys, written(cls)])
-    table = _table(["method", "idea", "queries", "keys", "what `commit` writes"], rows)
-    return f"{INTRODUCTION}\n{table}\n"
-
-
-INTRODUCTION: Final = """\
-# Methods
-
-A page per method, made from its code by `make docs`; `nearkin methods NAME` prints it.
-
-Nearly all of them are one equation. A query is matched against keys, and the loss is the
-cross-entropy between that match and what it should have been:
-
-    loss(q) = - sum_j  target_j  log softmax_j( q . k_j / temperature )
-
-In the equations `a.b` is an inner product, `unit` scales to length one, and a loss for one query
-or image stands for its mean over the batch.
-"""
-
-
-def page(name: str, root: Path = REPOSITORY) -> str:
+def page(name: str, *more: str) -> str:
     """All there is to say about a method, as Markdown.
+
+    Args:
+        name: Of the method.
+        more: Further sections, with their headings.
 
     Raises:
         UsageError: If there is no method of that name.
@@ -112,27 +97,25 @@ def page(name: str, root: Path = REPOSITORY) -> str:
     about = paper(cls)
     _, *remarks = (inspect.getdoc(cls) or "").partition("\n\nArgs:")[0].split("\n\n")
     sections = [
-        f"# {about.title}",
+        f"# {about.title if about else label(name)}",
         idea(cls),
         *(remark.replace("\n", " ") for remark in remarks),
         takes(cls),
         f"    nearkin train DATA --method {name}" + (" --known A,B" if cls.uses_labels else ""),
-        "## Equation",
-        about.equation,
-        about.letters,
-        f"Queries: {about.queries}. Keys: {about.keys}.",
-        "## What `commit` writes",
-        written(cls),
-        "## Options",
-        *options(name),
-        "## Paper",
-        re.sub(r"arXiv:(\d+\.\d+)", r"[arXiv:\1](https://arxiv.org/abs/\1)", about.source),
-        "## Recipes",
-        *recipes(name, root),
-        "## Measured",
-        *measured(name, root),
     ]
-    return "\n\n".join(sections) + "\n"
+    if about:
+        sections += ["## Equation", about.equation, about.letters]
+        sections += [f"Queries: {about.queries}. Keys: {about.keys}."]
+    sections += ["## What `commit` writes", written(cls), "## Options", *options(cls)]
+    if about:
+        link = r"[arXiv:\1](https://arxiv.org/abs/\1)"
+        sections += ["## Paper", re.sub(r"arXiv:(\d+\.\d+)", link, about.source)]
+    sections += ["## Settings", f"`auto` is: {automatic_text(cls.defaults)}."]
+    if not more and name in METHODS:
+        sections += [
+            f"Recipes and measured results are in docs/methods/{name}.md in the repository."
+        ]
+    return "\n\n".join([*sections, *more]) + "\n"
 
 
 def takes(cls: type[Method[Any]]) -> str:
@@ -151,14 +134,13 @@ def written(cls: type[Method[Any]]) -> str:
     return "Nothing." if cls.commit is Method.commit else inspect.getdoc(cls.commit) or ""
 
 
-def options(name: str) -> list[str]:
-    """The options of a method, from its constructor: a table, and what it leaves to say."""
-    cls = method_class(name)
+def options(cls: type[Method[Any]]) -> list[str]:
+    """The options of a method, from its constructor: a table, and a remark on it."""
     here, kinds, notes = default_options(cls), option_types(cls), arguments(cls)
     rows = []
     for key, parameter in parameters(cls).items():
         usual, own = parameter.default, here[key]
-        meaning = f"{notes[key]} {values(kinds[key])}."
+        meaning = f"{notes.get(key, '')} {values(kinds[key])}.".strip()
         if average := metadata(kinds[key], EMA):
             meaning += half_lives({usual, own}, average.unit)
         shown = toml_value(usual), "" if own == usual else toml_value(own)
@@ -169,67 +151,83 @@ def options(name: str) -> list[str]:
         "Defaults are those of the paper or its code. Where `nearkin train` has one of its own, "
         "it is under *here*."
     )
-    if shrunk := ", ".join(f"`{option(key)}`" for key in fitted_options(cls)):
-        remark += f" Left alone, these shrink to what the images and the batch allow: {shrunk}."
-    return [_table(["option", "meaning", "default", "here"], rows), remark]
+    if fitted := ", ".join(f"`{option(key)}`" for key in fitted_options(cls)):
+        remark += f" Left alone, these shrink to what the images and the batch allow: {fitted}."
+    return [table(["option", "meaning", "default", "here"], rows), remark]
+
+
+def option_rows(cls: type[Method[Any]]) -> list[tuple[str, str]]:
+    """The options of a method for `--help`: how each is typed, and what it does."""
+    here, kinds, notes = default_options(cls), option_types(cls), arguments(cls)
+    rows = []
+    for key in parameters(cls):
+        first, _, _ = notes.get(key, "").partition(". ")
+        text = f"{first.rstrip('.')}. " if first else ""
+        rows.append((option(key), f"{text}{values(kinds[key])}. [default: {here[key]}]"))
+    return rows
 
 
 def values(kind: Any) -> str:
     """What an option can be, as the end of its description."""
-    if typing.get_origin(kind) is typing.Literal:
-        return f"One of {', '.join(typing.get_args(kind))}"
+    if choices(kind):
+        return f"One of {', '.join(choices(kind))}"
     limits = metadata(kind, Range)
     separator = "," if limits and str(limits).startswith("at least") else ""
     text = spelled(kind) + (f"{separator} {limits}" if limits else "")
     return text[0].upper() + text[1:]
 
 
-def half_lives(momenta: set[float], clock: str) -> str:
+def half_lives(momenta: set[float], unit: str) -> str:
     """After how many steps, or visits, half of the past is left."""
     moving = sorted((momentum for momentum in momenta if 0 < momentum < 1), reverse=True)
     lives = [f"{math.log(0.5) / math.log(momentum):.3g} at {momentum:g}" for momentum in moving]
-    return f" Half-life in {clock}: {', '.join(lives)}." if lives else ""
+    return f" Half-life in {unit}: {', '.join(lives)}." if lives else ""
 
 
-def recipes(name: str, root: Path) -> list[str]:
-    """How a method is trained: where nothing is said, and by the recipes on disk."""
-    settings = ", ".join(f"{key} {value}" for key, value in automatic(name).items())
-    links = []
-    for path in sorted(root.glob("recipes/*/*.toml")):
-        text, file = path.read_text(encoding="utf-8"), path.relative_to(root).as_posix()
-        if tomllib.loads(text).get("method") == name:
-            title = text.splitlines()[0].removeprefix("# ")
-            links.append(f"- [{file}](../../{file}): {title}")
-    return [f"Where nothing is said: {settings}.", *(["\n".join(links)] if links else [])]
-
-
-FLOORS: Final = ("raw_pixels", "untrained_network")
-"""What a value has to beat, as in docs/measured.toml."""
-
-
-def measured(name: str, root: Path) -> list[str]:
-    """The measured results of a method, from docs/measured.toml."""
-    file = root / "docs" / "measured.toml"
-    if not file.exists():
-        return [f"See docs/methods/{name}.md in the repository, which also has the recipes."]
-    runs = tomllib.loads(file.read_text(encoding="utf-8"))["run"]
-    return [part for run in runs if run["method"] == name for part in _run(run)] or ["Not run."]
-
-
-def _run(run: dict[str, Any]) -> list[str]:
-    rows = []
-    for found in run["found"]:
-        low, high = found["interval"]
-        value = f"{found['value']:.3f} [{low:.3f}, {high:.3f}]"
-        rows.append([found["what"], value, *(f"{found[floor]:.3f}" for floor in FLOORS)])
-    return [
-        f"{run['data']}, {run['epochs']} epochs, on {run['machine']}, commit {run['commit']} "
-        f"([protocol and more](../{run['page']})):",
-        textwrap.indent(run["command"].strip(), "    "),
-        _table(["measure", "value [95 %]", *(floor.replace("_", " ") for floor in FLOORS)], rows),
-    ]
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def automatic(defaults: Defaults) -> dict[str, str]:
+    """What `auto` means for settings that depend on the method."""
+    large, small = (
+        augment if isinstance(augment, str) else f"{len(augment)} views of its own"
+        for augment in (defaults.augment, defaults.augment_small)
+    )
+    return {
+        "optimizer": defaults.optimizer,
+        "lr": f"{defaults.lr:g} for a batch of 256",
+        "weight_decay": f"{defaults.weight_decay:g}",
+        "augment": f"{large}, below 64 px {small}",
+    }
+
+
+def automatic_text(defaults: Defaults) -> str:
+    """What `auto` means, in a line."""
+    return ", ".join(f"{key} {value}" for key, value in automatic(defaults).items())
+
+
+def config_lines(method: str) -> list[str]:
+    """Every setting of a training by a method, as commented TOML."""
+    cls = method_class(method)
+    means, notes = automatic(cls.defaults), field_docs(TrainConfig)
+    lines = [f"# {label(method)}: {idea(cls)}", ""]
+    for entry in fields(TrainConfig):
+        if entry.name in TrainConfig.groups:
+            lines += [f"# --- {TrainConfig.groups[entry.name]} ---", ""]
+        if entry.name != "options":
+            value = method if entry.name == "method" else getattr(TrainConfig, entry.name)
+            here = f" Here auto is {means[entry.name]}." if entry.name in means else ""
+            lines += [f"# {notes[entry.name]}{here}", f"{entry.name} = {toml_value(value)}", ""]
+    lines += ["[options]"]
+    notes = arguments(cls)
+    for name, default in default_options(cls).items():
+        lines.append(f"# {notes.get(name, '')} Typed as {option(name)}.")
+        fitted = name in fitted_options(cls)  # as an explicit value it would have to fit
+        if fitted:
+            lines.append("# Left alone, it shrinks to what the images and the batch allow.")
+        mark = "# " if fitted else ""
+        lines.append(f"{mark}{name} = {toml_value(default)}")
+    return lines

@@ -1,9 +1,12 @@
 """Values of settings: what fits, how it is spelled, and which name was meant."""
 
+import ast
 import difflib
+import inspect
 import json
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from types import UnionType
@@ -169,6 +172,19 @@ def spelled(kind: Any) -> str:
         return " or ".join(spelled(each) for each in get_args(kind))
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     return kind if isinstance(kind, str) else names.get(kind, "a table")
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """The docstring below each field of a data class."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    notes = {}
+    for entry, note in zip(body.body, body.body[1:], strict=False):
+        if isinstance(entry, ast.AnnAssign) and isinstance(note, ast.Expr):
+            assert isinstance(entry.target, ast.Name)
+            assert isinstance(note.value, ast.Constant)
+            notes[entry.target.id] = str(note.value.value)
+    return notes
 
 
 def option(name: str) -> str:

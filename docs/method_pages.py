@@ -1,0 +1,91 @@
+"""Writes docs/methods: a page per method and their table, from code, recipes and results."""
+
+import textwrap
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+from nearkin.commands.methods import idea, page, paper, table, written
+from nearkin.methods import METHODS
+
+ROOT: Final = Path(__file__).parents[1]
+FLOORS: Final = ("raw_pixels", "untrained_network")
+"""What a value has to beat, as in docs/measured.toml."""
+
+INTRODUCTION: Final = """\
+# Methods
+
+A page per method, made from its code by `make docs`; `nearkin methods NAME` prints it.
+
+Nearly all of them are one equation. A query is matched against keys, and the loss is the
+cross-entropy between that match and what it should have been:
+
+    loss(q) = - sum_j  target_j  log softmax_j( q . k_j / temperature )
+
+In the equations `a.b` is an inner product, `unit` scales to length one, and a loss for one query
+or image stands for its mean over the batch.
+"""
+
+
+def write_pages(root: Path = ROOT) -> None:
+    """Write the files of docs/methods."""
+    for name, text in pages(root).items():
+        (root / "docs" / "methods" / name).write_text(text, encoding="utf-8")
+
+
+def pages(root: Path = ROOT) -> dict[str, str]:
+    """The files of docs/methods."""
+    return {"README.md": overview()} | {f"{name}.md": full_page(name, root) for name in METHODS}
+
+
+def overview() -> str:
+    """The table of all methods."""
+    rows = []
+    for name, cls in METHODS.items():
+        about = paper(cls)
+        assert about is not None
+        link = f"[`{name}`]({name}.md)"
+        rows.append([link, idea(cls), about.queries, about.keys, written(cls)])
+    header = ["method", "idea", "queries", "keys", "what `commit` writes"]
+    return f"{INTRODUCTION}\n{table(header, rows)}\n"
+
+
+def full_page(name: str, root: Path = ROOT) -> str:
+    """The page of a method with its recipes and its measured results."""
+    return page(name, *recipes(name, root), "## Measured", *measured(name, root))
+
+
+def recipes(name: str, root: Path) -> list[str]:
+    """Links to the recipes of a method."""
+    links = []
+    for path in sorted(root.glob("recipes/*/*.toml")):
+        text, file = path.read_text(encoding="utf-8"), path.relative_to(root).as_posix()
+        if tomllib.loads(text).get("method") == name:
+            title = text.splitlines()[0].removeprefix("# ")
+            links.append(f"- [{file}](../../{file}): {title}")
+    return ["Recipes:", "\n".join(links)] if links else []
+
+
+def measured(name: str, root: Path) -> list[str]:
+    """The measured results of a method, from docs/measured.toml."""
+    file = root / "docs" / "measured.toml"
+    runs = tomllib.loads(file.read_text(encoding="utf-8"))["run"] if file.exists() else []
+    return [part for run in runs if run["method"] == name for part in _run(run)] or ["Not run."]
+
+
+def _run(run: dict[str, Any]) -> list[str]:
+    rows = []
+    for found in run["found"]:
+        low, high = found["interval"]
+        value = f"{found['value']:.3f} [{low:.3f}, {high:.3f}]"
+        rows.append([found["what"], value, *(f"{found[floor]:.3f}" for floor in FLOORS)])
+    return [
+        f"{run['data']}, {run['epochs']} epochs, on {run['machine']}, commit {run['commit']} "
+        f"([protocol and more](../{run['page']})):",
+        textwrap.indent(run["command"].strip(), "    "),
+        table(["measure", "value [95 %]", *(floor.replace("_", " ") for floor in FLOORS)], rows),
+    ]
+
+
+if __name__ == "__main__":
+    write_pages()
