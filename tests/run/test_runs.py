@@ -298,6 +298,41 @@ def test_a_image_has_the_features_that_embed_gives_its_file(run, tmp_path, name,
     np.testing.assert_allclose(nn.functional.normalize(found)[0], stored, atol=1e-6)
 
 
+def test_arrays_and_tensors_are_transformed_as_the_same_pillow_images(run):
+    encoder, rng = load(run), np.random.default_rng(0)
+    arrays = rng.integers(0, 256, (3, 40, 30, 3), dtype=np.uint8)
+    expected = torch.stack([encoder.transform(Image.fromarray(image)) for image in arrays])
+    tensors = torch.from_numpy(arrays).permute(0, 3, 1, 2)
+    for several in (arrays, list(arrays), tensors, tuple(tensors), [arrays[0], *tensors[1:]]):
+        assert torch.equal(encoder.transform(several), expected)
+    for one in (arrays[1], tensors[1]):
+        assert torch.equal(encoder.transform(one), expected[1])
+    gray = Image.fromarray(arrays[0, :, :, 0])
+    for one in (np.asarray(gray), torch.from_numpy(arrays[0, :, :, 0])):
+        assert torch.equal(encoder.transform(one), encoder.transform(gray))
+    mixed = encoder.transform([gray, arrays[1, :20]])
+    assert encoder(mixed).shape == (2, encoder.dim)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (np.zeros((8, 8, 3), np.float32), "dtype float32; give uint8, from 0 to 255"),
+        (torch.zeros(3, 8, 8), "dtype float32"),
+        (np.zeros((3, 8, 8), np.uint8), r"shape \(3, 8, 8\); give \(height, width, 3\)"),
+        (torch.zeros(8, 8, 3, dtype=torch.uint8), r"give \(3, height, width\)"),
+        (np.zeros((2, 0, 8, 3), np.uint8), "shape"),
+        (np.zeros(8, np.uint8), "shape"),
+        ([], "no images"),
+        ("cat.png", "an image is a str; give a Pillow image, an array or a tensor"),
+        ([None], "an image is a NoneType"),
+    ],
+)
+def test_what_is_no_image_is_refused_in_words(run, wrong, message):
+    with pytest.raises(UsageError, match=message):
+        load(run).transform(wrong)
+
+
 # Tables
 
 

@@ -3,12 +3,14 @@
 import copy
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -22,6 +24,8 @@ from nearkin.version import __version__
 if TYPE_CHECKING:
     from PIL import Image
 
+    ImageLike = Image.Image | np.ndarray | Tensor
+
 FORMAT = "1"
 AGAIN = "train it again"
 CUSTOM = "custom"
@@ -29,7 +33,7 @@ CUSTOM = "custom"
 
 
 class Encoder(nn.Module):
-    """From images to features, as trained. In evaluation mode from the start.
+    """A trained network from images to features, in evaluation mode from the start.
 
     Args:
         backbone: The trained network.
@@ -46,7 +50,7 @@ class Encoder(nn.Module):
 
     @property
     def dim(self) -> int:
-        """Numbers in a feature vector."""
+        """Feature dimension."""
         return self.backbone.feature_dim
 
     @override
@@ -54,22 +58,66 @@ class Encoder(nn.Module):
         features: Tensor = self.backbone(images)
         return features
 
-    def transform(self, image: "Image.Image") -> Float[Tensor, "3 size size"]:
-        """A Pillow image as this encoder takes it, treated as the files it was trained on.
+    def transform(self, images: "ImageLike | Sequence[ImageLike]") -> Float[Tensor, "..."]:
+        """Turn images into this encoder's input: the central square, resized and normalized.
 
-        Upright by its exif orientation, transparency over white, 16 bits scaled to 8, the central
-        square, normalized. A JPEG file that Pillow has opened but not yet decoded is decoded in
-        place at the smallest scale that suffices, which is several times faster.
+        Args:
+            images: One image or several: a Pillow image; an array of shape (height, width, 3) or
+                (height, width); a tensor of shape (3, height, width); an array of shape
+                (n, height, width, 3) or a tensor of shape (n, 3, height, width); or a list of
+                such. Arrays and tensors are uint8, from 0 to 255. Images of a list may differ in
+                size. Pillow images are treated as the files it was trained on: upright by their
+                exif orientation, transparency over white, 16 bits scaled to 8.
+
+        Returns:
+            Of shape (3, size, size) for one image, (n, 3, size, size) for several.
+
+        Raises:
+            UsageError: If the images are of another type, shape or dtype.
         """
-        import numpy as np
-
         from nearkin.data.batches import to_input
-        from nearkin.data.decode import CENTER, center
-        from nearkin.data.decode import load as upright
 
-        color = upright(image, math.ceil(self.image_size / CENTER))
-        pixels = center(np.asarray(color), self.image_size)
-        return to_input(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
+        several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+        batch: Any = images if several else [images]
+        crops = [self._crop(image) for image in batch]
+        if not crops:
+            raise UsageError("no images to transform; give one or more")
+        pixels = to_input(torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2))
+        return pixels if several else pixels[0]
+
+    def _crop(self, image: Any) -> UInt8[np.ndarray, "size size 3"]:
+        """Return the central square of an image, in this encoder's size."""
+        from PIL import Image
+
+        from nearkin.data.decode import CENTER, center
+        from nearkin.data.decode import load as load_rgb
+
+        if isinstance(image, Image.Image):
+            # A JPEG that is opened but not yet decoded is decoded at the smallest scale that
+            # suffices, which is several times faster.
+            pixels = np.asarray(load_rgb(image, math.ceil(self.image_size / CENTER)))
+        else:
+            pixels = _pixels(image)
+        return center(pixels, self.image_size)
+
+
+def _pixels(image: Any) -> UInt8[np.ndarray, "height width 3"]:
+    """Check an array or a tensor that is one image."""
+    if not isinstance(image, np.ndarray | Tensor):
+        raise UsageError(
+            f"an image is a {type(image).__name__}; give a Pillow image, an array or a tensor"
+        )
+    dtype, shape = str(image.dtype).removeprefix("torch."), tuple(image.shape)
+    if dtype != "uint8":
+        raise UsageError(f"an image has the dtype {dtype}; give uint8, from 0 to 255")
+    layout = "(3, height, width)" if isinstance(image, Tensor) else "(height, width, 3)"
+    channels = shape[0 if isinstance(image, Tensor) else -1] if len(shape) == 3 else 0
+    if not (len(shape) == 2 or channels == 3) or 0 in shape:
+        raise UsageError(f"an image has the shape {shape}; give {layout} or (height, width)")
+    pixels = image.cpu().numpy() if isinstance(image, Tensor) else image
+    if len(shape) == 2:
+        return np.repeat(pixels[..., None], 3, axis=2)
+    return np.ascontiguousarray(pixels.transpose(1, 2, 0) if isinstance(image, Tensor) else pixels)
 
 
 def write_encoder(path: Path, backbone: Backbone, details: dict[str, Any]) -> None:
