@@ -2,13 +2,18 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFont
 
+from nearkin.data import sheets
+from nearkin.data.augmentations import augmentation
+from nearkin.data.batches import Batches
 from nearkin.data.images import open_images
+from nearkin.data.order import Order
 from nearkin.data.sheets import save_sheet, shortened
 from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings
@@ -251,6 +256,33 @@ def test_names_in_other_alphabets_are_written_in_letters():
     assert isinstance(font, ImageFont.FreeTypeFont)
     shapes = {bytes(font.getmask(letter)) for letter in "жλéא\uffff"}
     assert len(shapes) == 5
+
+
+def test_headings_stand_above_their_columns(tmp_path):
+    columns = [torch.zeros(2, 3, 96, 96)] * 2 + [torch.zeros(2, 3, 40, 40)]
+    plain = pixels_of(save_sheet(columns, tmp_path / "s.png"))
+    headings = [["image"], ["epoch 1", "view 1"], []]
+    written = pixels_of(save_sheet(columns, tmp_path / "s.png", headings=headings))
+    np.testing.assert_array_equal(written[-len(plain) :], plain)
+    strip = written[: -len(plain)].reshape(-1, 3, 100, 3)
+    assert (strip.min(axis=(0, 2, 3)) < 128).tolist() == [True, True, False]
+    black = np.flatnonzero((plain[:, 200:] == 0).all(axis=2).any(axis=0))
+    assert (black.min(), black.max()) == (30, 69)  # a small image in the middle of its column
+
+
+def test_each_column_of_the_augmentations_says_which_view_it_is(tmp_path, monkeypatch):
+    saved = {}
+    monkeypatch.setattr(sheets, "save_sheet", lambda *_, **text: saved.update(text))
+    large, small = augmentation("swav_cifar")[0], replace(augmentation("swav_cifar")[0], size=0.5)
+    batches = Batches(
+        digits(range(20)), (large, large, small), image_size=16, order=Order(20, 10, 0),
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    sheets.augmentation_sheet(batches, tmp_path / "a.png")
+    assert saved["headings"][:4] == [
+        ["", "image"], ["epoch 1", "view 1"], ["epoch 1", "view 2"], ["epoch 1", "view 3", "(8 px)"],
+    ]  # fmt: skip
+    assert saved["headings"][-1] == ["epoch 4", "view 3", "(8 px)"]
 
 
 # Neighbors

@@ -57,8 +57,10 @@ def save_sheet(
 
 
 def _padded(view: Tensor, side: int) -> Tensor:
+    """Small views stand below their heading, in the middle of the column."""
     missing = side - view.shape[-1]
-    return torch.nn.functional.pad(view, (0, missing, 0, missing), value=1.0)
+    left = missing // 2
+    return torch.nn.functional.pad(view, (left, missing - left, 0, missing), value=1.0)
 
 
 def _enlarged(row: Float[Tensor, "3 height width"], scale: int) -> Image.Image:
