@@ -23,7 +23,7 @@ from nearkin.distributed import device_name, native_precision
 from nearkin.methods.simclr import SimCLR
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.batch_norm import normalize_in_groups
-from nearkin.networks.branch import in_chunks
+from nearkin.networks.branch import set_chunk_size
 from nearkin.types import UNKNOWN, Batch
 
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def cost(way: str, batch_size: int, size: int, precision: torch.dtype) -> Cost:
     torch.manual_seed(0)
     method = SimCLR(build_backbone("resnet18", 32)).to(memory_format=torch.channels_last).train()
     if way == "chunks":
-        in_chunks(method, size, batch_size)
+        set_chunk_size(method, size, batch_size)
     if way == "groups":
         normalize_in_groups(method.online, 2 * batch_size // size)
     first, second = (torch.randn(batch_size, 3, 32, 32) for _ in range(2))

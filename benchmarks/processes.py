@@ -26,9 +26,9 @@ from nearkin.distributed import (
     all_reduce_max,
     device_name,
     gather,
-    is_first,
+    is_main_process,
     native_precision,
-    together,
+    training_group,
     world_size,
 )
 from nearkin.methods import METHODS
@@ -78,7 +78,7 @@ def work(name: str, backbone: str, batch: int) -> None:
         "message": timed(lambda: all_reduce_max(0)),
         "norms": sum(isinstance(module, _BatchNorm) for module in method.modules()),
     }
-    if is_first():
+    if is_main_process():
         print(json.dumps(found))
 
 
@@ -90,7 +90,7 @@ def gather_sum(x: torch.Tensor) -> None:
 
 def follow(name: str, backbone: str, batch: int) -> None:
     """Run a process other than the first."""
-    with together(1, follow):
+    with training_group(1, follow):
         work(name, backbone, batch)
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     options = parser.parse_args()
     asked = options.method, options.backbone, options.batch
     if options.work:
-        with together(options.work, follow, *asked):
+        with training_group(options.work, follow, *asked):
             work(*asked)
         return
     ways = [int(number) for number in options.processes.split(",")]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from nearkin.distributed import process_group, shard, wrap
+from nearkin.distributed import data_parallel, process_group, shard
 from nearkin.methods.simclr import SimCLR
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.batch_norm import normalize_in_groups
@@ -57,7 +57,7 @@ def train(rank: int, way: str, processes: int, backbone: str, size: int, meeting
         normalize_in_groups(method, groups=1)
         if way == "divided":
             method = shard(method, optimizer)
-        model = wrap(method.train())
+        model = data_parallel(method.train())
         for _ in range(STEPS):
             loss = model(batch, 0.0).loss
             optimizer.zero_grad()

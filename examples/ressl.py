@@ -8,8 +8,7 @@ from nearkin.config import Dim, Momentum, QueueSize, Temperature
 from nearkin.memory import KeyUpdate, Queue
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
-from nearkin.networks.branch import Branch, mlp
-from nearkin.networks.momentum import follow, frozen_copy
+from nearkin.networks.branch import Branch, ema_update, frozen_copy, mlp
 from nearkin.objectives import look_up, soft_match, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -63,5 +62,5 @@ class ReSSL(Method[KeyUpdate]):
 
     @torch.no_grad()
     def commit(self, memo: KeyUpdate, progress: float) -> None:
-        follow(self.target, self.online, self.momentum)
+        ema_update(self.target, self.online, self.momentum)
         self.queue.enqueue(memo.keys, memo.images)

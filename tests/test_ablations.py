@@ -14,7 +14,7 @@ import torch
 
 from nearkin.errors import DataError
 from nearkin.methods import METHODS
-from nearkin.networks.backbone import adopt
+from nearkin.networks.backbone import as_backbone
 from nearkin.objectives import unit
 from nearkin.run.settings.options import checked_options, fitted_options
 
@@ -185,7 +185,7 @@ def test_codes_are_the_less_balanced_the_fewer_iterations_made_them(data):
     for count in (1, 3, 300):
         torch.manual_seed(0)
         options = arms.SWAV.but(num_iterations=count).options
-        swav = METHODS["swav"](adopt(trial.network(), 14), **options)
+        swav = METHODS["swav"](as_backbone(trial.network(), 14), **options)
         found.append(trial.imbalance(swav, queries, images))
     assert 1 > found[0] > found[1] > found[2]
     assert found[2] < 1e-3
@@ -193,7 +193,9 @@ def test_codes_are_the_less_balanced_the_fewer_iterations_made_them(data):
 
 def test_neighbors_are_counted_by_the_class_of_their_images(data):
     images = trial.ImageSet(str(data), TINY)
-    nnclr = METHODS["nnclr"](adopt(trial.network(), 14), **arms.NNCLR.but(support_size=64).options)
+    nnclr = METHODS["nnclr"](
+        as_backbone(trial.network(), 14), **arms.NNCLR.but(support_size=64).options
+    )
     of_class = {label: row for row, label in enumerate(images.train.labels.tolist())}
     queries = torch.eye(64)[: len(images.queries)]
     wanted = [of_class[label] for label in images.queries.labels.tolist()]

@@ -14,8 +14,7 @@ from torch import nn
 from nearkin.config import Dim, QueueSize
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Method
-from nearkin.networks.branch import Branch, mlp
-from nearkin.networks.momentum import follow, frozen_copy
+from nearkin.networks.branch import Branch, ema_update, frozen_copy, mlp
 from nearkin.objectives import info_nce, unit
 from nearkin.testing import LawError, check_method
 from nearkin.types import Step
@@ -49,7 +48,7 @@ class Good(Method[KeyUpdate]):
 
     @torch.no_grad()
     def commit(self, memo, progress):
-        follow(self.target, self.online, 0.9)
+        ema_update(self.target, self.online, 0.9)
         self.queue.enqueue(memo.keys, memo.images)
 
 
@@ -68,7 +67,7 @@ class WritesInForward(Good):
 
 class MovesTheTargetInForward(Good):
     def encode(self, batch):
-        follow(self.target, self.online, 0.9)
+        ema_update(self.target, self.online, 0.9)
         return super().encode(batch)
 
 

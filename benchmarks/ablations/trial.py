@@ -27,7 +27,7 @@ from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.methods.nnclr import NNCLR
 from nearkin.methods.swav import SwAV
-from nearkin.networks.backbone import Block, adopt, conv_norm
+from nearkin.networks.backbone import Block, as_backbone, conv_norm
 from nearkin.objectives import sinkhorn, unit
 from nearkin.training.health import health
 from nearkin.training.loop import steps
@@ -131,7 +131,7 @@ def key(arm: Arm, seed: int, recipe: Recipe, images: ImageSet) -> str:
 def trial(arm: Arm, seed: int, recipe: Recipe, images: ImageSet) -> dict[str, float]:
     """Train one arm with one seed, and measure it after the last step."""
     torch.manual_seed(seed)
-    backbone = adopt(network(), recipe.image_size)
+    backbone = as_backbone(network(), recipe.image_size)
     options: dict[str, Any] = dict(arm.options)
     if "num_images" in inspect.signature(METHODS[arm.method].__init__).parameters:
         options["num_images"] = len(images.train)

@@ -13,7 +13,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.images import open_images
 from nearkin.data.order import Order
-from nearkin.distributed import available_cpus, own_cpus
+from nearkin.distributed import available_cpus, cpus_per_process
 from nearkin.distributed.devices import cpu_quota
 from nearkin.errors import ResourceError, WorkerError
 from nearkin.run.failures import foreseen
@@ -177,9 +177,9 @@ def test_there_is_at_least_one_processor_and_no_more_than_may_be_used():
 def test_processes_on_one_machine_share_its_processors(monkeypatch):
     cpus = available_cpus()
     shares = [max(1, cpus // count) for count in (1, 2, cpus, cpus + 1)]
-    assert [own_cpus(count) for count in (1, 2, cpus, cpus + 1)] == shares
+    assert [cpus_per_process(count) for count in (1, 2, cpus, cpus + 1)] == shares
     for name, value in {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": str(cpus)}.items():
         monkeypatch.setenv(name, value)  # as torchrun does on each of several machines
-    assert own_cpus() == 1
+    assert cpus_per_process() == 1
     monkeypatch.delenv("LOCAL_WORLD_SIZE")  # as srun does, which gives each its own
-    assert own_cpus() == cpus
+    assert cpus_per_process() == cpus

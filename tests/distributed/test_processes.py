@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 from nearkin import sealed
 from nearkin.cli import main
-from nearkin.distributed import all_reduce_max, available_cpus, together
-from nearkin.distributed.place import Place, from_slurm, num_processes, place
+from nearkin.distributed import all_reduce_max, available_cpus, training_group
+from nearkin.distributed.ranks import RankInfo, num_processes, rank_info, slurm_env
 from nearkin.errors import UsageError
 from nearkin.run.folder import RunFolder
 from nearkin.training import checkpoint
@@ -199,7 +199,7 @@ def test_others_end_when_the_first_is_killed(data, tmp_path):
 def test_a_process_that_hangs_ends_the_run(data, tmp_path):
     impatient = (
         "import sys; from datetime import timedelta; import nearkin.distributed.launch as launch;"
-        "launch.PATIENCE = timedelta(seconds=5); from nearkin.cli import main; sys.exit(main())"
+        "launch.TIMEOUT = timedelta(seconds=5); from nearkin.cli import main; sys.exit(main())"
     )
     out = tmp_path / "run"
     process = start(data, out, "--devices", "2", program=("-c", impatient))
@@ -219,8 +219,8 @@ def test_a_failure_of_another_process_is_told(data, tmp_path):
     copy = tmp_path / "images.npz"
     shutil.copy(data, copy)
     vanishing = (
-        "import sys; import nearkin.training.session as train; real = train.together;"
-        f"train.together = lambda *a: (__import__('pathlib').Path({str(copy)!r}).unlink(), real(*a))[1];"
+        "import sys; import nearkin.training.session as train; real = train.training_group;"
+        f"train.training_group = lambda *a: (__import__('pathlib').Path({str(copy)!r}).unlink(), real(*a))[1];"
         "from nearkin.cli import main; sys.exit(main())"
     )
     process = start(copy, tmp_path / "run", "--devices", "2", program=("-c", vanishing))
@@ -263,24 +263,24 @@ def test_what_cannot_be_shared_is_refused(settings, error, data, tmp_path, capsy
 def test_what_started_a_process_is_read_off_its_environment(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert place() is None
+    assert rank_info() is None
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")  # `sbatch` without `srun`
     monkeypatch.setenv("SLURM_PROCID", "0")
-    assert place() is None
+    assert rank_info() is None
     assert num_processes(4) == 4
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "16")
     monkeypatch.setenv("SLURM_PROCID", "9")
     monkeypatch.setenv("SLURM_LOCALID", "1")
     monkeypatch.setenv("SLURM_JOB_ID", "123456")
     monkeypatch.setenv("SLURM_STEP_NODELIST", "gpu[007-008,12],cpu3")
-    assert place() == Place(rank=9, world=16, local=1)
+    assert rank_info() == RankInfo(rank=9, world_size=16, local_rank=1)
     assert num_processes(1) == 16
     with pytest.raises(UsageError, match="leave --devices out"):
         num_processes(2)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert place() == Place(rank=3, world=8, local=3)
-    assert from_slurm(os.environ) == {}  # srun has started torchrun, which has started this
+    assert rank_info() == RankInfo(rank=3, world_size=8, local_rank=3)
+    assert slurm_env(os.environ) == {}  # srun has started torchrun, which has started this
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_what_started_a_process_is_read_off_its_environment(monkeypatch):
 )
 def test_processes_meet_on_the_first_machine(nodes, first):
     env = dict(SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_JOB_ID="7")
-    assert from_slurm(env | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
+    assert slurm_env(env | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
 
 
 def processors() -> list[tuple[int, ...]]:
@@ -305,7 +305,7 @@ def note(folder: str) -> None:
 
 
 def follow_and_note(folder: str) -> None:
-    with together(1, follow_and_note, folder):
+    with training_group(1, follow_and_note, folder):
         note(folder)
 
 
@@ -316,7 +316,7 @@ def follow_and_note(folder: str) -> None:
 def test_processes_that_were_started_here_keep_to_their_share_of_the_processors(tmp_path):
     before = torch.get_num_threads(), processors()
     ((*cpus,),) = before[1]
-    with together(2, follow_and_note, str(tmp_path)):
+    with training_group(2, follow_and_note, str(tmp_path)):
         note(str(tmp_path))
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     half = len(cpus) // 2

@@ -15,7 +15,7 @@ from torch import nn
 import nearkin.distributed.sharding as sharding
 import nearkin.training.lars as lars
 from nearkin.config import TrainConfig
-from nearkin.distributed import all_reduce_max, collect, whole
+from nearkin.distributed import all_reduce_max, full_weights, gather_weights
 from nearkin.errors import DivergedError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import Backbone, build_backbone, small_resnet
@@ -48,10 +48,10 @@ def norms_of_parts(monkey):
 
 
 def without_the_optimizers_state(monkey):
-    take_over = sharding._take_over
+    take_over = sharding._move_optimizer
     monkey.setattr(
         sharding,
-        "_take_over",
+        "_move_optimizer",
         lambda optimizer, parts: (optimizer.state.clear(), take_over(optimizer, parts)),
     )
 
@@ -98,13 +98,13 @@ def resumed(name, out, rank):
     checkpoint.load(Path(out, name), method, optimizer)
     network = divided(method, optimizer)
     train(network, optimizer, name, STEPS, HALF, rank, 2)
-    collect(method, network)
+    gather_weights(method, network)
     return bytes_here(network, optimizer), method.state_dict()
 
 
 def look(method, network, rank):
     """The first process finds something, of which all have to know."""
-    with whole(method, network):
+    with full_weights(method, network):
         if rank == 0:
             assert all(weight.numel() for weight in method.parameters())
             raise DivergedError("here")
@@ -125,7 +125,7 @@ def train_on_rank(rank: int, out: str) -> None:
                 checkpoint.save(Path(out, name), HALF, network, optimizer)
             all_reduce_max(0)  # it is written
             found += train(network, optimizer, name, STEPS, HALF, rank, 2)
-            collect(method, network)
+            gather_weights(method, network)
             torch.save((found, method.state_dict()), f"{out}/{name}-{rank}.pt")
             torch.save(resumed(name, out, rank), f"{out}/{name}-resumed-{rank}.pt")
         for control, (sabotage, name) in CONTROLS.items():
@@ -179,7 +179,7 @@ def test_resuming_gives_the_same_bits(name, out):
 
 @every_case
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_process_holds_its_part_of_weights_gradients_and_optimizer(name, rank, out, alone):
+def test_each_process_holds_its_part_weights_gradients_and_optimizer(name, rank, out, alone):
     held, _ = torch.load(out / f"{name}-resumed-{rank}.pt")
     assert held < 0.65 * alone[name][1]
 
@@ -199,7 +199,7 @@ def test_what_makes_divided_networks_differ_is_noticed(control, out, alone):
 
 
 @pytest.mark.parametrize("name", ["resnet50", "timm/vit_tiny_patch16_224", "torchvision/vit_b_16"])
-def test_a_small_part_of_a_network_is_put_together_at_a_time(name):
+def test_a_small_part_a_network_is_put_together_at_a_time(name):
     with torch.device("meta"):
         network = build_backbone(name, 224)
     size = sharding._size(network)

@@ -13,7 +13,7 @@ from small import as_double, batch_for, in_group, shard, small
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nearkin.distributed import gather, share, wrap
+from nearkin.distributed import data_parallel, gather, rows_of_rank
 from nearkin.distributed import mean_over_rows as mean_over_ranks
 from nearkin.objectives import (
     in_batch,
@@ -99,9 +99,9 @@ def outcome(term):
     """The loss, the gradients of all weights, and those of this process's rows."""
     generator = torch.Generator().manual_seed(2)
     views = torch.randn(2, ROWS, DIM, generator=generator, dtype=torch.float64)
-    own = views[:, share(ROWS)].clone().requires_grad_()
+    own = views[:, rows_of_rank(ROWS)].clone().requires_grad_()
     learner = Learner(term).double()
-    wrapped = wrap(learner)  # which averages gradients for as long as it is there
+    wrapped = data_parallel(learner)  # which averages gradients for as long as it is there
     loss = wrapped(*own)
     loss.backward()
     return loss.detach(), [weight.grad for weight in learner.parameters()], own.grad

@@ -15,7 +15,7 @@ from nearkin.errors import UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.batch_norm import normalize_in_groups
-from nearkin.networks.branch import Branch, by_size, in_chunks, mlp
+from nearkin.networks.branch import Branch, mlp, run_by_size, set_chunk_size
 
 SIZE = 4
 TOGETHER = {"dino": 2, "rotnet": 4, "simclr": 2, "simgcd": 2, "swav": 2}
@@ -26,7 +26,7 @@ every_method = pytest.mark.parametrize("name", METHODS)
 
 def chunked(name):
     method = small(name)
-    in_chunks(method, SIZE, BATCH)
+    set_chunk_size(method, SIZE, BATCH)
     return method
 
 
@@ -82,7 +82,7 @@ def test_statistics_move_in_the_forward_pass_alone(name):
 def test_names_stay_and_a_second_time_changes_nothing(name):
     method = chunked(name)
     before = list(method.modules())
-    in_chunks(method, SIZE, BATCH)
+    set_chunk_size(method, SIZE, BATCH)
     assert all(now is then for now, then in zip(method.modules(), before, strict=True))
     assert list(method.state_dict()) == list(small(name).state_dict())
 
@@ -128,7 +128,7 @@ def kept(network, shown):
 
 def test_activations_do_not_wait_for_the_backward_pass():
     whole, parts = branch(), branch()
-    in_chunks(parts, 8, 256)
+    set_chunk_size(parts, 8, 256)
     assert kept(parts, images(256)) < 0.01 * kept(whole, images(256))
 
 
@@ -153,7 +153,7 @@ def learned(network, z):
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_dropout_and_precision_are_the_same_when_chunks_are_computed_again(precision):
     plain, parts = branch(nn.Dropout(0.5)), branch(nn.Dropout(0.5))
-    in_chunks(parts, 4, 12)
+    set_chunk_size(parts, 4, 12)
     found = []
     for network, shown in ((plain, lambda x: in_pieces(plain, x, 4)), (parts, parts)):
         torch.manual_seed(5)
@@ -167,23 +167,23 @@ def test_dropout_and_precision_are_the_same_when_chunks_are_computed_again(preci
 
 def test_views_of_two_sizes_are_in_chunks_of_one_size_each():
     plain, parts = branch(), branch()
-    in_chunks(parts, 4, 8)
+    set_chunk_size(parts, 4, 8)
     views = [images(8), images(8) + 1, images(8, side=3)]
     large = in_pieces(plain, torch.cat(views[:2]), 4)
     expected = learned(plain, torch.cat([large, in_pieces(plain, views[2], 4)]))
-    found = learned(parts, torch.cat(by_size(parts, views)))
+    found = learned(parts, torch.cat(run_by_size(parts, views)))
     assert_same_state(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_evaluation_knows_no_chunks():
     plain, parts = branch(), branch()
-    in_chunks(parts, 4, 12)
+    set_chunk_size(parts, 4, 12)
     assert torch.equal(parts.eval()(images(7)), plain.eval()(images(7)))
 
 
 def test_features_are_what_the_projector_is_given():
     parts = branch().double()
-    in_chunks(parts, 4, 12)
+    set_chunk_size(parts, 4, 12)
     h = parts.features(images(12).double())
     assert h.shape == (12, 6)
     assert torch.equal(h[:4], parts.backbone(images(12)[:4].double()))
@@ -192,17 +192,17 @@ def test_features_are_what_the_projector_is_given():
 @pytest.mark.parametrize(("size", "batch_size"), [(5, 12), (24, 12), (1, 12), (0, 12), (-4, 12)])
 def test_sizes_that_do_not_fit_are_refused(size, batch_size):
     with pytest.raises(UsageError, match=f"chunks of {size} images do not divide a batch of 12"):
-        in_chunks(branch(), size, batch_size)
+        set_chunk_size(branch(), size, batch_size)
 
 
 def test_groups_other_than_chunks_are_refused():
     with pytest.raises(UsageError, match="8 chunks cannot have 4 groups"):
-        in_chunks(small("moco"), 2, BATCH)
+        set_chunk_size(small("moco"), 2, BATCH)
 
 
 def test_rows_that_are_no_whole_chunks_are_refused():
     parts = branch()
-    in_chunks(parts, 4, 12)
+    set_chunk_size(parts, 4, 12)
     with pytest.raises(UsageError, match="10 rows are not chunks of 4"):
         parts(images(10))
 
@@ -217,7 +217,7 @@ def train_on_rank(rank: int, world: int, out: str) -> None:
             losses, _ = run(method, name, batches=doubled(rank, world))
             torch.save((losses, method.state_dict()), f"{out}/{name}-{rank}.pt")
         try:
-            in_chunks(small("simclr"), BATCH, BATCH)
+            set_chunk_size(small("simclr"), BATCH, BATCH)
         except UsageError as error:
             Path(out, f"refused-{rank}").write_text(str(error))
 

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from nearkin.errors import UsageError
-from nearkin.networks.backbone import adopt, build_backbone
-from nearkin.networks.branch import Branch, mlp
-from nearkin.networks.momentum import follow, frozen_copy
+from nearkin.networks.backbone import as_backbone, build_backbone
+from nearkin.networks.branch import Branch, ema_update, frozen_copy, mlp
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_unknown_names_are_refused_with_a_suggestion():
 def test_any_network_can_be_a_backbone_and_keeps_its_mode():
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(2))
     before = network[1].running_mean.clone()
-    backbone = adopt(network, 16)
+    backbone = as_backbone(network, 16)
     assert backbone.feature_dim == 16  # flattened: 4 channels of 2 x 2
     assert network.training
     assert torch.equal(network[1].running_mean, before)
@@ -62,7 +61,7 @@ def test_any_network_can_be_a_backbone_and_keeps_its_mode():
 def test_running_a_network_once_leaves_frozen_parts_frozen():
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
     network[1].eval()
-    adopt(network, 8)
+    as_backbone(network, 8)
     assert [module.training for module in network] == [True, False, True]
 
 
@@ -96,7 +95,7 @@ class Gives(nn.Module):
 )
 def test_networks_of_ones_own_that_give_no_features_are_refused(result, message):
     with pytest.raises(UsageError, match=message):
-        adopt(Gives(result), 16)
+        as_backbone(Gives(result), 16)
 
 
 def test_images_too_small_for_a_network_are_refused():
@@ -108,13 +107,13 @@ def test_momentum_after_many_steps_is_its_closed_form():
     online, target = nn.Linear(3, 2), nn.Linear(3, 2)
     start = [p.detach().clone() for p in target.parameters()]
     for _ in range(7):
-        follow(target, online, 0.9)
+        ema_update(target, online, 0.9)
     for t, o, s in zip(target.parameters(), online.parameters(), start, strict=True):
         torch.testing.assert_close(t, 0.9**7 * s + (1 - 0.9**7) * o)
 
 
 def test_a_frozen_copy_is_apart_and_gets_no_gradient():
-    branch = Branch(adopt(nn.Flatten(), 2), mlp(12, 8, 4))
+    branch = Branch(as_backbone(nn.Flatten(), 2), mlp(12, 8, 4))
     copy = frozen_copy(branch)
     assert not any(p.requires_grad for p in copy.parameters())
     with torch.no_grad():

@@ -21,7 +21,7 @@ from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.encoder import CUSTOM, Encoder, initialize, load, write_encoder
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.methods import METHODS
-from nearkin.networks.backbone import adopt, build_backbone
+from nearkin.networks.backbone import as_backbone, build_backbone
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings.build import resolve
 from nearkin.training.monitor import Monitor
@@ -52,7 +52,7 @@ def write_run(folder, images, data="images", backbone=None, **settings):
     asked = TrainConfig(backbone="tiny", image_size=16, epochs=1, seed=3, workers=0, **settings)
     config = resolve(asked, images, CPU)
     torch.manual_seed(1)
-    body = build_backbone("tiny", 16) if backbone is None else adopt(backbone, 16)
+    body = build_backbone("tiny", 16) if backbone is None else as_backbone(backbone, 16)
     name = "tiny" if backbone is None else CUSTOM
     RunFolder(folder).write_settings(config, str(data))
     write_encoder(RunFolder(folder).encoder, body, {"backbone": name, "image_size": 16})

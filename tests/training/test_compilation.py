@@ -10,8 +10,8 @@ import torch
 from small import BATCH, small
 
 from nearkin.errors import UsageError
-from nearkin.networks.branch import in_chunks
-from nearkin.networks.compilation import compile_branches, pays
+from nearkin.networks.branch import set_chunk_size
+from nearkin.networks.compilation import compile_branches, should_compile
 
 TRAINED = """
 import itertools
@@ -50,12 +50,12 @@ def test_compiled_methods_train_as_others_do():
 
 
 def test_neither_processors_nor_short_trainings_compile_by_themselves():
-    assert not pays(torch.device("cpu"), 10**9)
-    assert not pays(torch.device("cuda"), 100)
+    assert not should_compile(torch.device("cpu"), 10**9)
+    assert not should_compile(torch.device("cuda"), 100)
 
 
 def test_chunks_are_not_compiled():
     method = small("simclr")
-    in_chunks(method, 4, BATCH)
+    set_chunk_size(method, 4, BATCH)
     with pytest.raises(UsageError, match="cannot be compiled"):
         compile_branches(method)

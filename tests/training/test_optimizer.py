@@ -16,8 +16,7 @@ from torch import nn
 from nearkin.errors import UsageError
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
-from nearkin.networks.branch import Branch, mlp
-from nearkin.networks.momentum import frozen_copy
+from nearkin.networks.branch import Branch, frozen_copy, mlp
 from nearkin.training.lars import LARS
 from nearkin.training.optimizer import (
     build_optimizer,

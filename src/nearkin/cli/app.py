@@ -92,11 +92,11 @@ def merged(
 
 def is_only_process() -> bool:
     """Whether this process runs a command that takes one; of several, all but the first say so."""
-    from nearkin.distributed import is_first
+    from nearkin.distributed import is_main_process
 
-    if not is_first():
+    if not is_main_process():
         print("this command takes one process; the first does it, this one ends", file=sys.stderr)
-    return is_first()
+    return is_main_process()
 
 
 def show(value: Any, as_json: bool, lines: list[str]) -> None:

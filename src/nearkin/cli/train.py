@@ -99,10 +99,10 @@ def train(
     if data is None and stored is None:
         raise UsageError("no images given; say nearkin train DATA, or --config with a data key")
     from nearkin.commands.train import train as run_train
-    from nearkin.distributed import is_first
+    from nearkin.distributed import is_main_process
     from nearkin.evaluation.evaluate import rows_of
 
-    with Terminal(quiet or json or not is_first()) as terminal:
+    with Terminal(quiet or json or not is_main_process()) as terminal:
         run = run_train(
             data or stored,
             TrainConfig(**settings),
@@ -111,7 +111,7 @@ def train(
             overwrite=overwrite,
             reporter=terminal,
         )
-    if is_first():
+    if is_main_process():
         show(run.summary, json, rows_of(run.summary))
 
 
@@ -149,10 +149,10 @@ def discover(
     if data is None and stored is None:
         raise UsageError("no images given; say nearkin discover DATA, or --config with a data key")
     from nearkin.commands.discover import discover as run_discover
-    from nearkin.distributed import is_first
+    from nearkin.distributed import is_main_process
     from nearkin.run.folder import lines
 
-    with Terminal(quiet or json or not is_first()) as terminal:
+    with Terminal(quiet or json or not is_main_process()) as terminal:
         run = run_discover(
             data or stored,
             DiscoverConfig(**settings),
@@ -161,7 +161,7 @@ def discover(
             overwrite=overwrite,
             reporter=terminal,
         )
-    if is_first():
+    if is_main_process():
         show(run.summary, json, lines(run.summary))
 
 

@@ -55,21 +55,21 @@ def embed(
     """
     from nearkin.commands.embed import embed as run_embed
     from nearkin.commands.embed import embed_parts, is_folder
-    from nearkin.distributed import is_first
+    from nearkin.distributed import is_main_process
     from nearkin.errors import UsageError
     from nearkin.evaluation.shards import SHARD
 
     if is_folder(output):
-        with Terminal(not is_first()) as terminal:
+        with Terminal(not is_main_process()) as terminal:
             written = embed_parts(run, data, output, shard=shard, part=part, reporter=terminal)
-        if is_first():
+        if is_main_process():
             show(None, False, written.lines(Path(output)))
         return
     if not is_only_process():
         return
     if part or shard != SHARD:
         raise UsageError(f"{output} is one file, without parts; give a folder, {output}/")
-    with Terminal(not is_first()) as terminal:
+    with Terminal(not is_main_process()) as terminal:
         embeddings = run_embed(run, data, output=output, reporter=terminal)
     count, dim = embeddings.vectors.shape
     print(f"{count} images, {dim} features each: {Path(output).resolve()}")

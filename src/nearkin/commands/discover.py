@@ -14,7 +14,7 @@ from nearkin.discovery.pipeline import Pipeline
 from nearkin.discovery.report import write_outcome
 from nearkin.discovery.stages import run_worker
 from nearkin.discovery.trials import MODE_METHOD, TUNED
-from nearkin.distributed import choose_device, company, device_name, is_first
+from nearkin.distributed import choose_device, device_name, is_main_process, worker_group
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import load
 from nearkin.evaluation.evaluate import PIXEL_BANK, pixel_features
@@ -55,7 +55,7 @@ def discover(
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
-    if not is_first():
+    if not is_main_process():
         run_worker(data)
         return Run(RunFolder(Path(out) if out else default_folder(data, config.mode, resume=True)))
     # Everything that can be refused is, before the run folder is touched and time is spent.
@@ -84,7 +84,7 @@ def discover(
         same_data(folder, dataset.parts)
         if folder.summary.exists():
             # Workers that torchrun or SLURM has started wait for a first process to end with.
-            with company(1, run_worker):
+            with worker_group(1, run_worker):
                 log.info("already complete")
             return Run(folder)
         folder.write_settings(config, data_name(data))
@@ -98,7 +98,7 @@ def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
     """Run the three stages, classify all images, and write what was found."""
     config, data = pipeline.config, pipeline.data
     # Workers live as long as the trainings; classifying and scoring need none of them.
-    with company(config.devices, run_worker, data):
+    with worker_group(config.devices, run_worker, data):
         state = pipeline.prepare(dataset)
         trained = pipeline.train(state)
     pipeline.log.info("classifying all images")

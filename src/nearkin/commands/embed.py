@@ -9,8 +9,8 @@ import numpy as np
 from torch import nn
 
 from nearkin.data.images import open_images
-from nearkin.distributed import available_cpus, choose_device, own_cpus
-from nearkin.distributed.place import place
+from nearkin.distributed import available_cpus, choose_device, cpus_per_process
+from nearkin.distributed.ranks import rank_info
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, check_format, encode_images
 from nearkin.evaluation.encoder import load
@@ -129,7 +129,7 @@ def embed_parts(
     if note.num_parts > MOST:
         raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
     claim(folder, note)
-    processes = own_cpus() if workers == "auto" else workers
+    processes = cpus_per_process() if workers == "auto" else workers
     own = [number for number in note.missing(folder) if number % step == first]
     for number in own:
         rows = np.arange(number * shard, min(len(images), (number + 1) * shard))
@@ -152,12 +152,12 @@ def embed_parts(
 
 def _turn(part: str) -> tuple[int, int]:
     """The first part that is this process's to make, and how many further each next one is."""
-    here = place()
+    here = rank_info()
     if not part:
-        return (0, 1) if here is None else (here.rank, here.world)
-    if here is not None and here.world > 1:
+        return (0, 1) if here is None else (here.rank, here.world_size)
+    if here is not None and here.world_size > 1:
         raise UsageError(
-            f"--part {part}, but {here.world} processes were started; leave --part out"
+            f"--part {part}, but {here.world_size} processes were started; leave --part out"
         )
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", part)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):

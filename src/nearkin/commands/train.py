@@ -10,7 +10,7 @@ from torch import nn
 
 from nearkin.config import TrainConfig
 from nearkin.data.split import copies, open_parts
-from nearkin.distributed import choose_device, device_name, is_first
+from nearkin.distributed import choose_device, device_name, is_main_process
 from nearkin.errors import UsageError
 from nearkin.evaluation.encoder import CUSTOM, load
 from nearkin.extensions import label
@@ -70,7 +70,7 @@ def train(
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
-    if not is_first():
+    if not is_main_process():
         return Run(run_worker(data, network))
     config = _checked(config or TrainConfig(), network)
     path = Path(out) if out else default_folder(data, label(config.method), resume=resume)

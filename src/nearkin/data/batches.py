@@ -18,7 +18,7 @@ from nearkin.data.loading import prefetch
 from nearkin.data.order import BatchOrder
 from nearkin.data.rng import uniform
 from nearkin.data.views import View, ViewParams, augment, crop, normalize, sample_view
-from nearkin.distributed import sent, share
+from nearkin.distributed import rows_of_rank, to_device
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN, Batch
 
@@ -111,7 +111,7 @@ class Photographs(Dataset[Crops]):
         self.sampler = sampler
         self.order = order
         self.source = cache or sampler.images
-        self.share = share(order.batch_size)
+        self.share = rows_of_rank(order.batch_size)
 
     def __getitem__(self, step: int) -> Crops:
         """This process's part of a step."""
@@ -217,7 +217,7 @@ class Batches:
 
     def between(self, start: int, stop: int) -> Iterator[Batch]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
-        part = share(self.order.batch_size)
+        part = rows_of_rank(self.order.batch_size)
         if self.pixels is not None:
             for step in range(start, stop):
                 rows = self.order.rows(step)[part]
@@ -242,7 +242,7 @@ class Batches:
     ) -> tuple[Views, np.ndarray]:
         """The views, and the rows that they show."""
         rows = np.array([self._readable(epoch, row) for row in rows.tolist()])
-        images = pixels[sent(torch.from_numpy(rows), self.device)]
+        images = pixels[to_device(torch.from_numpy(rows), self.device)]
         sampled = zip(self.sampler.sample(epoch, rows), self.sizes, strict=True)
         return [augment(crop(images, params.box, size), params) for params, size in sampled], rows
 
@@ -258,12 +258,14 @@ class Batches:
         sampled = self.sampler.sample(cropped.epoch, cropped.rows)
         views = []
         for pixels, params in zip(cropped.views, sampled, strict=True):
-            images = channels_first(sent(pixels, self.device))
+            images = channels_first(to_device(pixels, self.device))
             views.append(augment(images / 255, params))
         return views, cropped.rows
 
     def _batch(self, views: Views, rows: np.ndarray) -> Batch:
-        index, label = (sent(torch.from_numpy(x), self.device) for x in (rows, self.labels[rows]))
+        index, label = (
+            to_device(torch.from_numpy(x), self.device) for x in (rows, self.labels[rows])
+        )
         return Batch(tuple(map(normalize, views)), index, label)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nearkin.config import suggestion
 from nearkin.data.rng import uniform
-from nearkin.distributed import sent
+from nearkin.distributed import to_device
 from nearkin.errors import UsageError
 
 ATTEMPTS = 10
@@ -117,7 +117,7 @@ def hue(images: Images, turns: PerImage) -> Images:
     ).div_(chroma.clamp(min=torch.finfo(chroma.dtype).tiny))
     sixths = sixths.add_(6 * turns[:, None, None]).remainder_(6)[:, None]
     pure = torch.tensor([[3, 1, -1], [2, -1, 2], [4, -1, 2]], dtype=images.dtype)
-    center, slope, offset = sent(pure, images.device)[:, :, None, None].unbind(dim=1)
+    center, slope, offset = to_device(pure, images.device)[:, :, None, None].unbind(dim=1)
     share = (sixths - center).abs_().mul_(slope).add_(offset).clamp_(0, 1)
     return share.mul_(chroma[:, None]).add_(low[:, None])
 
@@ -414,7 +414,7 @@ def crop(
     pixels = images.contiguous().float()
     if images.dtype == torch.uint8:
         pixels.div_(255)
-    left, top, width, height = sent(torch.from_numpy(box), images.device).unbind(dim=1)
+    left, top, width, height = to_device(torch.from_numpy(box), images.device).unbind(dim=1)
     rows = triangle(top, height, images.shape[2], size)
     columns = triangle(left, width, images.shape[3], size)
     return separable(pixels, rows, columns).clamp_(0, 1)
@@ -454,8 +454,8 @@ def _change(
     """Apply an operation to the images of the mask only, in place."""
     rows = np.flatnonzero(mask)
     if len(rows):
-        index = sent(torch.from_numpy(rows), views.device)
-        own = (sent(torch.from_numpy(each[rows]), views.device) for each in parameters)
+        index = to_device(torch.from_numpy(rows), views.device)
+        own = (to_device(torch.from_numpy(each[rows]), views.device) for each in parameters)
         views[index] = operation(views[index], *own)
 
 
@@ -463,5 +463,7 @@ def normalize(
     images: Float[Tensor, "batch channel height width"],
 ) -> Float[Tensor, "batch 3 height width"]:
     """Subtract ImageNet's mean and divide by its deviation; one channel becomes three."""
-    mean, std = sent(torch.tensor([MEAN, STD], dtype=images.dtype), images.device)[..., None, None]
+    mean, std = to_device(torch.tensor([MEAN, STD], dtype=images.dtype), images.device)[
+        ..., None, None
+    ]
     return images.sub(mean).div(std)

@@ -20,7 +20,7 @@ from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import read_tensors
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.method import Method
-from nearkin.networks.heads import CosineHead, Heads, top
+from nearkin.networks.heads import CosineHead, Heads, trainable_layer
 from nearkin.tables import usable, write_whole
 from nearkin.types import UNKNOWN
 
@@ -334,7 +334,7 @@ def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:
 
 def _layer(tensors: dict[str, Tensor]) -> nn.Module:
     weight = tensors.get("layer.body.1.weight")
-    return nn.Identity() if weight is None else top(weight.shape[1], weight.shape[0])
+    return nn.Identity() if weight is None else trainable_layer(weight.shape[1], weight.shape[0])
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

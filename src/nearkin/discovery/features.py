@@ -19,13 +19,13 @@ from nearkin.data.images import Images
 from nearkin.data.order import BatchOrder, Order
 from nearkin.data.rng import seeded, uniform
 from nearkin.data.views import normalize
-from nearkin.distributed import sent, share
+from nearkin.distributed import rows_of_rank, to_device
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import encode
 from nearkin.evaluation.encoder import Encoder, read_tensors
 from nearkin.method import Method
 from nearkin.networks.backbone import Backbone
-from nearkin.networks.heads import top
+from nearkin.networks.heads import trainable_layer
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.run.settings.build import views_for
 from nearkin.tables import usable, write_whole
@@ -151,14 +151,14 @@ class CachedViews:
     def between(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield this process's part of the batches of the steps from `start` to before `stop`."""
         for step in range(start, stop):
-            rows = self.order.rows(step)[share(self.order.batch_size)]
+            rows = self.order.rows(step)[rows_of_rank(self.order.batch_size)]
             yield self._batch(self.order.epoch(step), rows)
 
     def _batch(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> Batch:
         # Draws are a hash of seed, epoch and image, so a resumed run draws the same views.
         draws = uniform(self.order.seed, epoch, rows, CHOICE, len(self.views))
         chosen = torch.from_numpy(draws.argsort(axis=1)[:, : self.num_views])
-        view, index = (sent(x, self.views.device) for x in (chosen.T, torch.from_numpy(rows)))
+        view, index = (to_device(x, self.views.device) for x in (chosen.T, torch.from_numpy(rows)))
         views = self.views[view, index][..., None, None]
         return Batch(tuple(views), index, self.labels[index])
 
@@ -173,7 +173,7 @@ class FrozenEncoder:
     def backbone(self, seed: int) -> Backbone:
         """Return an untrained layer on top of the encoder."""
         with seeded(seed, torch.device("cpu")):
-            return top(self.cached.center.shape[1], LAYER_DIM)
+            return trainable_layer(self.cached.center.shape[1], LAYER_DIM)
 
     def feed(self, order: BatchOrder, kind: type[Method[Any]], label: np.ndarray) -> Feed:
         """Return batches of cached features."""

@@ -19,7 +19,13 @@ from nearkin.data.rng import seeded
 from nearkin.discovery.classifier import apply_layer, frozen_copy, heads_of, kmeans_clustering
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data, without
 from nearkin.discovery.features import DiscoveryEncoder, FinetunedEncoder
-from nearkin.distributed import called, choose_device, company, num_processes, together
+from nearkin.distributed import (
+    choose_device,
+    next_worker,
+    num_processes,
+    training_group,
+    worker_group,
+)
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import encode
 from nearkin.evaluation.encoder import Encoder
@@ -291,8 +297,8 @@ def build_stage(
 
 def run_worker(data: Any) -> None:
     """Run every process but the first: join one training after another until none is left."""
-    with company(1, run_worker):
-        while training := called(run_training_worker, run_worker_stage):
+    with worker_group(1, run_worker):
+        while training := next_worker(run_training_worker, run_worker_stage):
             training(data)
 
 
@@ -316,7 +322,7 @@ def shared_with_workers(
         return
     rows = {"label": task.label, "rows": task.rows}
     rows |= {"labeled": order.labeled, "unlabeled": order.unlabeled}
-    with together(config.devices, run_worker_stage):
+    with training_group(config.devices, run_worker_stage):
         broadcast_state(
             {name: torch.from_numpy(each) for name, each in rows.items()}
             | {"bad": list(bad_rows), "classes": [task.num_known, task.num_novel]}
@@ -327,7 +333,7 @@ def shared_with_workers(
 
 def run_worker_stage(data: Any) -> None:
     """Take the steps of one stage, with this worker's part of each batch."""
-    with together(1, run_worker_stage):
+    with training_group(1, run_worker_stage):
         message = broadcast_state({})
         rows = {name: each.numpy() for name, each in message.items() if torch.is_tensor(each)}
         config, base = json.loads(message["settings"])

@@ -1,4 +1,4 @@
-"""Devices and processors, and what they can do."""
+"""Devices and CPUs: which there are, what they can do, and copies between them."""
 
 import math
 import os
@@ -11,25 +11,25 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from nearkin.distributed.place import num_local, place
+from nearkin.distributed.ranks import num_local_processes, rank_info
 from nearkin.errors import UsageError
 
 STAGED: Final = 2**16
-"""Bytes that CUDA takes a copy of at once; more than that has to be where it can fetch it."""
+"""Bytes that CUDA copies at once. A larger tensor has to be pinned for an asynchronous copy."""
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; `auto` takes this rank's GPU, Apple's, or else the processor.
+    """Return the device of that name; `auto` takes this rank's GPU, Apple's, or else the CPU.
 
     Raises:
-        UsageError: If there is no such device here.
+        UsageError: If the device does not exist here.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cpu" and torch.backends.mps.is_available():
             name = "mps"
-    if name == "cuda" and (here := place()):  # which may be shown one GPU, or all
-        name = f"cuda:{here.local % max(1, torch.cuda.device_count())}"
+    if name == "cuda" and (here := rank_info()):  # a process may see one GPU, or all of them
+        name = f"cuda:{here.local_rank % max(1, torch.cuda.device_count())}"
     try:
         torch.zeros((), device=name)
     except (RuntimeError, AssertionError) as error:
@@ -39,106 +39,103 @@ def choose_device(name: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """What a person calls the device."""
+    """Return a readable name of the device."""
     if device.type == "cuda":
         return f"{device} {torch.cuda.get_device_name(device)}"
     return f"{device.type}, {torch.get_num_threads()} threads"
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the processor on its way to a device; a GPU's work is not waited for."""
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Return a CPU tensor on a device, without waiting for a GPU."""
     if device.type != "cuda":
         return x.to(device)
     large = x.nbytes > STAGED
     return (x.pin_memory() if large else x).to(device, non_blocking=True)
 
 
-def reading(x: Tensor) -> Callable[[], Tensor]:
-    """Start to bring a tensor to the processor, and return what waits until it is there.
+def to_host_async(x: Tensor) -> Callable[[], Tensor]:
+    """Start a copy to the CPU; return a function that waits for it and returns it.
 
-    A GPU that is given more to do in between goes on with it: only what came before is waited for.
+    Work that a GPU is given in between goes on: only what came before the copy is waited for.
     """
     if x.device.type != "cuda":
         return x.cpu
     copy = torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
-    there = torch.cuda.Event()
-    there.record(torch.cuda.current_stream(x.device))
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(x.device))
 
-    def read() -> Tensor:
-        there.synchronize()
+    def wait() -> Tensor:
+        copied.synchronize()
         return copy
 
-    return read
+    return wait
 
 
 def available_cpus() -> int:
-    """Processors this process may use; what the machine has can be far more.
+    """Return the number of CPUs that this process may use, by affinity and control groups.
 
-    By affinity and by the quota of its control group, rounded up, as containers have one.
+    A container often may use a fraction of the machine's; a quota is rounded up.
     """
-    cpus = len(_bound_to()) or os.cpu_count() or 1
+    cpus = len(_affinity()) or os.cpu_count() or 1
     quota = cpu_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
     return max(1, math.ceil(min(cpus, quota)))
 
 
-def own_cpus(devices: int = 1) -> int:
-    """This process's share of the processors, at least one.
+def cpus_per_process(devices: int = 1) -> int:
+    """Return this process's share of the CPUs, at least one.
 
     Args:
-        devices: How many processes there are on this machine, unless somebody else started them.
+        devices: Number of processes on this machine, unless a launcher has started them.
     """
-    return max(1, available_cpus() // num_local(devices))
+    return max(1, available_cpus() // num_local_processes(devices))
 
 
 @contextmanager
-def working_on(threads: int, rank: int, ranks: int) -> Iterator[None]:
-    """Compute with so many threads, on this rank's share of the processors, in a `with` block.
+def cpu_affinity(threads: int, rank: int, ranks: int) -> Iterator[None]:
+    """Compute with `threads` threads on this rank's share of the CPUs in a `with` block.
 
-    Left to itself, the system moves processes that wait for each other to one processor now and
-    then. Where there is a GPU, no thread is bound or set free.
+    Left alone, the system now and then moves processes that wait for each other to one CPU.
+    Threads are not bound where there is a GPU.
     """
     before = torch.get_num_threads()
-    cpus = [] if torch.cuda.is_available() else sorted(_bound_to())
+    cpus = [] if torch.cuda.is_available() else sorted(_affinity())
     first, end = rank * len(cpus) // ranks, (rank + 1) * len(cpus) // ranks
     torch.set_num_threads(threads)
-    _keep_to(cpus[first : max(first + 1, end)])
+    _bind(cpus[first : max(first + 1, end)])
     try:
         yield
     finally:
-        _keep_to(cpus)
+        _bind(cpus)
         torch.set_num_threads(before)
 
 
-def _bound_to() -> set[int]:
-    """The processors this process is bound to, by number; nothing where there is no such call."""
+def _affinity() -> set[int]:
+    """Numbers of the CPUs that this process is bound to; none outside of Linux."""
     return os.sched_getaffinity(0) if sys.platform == "linux" else set()
 
 
-def _keep_to(cpus: list[int]) -> None:
-    """Bind all threads of this process to processors, if any are given; new ones inherit it."""
+def _bind(cpus: list[int]) -> None:
+    """Bind all threads of this process to CPUs, if any are given; new threads inherit it."""
     for thread in Path("/proc/self/task").iterdir() if cpus else ():
-        with suppress(OSError):  # it has just ended, or the system lets nobody bind it
+        with suppress(OSError):  # the thread has just ended, or the system forbids it
             os.sched_setaffinity(int(thread.name), cpus)
 
 
 def cpu_quota(groups: Path, mounted: Path) -> float:
-    """The processors that a process's control groups leave it; infinitely many without a limit.
+    """Return the number of CPUs that a process's control groups allow; infinity without a limit.
 
-    Args:
-        groups: See `control_groups`.
-        mounted: See there.
+    For the arguments see `control_groups`.
     """
-    found = map(_quota_of, control_groups(groups, mounted, "cpu"))
-    return min(found, default=math.inf)
+    return min(map(_quota_of, control_groups(groups, mounted, "cpu")), default=math.inf)
 
 
 def control_groups(groups: Path, mounted: Path, controller: str) -> Iterator[Path]:
-    """The folders of the control groups that limit a process, and of those around them.
+    """Yield the folders of the control groups that limit a process, and of their parents.
 
     Args:
-        groups: Names them, a line each, as /proc/self/cgroup does; versions 1 and 2 are known.
-        mounted: Where they are, as in /sys/fs/cgroup; each group lies within its parent.
-        controller: What is limited, such as cpu or memory.
+        groups: File with a line per group, as /proc/self/cgroup, of version 1 or 2.
+        mounted: Folder of the groups, as /sys/fs/cgroup.
+        controller: The limited resource, such as cpu or memory.
     """
     lines = groups.read_text(encoding="utf-8").splitlines() if groups.exists() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):
@@ -146,7 +143,7 @@ def control_groups(groups: Path, mounted: Path, controller: str) -> Iterator[Pat
             continue
         top = mounted / controller if controllers else mounted
         own = PurePosixPath(path.lstrip("/"))
-        # In a container, only the last part of the path may be there, as the top.
+        # A container may see only the last part of the path, as the top.
         yield from (top / group for group in (own, *own.parents))
 
 
@@ -163,7 +160,7 @@ def _quota_of(group: Path) -> float:
 
 
 def native_precision(device: torch.device) -> torch.dtype:
-    """bfloat16 where the device computes it natively, float32 elsewhere."""
+    """Return bfloat16 where the device computes it natively, float32 elsewhere."""
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     elif device.type == "cpu":

@@ -1,6 +1,7 @@
 """Processes that train together: started here, by torchrun, or by SLURM.
 
-One program runs in all of them, but only the first writes files and speaks; the others follow.
+All run the same program. The main process, rank 0, writes files and prints; the others are
+workers, which run a function that the main process names.
 """
 
 import os
@@ -24,223 +25,223 @@ from torch.multiprocessing.spawn import (
     start_processes,
 )
 
-from nearkin.distributed.devices import working_on
-from nearkin.distributed.place import Place, from_slurm, place
-from nearkin.distributed.ranks import all_reduce_max
+from nearkin.distributed.devices import cpu_affinity
+from nearkin.distributed.ranks import RankInfo, all_reduce_max, rank_info, slurm_env
 from nearkin.errors import CollapsedError, DivergedError, StoppedError, WorkerError
 
-Follower = TypeVar("Follower", bound=Callable[..., object])
+Worker = TypeVar("Worker", bound=Callable[..., object])
 
-PATIENCE: Final = timedelta(minutes=30)
-"""After this long a process that is waited for hangs. Looks and checkpoints are shorter."""
+TIMEOUT: Final = timedelta(minutes=30)
+"""A process that is waited for longer than this hangs: evaluations and checkpoints are shorter."""
 
-GRACE: Final = 5
-"""Seconds in which a process that was lost has ended."""
+EXIT_SECONDS: Final = 5
+"""Seconds within which a process that was lost has ended."""
 
-READY: Final = timedelta(days=1)
-"""How long the others wait for the first, which looks at all images before it meets them."""
+START_TIMEOUT: Final = timedelta(days=1)
+"""How long workers wait for the main process, which reads all images before it meets them."""
 
 
 @contextmanager
 def process_group(backend: str, **rendezvous: Any) -> Iterator[None]:
-    """Join the other processes for the length of a `with` block."""
+    """Join a group of torch.distributed for the length of a `with` block."""
     dist.init_process_group(backend, **rendezvous)
     try:
-        with _together_to_the_end():
+        with _barrier_at_the_end():
             yield
     finally:
         dist.destroy_process_group()
 
 
 @contextmanager
-def _together_to_the_end() -> Iterator[None]:
-    """Wait for the others after a `with` block, or whoever is done hangs up on one that is not."""
+def _barrier_at_the_end() -> Iterator[None]:
+    """Wait for the others: a process that leaves early breaks the connections they still use."""
     try:
         yield
-    except (StoppedError, CollapsedError, DivergedError):  # all of them come to such an end
+    except (StoppedError, CollapsedError, DivergedError):  # all processes end this way together
         all_reduce_max(0)
         raise
     all_reduce_max(0)
 
 
 @contextmanager
-def together(devices: int, follow: Callable[..., object], *args: Any) -> Iterator[None]:
-    """Train with others for the length of a `with` block.
+def training_group(devices: int, worker: Callable[..., object], *args: Any) -> Iterator[None]:
+    """Train together with other processes for the length of a `with` block.
 
     Args:
-        devices: How many processes there are to be on this machine, unless they were started by
-            somebody else.
-        follow: What the others do, within a block of this kind, if they are started here. It has
-            a name that can be imported.
-        args: For `follow`; those in a `company` have their own.
+        devices: Number of processes on this machine, unless a launcher has started them.
+        worker: What the others run, if they are started here: an importable function that enters
+            a `training_group` itself.
+        args: For `worker`; workers of a `worker_group` have their own.
 
     Raises:
-        WorkerError: If one of the others fails, is killed or hangs.
+        WorkerError: If another process fails, is killed or hangs.
     """
     with ExitStack() as stack:
-        if _company.get() is None:
-            stack.enter_context(company(devices, follow, *args))
-        if (found := _company.get()) is not None:
-            stack.enter_context(found.meeting(follow))
+        if _group.get() is None:
+            stack.enter_context(worker_group(devices, worker, *args))
+        if (group := _group.get()) is not None:
+            stack.enter_context(group.rendezvous(worker))
         yield
 
 
 @contextmanager
-def company(devices: int, follow: Callable[..., object], *args: Any) -> Iterator[None]:
-    """Have others at hand for the length of a `with` block, to train `together` now and then.
+def worker_group(devices: int, worker: Callable[..., object], *args: Any) -> Iterator[None]:
+    """Keep workers for the length of a `with` block, for any number of `training_group`s.
 
-    In between, this process is alone, and the others wait until they are `called`.
-
-    Args:
-        devices: See `together`.
-        follow: What the others do, within a block of this kind, if they are started here.
-        args: For `follow`.
-
-    Raises:
-        WorkerError: If one of the others fails, is killed or hangs.
+    In between, the main process is alone, and workers wait for their `next_worker`. For the
+    arguments and errors see `training_group`.
     """
-    here = place()
+    here = rank_info()
     if here is not None:
-        os.environ.update(from_slurm(os.environ))
-        with _noticed(None), WorkerGroup(*_met(here)):
+        os.environ.update(slurm_env(os.environ))
+        with _as_worker_error(None), WorkerGroup(*_launched_store(here)):
             yield
     elif devices == 1:
         yield
     else:
         store = TCPStore("127.0.0.1", 0, devices, is_master=True, wait_for_workers=False)
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
         threads = max(1, torch.get_num_threads() // devices)
-        log = meeting | {"WORLD_SIZE": str(devices)}, threads, follow, args
-        helpers = start_processes(_help, log, devices - 1, join=False)
+        env = address | {"WORLD_SIZE": str(devices)}
+        started = start_processes(
+            _start_worker, (env, threads, worker, args), devices - 1, join=False
+        )
         try:
-            with _noticed(helpers), WorkerGroup(store, 0, devices, helpers, threads):
+            with (
+                _as_worker_error(started),
+                WorkerGroup(store, 0, devices, started, threads),
+            ):
                 yield
         finally:
-            for process in helpers.processes:
+            for process in started.processes:
                 process.kill()
                 process.join()
 
 
-def called(*followers: Follower) -> Follower | None:
-    """What the first of a company has the others do next; nothing once it needs them no more.
+def next_worker(*workers: Worker) -> Worker | None:
+    """Return which of these functions the main process calls next; None when it is done.
 
     Args:
-        followers: What they know how to do: each is the `follow` of a `together`.
+        workers: The functions that it may pass to `training_group`.
     """
-    found = _company.get()
-    name = found.called() if found else ""
-    return next((follow for follow in followers if _name(follow) == name), None)
+    group = _group.get()
+    name = group.wait_for_call() if group else ""
+    return next((worker for worker in workers if _name(worker) == name), None)
 
 
 @dataclass
 class WorkerGroup:
-    """Processes that were started to train together: once, or again and again.
+    """Processes that train together, once or several times, as a `with` block.
 
-    They meet in a group of its own for each training. Used as a `with` block; at its end the
-    first process waits until the others have left theirs.
+    Every training has a torch.distributed group of its own. The workers learn of it through a
+    key-value store, which needs no collective call while the main process is busy elsewhere. At
+    the end of the block the main process waits until the workers have left theirs.
     """
 
     store: Store
     rank: int
-    world: int
-    helpers: ProcessContext | None = None
-    """The others, if they were started here."""
+    world_size: int
+    started: ProcessContext | None = None
+    """The workers, if they were started here."""
     threads: int | None = None
-    """Of this process in a training; None if that is settled already."""
-    meetings: int = 0
+    """Threads of this process in a training; None if they are set already."""
+    num_trainings: int = 0
 
     def __enter__(self) -> "WorkerGroup":
-        _company.set(self)
+        _group.set(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        _company.set(None)
-        left = [f"left {rank}" for rank in range(1, self.world)]
-        with suppress(dist.DistError):  # the others may be gone
+        _group.set(None)
+        left = [f"left {rank}" for rank in range(1, self.world_size)]
+        with suppress(dist.DistError):  # the other processes may be gone
             self.store.set(left[self.rank - 1] if self.rank else self._next, "")
         if self.rank or kind is not None:
             return
-        if self.helpers is not None:
-            self.helpers.join(timeout=PATIENCE.seconds)
+        if self.started is not None:
+            self.started.join(timeout=TIMEOUT.seconds)
         else:
-            self.store.wait(left, PATIENCE)
+            self.store.wait(left, TIMEOUT)
 
     @property
     def _next(self) -> str:
-        return f"meeting {self.meetings}"
+        return f"training {self.num_trainings}"
 
-    def called(self) -> str:
-        """The name of what is to be done next, as soon as the first has said so."""
+    def wait_for_call(self) -> str:
+        """Return the name of the worker function that the main process calls next."""
         while not self.store.check([self._next]):
             time.sleep(0.1)  # no signal would interrupt the store's own waiting
         return self.store.get(self._next).decode()
 
     @contextmanager
-    def meeting(self, follow: Callable[..., object]) -> Iterator[None]:
-        """Train with the others, who are called to `follow`."""
+    def rendezvous(self, worker: Callable[..., object]) -> Iterator[None]:
+        """Train with the others, who are called to run `worker`."""
         key = self._next
-        self.store.set(f"{key} {self.rank}" if self.rank else key, _name(follow))
-        self.called()
-        others = [f"{key} {rank}" for rank in range(1, self.world)]
-        while self.helpers is not None and not self.store.check(others):
-            self.helpers.join(timeout=0.1)  # raises if one is lost, or it would be waited for
-        self.meetings += 1
-        group = {"store": PrefixStore(key, self.store), "rank": self.rank, "timeout": PATIENCE}
+        self.store.set(f"{key} {self.rank}" if self.rank else key, _name(worker))
+        self.wait_for_call()
+        others = [f"{key} {rank}" for rank in range(1, self.world_size)]
+        while self.started is not None and not self.store.check(others):
+            self.started.join(timeout=0.1)  # raises if a worker is lost, instead of waiting for it
+        self.num_trainings += 1
         with ExitStack() as stack:
             if self.threads is not None:
-                stack.enter_context(working_on(self.threads, self.rank, self.world))
-            stack.enter_context(process_group(_backend(), **group, world_size=self.world))
+                stack.enter_context(cpu_affinity(self.threads, self.rank, self.world_size))
+            group = process_group(
+                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+                store=PrefixStore(key, self.store),
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=TIMEOUT,
+            )
+            stack.enter_context(group)
             yield
 
 
-_company: ContextVar[WorkerGroup | None] = ContextVar("company", default=None)
+_group: ContextVar[WorkerGroup | None] = ContextVar("worker group", default=None)
 
 
-def _name(follow: Callable[..., object]) -> str:
-    return f"{follow.__module__}.{follow.__qualname__}"
+def _name(worker: Callable[..., object]) -> str:
+    return f"{worker.__module__}.{worker.__qualname__}"
 
 
-def _help(
-    number: int, env: Mapping[str, str], threads: int, follow: Callable[..., object], args: Any
+def _start_worker(
+    number: int, env: Mapping[str, str], threads: int, worker: Callable[..., object], args: Any
 ) -> None:
-    """What a process does that was started here."""
+    """Run a worker in a process that was started here."""
     rank = number + 1
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
-    with working_on(threads, rank, int(env["WORLD_SIZE"])):
-        follow(*args)
+    with cpu_affinity(threads, rank, int(env["WORLD_SIZE"])):
+        worker(*args)
 
 
-def _backend() -> str:
-    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-
-
-def _met(here: Place) -> tuple[Store, int, int]:
-    """Where processes meet that somebody else has started, and which of how many this is."""
-    store, rank, world = next(rendezvous("env://", here.rank, here.world, timeout=READY))
-    return store, rank, world
+def _launched_store(here: RankInfo) -> tuple[Store, int, int]:
+    """Return the store, rank and number of processes that a launcher has started."""
+    arguments = "env://", here.rank, here.world_size
+    store, rank, world_size = next(rendezvous(*arguments, timeout=START_TIMEOUT))
+    return store, rank, world_size
 
 
 @contextmanager
-def _noticed(helpers: ProcessContext | None) -> Iterator[None]:
-    """Tell of a process that is lost, within a `with` block, as what it is."""
+def _as_worker_error(started: ProcessContext | None) -> Iterator[None]:
+    """Raise the loss of a process within a `with` block as a WorkerError."""
     try:
         yield
-    except (RuntimeError, ProcessException) as error:  # torch.distributed's are the former
+    except (RuntimeError, ProcessException) as error:  # torch.distributed raises the former
         if not (isinstance(error, ProcessException | dist.DistError) or "gloo" in str(error)):
             raise
         raise WorkerError(
-            f"{_fate(helpers, error)}; the same command with --resume goes on from the last "
+            f"{_reason(started, error)}; the same command with --resume goes on from the last "
             "checkpoint"
         ) from error
 
 
-def _fate(helpers: ProcessContext | None, error: Exception) -> str:
-    """What became of the processes that were started here, in words."""
+def _reason(started: ProcessContext | None, error: Exception) -> str:
+    """Return how a process was lost, in words."""
     try:
-        if helpers is not None:
-            helpers.join(timeout=GRACE, grace_period=GRACE)
-    except ProcessException as found:
-        error = found
+        if started is not None:
+            started.join(timeout=EXIT_SECONDS, grace_period=EXIT_SECONDS)
+    except ProcessException as lost:
+        error = lost
     if isinstance(error, ProcessExitedException):
         how = error.signal_name or f"exit code {error.exit_code}"
         return f"process {error.error_index + 1} of this training was ended by {how}"

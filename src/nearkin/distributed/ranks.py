@@ -1,13 +1,15 @@
-"""Ranks: what several processes tell each other while they train.
+"""Ranks: which process this is of several that train together, and what they send each other.
 
-Every rank runs its own images through the networks and calls `gather`; from there on every
-rank holds the whole batch and has the same loss, so no other code mentions ranks. A loss that is
-a mean over rows need not be computed by all of them: see `mean_over_rows`.
+Every rank runs its own images through the networks. `nearkin.method.Method` gathers the results,
+so every rank computes the same loss and no other code mentions ranks.
 """
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -15,29 +17,102 @@ import torch.distributed.nn  # first imported in a group, it would keep that gro
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from nearkin.errors import UsageError
+
+SLURM_PORTS: Final = range(20_000, 30_000)
+"""Ports of the rendezvous of processes that SLURM starts, by the number of their job."""
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """Which process this is of those that a launcher has started."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    """Rank among the processes of the machine, and number of its GPU."""
+
+
+def rank_info() -> RankInfo | None:
+    """Return what the environment says of this process; None if it was started alone."""
+    env = {**os.environ, **slurm_env(os.environ)}
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        return None
+    rank = int(env["RANK"])
+    return RankInfo(rank, int(env["WORLD_SIZE"]), int(env.get("LOCAL_RANK", rank)))
+
+
+def is_main_process() -> bool:
+    """Return whether this process is the one that writes files and prints."""
+    here = rank_info()
+    return here is None or here.rank == 0
+
+
+def num_processes(devices: int) -> int:
+    """Return how many processes share a batch: those of a launcher, or else `devices`.
+
+    Raises:
+        UsageError: If both are given and differ.
+    """
+    here = rank_info()
+    if here is None:
+        return devices
+    if devices not in (1, here.world_size):
+        raise UsageError(
+            f"--devices {devices}, but {here.world_size} processes were started; "
+            "leave --devices out"
+        )
+    return here.world_size
+
+
+def num_local_processes(devices: int) -> int:
+    """Return how many processes share the CPUs that this one may use.
+
+    `srun` gives each of its processes CPUs of its own.
+    """
+    return devices if rank_info() is None else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def slurm_env(env: Mapping[str, str]) -> dict[str, str]:
+    """Return torchrun's variables for a process that `srun` has started with others.
+
+    Empty where torchrun has set them: `srun` may have started torchrun, once per machine.
+    """
+    if "RANK" in env or int(env.get("SLURM_STEP_NUM_TASKS", 1)) == 1:
+        return {}
+    # n[001-004,7],m2 begins with n001
+    first = re.sub(r"\[(\d+)[^]]*\]", r"\1", env["SLURM_STEP_NODELIST"], count=1)
+    return {
+        "RANK": env["SLURM_PROCID"],
+        "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": env["SLURM_LOCALID"],
+        "MASTER_ADDR": first.partition(",")[0],
+        "MASTER_PORT": str(SLURM_PORTS[int(env["SLURM_JOB_ID"]) % len(SLURM_PORTS)]),
+    }
+
 
 def world_size() -> int:
-    """How many processes train together."""
+    """Return the number of processes that train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Which of them this is; the first, 0, is the one that writes files and prints."""
+    """Return which of them this is; rank 0 writes files and prints."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def share(rows: int) -> slice:
-    """Which of so many rows are this rank's: those of a batch that it loads and encodes.
+def rows_of_rank(rows: int) -> slice:
+    """Return the rows of a batch that this rank loads and encodes.
 
-    >>> share(256)
+    >>> rows_of_rank(256)
     slice(0, 256, None)
     """
     own, ranks = rank(), world_size()
     return slice(own * rows // ranks, (own + 1) * rows // ranks)
 
 
-def part(groups: int) -> int:
-    """Which of `groups` groups of consecutive processes this one belongs to."""
+def group_of_rank(groups: int) -> int:
+    """Return which of `groups` groups of consecutive ranks this one belongs to."""
     return rank() * groups // world_size()
 
 
@@ -59,7 +134,7 @@ class _Gather(torch.autograd.Function):
 
 
 def gather(x: Tensor) -> Tensor:
-    """The rows of every rank, in rank order. Differentiable; the identity on one process."""
+    """Return the rows of every rank, in rank order, with gradients; `x` itself on one process."""
     gathered: Tensor = x if world_size() == 1 else _Gather.apply(x)
     return gathered
 
@@ -67,7 +142,8 @@ def gather(x: Tensor) -> Tensor:
 class _MeanOverRanks(torch.autograd.Function):
     """The mean over the ranks, whose gradients reach each rank's own number undivided.
 
-    `gather` adds gradients up and DDP takes their mean, as where every rank has the whole loss.
+    DDP divides gradients by the number of ranks, as where every rank has the whole loss. Each rank
+    has a part of it here, so the two factors cancel.
     """
 
     @staticmethod
@@ -90,7 +166,7 @@ def mean_over_rows(term: Callable[[slice], Any], rows: int) -> Any:
     ranks = world_size()
     if ranks == 1 or rows < ranks:
         return term(slice(None))
-    own = share(rows)
+    own = rows_of_rank(rows)
     weight = ranks * (own.stop - own.start) / rows  # 1, unless shares differ by a row
     means = term(own)
     if isinstance(means, Tensor):
@@ -99,7 +175,7 @@ def mean_over_rows(term: Callable[[slice], Any], rows: int) -> Any:
 
 
 def all_reduce_max(number: int) -> int:
-    """The largest of a number that each rank has, such as that of a signal."""
+    """Return the largest of a number that each rank has, such as that of a signal."""
     if world_size() == 1:
         return number
     largest = torch.tensor(number)
@@ -108,35 +184,35 @@ def all_reduce_max(number: int) -> int:
 
 
 def broadcast_bytes(content: bytes) -> bytes:
-    """What the first rank has; the others' own is not looked at."""
+    """Return the content of rank 0; that of the others is ignored."""
     if world_size() == 1:
         return content
     size = torch.tensor(len(content))
     dist.broadcast(size, src=0)
-    sent = bytearray(content) if rank() == 0 else bytearray(int(size))
-    if sent:
-        dist.broadcast(torch.frombuffer(sent, dtype=torch.uint8), src=0)
-    return bytes(sent)
+    buffer = bytearray(content) if rank() == 0 else bytearray(int(size))
+    if buffer:
+        dist.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), src=0)
+    return bytes(buffer)
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether it is divided among the ranks, and averages gradients by itself."""
+    """Return whether FSDP has divided the module among the ranks."""
     return hasattr(module, "unshard")  # to import its class takes half a second
 
 
-def wrap(module: nn.Module) -> nn.Module:
-    """Start every rank from the state of the first, and average gradients from then on.
+def data_parallel(module: nn.Module) -> nn.Module:
+    """Start every rank from the state of rank 0, and average gradients from then on.
 
     Buffers are not synchronized again: ranks write the same rows, so they stay equal.
     """
     if world_size() == 1 or is_sharded(module):
         return module
-    same_state(module)
+    broadcast_state(module)
     return DistributedDataParallel(module, **_NO_BUFFER_SYNC)
 
 
-def same_state(module: nn.Module) -> None:
-    """Give every rank the state of the first."""
+def broadcast_state(module: nn.Module) -> None:
+    """Give every rank the state of rank 0."""
     for tensor in module.state_dict().values():
         dist.broadcast(tensor, src=0)
 

@@ -1,8 +1,8 @@
-"""Networks whose weights, gradients and optimizer states are divided among the processes: FSDP2.
+"""Networks whose weights, gradients and optimizer states are divided among processes: FSDP2.
 
-What is trained is a copy that holds this process's part of every weight, and of which the parts of
-one block at a time are put together while it computes. The network that it is a copy of is a
-shell meanwhile: whoever wants to look at it has its weights put back first.
+Training uses a sharded copy, which holds this process's part of every weight and gathers the
+weights of one block at a time. The original network is an empty shell meanwhile: to evaluate or
+save it, its weights are gathered first.
 """
 
 import copy
@@ -14,23 +14,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nearkin.distributed.launch import PATIENCE
-from nearkin.distributed.ranks import all_reduce_max, is_sharded, rank, same_state
+from nearkin.distributed.launch import TIMEOUT
+from nearkin.distributed.ranks import all_reduce_max, broadcast_state, is_sharded, rank
 from nearkin.errors import DivergedError, UsageError
 
 Network = TypeVar("Network", bound=nn.Module)
 
-BLOCK: Final = 1 / 16
-"""Share of all weights, about, that is put together at a time."""
+BLOCK_SHARE: Final = 1 / 16
+"""Share of all weights, at most, that is gathered at a time."""
 
 
 def shard(network: Network, optimizer: torch.optim.Optimizer) -> Network:
-    """A copy of a network that is divided among the processes, as the first of them has it.
+    """Return a copy of a network that is divided among the processes, with rank 0's weights.
 
     Args:
-        network: Loses its weights to the copy, until `collect` puts them back. Buffers are shared.
-        optimizer: Of its weights. From then on it is over those of the copy, and has parts of
-            its state.
+        network: Loses its weights to the copy until `gather_weights`. Buffers are shared.
+        optimizer: Of its weights. It is changed to the weights and states of the copy.
 
     Raises:
         UsageError: If a weight is a single number, which cannot be divided.
@@ -38,65 +37,65 @@ def shard(network: Network, optimizer: torch.optim.Optimizer) -> Network:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    same_state(network)
+    broadcast_state(network)
     own = list(network.parameters())
     device = own[0].device
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # where parts are is not told otherwise
+        torch.cuda.set_device(device)  # FSDP allocates on the current device
     for weight in own:
         weight.data = weight.data.contiguous()
-    divided = copy.deepcopy(network, {id(x): x for x in (*own, *network.buffers())})
+    sharded = copy.deepcopy(network, {id(x): x for x in (*own, *network.buffers())})
     # A group of its own: torch's caches keep it for good, and its threads with it.
-    group: Any = dist.new_group(timeout=PATIENCE)
+    group: Any = dist.new_group(timeout=TIMEOUT)
     mesh = DeviceMesh.from_group(group, device.type)
     try:
-        blocks: list[nn.Module] = [*_blocks(divided, int(_size(divided) * BLOCK)), divided]
+        blocks: list[nn.Module] = [*_blocks(sharded, int(_size(sharded) * BLOCK_SHARE)), sharded]
         for block in blocks:
             fully_shard(block, mesh=mesh)
     except ValueError as error:
         raise UsageError(f"--fsdp cannot divide this network ({error}); leave it out") from error
-    _take_over(optimizer, dict(zip(own, divided.parameters(), strict=True)))
+    _move_optimizer(optimizer, dict(zip(own, sharded.parameters(), strict=True)))
     _empty(network)
-    return divided
+    return sharded
 
 
 def _size(network: nn.Module) -> int:
     return sum(weight.numel() for weight in network.parameters())
 
 
-def _blocks(network: nn.Module, most: int) -> Iterator[nn.Module]:
-    """Members of lists, of at most so many weights, or else as small as there are."""
+def _blocks(network: nn.Module, max_size: int) -> Iterator[nn.Module]:
+    """Yield members of lists of at most `max_size` weights, or else the smallest there are."""
     listed = isinstance(network, nn.Sequential | nn.ModuleList)
     for child in network.children():
         runs = not isinstance(child, nn.ModuleList | nn.ModuleDict)
-        block = listed and runs and any(map(_size, child.children()))
-        if block and _size(child) <= most:
+        is_block = listed and runs and any(map(_size, child.children()))
+        if is_block and _size(child) <= max_size:
             yield child
             continue
-        smaller = list(_blocks(child, most))
-        yield from smaller or ([child] if block else [])
+        smaller = list(_blocks(child, max_size))
+        yield from smaller or ([child] if is_block else [])
 
 
-def _take_over(optimizer: torch.optim.Optimizer, parts: Mapping[Tensor, Any]) -> None:
-    """Let an optimizer go on with parts of weights, and with parts of what it knows of each."""
-    for weight, found in list(optimizer.state.items()):
+def _move_optimizer(optimizer: torch.optim.Optimizer, shards: Mapping[Tensor, Any]) -> None:
+    """Replace the weights of an optimizer by their shards, and their states by parts of them."""
+    for weight, state in list(optimizer.state.items()):
         del optimizer.state[weight]
-        part = parts[weight]
-        optimizer.state[part] = {
-            name: _part_of(value, part) if getattr(value, "shape", None) == part.shape else value
-            for name, value in found.items()
+        shard = shards[weight]
+        optimizer.state[shard] = {
+            name: _part(value, shard) if getattr(value, "shape", None) == shard.shape else value
+            for name, value in state.items()
         }
     for group in optimizer.param_groups:
-        group["params"] = [parts[weight] for weight in group["params"]]
+        group["params"] = [shards[weight] for weight in group["params"]]
 
 
-def _part_of(value: Tensor, part: Any) -> Tensor:
-    """A tensor divided as another is, and in memory in its order: fused kernels rely on that."""
+def _part(value: Tensor, shard: Any) -> Tensor:
+    """Divide a tensor as a shard is, and lay it out alike: fused optimizers rely on that."""
     from torch.distributed.tensor import distribute_tensor
 
-    mesh, placements = part.device_mesh, part.placements
+    mesh, placements = shard.device_mesh, shard.placements
     view = distribute_tensor(value, mesh, placements, src_data_rank=None)
-    return torch.empty_like(part, dtype=value.dtype).copy_(view)
+    return torch.empty_like(shard, dtype=value.dtype).copy_(view)
 
 
 def _empty(network: nn.Module) -> None:
@@ -105,49 +104,49 @@ def _empty(network: nn.Module) -> None:
 
 
 @torch.no_grad()
-def collect(network: nn.Module, divided: nn.Module) -> None:
-    """Put the weights of a copy that `shard` has made back into its network, on the first process.
+def gather_weights(network: nn.Module, sharded: nn.Module) -> None:
+    """Put the weights of a sharded copy back into its network, on rank 0.
 
-    All processes have to take part. Nothing happens to a network that was not divided.
+    All processes have to call this. Nothing happens to a network that is not sharded.
     """
-    if not is_sharded(divided):
+    if not is_sharded(sharded):
         return
     shells = dict(network.named_parameters())
-    for name, part in divided.state_dict().items():
+    for name, shard in sharded.state_dict().items():
         if name in shells:
-            weight = part.full_tensor()
+            weight = shard.full_tensor()
             if rank() == 0:
                 shells[name].data = weight
 
 
 @contextmanager
-def whole(network: nn.Module, divided: nn.Module) -> Iterator[None]:
-    """Let the first process look at a network with all its weights, within a `with` block.
+def full_weights(network: nn.Module, sharded: nn.Module) -> Iterator[None]:
+    """Let rank 0 use a network with all its weights, within a `with` block.
 
     Raises:
-        DivergedError: In all processes, if it is in the first.
+        DivergedError: In all processes, if rank 0 raises it.
     """
-    if not is_sharded(divided):
+    if not is_sharded(sharded):
         yield
         return
-    collect(network, divided)
+    gather_weights(network, sharded)
     try:
         yield
     except DivergedError:
-        all_reduce_max(1)
+        all_reduce_max(1)  # tells the others, which wait below
         raise
     finally:
         _empty(network)
     if all_reduce_max(0):
-        raise DivergedError("the first process has found numbers that are not finite")
+        raise DivergedError("numbers on rank 0 are not finite")
 
 
-def undivided(state: Any) -> Any:
-    """A state with every part of a tensor put together. All processes have to take part."""
-    if hasattr(state, "full_tensor"):  # as parts have; see `is_sharded`
+def full_state(state: Any) -> Any:
+    """Return a state with every sharded tensor gathered. All processes have to call this."""
+    if hasattr(state, "full_tensor"):  # a shard, whose class takes long to import
         return state.full_tensor().cpu()
     if isinstance(state, dict):
-        found = copy.copy(state)  # with the versions that a state dictionary notes
-        found.update((key, undivided(value)) for key, value in state.items())
-        return found
+        gathered = copy.copy(state)  # a state dictionary also notes versions
+        gathered.update((key, full_state(value)) for key, value in state.items())
+        return gathered
     return state

@@ -15,7 +15,7 @@ from nearkin.data.batches import CenterCrops, to_input
 from nearkin.data.images import Images
 from nearkin.errors import DataError, OutputError, UsageError
 from nearkin.evaluation.encoder import Encoder
-from nearkin.networks.backbone import evaluating
+from nearkin.networks.backbone import eval_mode
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.tables import write_csv
@@ -184,7 +184,7 @@ def encode(encoder: nn.Module, batches: Iterable[Float[Tensor, "_ ..."]]) -> Flo
         DataError: If there are no images.
     """
     features = []
-    with evaluating(encoder):
+    with eval_mode(encoder):
         for batch in batches:
             with torch.inference_mode():
                 features.append(encoder(batch).flatten(1).float().cpu())

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from nearkin.config.values import MAX_IMAGE_SIZE
 from nearkin.errors import UsageError
-from nearkin.networks.backbone import Backbone, adopt, build_backbone
+from nearkin.networks.backbone import Backbone, as_backbone, build_backbone
 from nearkin.run.folder import RunFolder
 from nearkin.tables import usable, write_whole
 from nearkin.version import __version__
@@ -158,7 +158,7 @@ def load(run: str | Path, *, backbone: nn.Module | None = None) -> Encoder:
     """
     stored = _read(run)
     if backbone is not None:
-        network = adopt(copy.deepcopy(backbone), stored.image_size, stored.feature_dim)
+        network = as_backbone(copy.deepcopy(backbone), stored.image_size, stored.feature_dim)
         stored.fill(network)
     elif stored.backbone == CUSTOM:
         raise UsageError(f"{stored.path} is of a network of your own; pass it as `backbone`")

@@ -23,8 +23,7 @@ from typing_extensions import override
 from nearkin.config import Dim, Momentum
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
-from nearkin.networks.branch import Branch, mlp
-from nearkin.networks.momentum import follow, frozen_copy, rising
+from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, mlp
 from nearkin.objectives import alignment, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -81,5 +80,7 @@ class BYOL(Method[None]):
     @torch.no_grad()
     def commit(self, memo: None, progress: float, /) -> None:
         """The target moves towards the online network."""
-        momentum = rising(self.momentum, progress) if self.rising_momentum else self.momentum
-        follow(self.target, self.online, momentum)
+        momentum = (
+            cosine_to_one(self.momentum, progress) if self.rising_momentum else self.momentum
+        )
+        ema_update(self.target, self.online, momentum)

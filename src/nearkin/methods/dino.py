@@ -26,8 +26,14 @@ from typing_extensions import override
 from nearkin.config import Count, Dim, Fraction, Momentum, Temperature
 from nearkin.method import Defaults, Method, Schedule
 from nearkin.networks.backbone import Backbone
-from nearkin.networks.branch import Branch, by_size, mlp
-from nearkin.networks.momentum import follow, frozen_copy, rising
+from nearkin.networks.branch import (
+    Branch,
+    cosine_to_one,
+    ema_update,
+    frozen_copy,
+    mlp,
+    run_by_size,
+)
 from nearkin.objectives import look_up, mean_over_rows, swapped_match, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -110,8 +116,8 @@ class DINO(Method[Tensor]):
     @override
     def encode(self, batch: Batch) -> Sequence[Tensor]:
         with torch.no_grad():
-            large = by_size(self.target, batch.views[:2])
-        return *large, *by_size(self.online, batch.views)
+            large = run_by_size(self.target, batch.views[:2])
+        return *large, *run_by_size(self.online, batch.views)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[Tensor]:
@@ -133,9 +139,9 @@ class DINO(Method[Tensor]):
     @torch.no_grad()
     def commit(self, mean_answer: Tensor, progress: float, /) -> None:
         """The target moves towards the online network, and the center towards the mean answer."""
-        momentum = rising(self.momentum, progress)
-        follow(self.target, self.online, momentum)
-        follow(self.target_prototypes, self.prototypes, momentum)
+        momentum = cosine_to_one(self.momentum, progress)
+        ema_update(self.target, self.online, momentum)
+        ema_update(self.target_prototypes, self.prototypes, momentum)
         self.center.lerp_(mean_answer, 1 - self.center_momentum)
 
     @override

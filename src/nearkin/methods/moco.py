@@ -24,8 +24,7 @@ from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
 from nearkin.networks.batch_norm import normalize_in_groups, shuffle_bn
-from nearkin.networks.branch import Branch, mlp
-from nearkin.networks.momentum import follow, frozen_copy
+from nearkin.networks.branch import Branch, ema_update, frozen_copy, mlp
 from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -100,5 +99,5 @@ class MoCo(Method[KeyUpdate]):
     @torch.no_grad()
     def commit(self, visits: KeyUpdate, progress: float, /) -> None:
         """The target moves towards the online network, and the keys enter the queue."""
-        follow(self.target, self.online, self.momentum)
+        ema_update(self.target, self.online, self.momentum)
         self.queue.enqueue(visits.keys, visits.images)

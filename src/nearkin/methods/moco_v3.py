@@ -24,8 +24,7 @@ from typing_extensions import override
 from nearkin.config import Dim, Momentum, Temperature
 from nearkin.method import Defaults, Method
 from nearkin.networks.backbone import Backbone
-from nearkin.networks.branch import Branch, mlp
-from nearkin.networks.momentum import follow, frozen_copy, rising
+from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, mlp
 from nearkin.objectives import in_batch, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -83,4 +82,4 @@ class MoCoV3(Method[None]):
     @torch.no_grad()
     def commit(self, memo: None, progress: float, /) -> None:
         """The target moves towards the online network."""
-        follow(self.target, self.online, rising(self.momentum, progress))
+        ema_update(self.target, self.online, cosine_to_one(self.momentum, progress))

@@ -26,7 +26,7 @@ from nearkin.config import Count, Dim, Fraction, QueueSize, Range, Temperature
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method, Schedule
 from nearkin.networks.backbone import Backbone
-from nearkin.networks.branch import Branch, by_size, mlp
+from nearkin.networks.branch import Branch, mlp, run_by_size
 from nearkin.objectives import look_up, mean_over_rows, sinkhorn, swapped_match, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -83,7 +83,7 @@ class SwAV(Method[KeyUpdate]):
 
     @override
     def encode(self, batch: Batch) -> Sequence[Tensor]:
-        return [unit(z) for z in by_size(self.online, batch.views)]
+        return [unit(z) for z in run_by_size(self.online, batch.views)]
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[KeyUpdate]:

@@ -1,10 +1,10 @@
-"""Small residual networks for small images: minutes on a laptop's processor, not days."""
+"""Backbones: networks from images to features, by name or of one's own."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 def small_resnet(stem: int, widths: Sequence[int]) -> nn.Sequential:
-    """A residual network with one block per width, each of which halves the side."""
+    """Return a residual network with one block per width, each of which halves the side."""
     layers: list[nn.Module] = [conv_norm(3, stem, 3), nn.ReLU(inplace=True)]
     for fan_in, fan_out in pairwise([stem, *widths]):
         layers.append(Block(fan_in, fan_out, stride=2))
@@ -58,17 +58,20 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
 """`tiny` is for images of up to 16 px, `small` for those below 64 px."""
 
 
-SMALL_IMAGE = 64
+SMALL_IMAGE: Final = 64
 """Below this size in pixels, residual networks get a stem that does not shrink the image."""
+
+TRIED_SIZES: Final = (32, 224)
+"""Sizes of images that a network is tried with if none is given."""
 
 
 class Backbone(nn.Module):
-    """A network from images to features, and the number of features it gives.
+    """A network from images to features, and their number.
 
     Args:
         body: The network.
-        feature_dim: How many features it gives per image.
-        name: What messages call it; its class if empty.
+        feature_dim: Number of features per image.
+        name: Name in messages; by default that of the network's class.
     """
 
     def __init__(self, body: nn.Module, feature_dim: int, name: str = "") -> None:
@@ -84,7 +87,7 @@ class Backbone(nn.Module):
 
 
 def build_backbone(name: str, image_size: int) -> Backbone:
-    """The backbone of that name, untrained, for RGB images of `image_size` pixels.
+    """Return the backbone of that name, untrained, for RGB images of `image_size` pixels.
 
     Args:
         name: One of `nearkin.networks.backbone.SMALL`, a torchvision name (`resnet18`,
@@ -101,50 +104,65 @@ def build_backbone(name: str, image_size: int) -> Backbone:
     try:
         body = _build(name, image_size)
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise _refused(name, image_size, error) from error
+        raise _size_error(name, image_size, error) from error
     if image_size < SMALL_IMAGE and not is_reference(name):
         small_stem(body)
-    return adopt(body, image_size, name=name)
+    return as_backbone(body, image_size, name=name)
 
 
-def adopt(
-    body: nn.Module, image_size: int, feature_dim: int | None = None, *, name: str = ""
+def as_backbone(
+    body: nn.Module,
+    image_size: int | None = None,
+    feature_dim: int | None = None,
+    *,
+    name: str = "",
 ) -> Backbone:
-    """Any network as a backbone; its number of features is found by running it once.
+    """Return any network as a backbone; a `Backbone` is returned unchanged.
 
     Args:
-        body: A network from images to features. It is left as it was found.
-        image_size: Side of the images in pixels.
-        feature_dim: How many features it gives per image, if that is known.
-        name: What messages call it; its class if empty.
+        body: A network from images to features. Its state is left as it is.
+        image_size: Side of the images in pixels, or None if it takes any size.
+        feature_dim: Number of features per image; by default found by running the network once.
+        name: Name in messages; by default that of the network's class.
 
     Raises:
         UsageError: If it cannot take such images, or does not give a row of numbers for each.
     """
+    if isinstance(body, Backbone):
+        return body
     if feature_dim is None:
-        features = _tried(body, image_size, name or type(body).__name__)
+        features = _try_sizes(body, image_size, name or type(body).__name__)
         feature_dim = features.flatten(1).shape[1]
     return Backbone(body, feature_dim, name)
 
 
-def _tried(body: nn.Module, image_size: int, name: str) -> Tensor:
-    """What a network gives for two images."""
+def _try_sizes(body: nn.Module, image_size: int | None, name: str) -> Tensor:
+    """Return the features of two images, of the size given or of the first that fits."""
+    sizes = TRIED_SIZES if image_size is None else (image_size,)
+    for size in sizes[:-1]:
+        with suppress(UsageError):
+            return _run_once(body, size, name)
+    return _run_once(body, sizes[-1], name)
+
+
+def _run_once(body: nn.Module, image_size: int, name: str) -> Tensor:
+    """Return what a network gives for two images."""
     device = next(body.parameters(), torch.zeros(())).device
     try:
-        with torch.no_grad(), evaluating(body):
+        with torch.no_grad(), eval_mode(body):
             features = body(torch.zeros(2, 3, image_size, image_size, device=device))
-    except Exception as error:  # whatever a foreign network raises
-        raise _refused(name, image_size, error) from error
+    except Exception as error:  # a network of the user's may raise anything
+        raise _size_error(name, image_size, error) from error
     if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != 2:
-        found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        actual = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise UsageError(
-            f"backbone {name} gives {found} for two images; give a network whose result is a "
+            f"backbone {name} gives {actual} for two images; give a network whose result is a "
             "tensor with a row of features per image"
         )
     return features
 
 
-def _refused(name: str, image_size: int, error: Exception) -> UsageError:
+def _size_error(name: str, image_size: int, error: Exception) -> UsageError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return UsageError(
         f"backbone {name} cannot take images of {image_size} px ({reason}); "
@@ -153,13 +171,13 @@ def _refused(name: str, image_size: int, error: Exception) -> UsageError:
 
 
 @contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Every part in evaluation mode, then each as it was: some may have been frozen."""
+def eval_mode(network: nn.Module) -> Iterator[None]:
+    """Put every module into evaluation mode for a `with` block, then each back as it was."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:
         yield
-    finally:
+    finally:  # not `network.train()`: some modules may have been frozen
         for module, training in modes:
             module.training = training
 
@@ -213,7 +231,7 @@ def _from_timm(name: str, image_size: int) -> nn.Module:
 
 
 def torchvision_names() -> list[str]:
-    """Names of torchvision's image classifiers."""
+    """Return the names of torchvision's image classifiers."""
     import torchvision
 
     names: Callable[..., list[str]] = torchvision.models.list_models
@@ -221,7 +239,7 @@ def torchvision_names() -> list[str]:
 
 
 def timm_names() -> list[str]:
-    """Names of timm's models."""
+    """Return the names of timm's models."""
     import timm
 
     names: Callable[[], list[str]] = timm.list_models
@@ -231,7 +249,7 @@ def timm_names() -> list[str]:
 def small_stem(body: nn.Module) -> None:
     """Give a residual network a 3x3 stem of stride 1 and no max-pooling, in place.
 
-    What every CIFAR recipe does (Chen et al. 2020, B.9). Other networks are left alone.
+    As CIFAR recipes do (Chen et al. 2020, B.9). Other networks are left alone.
     """
     conv, pool = getattr(body, "conv1", None), getattr(body, "maxpool", None)
     if isinstance(conv, nn.Conv2d) and conv.stride == (2, 2) and pool is not None:

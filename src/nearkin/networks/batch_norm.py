@@ -1,4 +1,4 @@
-"""Rows normalized together by several processes, in as few passes over them as one needs."""
+"""Batch norm over groups of the batch: over several processes, parts of one, or chunks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,25 +11,25 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from nearkin.distributed import gather, part, share, world_size
+from nearkin.distributed import gather, group_of_rank, rows_of_rank, world_size
 from nearkin.errors import UsageError
 
 
 @torch.no_grad()
-def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each channel of what this process has, at least in float32."""
+def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of each channel of this process's rows, at least in float32."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    moved = torch.zeros(2, x.shape[1], dtype=wide, device=x.device)  # decides the precision
-    mean, var = torch.batch_norm_update_stats(x, moved[0], moved[1], 0.0)
+    running = torch.zeros(2, x.shape[1], dtype=wide, device=x.device)  # sets the precision
+    mean, var = torch.batch_norm_update_stats(x, running[0], running[1], 0.0)
     return mean, var
 
 
-class Normalized(torch.autograd.Function):
-    """Rows normalized by the statistics of a group that several processes share.
+class SyncNormalization(torch.autograd.Function):
+    """Normalize rows by the statistics of a group that several processes share.
 
-    Every pass over the rows is one of torch's own kernels, in the rows' precision, with sums in
-    that of the statistics; the gradient is that of Ioffe and Szegedy 2015, section 3, with its two
-    means taken over all processes of the group.
+    `nn.SyncBatchNorm` runs on GPUs only. Every pass over the rows is one of torch's own kernels,
+    in the rows' precision, with sums in that of the statistics. The gradient is that of Ioffe and
+    Szegedy 2015, section 3, with its two means taken over all processes of the group.
     """
 
     @staticmethod
@@ -53,13 +53,13 @@ class Normalized(torch.autograd.Function):
     @override
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
-        grad = grads[0].contiguous(memory_format=_layout(x))
+        grad = grads[0].contiguous(memory_format=_memory_format(x))
         _, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
             grad, x, torch.ones_like(mean), None, None, mean, scale, True, 0.0, [False, True, True]
         )
         sums = gather(torch.stack([for_weight, for_bias])[None]).unflatten(0, (ctx.groups, -1))
         rows = x.numel() // x.shape[1] * sums.shape[1]
-        along, plain = sums.sum(dim=1)[part(ctx.groups)] / rows
+        along, plain = sums.sum(dim=1)[group_of_rank(ctx.groups)] / rows
         by = scale if weight is None else scale * weight
         across = by * scale * along
         for_x = _scaled(grad, by, across * mean - by * plain).add_(
@@ -75,7 +75,7 @@ def _scaled(x: Tensor, by: Tensor, shift: Tensor) -> Tensor:
     return F.batch_norm(x, mean, half, by, shift, training=False, eps=0.5)
 
 
-def _layout(x: Tensor) -> torch.memory_format:
+def _memory_format(x: Tensor) -> torch.memory_format:
     last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last else torch.contiguous_format
 
@@ -83,13 +83,9 @@ def _layout(x: Tensor) -> torch.memory_format:
 def normalize_in_groups(network: nn.Module, groups: int) -> None:
     """Let every batch norm inside take its statistics over `groups` equal parts of the batch.
 
-    The parts are consecutive rows of the batch of all processes. Parameters, statistics and their
-    names stay as they are. Batch norms that are in groups already are left alone, and so are all
-    where one process has one group: the usual ones do that.
-
-    Args:
-        network: Changed in place.
-        groups: At least 1.
+    The parts are consecutive rows of the batch of all processes. The network is changed in place;
+    parameters, statistics and their names stay. Batch norms that are in groups already stay, and
+    so do all where one process has one group.
     """
     if groups == 1 and world_size() == 1:
         return
@@ -100,13 +96,11 @@ def normalize_in_groups(network: nn.Module, groups: int) -> None:
 
 
 def normalize_by_chunk(network: nn.Module, groups: int) -> None:
-    """Let every batch norm inside take its statistics over the rows it is shown at a time.
-
-    Parameters, statistics and their names stay as they are.
+    """Let every batch norm inside take its statistics over one chunk at a time.
 
     Args:
-        network: Changed in place. It has to be run within `one_pass`.
-        groups: How many chunks the batch has.
+        network: Changed in place, to be run within `accumulate_statistics`.
+        groups: Number of chunks of the batch.
 
     Raises:
         UsageError: If a batch norm has other groups.
@@ -123,31 +117,31 @@ def normalize_by_chunk(network: nn.Module, groups: int) -> None:
 
 
 @contextmanager
-def one_pass(network: nn.Module) -> Iterator[None]:
-    """Show a network its rows, chunk by chunk, in a `with` block; its statistics move once, after.
+def accumulate_statistics(network: nn.Module) -> Iterator[None]:
+    """Run a network chunk by chunk in a `with` block; running statistics are updated once, after.
 
-    They become what `GroupedBatchNorm` makes of them. What is computed again later, for the
-    gradients, does not count.
+    They are those of `GroupedBatchNorm`. The second run of a chunk, for the gradients, is outside
+    of the block and does not count.
     """
     norms = [module for module in network.modules() if isinstance(module, ChunkedBatchNorm)]
     for norm in norms:
-        norm.seen = []
+        norm.chunks = []
     try:
         yield
-        _move_once([norm for norm in norms if norm.seen])
+        _update_running([norm for norm in norms if norm.chunks])
     finally:
         for norm in norms:
-            norm.seen = None
+            norm.chunks = None
 
 
 @torch.no_grad()
-def _move_once(norms: list["ChunkedBatchNorm"]) -> None:
-    """Running statistics become the means over the chunks of all processes."""
+def _update_running(norms: list["ChunkedBatchNorm"]) -> None:
+    """Set running statistics to the means over the chunks of all processes."""
     if not norms:
         return
-    own = [torch.stack(norm.seen or []).mean(dim=0) for norm in norms]
-    found = gather(torch.cat(own, dim=1)[None]).mean(dim=0)  # one message, however many norms
-    for norm, (mean, var) in zip(norms, found.split([x.shape[1] for x in own], 1), strict=True):
+    own = [torch.stack(norm.chunks or []).mean(dim=0) for norm in norms]
+    mean_var = gather(torch.cat(own, dim=1)[None]).mean(dim=0)  # one message for all norms
+    for norm, (mean, var) in zip(norms, mean_var.split([x.shape[1] for x in own], 1), strict=True):
         norm.num_batches_tracked.add_(1)
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(var)
@@ -160,7 +154,7 @@ def shuffle_bn(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     process's rows in their own order, with gradients to the network but not to `x`.
     """
     order = torch.randperm(len(x) * world_size(), device=x.device)
-    own = share(len(order))
+    own = rows_of_rank(len(order))
     with torch.no_grad():
         shuffled = gather(x)[order[own]]
     return gather(network(shuffled))[order.argsort()[own]]
@@ -172,8 +166,8 @@ class GroupedBatchNorm(_BatchNorm):
     Running statistics, which evaluation uses, are means over the groups.
 
     Args:
-        norm: What it replaces. They share parameters and statistics.
-        groups: Their number: a multiple or a divisor of that of the processes.
+        norm: The batch norm that it replaces and shares parameters and statistics with.
+        groups: A multiple or a divisor of the number of processes.
     """
 
     running_mean: Tensor
@@ -188,13 +182,13 @@ class GroupedBatchNorm(_BatchNorm):
         self.weight, self.bias = norm.weight, norm.bias
         for name, buffer in norm.named_buffers():
             setattr(self, name, buffer)
-        # timm's batch norms go on with these
+        # timm's batch norms apply these afterwards
         self.drop, self.act = (getattr(norm, name, nn.Identity()) for name in ("drop", "act"))
         self.train(norm.training)
 
     @override
     def _check_input_dim(self, input: Tensor) -> None:
-        """Any number of dimensions will do."""
+        """Accept any number of dimensions."""
 
     @override
     def forward(self, x: Float[Tensor, "batch channel *_"]) -> Float[Tensor, "batch channel *_"]:
@@ -204,9 +198,9 @@ class GroupedBatchNorm(_BatchNorm):
             self.num_batches_tracked.add_(1)
         ranks = world_size()
         if self.groups % ranks == 0:
-            return self._finish(self._apart(x, self.groups // ranks))
+            return self._finish(self._own_groups(x, self.groups // ranks))
         if ranks % self.groups == 0:
-            return self._finish(self._together(x))
+            return self._finish(self._shared_group(x))
         raise UsageError(
             f"{ranks} processes cannot share {self.groups} groups of batch statistics evenly; "
             "let one number divide the other"
@@ -216,53 +210,53 @@ class GroupedBatchNorm(_BatchNorm):
         result: Tensor = self.act(self.drop(x))
         return result
 
-    def _apart(self, x: Tensor, groups: int) -> Tensor:
-        """Each group is on one process, with `groups` of them on this one."""
+    def _own_groups(self, x: Tensor, groups: int) -> Tensor:
+        """Normalize `groups` groups, each of which is on this process alone."""
         if len(x) % groups:
             raise UsageError(f"{len(x)} rows cannot be divided evenly into {groups} groups")
-        normalized, statistics = zip(*map(self._alone, x.chunk(groups)), strict=True)
+        normalized, running = zip(*map(self._one_group, x.chunk(groups)), strict=True)
         with torch.no_grad():
-            mean, var = gather(torch.stack(statistics)).mean(dim=0)
+            mean, var = gather(torch.stack(running)).mean(dim=0)
             self.running_mean.copy_(mean)
             self.running_var.copy_(var)
         return torch.cat(normalized)
 
-    def _alone(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """A group on its own: normalized, and what it would make of the running statistics."""
+    def _one_group(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalize a group; also return what it makes of the running statistics."""
         assert self.momentum is not None
         mean, var = self.running_mean.clone(), self.running_var.clone()
         affine = self.weight, self.bias
         normal = F.batch_norm(rows, mean, var, *affine, True, self.momentum, self.eps)
         return normal, torch.stack([mean, var])
 
-    def _together(self, x: Tensor) -> Tensor:
-        """Several processes share a group."""
+    def _shared_group(self, x: Tensor) -> Tensor:
+        """Normalize rows whose group several processes share."""
         assert self.momentum is not None
-        found = gather(torch.stack(statistics(x))[None]).unflatten(0, (self.groups, -1))
-        means, variances = found.unbind(dim=2)  # (groups, processes, channels)
+        gathered = gather(torch.stack(mean_and_variance(x))[None]).unflatten(0, (self.groups, -1))
+        means, variances = gathered.unbind(dim=2)  # (groups, processes, channels)
         mean, var = means.mean(dim=1), variances.mean(dim=1) + means.var(dim=1, correction=0)
         size = x.numel() // x.shape[1] * means.shape[1]
         with torch.no_grad():
             self.running_mean.lerp_(mean.mean(dim=0), self.momentum)
             self.running_var.lerp_(var.mean(dim=0) * size / (size - 1), self.momentum)
-        own = part(self.groups)
-        normal: Tensor = Normalized.apply(
+        own = group_of_rank(self.groups)
+        normal: Tensor = SyncNormalization.apply(
             x, self.weight, self.bias, mean[own], torch.rsqrt(var[own] + self.eps), self.groups
         )
         return normal
 
 
 class ChunkedBatchNorm(GroupedBatchNorm):
-    """A batch norm that is shown one of its groups at a time, within `one_pass`."""
+    """A batch norm that sees one of its groups at a time, within `accumulate_statistics`."""
 
-    seen: list[Tensor] | None = None
-    """What the chunks of a pass made of the running statistics; None outside of it."""
+    chunks: list[Tensor] | None = None
+    """What each chunk so far made of the running statistics; None outside of the block."""
 
     @override
     def forward(self, x: Float[Tensor, "batch channel *_"]) -> Float[Tensor, "batch channel *_"]:
         if not self.training:
             return super().forward(x)
-        normal, statistics = self._alone(x)
-        if self.seen is not None:
-            self.seen.append(statistics)
+        normal, running = self._one_group(x)
+        if self.chunks is not None:
+            self.chunks.append(running)
         return self._finish(normal)

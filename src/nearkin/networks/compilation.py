@@ -1,4 +1,4 @@
-"""Networks compiled by torch, where that pays."""
+"""Networks compiled by torch, where that saves time."""
 
 import shutil
 from importlib.util import find_spec
@@ -11,32 +11,28 @@ from nearkin.distributed import world_size
 from nearkin.errors import UsageError
 from nearkin.networks.branch import Branch
 
-LONG: Final = 5000
+MIN_STEPS: Final = 5000
 """Steps that repay a minute or two of compiling."""
 
 
-def pays(device: torch.device, steps: int) -> bool:
-    """Whether compiled networks are expected to save time, and can be compiled here.
+def should_compile(device: torch.device, steps: int) -> bool:
+    """Return whether compiling is possible here and saves time over that many steps.
 
-    On processors they were measured not to (docs/benchmarks.md).
-
-    Args:
-        device: Where so many steps are to be taken.
-        steps: Of one process, without chunks.
+    On CPUs it was measured not to (docs/benchmarks.md).
     """
     able = find_spec("triton") and any(map(shutil.which, ("cc", "gcc", "clang")))
-    return device.type == "cuda" and steps >= LONG and bool(able)
+    return device.type == "cuda" and steps >= MIN_STEPS and bool(able)
 
 
 def compile_branches(method: nn.Module, *, graphs: bool = False) -> None:
-    """Let torch compile every backbone and projector, when they are first run.
+    """Let torch compile every backbone and projector when they are first run.
 
     Names and state stay as they are, and copies of the method are not compiled. Results are
     close to those of the same networks uncompiled, not equal.
 
     Args:
         method: Changed in place. Objectives, predictors and memories are left alone.
-        graphs: Whether a GPU records what they do, and repeats it at one command.
+        graphs: Whether to use CUDA graphs.
 
     Raises:
         UsageError: If there are several processes or chunks, whose batch statistics cross what is

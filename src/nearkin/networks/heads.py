@@ -1,4 +1,4 @@
-"""From features to classes: heads over known and novel classes, the known ones first."""
+"""Heads from features to classes, the known classes first."""
 
 import torch
 from jaxtyping import Float
@@ -9,15 +9,15 @@ from nearkin.networks.backbone import Backbone
 from nearkin.objectives import look_up, unit
 
 
-def top(features: int, dim: int) -> Backbone:
-    """A layer that learns on top of a frozen network: linear, batch norm, rectifier.
+def trainable_layer(features: int, dim: int) -> Backbone:
+    """Return a layer to train on top of a frozen network: linear, batch norm, ReLU.
 
-    What comes out is not negative, as after the networks of the papers: pseudo-labels by the
+    Its features are not negative, as those of the papers' networks are: pseudo-labels by the
     similarity or the ranks of features rely on that.
 
     Args:
-        features: Numbers in a feature vector of the frozen network.
-        dim: Numbers in a feature vector of the layer.
+        features: Feature dimension of the frozen network.
+        dim: Feature dimension of the layer.
     """
     linear = nn.Linear(features, dim, bias=False)
     return Backbone(nn.Sequential(nn.Flatten(), linear, nn.BatchNorm1d(dim), nn.ReLU()), dim)
@@ -27,9 +27,9 @@ class Heads(nn.Module):
     """A linear head for the known classes and one for the novel ones (Zhong et al. 2021).
 
     Args:
-        features: Numbers in a feature vector.
-        num_known: Classes that have labels.
-        num_novel: Classes to find.
+        features: Feature dimension.
+        num_known: Number of known classes.
+        num_novel: Number of novel classes.
     """
 
     def __init__(self, features: int, num_known: int, num_novel: int) -> None:
@@ -47,7 +47,7 @@ class CosineHead(nn.Module):
     """Cosine similarities to one unit prototype per class, divided by a temperature.
 
     Args:
-        features: Numbers in a feature vector.
+        features: Feature dimension.
         num_classes: Known and novel classes together.
         temperature: Above 0.
     """

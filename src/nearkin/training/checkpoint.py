@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from nearkin import sealed
-from nearkin.distributed import all_reduce_max, is_sharded, undivided
+from nearkin.distributed import all_reduce_max, full_state, is_sharded
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.method import Method
 from nearkin.run.folder import RunFolder
@@ -31,7 +31,7 @@ def not_finite(value: object, place: str = "") -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from not_finite(part, f"{place}.{key}")
-    elif isinstance(value, Tensor) and not undivided(value).isfinite().all():
+    elif isinstance(value, Tensor) and not full_state(value).isfinite().all():
         yield place.removeprefix(".")
 
 
@@ -94,7 +94,7 @@ def save(
     """
     if keep < 1:
         raise UsageError(f"keep is {keep}; at least 1 checkpoint must stay")
-    state = undivided(_state(step, method, optimizer))
+    state = full_state(_state(step, method, optimizer))
     path, content = folder / _name(step), _packed(state, finite)
     try:
         folder.mkdir(parents=True, exist_ok=True)

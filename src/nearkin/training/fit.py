@@ -16,10 +16,10 @@ from nearkin.data.batches import Feed
 from nearkin.distributed import (
     all_reduce_max,
     broadcast_bytes,
-    collect,
+    full_weights,
+    gather_weights,
     is_sharded,
     shard,
-    whole,
     world_size,
 )
 from nearkin.errors import DivergedError
@@ -171,7 +171,7 @@ def fit(
             if stop:
                 interrupts.end(done, stop)
         stop_if_requested(interrupts, total)
-        collect(method, trained)
+        gather_weights(method, trained)
     return start < total
 
 
@@ -294,7 +294,7 @@ def fit_worker(config: TrainConfig, method: Method[Any], batches: Feed) -> None:
                 config, trained, optimizer, fed, start=start, total=total
             ):
                 if evaluation_due(every, done, per_epoch, total):
-                    with whole(method, trained):  # the first needs all parts to evaluate
+                    with full_weights(method, trained):  # the first needs all parts to evaluate
                         pass
                 stop = all_reduce_max(interrupts.stop)
                 if is_sharded(trained) and all_reduce_max(0):  # the first saves
@@ -302,7 +302,7 @@ def fit_worker(config: TrainConfig, method: Method[Any], batches: Feed) -> None:
                 if stop:
                     interrupts.end(done, stop)
             stop_if_requested(interrupts, total)
-            collect(method, trained)
+            gather_weights(method, trained)
     except DivergedError:  # the first keeps the state for a replay
         checkpoint.join_save(done, trained, optimizer, finite=False)
         raise

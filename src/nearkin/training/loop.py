@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from nearkin.data.rng import seeded
-from nearkin.distributed import is_sharded, reading, wrap
+from nearkin.distributed import data_parallel, is_sharded, to_host_async
 from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
@@ -126,7 +126,7 @@ def steps(
         DivergedError: If the loss or a gradient is not finite, before anything is written.
     """
     normalize_in_groups(method, groups=1)
-    model = wrap(method.train())
+    model = data_parallel(method.train())
     device = next(method.parameters()).device
     upcoming = islice(batches, max(0, total - start))
     batch = next(upcoming, None)
@@ -142,7 +142,7 @@ def steps(
                 optimizer.zero_grad(set_to_none=True)
                 found.loss.backward()
             norm = total_norm(method, gradients(method).values())
-            read = reading(torch.stack([found.loss, norm, *found.metrics.values()]).detach())
+            read = to_host_async(torch.stack([found.loss, norm, *found.metrics.values()]).detach())
             batch = next(upcoming, None)
             loss, norm, *metrics = read()
             check_finite(method, loss, norm, step)

@@ -12,7 +12,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.split import Parts
-from nearkin.distributed import whole
+from nearkin.distributed import full_weights
 from nearkin.evaluation.embeddings import encode, encode_pixels
 from nearkin.evaluation.knn import knn, num_neighbors
 from nearkin.evaluation.measure import known
@@ -141,7 +141,7 @@ class PeriodicEvaluation:
         """Return the measures after `done` of `total` steps; none if no evaluation is due."""
         if not evaluation_due(self.every, done, per_epoch, total):
             return {}
-        with whole(self.method, self.trained):
+        with full_weights(self.method, self.trained):
             measured = self.evaluate(self.method)
         verdict = self._alarm.update(measured, done / total)
         if verdict and self.stops and done < total:

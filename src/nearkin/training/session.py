@@ -14,12 +14,12 @@ from nearkin.data.order import Order
 from nearkin.data.rng import seeded
 from nearkin.data.sheets import augmentation_sheet
 from nearkin.data.split import Parts, open_parts
-from nearkin.distributed import broadcast_bytes, choose_device, together
+from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.errors import CheckpointError
 from nearkin.evaluation.encoder import initialize, load, write_encoder
 from nearkin.evaluation.evaluate import evaluate_split, table_lines
 from nearkin.method import Method
-from nearkin.networks.branch import in_chunks
+from nearkin.networks.branch import set_chunk_size
 from nearkin.networks.compilation import compile_branches
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
@@ -65,7 +65,7 @@ def train_encoder(
     """
     for line in same_data(folder, parts, sources_of(config)):
         log.info(line)
-    with together(config.devices, run_worker, data, network):
+    with training_group(config.devices, run_worker, data, network):
         # The workers build the same method and batches from the same settings.
         broadcast_bytes(json.dumps([asdict(config), str(folder.path)]).encode())
         method, batches = build(config, parts, device, network)
@@ -88,7 +88,7 @@ def train_encoder(
 
 def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
     """Take the first process's steps in another process, with this one's part of every batch."""
-    with together(1, run_worker):
+    with training_group(1, run_worker):
         settings, path = json.loads(broadcast_bytes(b""))
         config = TrainConfig(**settings)
         parts = open_parts(data, config)
@@ -108,7 +108,7 @@ def build(
         method = build_method(config, backbone, parts.train)
     method = method.to(device).to(memory_format=torch.channels_last)
     if config.chunk_size:
-        in_chunks(method, config.chunk_size, int(config.batch_size))
+        set_chunk_size(method, config.chunk_size, int(config.batch_size))
     return method, Batches(
         parts.train,
         views_for(type(method), config.augment),

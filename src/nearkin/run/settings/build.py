@@ -17,7 +17,7 @@ from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk, free_memory
 from nearkin.data.images import Images
 from nearkin.data.views import View
-from nearkin.distributed import native_precision, num_processes, own_cpus
+from nearkin.distributed import cpus_per_process, native_precision, num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.extensions import absolute, is_reference, load_extension, source_of
 from nearkin.method import Defaults, Method
@@ -79,7 +79,9 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         augment=_or(config.augment, lambda: stored_views(augment_for(chosen, images, size))),
         backbone=_or(config.backbone, lambda: backbone_for(size, device)),
         epochs=_or(config.epochs, lambda: epochs_for(len(images), size, device)),
-        workers=_or(config.workers, lambda: 0 if images.is_small else own_cpus(config.devices)),
+        workers=_or(
+            config.workers, lambda: 0 if images.is_small else cpus_per_process(config.devices)
+        ),
         cache=_or(config.cache, lambda: _cache(images, size, processes)),
         options=method_options(
             config.method, config.options, len(images), batch, config.chunk_size
@@ -88,7 +90,9 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     )
     look = _or(config.evaluate_every, lambda: max(1, int(resolved.epochs) // 20))
     alone = processes == 1 and not config.chunk_size
-    pays = alone and compilation.pays(device, int(resolved.epochs) * len(images) // batch)
+    pays = alone and compilation.should_compile(
+        device, int(resolved.epochs) * len(images) // batch
+    )
     compiled = _or(config.compile, lambda: "on" if pays else "off")
     return replace(resolved, evaluate_every=look, compile=compiled)
 
@@ -199,11 +203,11 @@ def build_method(config: TrainConfig, backbone: Backbone, images: Images) -> Met
 
 def named_backbone(config: TrainConfig, network: nn.Module | None) -> Backbone:
     """The backbone a resolved configuration names, or the user's own network."""
-    from nearkin.networks.backbone import adopt, build_backbone
+    from nearkin.networks.backbone import as_backbone, build_backbone
 
     size = int(config.image_size)
     return (
-        adopt(copy.deepcopy(network), size)
+        as_backbone(copy.deepcopy(network), size)
         if network is not None
         else build_backbone(config.backbone, size)
     )
