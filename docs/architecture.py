@@ -40,6 +40,7 @@ ROOMS = {
     "methods": "one file per paper",
     "method": "what a method is: forward reads, commit writes",
     "measures": "neighbors, k-means, matching, intervals; pure functions",
+    "transforms": "views as a transform for any DataLoader",
     "networks": "backbones, projectors, momentum encoders, batch norm in groups",
     "memory": "queue and memory bank",
     "data": "images from anywhere, views, order, split, duplicates, cache",
