@@ -24,7 +24,7 @@ from sklearn.datasets import load_digits
 from nearkin.cli import main
 from nearkin.data.labels import Annotations
 from nearkin.discovery import assignments, clusters
-from nearkin.discovery.data import accepted
+from nearkin.discovery.data import accepted_classes
 from nearkin.tables import read_csv
 
 KNOWN, CLASSES, EACH = 5, 8, 24
@@ -746,13 +746,13 @@ def test_only_sure_images_of_named_classes_are_accepted(tmp_path):
     folder = finished_by_hand(
         tmp_path / "run", written, [("new-1", " cat "), ("new-2", ""), ("new-3", "cat")]
     )
-    assert accepted(folder) == {"1.png": "cat", "4.png": "cat"}
+    assert accepted_classes(folder) == {"1.png": "cat", "4.png": "cat"}
 
 
 @pytest.mark.parametrize("path", ["-1.png", "+1.png", "=1.png", "@1.png", "'1.png", "'-1.png"])
 def test_images_with_names_that_a_spreadsheet_would_take_for_formulas_are_accepted(path, tmp_path):
     folder = finished_by_hand(tmp_path / "run", [(path, "new-1", "core")], [("new-1", "cat")])
-    assert accepted(folder) == {path: "cat"}
+    assert accepted_classes(folder) == {path: "cat"}
 
 
 def test_what_cannot_be_accepted_is_refused(found, flat, encoder, tmp_path, capsys):
@@ -930,4 +930,4 @@ def test_tables_are_read_as_they_were_written(tmp_path):
     known, _ = Annotations(["-a", "b"], [], []).numbered()
     folder = finished_by_hand(tmp_path / "run", [("1.png", known[0], "core")], [(known[0], "c")])
     assert [dict(row)["name"] for row in read_csv(folder / "clusters.csv")] == ["c"]
-    assert accepted(folder) == {"1.png": "c"}
+    assert accepted_classes(folder) == {"1.png": "c"}

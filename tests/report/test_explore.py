@@ -23,7 +23,7 @@ import nearkin
 from nearkin.cli import main
 from nearkin.discovery import assignments as assigned
 from nearkin.discovery import clusters as clustered
-from nearkin.discovery.data import accepted
+from nearkin.discovery.data import accepted_classes
 from nearkin.run.folder import RunFolder
 from nearkin.tables import write_csv
 
@@ -212,7 +212,7 @@ def test_what_is_no_image_is_not_searched_for(page, hostile):
 def test_classes_are_named_merged_and_split_in_the_run(page, explored):
     run, _ = explored
     page.post("/name", {"clusters": ["new-1"], "name": "squares"})
-    assert set(accepted(run).values()) == {"squares"}
+    assert set(accepted_classes(run).values()) == {"squares"}
     page.post("/split", {"numbers": [3, 4], "name": HOSTILE})
     now = page.post("/name", {"clusters": ["new-1", "new-2"], "name": "rest"})
     assert json.loads(page.get("/classes")) == now
@@ -221,7 +221,7 @@ def test_classes_are_named_merged_and_split_in_the_run(page, explored):
     assert list(now["cluster_of"].items())[:5] == [
         ("1", "new-1"), ("2", "new-1"), ("3", "new-3"), ("4", "new-3"), ("5", "new-1"),
     ]  # fmt: skip
-    assert accepted(run)["02.png"] == HOSTILE
+    assert accepted_classes(run)["02.png"] == HOSTILE
     assert "came with a label" in page.refused("/split", {"numbers": [0], "name": ""}, 400)
     for number in (14, -1, 2**62):
         assert "from 0 to 13" in page.refused("/split", {"numbers": [number], "name": ""}, 400)
@@ -275,7 +275,7 @@ def test_two_explore_one_run(page, explored, tmp_path):
         page.post("/name", {"clusters": ["new-1"], "name": "ours"})
         other.post("/name", {"clusters": ["new-2"], "name": "theirs"})
         assert ended(other, signal.SIGTERM) == (0, "")
-    assert set(accepted(run).values()) == {"ours", "theirs"}
+    assert set(accepted_classes(run).values()) == {"ours", "theirs"}
     assert RunFolder(run).found_clusters.read_bytes() == before
 
 

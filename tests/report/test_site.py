@@ -10,7 +10,7 @@ import pytest
 
 from nearkin.discovery import assignments as assigned
 from nearkin.discovery import clusters as clustered
-from nearkin.discovery.data import accepted
+from nearkin.discovery.data import accepted_classes
 from nearkin.errors import CheckpointError, OutputError, UsageError
 from nearkin.report.site import class_names, classes, name_classes, split_off
 from nearkin.run.folder import RunFolder, clear
@@ -61,15 +61,15 @@ def state(folder):
 
 def test_a_named_class_is_what_a_second_round_accepts(folder):
     name_classes(folder, ["new-1"], "  violins ")
-    assert accepted(folder.path) == {"a": "violins", "b": "violins"}
+    assert accepted_classes(folder.path) == {"a": "violins", "b": "violins"}
     name_classes(folder, ["new-1"], "")
     with pytest.raises(UsageError, match="names no class"):
-        accepted(folder.path)
+        accepted_classes(folder.path)
 
 
 def test_merged_classes_are_one_to_a_second_round(folder):
     name_classes(folder, ["new-1", "new-3", "cats"], "=violins")
-    assert accepted(folder.path) == dict.fromkeys(["a", "b", "=f", "g\udcff"], "=violins")
+    assert accepted_classes(folder.path) == dict.fromkeys(["a", "b", "=f", "g\udcff"], "=violins")
     assert column(folder.clusters, "name") == ["=violins", "=violins", "", "=violins", ""]
     assert class_names(folder) == {
         **dict.fromkeys(["a", "b", "c", "=f", "g\udcff"], "=violins"),
@@ -80,7 +80,7 @@ def test_merged_classes_are_one_to_a_second_round(folder):
 
 def test_split_images_are_a_class_and_sure_to_be_of_it(folder):
     assert split_off(folder, {"c", "e", "g\udcff"}, "violas") == "new-4"
-    assert accepted(folder.path) == dict.fromkeys(["c", "e", "g\udcff"], "violas")
+    assert accepted_classes(folder.path) == dict.fromkeys(["c", "e", "g\udcff"], "violas")
     assert column(folder.clusters, "cluster") == [
         "cats",
         "new-1",
@@ -163,7 +163,7 @@ def test_a_name_is_one_plain_line(folder, name):
 @pytest.mark.parametrize("name", ["x" * 100, "'=1+1", "@me", 'Geige, "rot"; 小提琴', "</script>"])
 def test_any_other_name_comes_back_as_it_was(folder, name):
     name_classes(folder, ["new-1"], name)
-    assert set(accepted(folder.path).values()) == {name}
+    assert set(accepted_classes(folder.path).values()) == {name}
 
 
 def test_what_is_not_there_is_refused(folder, tmp_path):
@@ -239,7 +239,7 @@ def test_no_image_is_without_a_class_whenever_it_ends(folder, monkeypatch, synce
     known = set(column(folder.clusters, "cluster"))
     assert set(column(folder.assignments, "cluster")) <= known
     assert split_off(folder, {"c", "d"}, "violas") == ("new-6" if "new-4" in known else "new-4")
-    assert accepted(folder.path) == {"c": "violas", "d": "violas"}
+    assert accepted_classes(folder.path) == {"c": "violas", "d": "violas"}
     assert column(folder.found_assignments, "cluster") == list(IN.values())
 
 

@@ -31,12 +31,14 @@ from nearkin.run.settings.options import known_classes, known_labels
 from nearkin.tables import read_csv
 from nearkin.types import UNKNOWN
 
+BATCH_SIZE: Final = 128
+
 
 @dataclass(frozen=True, eq=False)
 class DiscoveryTask:
-    """Images to learn classes from.
+    """Images to learn classes from, as seen by everything that trains.
 
-    A hidden class is unlabeled here, whatever else is known about it.
+    Images of hidden classes have no label here, whatever else is known about them.
     """
 
     label: Int64[np.ndarray, " images"]
@@ -58,75 +60,73 @@ class DiscoveryTask:
 
 
 @dataclass(frozen=True, eq=False)
-class Labeled:
-    """Images, some of which come with a known class."""
+class LabeledImages:
+    """The data and, among them, labeled images from outside the data."""
 
     images: Images
-    """The data and, among them, the labeled images from outside. Their labels are the known
-    ones and no others, so that nothing that comes after can see what is hidden."""
+    """Their labels are the known classes and no others, so nothing can see what is hidden."""
     own: Bool[np.ndarray, " images"]
-    """Whether an image is one of the data, not added from outside."""
+    """Whether an image is one of the data."""
     notes: tuple[str, ...] = ()
     """What the user should know about the labels, one line each."""
 
     @property
     def label(self) -> Int64[np.ndarray, " images"]:
-        """Each image's known class, from 0, or `UNKNOWN`."""
+        """Known classes, from 0, or `UNKNOWN`."""
         return self.images.labels
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the known classes, in order."""
+        """Names of the known classes."""
         return self.images.classes
 
 
-def label_images(images: Images, labeled: str, known: str) -> Labeled:
-    """Find out which images come with a known class, and add those that the data do not have.
+def label_images(images: Images, labeled: str, known: str) -> LabeledImages:
+    """Find the images that come with a known class, and add those that the data do not have.
 
     Args:
         images: The data.
         labeled: Class folders, an archive of them, arrays with labels, or a table with the
             columns path and label. A labeled image is one of the data if its path says so, or
             if the data have exact copies of it, which are then all labeled. All others are
-            added: their names are their absolute paths.
-        known: Instead: names, after commas, of classes whose labels in the data count. The
+            added under their absolute paths.
+        known: Instead: comma-separated names of classes whose labels in the data count. The
             labels of a benchmark may contradict each other, so copies are not looked for.
 
     Raises:
-        UsageError: Both or none of the two are given, or `known` cannot be carried out.
-        DataError: What is labeled cannot be read or does not exist, gives one image two
-            classes, knows fewer than two classes, or leaves nothing to discover.
+        UsageError: If both or none are given, or `known` cannot be carried out.
+        DataError: If the labels cannot be read, contradict each other, name fewer than two
+            classes, or leave nothing to discover.
     """
     if bool(labeled) == bool(known):
         raise UsageError("say which classes are known: either --labeled PATH, or --known A,B")
-    found = _by_name(images, known) if known else _by_image(images, labeled)
-    counts = np.bincount(found.label[found.label != UNKNOWN])
-    single = [found.classes[number] for number in np.flatnonzero(counts == 1)]
+    result = _by_name(images, known) if known else _by_image(images, labeled)
+    counts = np.bincount(result.label[result.label != UNKNOWN])
+    single = [result.classes[number] for number in np.flatnonzero(counts == 1)]
     if not single:
-        return found
+        return result
     note = f"{len(single)} of {len(counts)} known classes have one image only"
-    return replace(found, notes=(*found.notes, f"{note}, such as {examples(single)}"))
+    return replace(result, notes=(*result.notes, f"{note}, such as {examples(single)}"))
 
 
-def _by_name(images: Images, known: str) -> Labeled:
+def _by_name(images: Images, known: str) -> LabeledImages:
     config = TrainConfig(method="ncl", known=known)
-    names = known_classes(config)
-    label = known_labels(config, images)
+    names, label = known_classes(config), known_labels(config, images)
     if label is None or len(names) < 2:
         raise UsageError(f"--known {known}: name at least two classes")
     if (label != UNKNOWN).all():
         raise UsageError("--known names all classes, so none is left to discover; omit some")
     named = replace(images, labels=label, classes=tuple(names))
-    return Labeled(named, np.ones(len(images), bool))
+    return LabeledImages(named, np.ones(len(images), bool))
 
 
-def _by_image(images: Images, labeled: str) -> Labeled:
-    found = recognize(images, labeled)
-    added = {found.prefix + name for name in found.outside.names}
-    everything = union(images, found.outside, found.prefix)
+def _by_image(images: Images, labeled: str) -> LabeledImages:
+    recognized = recognize(images, labeled)
+    added = {recognized.prefix + name for name in recognized.outside.names}
+    everything = union(images, recognized.outside, recognized.prefix)
     own = np.array([name not in added for name in everything.names], bool)
-    said = [found.classes.get(name, "") for name in everything.names]
-    merged, keep = _merge_copies(everything, said, own)
+    labels = [recognized.classes.get(name, "") for name in everything.names]
+    merged, keep = _merge_copies(everything, labels, own)
     classes, numbers = Annotations([merged[row] for row in keep], [], []).numbered()
     if len(classes) < 2:
         raise DataError(
@@ -138,43 +138,40 @@ def _by_image(images: Images, labeled: str) -> Labeled:
             f"{labeled}: labels all {len(numbers)} images, so nothing is left to discover; "
             "give images without a label, too"
         )
-    kept = everything.subset(keep) if added or found.outside.bad else images
+    kept = everything.subset(keep) if added or recognized.outside.bad else images
     notes = []
-    lost = sorted(found.classes.keys() - set(everything.names))
+    lost = sorted(recognized.classes.keys() - set(everything.names))
     if lost:
         notes.append(f"{len(lost)} labeled files cannot be used, such as {examples(lost)}")
-    spread = sum(merged[row] != said[row] for row in np.flatnonzero(own))
+    spread = sum(merged[row] != labels[row] for row in np.flatnonzero(own))
     if spread:
         notes.append(f"{spread} images of the data are labeled as exact copies of labeled ones")
-    return Labeled(replace(kept, labels=numbers, classes=classes), own[keep], tuple(notes))
+    return LabeledImages(replace(kept, labels=numbers, classes=classes), own[keep], tuple(notes))
 
 
 def _merge_copies(
-    images: Images, said: Sequence[str], own: Bool[np.ndarray, " images"]
+    images: Images, labels: Sequence[str], own: Bool[np.ndarray, " images"]
 ) -> tuple[list[str], Int64[np.ndarray, " kept"]]:
-    """Label all exact copies of labeled images, and leave those out that need not be added.
+    """Label all exact copies of labeled images, and drop those that need not be added.
 
-    Args:
-        images: All images.
-        said: The class of each, '' for none.
-        own: Whether they are of the data.
+    A copy without its label would be held out or discovered although its class is known.
 
     Returns:
-        The class of each image, copies included, and the rows to keep.
+        The class of each image, '' for none, and the rows to keep.
     """
-    merged, contrary, spare = list(said), list[str](), set[int]()
-    for group in copies(images, [row for row, label in enumerate(said) if label]):
-        classes = {said[row]: row for row in group if said[row]}
+    merged, conflicts, spare = list(labels), list[str](), set[int]()
+    for group in copies(images, [row for row, label in enumerate(labels) if label]):
+        classes = {labels[row]: row for row in group if labels[row]}
         if len(classes) > 1:
             pair = [f"{images.names[row]!r} ({label!r})" for label, row in classes.items()]
-            contrary.append(" and ".join(pair[:2]))
+            conflicts.append(" and ".join(pair[:2]))
         first = next((row for row in group if own[row]), group[0])
         spare.update(row for row in group if row != first and not own[row])
         for row in group:
             merged[row] = min(classes)
-    if contrary:
+    if conflicts:
         raise DataError(
-            f"{len(contrary)} images are labeled as two classes, such as {contrary[0]}, "
+            f"{len(conflicts)} images are labeled as two classes, such as {conflicts[0]}, "
             "which are exact copies; keep one of them"
         )
     return merged, np.array([row for row in range(len(images)) if row not in spare], np.int64)
@@ -183,43 +180,41 @@ def _merge_copies(
 def truth_labels(
     images: Images, truth: str, data_images: Images, classes: Sequence[str]
 ) -> tuple[Int64[np.ndarray, " images"], tuple[str, ...]]:
-    """What is said of the classes of all images, known and hidden; for scoring only.
+    """Return true classes of all images, known and hidden, for scoring only; and their names.
+
+    Known classes keep their numbers, others come after them. `UNKNOWN` for images without a truth
+    and for those that were added to the data.
 
     Args:
-        images: Those of a `Labeled`.
+        images: Those of a `LabeledImages`.
         truth: "data" for the labels that the data carry; a table with the columns path and
             label, paths as in the data; or class folders, an archive of them or arrays, whose
             images have the same paths as the data, or the same but for the class folder.
         data_images: The data, with the labels that they carry.
         classes: Names of the known classes.
 
-    Returns:
-        Each image's class, and the names of all classes: the known ones keep their numbers,
-        and others come after them. `UNKNOWN` for images of which nothing is said, and for
-        those that were added to the data.
-
     Raises:
-        DataError: The truth cannot be read, says nothing of any image, contradicts itself or
-            calls the images of a known class by other names.
+        DataError: If the truth cannot be read, names no image, contradicts itself or calls the
+            images of a known class by other names.
     """
-    said = _truth(truth, data_images)
-    found = [said.get(name, "") for name in images.names]
-    others, _ = Annotations([label for label in found if label not in classes], [], []).numbered()
+    label_of = _truth(truth, data_images)
+    labels = [label_of.get(name, "") for name in images.names]
+    others, _ = Annotations([label for label in labels if label not in classes], [], []).numbered()
     names = (*classes, *others)
     number = {name: number for number, name in enumerate(names)} | {"": UNKNOWN}
-    numbers = np.array([number[label] for label in found], np.int64)
+    numbers = np.array([number[label] for label in labels], np.int64)
     for known, name in enumerate(classes):
-        called = numbers[(images.labels == known) & (numbers != UNKNOWN)]
-        if len(called) and (called != known).all():
+        true = numbers[(images.labels == known) & (numbers != UNKNOWN)]
+        if len(true) and (true != known).all():
             raise DataError(
                 f"--truth {truth}: calls the images of the known class {name!r} "
-                f"{examples(names[other] for other in np.unique(called))}; use one name for both"
+                f"{examples(names[other] for other in np.unique(true))}; use one name for both"
             )
     return numbers, names
 
 
 def _truth(truth: str, data: Images) -> Mapping[str, str]:
-    """The class of each image by its name in the data."""
+    """Return the true class of each image by its name in the data."""
     if truth == "data":
         if not data.classes:
             raise DataError("--truth data: the data carry no labels; give a table or folders")
@@ -228,22 +223,22 @@ def _truth(truth: str, data: Images) -> Mapping[str, str]:
         table = Path(truth).expanduser()
         rows, _ = match(table, read_table(table, ("path", "label")), data.names)
         return {name: row.label for name, row in rows.items()}
-    images, said = read_classes(truth)
+    images, labels = read_classes(truth)
     own = set(data.names)
-    found: dict[str, str] = {}
-    for written, label in zip(images.names, said, strict=True):
-        name = written if written in own else basename(written)
-        if name in own and found.setdefault(name, label) != label:
+    label_of: dict[str, str] = {}
+    for path, label in zip(images.names, labels, strict=True):
+        name = path if path in own else basename(path)
+        if name in own and label_of.setdefault(name, label) != label:
             raise DataError(
-                f"--truth {truth}: {name!r} is of the classes {found[name]!r} and {label!r}; "
+                f"--truth {truth}: {name!r} is of the classes {label_of[name]!r} and {label!r}; "
                 "give a table with the columns path and label"
             )
-    if not found:
+    if not label_of:
         raise DataError(
             f"--truth {truth}: has {examples(images.names)}, but the data have "
             f"{examples(data.names)}; keep the same paths"
         )
-    return found
+    return label_of
 
 
 def check_disjoint(
@@ -252,37 +247,30 @@ def check_disjoint(
     names: Sequence[str],
     mode: str,
 ) -> None:
-    """Refuse, in mode ncd, unlabeled images that are of a known class.
-
-    Args:
-        truth: Each image's class, or `UNKNOWN`.
-        label: Each image's known class, or `UNKNOWN`.
-        names: Those of all classes.
-        mode: ncd for classes that are either known or novel, gcd for any.
+    """Refuse, in mode ncd, unlabeled images whose true class is a known one.
 
     Raises:
-        DataError: There are some, by the truth; the number for each class.
+        DataError: With the number of such images in each class.
     """
     hidden = truth[(label == UNKNOWN) & (truth != UNKNOWN)]
     classes, counts = np.unique(hidden[np.isin(hidden, label)], return_counts=True)
     if mode == "gcd" or len(classes) == 0:
         return
-    found = zip(classes.tolist(), counts.tolist(), strict=True)
-    listed = ", ".join(f"{names[number]!r} ({count})" for number, count in found)
+    pairs = zip(classes.tolist(), counts.tolist(), strict=True)
+    listed = ", ".join(f"{names[number]!r} ({count})" for number, count in pairs)
     raise DataError(
         f"{counts.sum()} unlabeled images are of known classes, by the truth: {listed}; "
         "take --mode gcd, or label them"
     )
 
 
-def accepted(run: Path) -> dict[str, str]:
-    """The class of every image that is sure to be of a class with a name, by its path.
+def accepted_classes(run: Path) -> dict[str, str]:
+    """Return the names that the user gave to the classes of core images, by image path.
 
-    A class has a name if there is one in the column name of clusters.csv; an image is sure if
-    it is flagged as core. Two classes of one name become one.
+    Only images flagged as core are sure enough to train on. Two classes of one name become one.
 
     Raises:
-        UsageError: If this is no finished discovery, or no class has a name.
+        UsageError: If this is no finished discovery, or clusters.csv names no class.
     """
     folder = RunFolder(run)
     if not (folder.clusters.exists() and folder.assignments.exists()):
@@ -297,40 +285,33 @@ def accepted(run: Path) -> dict[str, str]:
     }
 
 
-def accept(labeled: Labeled, run: Path) -> Labeled:
+def accept(labeled: LabeledImages, run: Path) -> LabeledImages:
     """Label the images of accepted classes too. Known classes keep their numbers."""
-    found, images = accepted(run), labeled.images
-    new, _ = Annotations(list(set(found.values()) - set(labeled.classes)), [], []).numbered()
+    accepted, images = accepted_classes(run), labeled.images
+    unseen = list(set(accepted.values()) - set(labeled.classes))
+    new, _ = Annotations(unseen, [], []).numbered()
     classes = (*labeled.classes, *new)
     number = {name: position for position, name in enumerate(classes)}
     label = labeled.label.copy()
     for row in np.flatnonzero(label == UNKNOWN).tolist():
-        if images.names[row] in found:
-            label[row] = number[found[images.names[row]]]
-    note = f"{int((label != labeled.label).sum())} images of {len(set(found.values()))} classes "
-    note += f"accepted from {run}"
-    return replace(
-        labeled,
-        images=replace(images, labels=label, classes=classes),
-        notes=(*labeled.notes, note),
-    )
-
-
-BATCH_SIZE: Final = 128
+        if images.names[row] in accepted:
+            label[row] = number[accepted[images.names[row]]]
+    count = int((label != labeled.label).sum())
+    note = f"{count} images of {len(set(accepted.values()))} classes accepted from {run}"
+    labeled_images = replace(images, labels=label, classes=classes)
+    return replace(labeled, images=labeled_images, notes=(*labeled.notes, note))
 
 
 @dataclass(frozen=True, eq=False)
 class DiscoveryData:
-    """Images, what is known of them, and what is true of them.
-
-    `parts.images` carries the known labels and no others.
-    """
+    """Images with their split, their known classes and their truth."""
 
     parts: Parts
+    """`parts.images` carries the known labels and no others."""
     own: Bool[np.ndarray, " images"]
     """Whether an image is one of the data, and not a labeled one from outside."""
     truth: Int64[np.ndarray, " images"] | None
-    """Classes, for scoring only; the known ones have their numbers, others come after them."""
+    """True classes, for scoring only; known ones keep their numbers, others come after them."""
     names: tuple[str, ...]
     """Of all true classes, or of the known ones if there is no truth."""
     notes: tuple[str, ...]
@@ -342,22 +323,16 @@ class DiscoveryData:
 
     @property
     def label(self) -> Int64[np.ndarray, " images"]:
-        """Each image's known class, `UNKNOWN` for the others."""
+        """Known classes, `UNKNOWN` for images without one."""
         return self.images.labels
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the known classes."""
+        """Names of the known classes."""
         return self.images.classes
 
-    def learned(self) -> Bool[np.ndarray, " images"]:
-        """Which images are learned from."""
-        learned = np.zeros(len(self.images), bool)
-        learned[self.parts.train_rows] = True
-        return learned
-
     def lines(self) -> Iterator[str]:
-        """What there is, for people."""
+        """Describe the data for the log."""
         labeled = int((self.label != UNKNOWN).sum())
         outside = int((~self.own).sum())
         added = f", {outside} of them from outside the data" if outside else ""
@@ -369,30 +344,53 @@ class DiscoveryData:
         )
         yield from self.notes
 
+    def pretraining_parts(self, share: float, seed: int) -> Parts:
+        """Return the split of the data alone, without labels, for the first stage.
+
+        Workers open and split the data on their own, so this is the split that they find.
+        """
+        labels = np.full(len(self.images), UNKNOWN)
+        unlabeled = replace(self.images, labels=labels, classes=())
+        if self.own.all():
+            return replace(self.parts, images=unlabeled)
+        return divide(unlabeled.subset(np.flatnonzero(self.own)), share, seed)
+
+    def without(self, bad_rows: set[int]) -> "DiscoveryData":
+        """Return the same images less those that turned out unreadable."""
+        if not bad_rows:
+            return self
+        keep = np.setdiff1d(np.arange(len(self.images)), sorted(bad_rows))
+        position = np.full(len(self.images), UNKNOWN)
+        position[keep] = np.arange(len(keep))
+        train, test = position[self.parts.train_rows], position[self.parts.test_rows]
+        parts = Parts(self.images.subset(keep), train[train >= 0], test[test >= 0])
+        truth = None if self.truth is None else self.truth[keep]
+        return replace(self, parts=parts, own=self.own[keep], truth=truth)
+
 
 def open_discovery_data(
     data: Any,
     config: DiscoverConfig,
-    listed: Path | None = None,
+    bad_files: Path | None = None,
     on_progress: ProgressCallback = ignore_progress,
 ) -> DiscoveryData:
-    """Open the data and find out what is known of each image.
+    """Open the data, find the known class of each image, and hold images out.
 
-    The images that an earlier run held out are held out again, if it had the same data.
+    The images that the run of the encoder held out are held out again, if it had the same data.
 
     Args:
         data: What `open_images` takes.
         config: Settings.
-        listed: The file to list unreadable images in.
-        on_progress: Hears how far the looks at all files are.
+        bad_files: The file to list unreadable images in.
+        on_progress: Receives how many files have been read.
 
     Raises:
         DataError: If the images or the labels cannot be used.
         UsageError: If the settings contradict each other.
     """
     opened = open_images(data, full=config.scan == "full", on_progress=on_progress)
-    if listed is not None:
-        write_bad_files(listed, opened)
+    if bad_files is not None:
+        write_bad_files(bad_files, opened)
     refuse_bad(opened, config.max_bad)
     labeled = label_images(opened, config.labeled, config.known)
     if config.accept:
@@ -406,32 +404,21 @@ def open_discovery_data(
 
 
 def division(data: Any, config: DiscoverConfig) -> tuple[float, int]:
-    """The share that is held out and the seed that decides which images these are."""
+    """Return the share of images to hold out, and the seed that decides which."""
     run = RunFolder(Path(config.from_run))
     if config.from_run and run.config.exists():
         earlier, its_data = run.settings()
+        # An image that the encoder was trained on is no held-out image of the discovery.
         if its_data == data_name(data):
             return earlier.val, earlier.seed
     return config.val, config.seed
 
 
-def pretraining_parts(dataset: DiscoveryData, share: float, seed: int) -> Parts:
-    """Return the data, without labels and without labeled images from outside, and their split.
-
-    Workers open and split the data on their own, so this must be the split that they find.
-    """
-    images = dataset.images
-    unlabeled = replace(images, labels=np.full(len(images), UNKNOWN), classes=())
-    if dataset.own.all():
-        return replace(dataset.parts, images=unlabeled)
-    return divide(unlabeled.subset(np.flatnonzero(dataset.own)), share, seed)
-
-
 def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
-    """Images per step in the stages that learn from labels, as far as there are enough.
+    """Return the batch size of the stages that learn from labels.
 
     Raises:
-        UsageError: If there are fewer, or processes that share a network cannot divide them.
+        UsageError: If there are fewer images, or workers cannot divide a batch evenly.
     """
     count, processes = len(dataset.parts.train_rows), num_processes(config.devices)
     batch = min(BATCH_SIZE, count) if config.batch_size == "auto" else config.batch_size
@@ -445,16 +432,3 @@ def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
             f"multiple of {processes}"
         )
     return batch
-
-
-def without(dataset: DiscoveryData, bad: set[int]) -> DiscoveryData:
-    """The same images less those that turned out unreadable."""
-    if not bad:
-        return dataset
-    keep = np.setdiff1d(np.arange(len(dataset.images)), sorted(bad))
-    place = np.full(len(dataset.images), UNKNOWN)
-    place[keep] = np.arange(len(keep))
-    train, test = (place[rows] for rows in (dataset.parts.train_rows, dataset.parts.test_rows))
-    parts = Parts(dataset.images.subset(keep), train[train >= 0], test[test >= 0])
-    truth = None if dataset.truth is None else dataset.truth[keep]
-    return replace(dataset, parts=parts, own=dataset.own[keep], truth=truth)

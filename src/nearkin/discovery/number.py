@@ -1,4 +1,4 @@
-"""How many novel classes there are, as far as clusters can tell: three estimates, an interval."""
+"""The number of novel classes, by three rules, with an interval."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, median_high
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -24,25 +25,19 @@ from nearkin.tables import replace_text, usable
 from nearkin.types import UNKNOWN
 
 ROWS: Final = 4000
-"""Images that a repetition draws at most."""
-
-COMPARED: Final = 1500
-"""Of those, the ones that a silhouette compares with each other."""
-
+"""Images per repetition, at most."""
+SILHOUETTE_ROWS: Final = 1500
+"""Images of these whose silhouettes are measured, which takes all distances between them."""
 REPETITIONS: Final = 3
 """Draws of images, of held-out classes and of first centers."""
-
 STARTS: Final = 3
 """Starts of each k-means, in each repetition."""
-
 COARSE: Final = 10
 """Numbers tried before those around the best."""
-
 HELD_OUT: Final = 0.3
-"""Share of the known classes that the DTC rule looks for as if they were novel."""
-
+"""Share of the known classes that the DTC rule treats as novel."""
 TINY: Final = 0.01
-"""To the DTC rule, a cluster smaller than this share of the largest is no class."""
+"""The DTC rule counts no cluster smaller than this share of the largest."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +47,12 @@ class NumberOfClasses:
     chosen: int
     """The median of the estimates."""
     low: int
-    """The least estimate of any rule in any repetition."""
     high: int
-    """The largest."""
+    """The least and the largest estimate of any rule in any repetition."""
     estimates: Mapping[str, int]
-    """By `silhouette`, `dtc` and `gcd`; the latter two only with two known classes or more."""
+    """By rule: `silhouette` and, with two known classes or more, `dtc` and `gcd`."""
     curves: Mapping[str, list[tuple[int, float]]]
-    """By the same names, for each number of novel classes tried: the silhouette, the accuracy on
-    held-out classes and that on known classes, the mean over the repetitions."""
+    """By rule: its criterion for each number tried, the mean over the repetitions."""
 
 
 def number_of_novel_classes(
@@ -70,25 +63,25 @@ def number_of_novel_classes(
     seed: int,
     most: int | None = None,
 ) -> NumberOfClasses:
-    """Estimate the number of classes that nobody named, by three rules.
+    """Estimate the number of novel classes by three rules.
 
-    - `silhouette` (Rousseeuw 1987): the k-means whose clusters are best apart for their width; of
-      unlabeled images alone if classes are disjoint, else of all, with known classes fixed.
+    - `silhouette` (Rousseeuw 1987): the k-means with the best silhouette; of unlabeled images only
+      if classes are disjoint, else of all, with known classes fixed.
     - `dtc` (Han et al. 2019): some known classes are held out and clustered with the unlabeled
       images, the others are fixed. Halfway between the numbers that find the held-out classes
       best and that have the best silhouette, less held-out classes and tiny clusters.
     - `gcd` (Vaze et al. 2022): the plain k-means of all that finds the known classes best, less
       known classes and clusters that hold at least half the usual share of labeled images.
 
-    Many numbers find classes equally well; the largest, as the DTC rule has it, is too large. Here
-    the best silhouette, of all images, decides among those whose accuracy is within the 95 %
-    interval of the best. Numbers tried are coarse at first, then fine around the best.
+    Many numbers find classes equally well, and the largest of them, which the DTC rule takes, is
+    too large. Here the best silhouette, of all images, decides among those whose accuracy is in
+    the 95 % interval of the best. Numbers tried are coarse at first, then fine around the best.
 
     Args:
         features: One row per image; only directions count.
         label: The known class of each image, or `UNKNOWN`.
         disjoint: Whether no unlabeled image is of a known class.
-        seed: Decides all draws.
+        seed: Random seed.
         most: The largest number tried; if None, one for 20 unlabeled images, at most 100.
 
     Raises:
@@ -105,12 +98,13 @@ def number_of_novel_classes(
     samples = [_draw(features, label, disjoint, each) for each in seeds]
     rules = RULES if samples[0].num_known > 1 else {"silhouette": _silhouette}
     searches = {name: _Search(rule, samples, most) for name, rule in rules.items()}
-    found = {name: search.estimate() for name, search in searches.items()}
+    estimates = {name: search.estimate() for name, search in searches.items()}
     every = [s.estimate(slice(r, r + 1)) for s in searches.values() for r in range(REPETITIONS)]
-    every += found.values()
+    every += estimates.values()
     curves = {name: list(search.mean("accuracy").items()) for name, search in searches.items()}
     curves["silhouette"] = list(searches["silhouette"].mean("silhouette").items())
-    return NumberOfClasses(median_high(found.values()), min(every), max(every), found, curves)
+    chosen = median_high(estimates.values())
+    return NumberOfClasses(chosen, min(every), max(every), estimates, curves)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,27 +138,27 @@ def _draw(
 
 
 def _rows(label: Int[np.ndarray, " n"], generator: np.random.Generator) -> Int[np.ndarray, " m"]:
-    """Labeled rows as their share is, of all classes alike, and unlabeled ones for the rest."""
+    """Draw labeled rows by their share, evenly over classes, and unlabeled ones for the rest."""
     order = generator.permutation(len(label))
     order = order[label[order].argsort(kind="stable")]
     _, first, size = np.unique(label[order], return_index=True, return_counts=True)
     turn = np.arange(len(label)) - np.repeat(first, size)  # within the class
     known = label[order] != UNKNOWN
     unlabeled, labeled = order[~known], order[known][turn[known].argsort(kind="stable")]
-    share = np.clip(len(labeled) / len(label), 1 / 8, 1 / 2)  # neither is to be drowned
+    share = np.clip(len(labeled) / len(label), 1 / 8, 1 / 2)  # enough of both for any estimate
     labeled = labeled[: int(ROWS * share)]
     return generator.permutation(np.append(labeled, unlabeled[: ROWS - len(labeled)]))
 
 
 class _Trial(NamedTuple):
-    """What a rule finds for one number of novel classes."""
+    """The result of a rule for one number of novel classes."""
 
     accuracy: float
     labeled: int
-    """How many rows it is the accuracy of."""
+    """Rows behind the accuracy."""
     silhouette: float
     novel: int
-    """How many clusters count."""
+    """Clusters that count as novel classes."""
 
 
 _cluster = partial(constrained_kmeans, starts=STARTS)
@@ -190,8 +184,8 @@ def _dtc(sample: _Sample, k: int) -> _Trial:
 
 def _gcd(sample: _Sample, k: int) -> _Trial:
     total, labeled = sample.num_known + k, sample.label != UNKNOWN
-    nothing = np.full_like(sample.label, UNKNOWN)
-    cluster = _cluster(sample.x, nothing, total, seed=sample.seed).cluster
+    no_labels = np.full_like(sample.label, UNKNOWN)
+    cluster = _cluster(sample.x, no_labels, total, seed=sample.seed).cluster
     accuracy, match = cluster_accuracy(sample.label[labeled], cluster[labeled])
     known, size = list(match), np.bincount(cluster, minlength=total)
     held = np.bincount(cluster[labeled], minlength=total)
@@ -206,17 +200,17 @@ RULES: Final[Mapping[str, Rule]] = {"silhouette": _silhouette, "dtc": _dtc, "gcd
 
 
 def _separation(x: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"]) -> float:
-    """The mean silhouette of the first rows; 0 where they are one cluster, or each its own."""
+    """Return the mean silhouette of the first rows; 0 if they are one cluster, or each its own."""
     from sklearn.metrics import silhouette_score
 
-    some = cluster[:COMPARED]
+    some = cluster[:SILHOUETTE_ROWS]
     if not 1 < len(np.unique(some)) < len(some):
         return 0.0
-    return float(silhouette_score(x[:COMPARED], some))
+    return float(silhouette_score(x[:SILHOUETTE_ROWS], some))
 
 
 class _Search:
-    """Trials of a rule in every repetition, of coarse numbers and then around the best."""
+    """Tries a rule in every repetition, with coarse numbers and then around the best."""
 
     def __init__(self, rule: Rule, samples: Sequence[_Sample], most: int) -> None:
         self.rule, self.samples = rule, samples
@@ -227,16 +221,16 @@ class _Search:
             new = {k for peak in self.peaks() for k in self.beside(peak)}
 
     def trials(self, k: int) -> list[_Trial]:
-        """One in each repetition."""
+        """Return the trial of a number in each repetition."""
         return self.tried.get(k) or [self.rule(sample, k) for sample in self.samples]
 
     def mean(self, name: str, repetitions: slice = slice(None)) -> dict[int, float]:
-        """The mean over repetitions of one thing found, by number."""
+        """Return the mean over repetitions of one field of the trials, by number."""
         tried = sorted(self.tried.items())
         return {k: fmean(getattr(t, name) for t in trials[repetitions]) for k, trials in tried}
 
     def peaks(self, repetitions: slice = slice(None)) -> list[int]:
-        """The number of the best accuracy, and for the DTC rule that of the best silhouette."""
+        """Return the best number by accuracy, and for the DTC rule that by silhouette as well."""
         accuracy, silhouette = (self.mean(x, repetitions) for x in ("accuracy", "silhouette"))
         labeled = self.tried[2][0].labeled
         lowest, _ = wilson(round(max(accuracy.values()) * labeled), labeled)
@@ -245,51 +239,38 @@ class _Search:
         return [max(some, key=silhouette.__getitem__) for some in among]
 
     def beside(self, peak: int) -> list[int]:
-        """Numbers halfway between a peak and those tried around it, while there are any."""
+        """Return untried numbers halfway between a peak and those tried around it."""
         below = max((k for k in self.tried if k < peak), default=peak)
         above = min((k for k in self.tried if k > peak), default=peak)
         return [k for k in ((below + peak) // 2, (peak + above) // 2) if k not in self.tried]
 
     def estimate(self, repetitions: slice = slice(None)) -> int:
-        """The number of clusters that count, halfway between the peaks; at least 1."""
+        """Return the clusters that count, halfway between the peaks; at least 1."""
         middle = ceil(fmean(self.peaks(repetitions)))
         return max(1, median_high(trial.novel for trial in self.trials(middle)[repetitions]))
 
 
-def count_classes(
-    path: Path, kept: CachedFeatures, dataset: DiscoveryData, config: DiscoverConfig
+def estimate_number(
+    path: Path, cached: CachedFeatures, dataset: DiscoveryData, config: DiscoverConfig
 ) -> NumberOfClasses | None:
-    """The estimate in a file, or a new one; None where the number is given.
+    """Return the estimate in a file, or a new one; None where the number is given.
 
-    Only images that are learned from are looked at, by features that no label has touched.
+    Only images that are learned from count, by features that have seen no label.
     """
     if config.classes != "auto":
         return None
     rows = dataset.parts.train_rows
-    if path.exists():
-        return _read(path, len(rows))
-    estimate = number_of_novel_classes(
-        compact(kept.center)[rows],
-        dataset.label[rows],
-        disjoint=config.mode == "ncd",
-        seed=config.seed,
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, json.dumps(asdict(estimate)) + "\n")
-    return estimate
-
-
-def _read(path: Path, most: int) -> NumberOfClasses:
-    with usable(path, "remove it, it will be made again"):
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        curves = stored["curves"].items()
-        found = NumberOfClasses(
-            chosen=int(stored["chosen"]),
-            low=int(stored["low"]),
-            high=int(stored["high"]),
-            estimates={name: int(number) for name, number in stored["estimates"].items()},
-            curves={name: [(int(k), float(v)) for k, v in points] for name, points in curves},
+    if not path.exists():
+        estimate = number_of_novel_classes(
+            compact(cached.center)[rows],
+            dataset.label[rows],
+            disjoint=config.mode == "ncd",
+            seed=config.seed,
         )
-        if not 1 <= found.chosen <= most:
-            raise ValueError(f"{found.chosen} classes of {most} images")
-    return found
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps(asdict(estimate)) + "\n")
+    with usable(path, "remove it, it will be made again"):
+        estimate = msgspec.json.decode(path.read_bytes(), type=NumberOfClasses)
+        if not 1 <= estimate.chosen <= len(rows):
+            raise ValueError(f"{estimate.chosen} classes of {len(rows)} images")
+    return estimate

@@ -14,8 +14,6 @@ from nearkin.discovery.data import (
     DiscoveryTask,
     batch_size,
     division,
-    pretraining_parts,
-    without,
 )
 from nearkin.discovery.features import (
     CachedFeatures,
@@ -26,7 +24,7 @@ from nearkin.discovery.features import (
     extract_features,
 )
 from nearkin.discovery.findings import Finding, early_findings
-from nearkin.discovery.number import NumberOfClasses, count_classes
+from nearkin.discovery.number import NumberOfClasses, estimate_number
 from nearkin.discovery.stages import (
     Stage,
     StageInit,
@@ -118,7 +116,7 @@ class Pipeline:
         check_train_layers(pretrained, self.config.train_layers)
         base = self._base(pretrained, dataset)
         cached, bad_rows = self._cached(pretrained, dataset, base)
-        dataset = without(dataset, bad_rows)
+        dataset = dataset.without(bad_rows)
         # Whatever the later stages train, the number of classes is estimated and the setting is
         # tuned on frozen features: a trial takes seconds there, and needs no second encoder.
         frozen = FrozenEncoder(cached, self.device)
@@ -166,7 +164,7 @@ class Pipeline:
                 scan=config.scan,
                 max_bad=config.max_bad,
             )
-            self._pretrain(stage, settings, pretraining_parts(dataset, share, seed))
+            self._pretrain(stage, settings, dataset.pretraining_parts(share, seed))
         return load(stage.path)
 
     def _pretrain(self, stage: RunFolder, settings: TrainConfig, parts: Parts) -> None:
@@ -234,7 +232,7 @@ class Pipeline:
     def _estimate(self, cached: CachedFeatures, dataset: DiscoveryData) -> NumberOfClasses | None:
         if self.config.classes == "auto":
             self.log.info("           estimating the number of novel classes")
-        estimate = count_classes(self.folder.number, cached, dataset, self.config)
+        estimate = estimate_number(self.folder.number, cached, dataset, self.config)
         if estimate:
             each = ", ".join(f"{name} {number}" for name, number in estimate.estimates.items())
             self.log.info(

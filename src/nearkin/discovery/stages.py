@@ -17,7 +17,7 @@ from nearkin.data.batches import Feed
 from nearkin.data.order import Streams
 from nearkin.data.rng import seeded
 from nearkin.discovery.classifier import apply_layer, frozen_copy, heads_of, kmeans_clustering
-from nearkin.discovery.data import DiscoveryTask, open_discovery_data, without
+from nearkin.discovery.data import DiscoveryTask, open_discovery_data
 from nearkin.discovery.features import DiscoveryEncoder, FinetunedEncoder
 from nearkin.distributed import (
     choose_device,
@@ -338,7 +338,7 @@ def run_worker_stage(data: Any) -> None:
         rows = {name: each.numpy() for name, each in message.items() if torch.is_tensor(each)}
         config, base = json.loads(message["settings"])
         config, base = DiscoverConfig(**config), TrainConfig(**base)
-        images = without(open_discovery_data(data, config), set(message["bad"])).images
+        images = open_discovery_data(data, config).without(set(message["bad"])).images
         task = DiscoveryTask(rows["label"], rows["rows"], *message["classes"])
         order = Streams(rows["labeled"], rows["unlabeled"], int(base.batch_size), base.seed)
         # Weights do not matter: the first process sends those of its method before the first step.
