@@ -272,7 +272,12 @@ def test_headings_stand_above_their_columns(tmp_path):
 
 def test_each_column_of_the_augmentations_says_which_view_it_is(tmp_path, monkeypatch):
     saved = {}
-    monkeypatch.setattr(sheets, "save_sheet", lambda *_, **text: saved.update(text))
+
+    def save_sheet(_columns, path, **text):
+        saved.update(text)
+        return path
+
+    monkeypatch.setattr(sheets, "save_sheet", save_sheet)
     large, small = augmentation("swav_cifar")[0], replace(augmentation("swav_cifar")[0], size=0.5)
     batches = Batches(
         digits(range(20)), (large, large, small), image_size=16, order=Order(20, 10, 0),
