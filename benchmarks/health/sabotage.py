@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from nearkin.config import TrainConfig
 from nearkin.data.images import open_images
-from nearkin.data.split import Parts, divide
+from nearkin.data.split import Split, split_images
 from nearkin.errors import DivergedError
 from nearkin.method import Method
 from nearkin.methods import METHODS
@@ -69,7 +69,7 @@ def align(method: Method[Any]) -> None:
     method.forward = forward  # type: ignore[method-assign]
 
 
-def config_for(method: str, seed: int, arm: Arm, parts: Parts) -> TrainConfig:
+def config_for(method: str, seed: int, arm: Arm, parts: Split) -> TrainConfig:
     """Return the usual settings, small, changed by the arm."""
     classes = parts.images.classes
     known = ",".join(classes[: len(classes) // 2]) if METHODS[method].uses_labels else ""
@@ -82,7 +82,7 @@ def config_for(method: str, seed: int, arm: Arm, parts: Parts) -> TrainConfig:
     return replace(usual, lr=float(usual.lr) * arm.lr, weight_decay=decay)
 
 
-def run(method: str, arm: str, seed: int, parts: Parts) -> dict[str, Any]:
+def run(method: str, arm: str, seed: int, parts: Split) -> dict[str, Any]:
     """Run once, and return the health at the end."""
     config = config_for(method, seed, ARMS[arm], parts)
     trained, batches = build(config, parts, CPU)
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     asked = parser.parse_args()
     images = open_images(asked.data).spread(PICTURES)
-    parts = divide(images, 0.2, 0)
+    parts = split_images(images, 0.2, 0)
     rows: list[dict[str, Any]] = []
     if asked.output.exists():
         rows = [dict(row) for row in read_csv(asked.output)]

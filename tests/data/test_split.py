@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearkin.data.images import open_images
-from nearkin.data.split import names_a_test_part, split
+from nearkin.data.split import has_test_split, split_rows
 from nearkin.errors import DataError
 
 
@@ -30,9 +30,9 @@ def test_both_sides_together_are_everything_and_no_group_is_divided(groups, shar
     images = samples(len(groups), groups=groups)
     if len(set(groups)) == 1:
         with pytest.raises(DataError, match="cannot be divided"):
-            split(images, share, seed)
+            split_rows(images, share, seed)
         return
-    train, test = split(images, share, seed)
+    train, test = split_rows(images, share, seed)
     assert sorted([*train, *test]) == list(range(len(groups)))
     assert (np.diff(train) > 0).all()
     assert (np.diff(test) > 0).all()
@@ -42,7 +42,7 @@ def test_both_sides_together_are_everything_and_no_group_is_divided(groups, shar
 
 
 def test_the_share_is_kept():
-    _, test = split(samples(4000), 0.2, seed=0)
+    _, test = split_rows(samples(4000), 0.2, seed=0)
     # Binomial with mean 800 and deviation 25; five deviations are a bug.
     assert abs(len(test) - 800) < 126
 
@@ -57,7 +57,7 @@ def test_the_share_is_kept():
 def test_labels_have_no_say(labels, other, share, seed):
     permuted = other.sample(labels, len(labels))
     divided = [
-        split(samples(len(labels), given), share, seed) for given in (None, labels, permuted)
+        split_rows(samples(len(labels), given), share, seed) for given in (None, labels, permuted)
     ]
     for train, test in divided[1:]:
         assert train.tolist() == divided[0][0].tolist()
@@ -67,20 +67,20 @@ def test_labels_have_no_say(labels, other, share, seed):
 @pytest.mark.parametrize("seed", range(25))
 def test_a_group_that_is_larger_than_what_is_held_out_always_trains(seed):
     groups = [0] * 900 + list(range(900, 1000))
-    train, test = split(samples(1000, groups=groups), 0.2, seed)
+    train, test = split_rows(samples(1000, groups=groups), 0.2, seed)
     assert set(range(900)) <= set(train)
     assert 1 <= len(test) < 50  # of the 100 others, .2 with a deviation of .04
 
 
 def test_of_two_groups_that_are_both_too_large_the_smaller_one_is_held_out():
     for seed in range(10):
-        train, test = split(samples(100, groups=[0] * 60 + [60] * 40), 0.1, seed)
+        train, test = split_rows(samples(100, groups=[0] * 60 + [60] * 40), 0.1, seed)
         assert (len(train), len(test)) == (60, 40)
 
 
 def test_the_seed_decides_and_nothing_else():
     images = samples(500)
-    first, again, other = (split(images, 0.3, seed)[1] for seed in (1, 1, 2))
+    first, again, other = (split_rows(images, 0.3, seed)[1] for seed in (1, 1, 2))
     assert (first == again).all()
     assert 0.15 < np.isin(other, first).mean() < 0.45  # .3 if the two are independent
 
@@ -90,20 +90,20 @@ def test_the_seed_decides_and_nothing_else():
 def test_a_image_stays_on_its_side_when_others_come_or_go(kept, seed):
     images = samples(300)
     rows = np.array(sorted(kept))
-    _, test = split(images, 0.3, seed)
-    _, fewer = split(images.subset(rows), 0.3, seed)
+    _, test = split_rows(images, 0.3, seed)
+    _, fewer = split_rows(images.subset(rows), 0.3, seed)
     assert set(rows[fewer]) == set(test) & kept
 
 
 def test_a_larger_share_only_adds_to_the_held_out():
     images = samples(300)
-    small, large = (set(split(images, share, 0)[1].tolist()) for share in (0.2, 0.5))
+    small, large = (set(split_rows(images, share, 0)[1].tolist()) for share in (0.2, 0.5))
     assert small < large
 
 
 def test_what_the_data_say_counts_more():
     images = samples(6, splits=["train", "test", "", "test", "train", ""])
-    train, test = split(images, 0.5, seed=0)
+    train, test = split_rows(images, 0.5, seed=0)
     assert test.tolist() == [1, 3]
     assert train.tolist() == [0, 2, 4, 5]
 
@@ -111,15 +111,17 @@ def test_what_the_data_say_counts_more():
 def test_data_that_name_only_one_side_are_divided():
     for side in ("train", "test"):
         images = samples(100, splits=[side] * 100)
-        assert split(images, 0.3, 5)[1].tolist() == split(samples(100), 0.3, 5)[1].tolist()
+        assert (
+            split_rows(images, 0.3, 5)[1].tolist() == split_rows(samples(100), 0.3, 5)[1].tolist()
+        )
 
 
 def test_one_image_cannot_be_divided():
     with pytest.raises(DataError, match="cannot be divided"):
-        split(samples(1), 0.5, seed=0)
+        split_rows(samples(1), 0.5, seed=0)
 
 
 def test_a_test_part_is_named_if_some_but_not_all_images_are_in_it():
-    assert names_a_test_part(samples(3, splits=["test", "", "train"]))
+    assert has_test_split(samples(3, splits=["test", "", "train"]))
     for splits in (["test"] * 3, ["train"] * 3, ["", "train", ""], [""] * 3):
-        assert not names_a_test_part(samples(3, splits=splits))
+        assert not has_test_split(samples(3, splits=splits))

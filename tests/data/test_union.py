@@ -12,7 +12,7 @@ from PIL import Image
 from nearkin.data.duplicates import thumbnails
 from nearkin.data.images import open_images
 from nearkin.data.recognize import copies, union
-from nearkin.data.split import split
+from nearkin.data.split import split_rows
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -96,7 +96,7 @@ def test_groups_stay_apart_and_splits_stay(tmp_path):
     both = union(first, second, "b.")  # a.png b.a.png b.b.png b.c.png b.png c.png
     assert both.groups.tolist() == [0, 1, 1, 3, 0, 5]
     assert both.splits.tolist() == ["train", "train", "train", "test", "train", "test"]
-    assert split(both, 0.1, 0)[1].tolist() == [3, 5]
+    assert split_rows(both, 0.1, 0)[1].tolist() == [3, 5]
 
 
 def test_each_image_is_read_from_where_it_is(tmp_path):

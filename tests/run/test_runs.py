@@ -14,7 +14,7 @@ from nearkin.commands.embed import embed
 from nearkin.commands.evaluate import evaluate
 from nearkin.config import TrainConfig
 from nearkin.data.images import open_images
-from nearkin.data.split import Parts, open_parts
+from nearkin.data.split import Split, open_split
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation import evaluate as evaluation
 from nearkin.evaluation.embeddings import encode_images
@@ -71,7 +71,7 @@ def test_what_is_left_to_itself_fits_what_is_asked_for():
     config = resolve(asked, images, CPU)
     assert config.options["bn_groups"] == 2  # one for each chunk
     assert config.compile == "off"  # on a processor
-    method, _ = build(config, Parts(images, np.arange(64), np.arange(0)), CPU)
+    method, _ = build(config, Split(images, np.arange(64), np.arange(0)), CPU)
     assert {branch.chunk_size for branch in (method.online, method.target)} == {16}
 
 
@@ -94,7 +94,7 @@ def run(tmp_path_factory, images):
 
 @pytest.fixture(scope="module")
 def parts(run, images):
-    return open_parts(images, RunFolder(run).settings()[0])
+    return open_split(images, RunFolder(run).settings()[0])
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_without_the_bad_images_every_number_is_the_same(run, parts, measured):
     train, test = (
         np.flatnonzero(np.isin(good, rows)) for rows in (parts.train_rows, parts.test_rows)
     )
-    sound = Parts(parts.images.subset(good), train, test)
+    sound = Split(parts.images.subset(good), train, test)
     expected, _ = evaluate_split(load(run), sound, config, network=None, device=CPU)
     assert measured[0].to_dict() == expected.to_dict()
 
@@ -170,7 +170,7 @@ def test_evaluating_leaves_the_random_numbers_of_the_caller_alone(measured):
 
 def test_where_nothing_is_held_out_only_geometry_is_measured(run, images):
     config = replace(RunFolder(run).settings()[0], val=0.0)
-    parts = open_parts(images, config)
+    parts = open_split(images, config)
     found, table = evaluate_split(load(run), parts, config, network=None, device=CPU)
     assert set(found.left_out) == {"kNN top-1", "linear probe", "clusters"}
     assert [m.name for m in found.measures["encoder"]][-1] == "neighbor agreement"
@@ -249,7 +249,7 @@ def test_neighbors_are_not_asked_unless_both_sides_have_labels(run, images, trai
     side, known = np.arange(20) % 2, np.arange(20) // 2 % 2
     labels = np.where(np.where(side == 0, train, test), known, -1)
     images = labeled_like(open_images(images), labels)
-    parts = Parts(images, np.flatnonzero(side == 0), np.flatnonzero(side == 1))
+    parts = Split(images, np.flatnonzero(side == 0), np.flatnonzero(side == 1))
     assert "knn" not in measure(parts, config)
 
 
@@ -258,7 +258,7 @@ def test_the_monitor_prefers_images_with_labels_and_leaves_out_bad_ones(run, ima
     labels = np.full(20, -1)
     labels[[0, 1, 2, 3, 4, 5]] = 0, 1, 0, 1, 0, 1  # row 3 is damaged
     images = labeled_like(open_images(images), labels)
-    parts = Parts(images, np.arange(0, 20, 2), np.arange(1, 20, 2))
+    parts = Split(images, np.arange(0, 20, 2), np.arange(1, 20, 2))
     monitor = Monitor(parts, config, CPU)
     assert monitor.bank_labels.tolist() == [0, 0, 0]
     assert monitor.query_labels.tolist() == [1, 1]

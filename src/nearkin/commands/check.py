@@ -14,7 +14,7 @@ from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
 from nearkin.data.order import Order
 from nearkin.data.rng import seeded
-from nearkin.data.split import copies
+from nearkin.data.split import duplicate_warnings
 from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.knn import knn
@@ -120,7 +120,8 @@ def check(
     on_progress = (reporter or Silent()).progress
     images = open_images(data, labels=labels, full=scan == "full", on_progress=on_progress)
     found = duplicates(images, on_progress)
-    warnings = copies(found.num_exact, "exact", images) + copies(found.num_near, "near", images)
+    warnings = duplicate_warnings(found.num_exact, "exact", images)
+    warnings += duplicate_warnings(found.num_near, "near", images)
     hours, megabytes = None, None
     try:
         device = choose_device("auto")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from nearkin.data.split import open_parts
+from nearkin.data.split import open_split
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import UsageError
 from nearkin.evaluation.encoder import load
@@ -49,11 +49,11 @@ def evaluate(
     config = replace(config, workers=available_cpus() if workers == "auto" else workers)
     encoder = load(folder.path, backbone=backbone)
     on_progress = (reporter or Silent()).progress
-    parts = open_parts(stored if data is None else data, config, on_progress=on_progress)
+    split = open_split(stored if data is None else data, config, on_progress=on_progress)
     with foreseen():
         found, _ = evaluate_split(
             encoder,
-            parts,
+            split,
             config,
             network=backbone,
             device=choose_device(device),

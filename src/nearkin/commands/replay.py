@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nearkin.config import TrainConfig
 from nearkin.data.images import Images
-from nearkin.data.split import open_parts
+from nearkin.data.split import open_split
 from nearkin.distributed import choose_device
 from nearkin.errors import DivergedError, UsageError
 from nearkin.method import Method
@@ -50,9 +50,9 @@ def replay(
     config, stored = folder.settings()
     if checkpoint.latest(folder.diverged) is None:
         raise UsageError(f"{run} has not diverged, so there is nothing to replay")
-    parts = open_parts(stored if data is None else data, config)
-    same_data(folder, parts)
-    method, batches = build(config, parts, choose_device(device), network)
+    split = open_split(stored if data is None else data, config)
+    same_data(folder, split)
+    method, batches = build(config, split, choose_device(device), network)
     optimizer = optimizer_for(method, config)
     step = checkpoint.load(folder.diverged, method, optimizer).step
     before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"
@@ -64,7 +64,7 @@ def replay(
         f"step {step}, once more: {happened}",
         f"before it, not finite: {before}",
         f"first output that is not finite: {next(iter(places), 'none')}",
-        _shown(batch, parts.train),
+        _shown(batch, split.train),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from nearkin.config import TrainConfig
-from nearkin.data.split import copies, open_parts
+from nearkin.data.split import duplicate_warnings, open_split
 from nearkin.distributed import choose_device, device_name, is_main_process
 from nearkin.errors import UsageError
 from nearkin.evaluation.encoder import CUSTOM, load
@@ -88,20 +88,20 @@ def train(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
             f"writing {path.resolve()}"
         )
-        parts = open_parts(data, config, log.progress, partial(write_bad_files, folder.bad_files))
-        warnings = copies(parts.num_exact, "exact", parts.images)
-        for line in [parts.describe(), *parts.images.notes, *(f"warning: {w}" for w in warnings)]:
+        split = open_split(data, config, log.progress, partial(write_bad_files, folder.bad_files))
+        warnings = duplicate_warnings(split.num_exact, "exact", split.images)
+        for line in [split.describe(), *split.images.notes, *(f"warning: {w}" for w in warnings)]:
             log.info(line)
         # Settings that do not fit are refused before anything is overwritten.
-        config = resolve(config, parts.train, device)
+        config = resolve(config, split.train, device)
         if overwrite:
             clear(folder)
         with foreseen(int(config.batch_size)):
             worked = train_encoder(
-                folder, config, parts, data=data, device=device, log=log, network=network
+                folder, config, split, data=data, device=device, log=log, network=network
             )
             if worked or not folder.report.exists():
-                write_page(folder, parts.images)
+                write_page(folder, split.images)
                 log.info(f"report {folder.report.resolve()}")
             else:
                 log.info("already complete")

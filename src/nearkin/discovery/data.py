@@ -21,7 +21,7 @@ from nearkin.data.recognize import (
     recognize,
     union,
 )
-from nearkin.data.split import Parts, divide, refuse_bad
+from nearkin.data.split import Split, refuse_bad, split_images
 from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import ProgressCallback, ignore_progress
@@ -306,7 +306,7 @@ def accept(labeled: LabeledImages, run: Path) -> LabeledImages:
 class DiscoveryData:
     """Images with their split, their known classes and their truth."""
 
-    parts: Parts
+    parts: Split
     """`parts.images` carries the known labels and no others."""
     own: Bool[np.ndarray, " images"]
     """Whether an image is one of the data, and not a labeled one from outside."""
@@ -344,7 +344,7 @@ class DiscoveryData:
         )
         yield from self.notes
 
-    def pretraining_parts(self, share: float, seed: int) -> Parts:
+    def pretraining_parts(self, share: float, seed: int) -> Split:
         """Return the split of the data alone, without labels, for the first stage.
 
         Workers open and split the data on their own, so this is the split that they find.
@@ -353,7 +353,7 @@ class DiscoveryData:
         unlabeled = replace(self.images, labels=labels, classes=())
         if self.own.all():
             return replace(self.parts, images=unlabeled)
-        return divide(unlabeled.subset(np.flatnonzero(self.own)), share, seed)
+        return split_images(unlabeled.subset(np.flatnonzero(self.own)), share, seed)
 
     def without(self, bad_rows: set[int]) -> "DiscoveryData":
         """Return the same images less those that turned out unreadable."""
@@ -363,7 +363,7 @@ class DiscoveryData:
         position = np.full(len(self.images), UNKNOWN)
         position[keep] = np.arange(len(keep))
         train, test = position[self.parts.train_rows], position[self.parts.test_rows]
-        parts = Parts(self.images.subset(keep), train[train >= 0], test[test >= 0])
+        parts = Split(self.images.subset(keep), train[train >= 0], test[test >= 0])
         truth = None if self.truth is None else self.truth[keep]
         return replace(self, parts=parts, own=self.own[keep], truth=truth)
 
@@ -399,7 +399,7 @@ def open_discovery_data(
     if config.truth:
         truth, names = truth_labels(labeled.images, config.truth, opened, labeled.classes)
         check_disjoint(truth, labeled.label, names, config.mode)
-    parts = divide(labeled.images, *division(data, config), on_progress)
+    parts = split_images(labeled.images, *division(data, config), on_progress)
     return DiscoveryData(parts, labeled.own, truth, names, (*opened.notes, *labeled.notes))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig, Value
-from nearkin.data.split import Parts
+from nearkin.data.split import Split
 from nearkin.discovery.data import (
     DiscoveryData,
     DiscoveryTask,
@@ -167,7 +167,7 @@ class Pipeline:
             self._pretrain(stage, settings, dataset.pretraining_parts(share, seed))
         return load(stage.path)
 
-    def _pretrain(self, stage: RunFolder, settings: TrainConfig, parts: Parts) -> None:
+    def _pretrain(self, stage: RunFolder, settings: TrainConfig, parts: Split) -> None:
         """Train an encoder in a run folder of its own, so that it is resumed like any other."""
         with (
             opened(stage.path, resume=stage.config.exists(), overwrite=False) as folder,

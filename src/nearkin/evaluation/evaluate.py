@@ -16,7 +16,7 @@ from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.order import Order
 from nearkin.data.rng import seeded
-from nearkin.data.split import Parts
+from nearkin.data.split import Split
 from nearkin.data.views import normalize
 from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation.clusters import clusters
@@ -185,7 +185,7 @@ PIXEL_BANK = 50_000
 
 def evaluate_split(
     encoder: Encoder,
-    parts: Parts,
+    split: Split,
     config: TrainConfig,
     *,
     network: nn.Module | None,
@@ -203,16 +203,16 @@ def evaluate_split(
         untrained = Encoder(named_backbone(config, network), encoder.image_size, {})
     workers = int(config.workers)
 
-    def encode_split(encoder: Encoder, split: Images, text: str) -> Embeddings:
+    def encode_part(encoder: Encoder, part: Images, text: str) -> Embeddings:
         progress = under(text, on_progress)
-        return encode_images(encoder, split, device=device, workers=workers, on_progress=progress)
+        return encode_images(encoder, part, device=device, workers=workers, on_progress=progress)
 
-    images = {"train": parts.train} | ({"test": parts.test} if len(parts.test) else {})
-    encoded = {name: encode_split(encoder, part, "encoder") for name, part in images.items()}
+    images = {"train": split.train} | ({"test": split.test} if len(split.test) else {})
+    encoded = {name: encode_part(encoder, part, "encoder") for name, part in images.items()}
     # The floors are measured on the very images that the encoder could read.
     images = {name: images[name].subset(part.rows) for name, part in encoded.items()}
     floor = {
-        name: encode_split(untrained, part, "untrained network") for name, part in images.items()
+        name: encode_part(untrained, part, "untrained network") for name, part in images.items()
     }
     tables = {
         "encoder": _tables(encoder, encoded, images, config, device),
@@ -221,7 +221,7 @@ def evaluate_split(
     }
     k = num_neighbors(int(known(encoded["train"].labels).sum()))
     evaluation = evaluate_tables(tables, seed=config.seed, k=k, on_progress=on_progress)
-    return evaluation, _joined(parts, encoded)
+    return evaluation, _joined(split, encoded)
 
 
 def _tables(
@@ -291,14 +291,14 @@ def pixel_features(
     return features[0], features[-1]
 
 
-def _joined(parts: Parts, encoded: Mapping[str, Embeddings]) -> Embeddings:
+def _joined(split: Split, encoded: Mapping[str, Embeddings]) -> Embeddings:
     """Both splits as one table, in the order of the data."""
-    places = {"train": parts.train_rows, "test": parts.test_rows}
+    places = {"train": split.train_rows, "test": split.test_rows}
     rows = np.concatenate([places[name][part.rows] for name, part in encoded.items()])
     order = rows.argsort()
     vectors = np.concatenate([part.vectors for part in encoded.values()])[order]
     bad = {name: why for part in encoded.values() for name, why in part.bad.items()}
-    joined = embeddings_of(parts.images.subset(rows[order]), vectors, rows[order], bad)
+    joined = embeddings_of(split.images.subset(rows[order]), vectors, rows[order], bad)
     splits = np.repeat(list(encoded), [len(part) for part in encoded.values()])
     return replace(joined, splits=splits[order]).normalized()
 

@@ -5,20 +5,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nearkin.data.images import Images
-from nearkin.data.split import Parts
+from nearkin.data.split import Split
 from nearkin.errors import CheckpointError
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, replace_text, usable, write_csv
 
 
 def same_data(
-    folder: RunFolder, parts: Parts, sources: Mapping[str, Mapping[str, str]] | None = None
+    folder: RunFolder, split: Split, sources: Mapping[str, Mapping[str, str]] | None = None
 ) -> list[str]:
     """Note in a run folder which images it has, or refuse others than those noted there.
 
     Args:
         folder: The run.
-        parts: Its images.
+        split: Its images.
         sources: Files of the method and the backbone, and their SHA-256, where they are the
             user's own.
 
@@ -29,8 +29,8 @@ def same_data(
         CheckpointError: If a run is resumed on data that have changed: its order, its views and
             its memories belong to the images it was started with. The difference is named.
     """
-    now = {"train": len(parts.train), "test": len(parts.test), "fingerprint": parts.fingerprint}
-    names, sizes = parts.images.names, parts.images.num_bytes
+    now = {"train": len(split.train), "test": len(split.test), "fingerprint": split.fingerprint}
+    names, sizes = split.images.names, split.images.num_bytes
     if not folder.data.exists():
         rows = zip(names, sizes.tolist(), strict=True)
         write_csv(folder.images, ("path", "bytes"), rows)
@@ -71,7 +71,7 @@ def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
         "of another size": {name for name in now.keys() & then.keys() if now[name] != then[name]},
     }
     found = [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
-    return ", ".join(found) or "the same files in other parts"
+    return ", ".join(found) or "the same files, held out otherwise"
 
 
 def write_bad_files(path: Path, images: Images, found: Mapping[str, str] | None = None) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from nearkin.config import TrainConfig
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
-from nearkin.data.split import Parts
+from nearkin.data.split import Split
 from nearkin.distributed import full_weights
 from nearkin.evaluation.embeddings import encode, encode_pixels
 from nearkin.evaluation.knn import knn, num_neighbors
@@ -32,7 +32,7 @@ class Monitor:
     """Health of the embeddings, and kNN accuracy where there are labels, on fixed images.
 
     Args:
-        parts: Some images that are trained on are the bank; some that are held out are the
+        split: Some images that are trained on are the bank; some that are held out are the
             queries. Those with labels are preferred, those that cannot be read are left out.
         config: The resolved settings.
         device: Where the encoder is.
@@ -41,20 +41,20 @@ class Monitor:
 
     def __init__(
         self,
-        parts: Parts,
+        split: Split,
         config: TrainConfig,
         device: torch.device,
         on_progress: ProgressCallback = ignore_progress,
     ) -> None:
         size, workers = int(config.image_size), int(config.workers)
-        queries = preferred(parts.test if len(parts.test) else parts.train, QUERIES)
+        queries = preferred(split.test if len(split.test) else split.train, QUERIES)
         self.queries, self.query_labels = in_memory(queries, size, workers, on_progress)
         self.device, self.on_progress = device, on_progress
-        self.scored = bool(len(parts.test)) and bool(
-            known(self.query_labels).any() and known(parts.train.labels).any()
+        self.scored = bool(len(split.test)) and bool(
+            known(self.query_labels).any() and known(split.train.labels).any()
         )
         if self.scored:
-            bank = preferred(parts.train, BANK)
+            bank = preferred(split.train, BANK)
             self.bank, self.bank_labels = in_memory(bank, size, workers, on_progress)
 
     def evaluate(self, method: Method[Any]) -> dict[str, float]:

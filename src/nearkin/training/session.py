@@ -13,7 +13,7 @@ from nearkin.data.batches import Batches
 from nearkin.data.order import Order
 from nearkin.data.rng import seeded
 from nearkin.data.sheets import augmentation_sheet
-from nearkin.data.split import Parts, open_parts
+from nearkin.data.split import Split, open_split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.errors import CheckpointError
 from nearkin.evaluation.encoder import initialize, load, write_encoder
@@ -36,7 +36,7 @@ from nearkin.training.monitor import Monitor
 def train_encoder(
     folder: RunFolder,
     config: TrainConfig,
-    parts: Parts,
+    split: Split,
     *,
     data: Any,
     device: torch.device,
@@ -51,7 +51,7 @@ def train_encoder(
     Args:
         folder: An opened run folder; see `nearkin.run.opened.opened`.
         config: Resolved settings; see `nearkin.run.settings.build.resolve`.
-        parts: The images, already opened and split.
+        split: The images, already opened and split.
         data: Where they are from, for the other processes and for config.toml.
         device: Where to train.
         log: Receives log lines and progress.
@@ -63,25 +63,25 @@ def train_encoder(
     Raises:
         CheckpointError: If the folder has checkpoints of other data.
     """
-    for line in same_data(folder, parts, sources_of(config)):
+    for line in same_data(folder, split, sources_of(config)):
         log.info(line)
     with training_group(config.devices, run_worker, data, network):
         # The workers build the same method and batches from the same settings.
         broadcast_bytes(json.dumps([asdict(config), str(folder.path)]).encode())
-        method, batches = build(config, parts, device, network)
+        method, batches = build(config, split, device, network)
         config = with_epochs(config, method, batches)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))
-        for line in [describe(config), *shrunk(config, len(parts.train))]:
+        for line in [describe(config), *shrunk(config, len(split.train))]:
             log.info(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         log.info(f"augmented views  {sheet.resolve()}")
-        monitor = Monitor(parts, config, device, log.progress)
+        monitor = Monitor(split, config, device, log.progress)
         trained = fit(folder, config, method, batches, monitor.evaluate, log)
     # Evaluation takes one process: the workers have left by now.
     if trained or not folder.summary.exists():
-        _evaluate(folder, config, method, batches, monitor, parts, network, log)
+        _evaluate(folder, config, method, batches, monitor, split, network, log)
         return True
     return False
 
@@ -91,33 +91,33 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
     with training_group(1, run_worker):
         settings, path = json.loads(broadcast_bytes(b""))
         config = TrainConfig(**settings)
-        parts = open_parts(data, config)
-        method, batches = build(config, parts, choose_device(config.device), network)
+        split = open_split(data, config)
+        method, batches = build(config, split, choose_device(config.device), network)
         fit_worker(with_epochs(config, method, batches), method, batches)
     return RunFolder(Path(path))
 
 
 def build(
-    config: TrainConfig, parts: Parts, device: torch.device, network: nn.Module | None = None
+    config: TrainConfig, split: Split, device: torch.device, network: nn.Module | None = None
 ) -> tuple[Method[Any], Batches]:
     """Build the method that a resolved configuration describes, untrained, and its batches."""
     with seeded(config.seed, torch.device("cpu")):  # the same weights on every device
         backbone = named_backbone(config, network)
         if config.init_from:
             initialize(backbone, config.init_from)
-        method = build_method(config, backbone, parts.train)
+        method = build_method(config, backbone, split.train)
     method = method.to(device).to(memory_format=torch.channels_last)
     if config.chunk_size:
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
     return method, Batches(
-        parts.train,
+        split.train,
         views_for(type(method), config.augment),
         image_size=int(config.image_size),
-        order=Order(len(parts.train), int(config.batch_size), config.seed),
+        order=Order(len(split.train), int(config.batch_size), config.seed),
         device=device,
         workers=int(config.workers),
         cache=config.cache,
-        labels=known_labels(config, parts.train),
+        labels=known_labels(config, split.train),
     )
 
 
@@ -144,7 +144,7 @@ def _evaluate(
     method: Method[Any],
     batches: Batches,
     monitor: Monitor,
-    parts: Parts,
+    split: Split,
     network: nn.Module | None,
     log: Logger,
 ) -> None:
@@ -157,12 +157,12 @@ def _evaluate(
     # What is measured is the file, not the method in memory.
     encoder = load(folder.path, backbone=network)
     evaluation, embeddings = evaluate_split(
-        encoder, parts, config, network=network, device=batches.device, on_progress=log.progress
+        encoder, split, config, network=network, device=batches.device, on_progress=log.progress
     )
     embeddings.write(folder.embeddings)
-    bad_files = {parts.train.names[row]: reason for row, reason in batches.bad.items()}
+    bad_files = {split.train.names[row]: reason for row, reason in batches.bad.items()}
     bad_files |= embeddings.bad
-    write_bad_files(folder.bad_files, parts.images, bad_files)
+    write_bad_files(folder.bad_files, split.images, bad_files)
     if bad_files:
         log.info(f"warning: {len(bad_files)} images cannot be decoded, see bad_files.csv")
     # Last: a run without a summary is evaluated again.
