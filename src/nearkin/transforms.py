@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation, views_of
-from nearkin.data.decode import crops, rgb
+from nearkin.data.decode import check_range, crops, rgb, rgb_pixels
 from nearkin.data.views import (
     MEAN,
     STD,
@@ -170,33 +170,11 @@ def _tensors(images: Tensor) -> Tensor:
             f"a batch of shape {tuple(images.shape)}; give tensors of (3, height, width) each"
         )
     if images.is_floating_point():
-        _check_range(float(images.min()), float(images.max()))
+        check_range(float(images.min()), float(images.max()))
     elif images.dtype != torch.uint8:
         raise TypeError(f"a tensor of {images.dtype}; give uint8, or floats from 0 to 1")
     return images.expand(-1, 3, -1, -1)
 
 
 def _pixels(image: ImageLike) -> np.ndarray:
-    if isinstance(image, Image.Image):
-        return np.asarray(rgb(image))
-    if not isinstance(image, np.ndarray):
-        kind = type(image).__name__
-        raise TypeError(f"{kind} is no image; give a PIL image, an array or a tensor")
-    pixels = image[..., None] if image.ndim == 2 else image
-    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or 0 in pixels.shape:
-        raise ValueError(
-            f"an array of shape {image.shape}; give (height, width) or (height, width, 3)"
-        )
-    if np.issubdtype(pixels.dtype, np.floating):
-        _check_range(float(pixels.min()), float(pixels.max()))
-        pixels = np.rint(pixels * 255).astype(np.uint8)
-    elif pixels.dtype != np.uint8:
-        raise TypeError(f"an array of {pixels.dtype}; give uint8, or floats from 0 to 1")
-    return np.broadcast_to(pixels, (*pixels.shape[:2], 3))
-
-
-def _check_range(low: float, high: float) -> None:
-    if not (low >= 0 and high <= 1):  # false for NaN, too
-        raise ValueError(
-            f"floats from {low:g} to {high:g}; give values from 0 to 1, not yet normalized"
-        )
+    return np.asarray(rgb(image)) if isinstance(image, Image.Image) else rgb_pixels(image)  # type: ignore[arg-type]

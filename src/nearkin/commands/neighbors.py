@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nearkin.commands.index import shortlist
 from nearkin.data.images import open_files
-from nearkin.data.sources import FileState, Folder, ImageFiles
+from nearkin.data.sources import FileCollector, Files, Folder, ImageFiles
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
@@ -78,7 +78,10 @@ def _features(
 ) -> Float[Tensor, "images dim"]:
     """Features of files, read and encoded just as `embed` does it."""
     names = [os.path.abspath(image) for image in files]  # noqa: PTH100  (keeps links)
-    listing = ImageFiles("", Folder(Path("/")), {name: _state(name) for name in names})
+    queries = FileCollector(2)
+    for name in set(names):
+        queries.add(name, *_state(name))
+    listing = ImageFiles("", Folder(Path("/")), Files(*queries.in_order()))
     images = open_files(listing, cache=False)
     bad = {file.name: file.reason for file in images.bad}
     if not bad:
@@ -91,11 +94,11 @@ def _features(
     return unit(embeddings.tensor[[rows[name] for name in names]])
 
 
-def _state(name: str) -> FileState:
+def _state(name: str) -> tuple[int, int]:
     try:
         found = Path(name).stat()
     except OSError as error:
         raise DataError(f"{name!r} cannot be read ({error.strerror}); give images") from error
     if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
         raise DataError(f"{name!r} cannot be read (not a regular file); give images")
-    return FileState(found.st_size, found.st_mtime_ns)
+    return found.st_size, found.st_mtime_ns

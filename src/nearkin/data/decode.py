@@ -313,3 +313,37 @@ def _crop(
     corners = np.concatenate([box[:2], box[:2] + box[2:]]).clip(0, 1) * limits
     region = (corners[0], corners[1], corners[2], corners[3])
     return np.array(image.resize((size, size), Image.Resampling.BICUBIC, box=region))
+
+
+def rgb_pixels(image: np.ndarray) -> UInt8[np.ndarray, "_ _ 3"]:
+    """An array (height, width[, 1 or 3]) of uint8, or of floats from 0 to 1, as RGB of 8 bits.
+
+    Raises:
+        TypeError, ValueError: If it is none of these.
+    """
+    if not isinstance(image, np.ndarray):
+        kind = type(image).__name__
+        raise TypeError(f"{kind} is no image; give a PIL image, an array or a tensor")
+    pixels = image[..., None] if image.ndim == 2 else image
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or 0 in pixels.shape:
+        raise ValueError(
+            f"an array of shape {image.shape}; give (height, width) or (height, width, 3)"
+        )
+    if np.issubdtype(pixels.dtype, np.floating):
+        check_range(float(pixels.min()), float(pixels.max()))
+        pixels = np.rint(pixels * 255).astype(np.uint8)
+    elif pixels.dtype != np.uint8:
+        raise TypeError(f"an array of {pixels.dtype}; give uint8, or floats from 0 to 1")
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+
+
+def check_range(low: float, high: float) -> None:
+    """Refuse floats that are no pixels.
+
+    Raises:
+        ValueError: If they are not from 0 to 1.
+    """
+    if not (low >= 0 and high <= 1):  # false for NaN, too
+        raise ValueError(
+            f"floats from {low:g} to {high:g}; give values from 0 to 1, not yet normalized"
+        )

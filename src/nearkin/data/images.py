@@ -1,4 +1,4 @@
-"""All kinds of data that hold encoded images, by the name of the file or folder."""
+"""The images of any kind of data, in a fixed order, with their labels, groups and splits."""
 
 import hashlib
 from collections import Counter
@@ -14,6 +14,7 @@ from jaxtyping import Int32, Int64, Shaped
 from nearkin.data.arrays import Part, from_memory, from_name, from_npz, is_name, join
 from nearkin.data.decode import FORMATS, BadImage
 from nearkin.data.labels import (
+    SIDES,
     TABLES,
     Annotations,
     Row,
@@ -24,11 +25,14 @@ from nearkin.data.labels import (
     match,
     read_table,
 )
-from nearkin.data.scan import scan
+from nearkin.data.scan import scan, scan_source
 from nearkin.data.sources import (
     ARCHIVES,
     BadFile,
+    CustomSource,
+    Files,
     ImageFiles,
+    ImageSource,
     Source,
     in_bytes,
     list_archive,
@@ -150,17 +154,20 @@ class Images:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A SHA-256 of all names and sizes in bytes or, of arrays, all pixels. Not of labels."""
+        """A SHA-256 of all names and sizes in bytes and, of arrays, all pixels. Not of labels."""
         digest = hashlib.sha256()
-        for name, size, kind in zip(self.names, self.num_bytes, self.kinds, strict=True):
-            digest.update(name.encode("utf-8", "surrogateescape") + b"\0%d\n" % size)
-            if kind == "array":
+        custom = isinstance(self.source, CustomSource)
+        for row, (name, kind) in enumerate(zip(self.names, self.kinds, strict=True)):
+            digest.update(in_bytes(name) + b"\0%d\n" % self.num_bytes[row])
+            if custom:
+                digest.update(b"%d\n" % self.modified[row])  # a checksum of the content
+            elif kind == "array":
                 digest.update(np.asarray(self.source.read(name)).tobytes())
         return digest.hexdigest()
 
 
 def open_images(
-    data: str | Path | np.ndarray | tuple[np.ndarray, np.ndarray],
+    data: str | Path | np.ndarray | tuple[np.ndarray, np.ndarray] | ImageSource,
     *,
     labels: str = "auto",
     max_pixels: int = MAX_PIXELS,
@@ -168,96 +175,160 @@ def open_images(
     full: bool = False,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Images:
-    """Find all images, check their headers, and read off what is said about them.
+    """Find all images, check their headers, and read their labels, groups and splits.
 
     Args:
-        data: a folder, flat or nested; a .csv or .parquet with the column path and, optionally,
+        data: A folder, flat or nested; a .csv or .parquet with the column path and, optionally,
             label, group and split; a .zip, .tar or .tar.gz (the last up to 1 GiB unpacked); an
             .npz with x and y, or x_train, y_train, x_test, y_test; pixels, or (pixels, labels),
-            as arrays; "digits", or "torchvision:NAME" for a set that is already on disk; or
-            FILE.py:NAME, module:NAME, or a name that an installed package declares: a function
-            that returns any of these.
-        labels: "auto": what the data say or, in folders, the class folders if they look like
+            as arrays; an `ImageSource`; "digits", or "torchvision:NAME" for a set that is already
+            on disk; or FILE.py:NAME, module:NAME, or a name that an installed package declares,
+            of a function or class whose call gives any of these.
+        labels: "auto": what the data declare or, in folders, the class folders if they look like
             some; "none"; "folders": each image's folder, in any case; or the path of a table
-            with the columns path and label. Such a table may say something of only some
-            images; its rows without an image are counted in `notes`.
-        max_pixels: larger images are bad.
-        cache: remember headers and thumbnails, so that a second start reads and decodes none.
-        full: decode every image now, which also finds damage behind the header.
-        on_progress: hears how far the look at all files is.
+            with the columns path and label. Such a table may cover only some images; its rows
+            without an image are counted in `notes`.
+        max_pixels: Larger images are bad.
+        cache: Store headers and thumbnails, so that a second start reads and decodes none.
+        full: Decode every image now, which also finds damage behind the header.
+        on_progress: Progress of the scan of all files.
 
     Raises:
-        DataError: there are no usable images, or what is said about them contradicts itself.
-            A damaged file does not raise: it is listed in `bad`.
+        DataError: There are no usable images, or their annotations contradict each other. A
+            damaged file does not raise: it is listed in `bad`.
     """
-    if not isinstance(data, str | Path):
-        return _from_parts("the array", from_memory(data), labels)
-    if is_name(str(data)):
-        return _from_parts(str(data), from_name(str(data)), labels)
-    path = Path(data).expanduser()
-    source = None if path.exists() else load_extension("sources", str(data))
-    if source is not None:
-        return _imported(source, str(data), labels)
+    resolved, where = _resolve(data)
+    if isinstance(resolved, ImageSource):
+        return _from_source(resolved, where, labels, max_pixels, full, on_progress)
+    if not isinstance(resolved, str):
+        return _from_parts(where, from_memory(resolved), labels)
+    if is_name(resolved):
+        return _from_parts(resolved, from_name(resolved), labels)
+    path = Path(resolved).expanduser()
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; give the path of your images")
     if path.suffix.lower() == ".npz":
-        return _from_parts(str(path), from_npz(path), labels)
-    listing, rows = find_files(path)
+        return _from_parts(resolved, from_npz(path), labels)
+    files, rows = find_files(path)
     images = open_files(
-        listing, max_pixels=max_pixels, cache=cache, full=full, on_progress=on_progress
+        files, max_pixels=max_pixels, cache=cache, full=full, on_progress=on_progress
     )
+    _require_images(images, path)
+    own = annotations_from_rows(rows, images.names) if rows is not None else None
+    if files.labels:
+        own = annotations_from_sidecars(images.names, files.labels)
+    return _annotated(images, own, labels)
+
+
+def _resolve(data: Any) -> tuple[Any, str]:
+    """The data that a reference stands for, a path as text, and what to call them in messages."""
+    where = str(data) if isinstance(data, str | Path) else "the data"
+    if where and not is_name(where) and not Path(where).expanduser().exists():
+        factory = load_extension("sources", where)
+        if factory is not None:
+            if not callable(factory):
+                raise UsageError(f"data {where} is no function; give one that returns images")
+            data = factory()
+    return str(data) if isinstance(data, str | Path) else data, where
+
+
+def _require_images(images: Images, where: object) -> None:
     if not images.names:
         raise DataError(
-            f"{path}: none of {len(images.bad)} images can be used, such as "
+            f"{where}: none of {len(images.bad)} images can be used, such as "
             f"{images.bad[0].name!r} ({images.bad[0].reason}); look at the files"
         )
-    own = annotations_from_rows(rows, images.names) if rows is not None else None
-    if listing.labels:
-        own = annotations_from_sidecars(images.names, listing.labels)
-    return _labeled(images, own, labels)
-
-
-def _imported(source: Any, name: str, labels: str) -> Images:
-    """The images of a function from outside of the package."""
-    if not callable(source):
-        raise UsageError(f"data {name} is no function; give one that returns images or a path")
-    data = source()
-    if isinstance(data, str | Path):
-        return open_images(data, labels=labels)
-    return _from_parts(name, from_memory(data), labels)
 
 
 def open_files(
-    listing: ImageFiles,
+    files: ImageFiles,
     *,
     max_pixels: int = MAX_PIXELS,
     cache: bool = True,
     full: bool = False,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Images:
-    """Check the headers of listed files, as `open_images` does; there may be no usable ones."""
+    """Check the headers of files, as `open_images` does; there may be no usable ones."""
     pixels = max_pixels if full else 0
-    kinds, sizes = scan(listing, decoded_pixels=pixels, cache=cache, on_progress=on_progress)
+    kinds, sizes = scan(files, decoded_pixels=pixels, cache=cache, on_progress=on_progress)
+    return _usable(files, kinds, sizes, max_pixels, files.key if cache else "")
+
+
+def _usable(
+    files: ImageFiles,
+    kinds: Shaped[np.ndarray, " files"],
+    sizes: Int32[np.ndarray, "files 2"],
+    max_pixels: int,
+    key: str,
+) -> Images:
+    """The images whose header is good; the others are listed as bad."""
+    names, states = files.files
     kinds[sizes.prod(axis=1, dtype=np.int64) > max_pixels] = b"too-large"
-    good = np.isin(kinds, np.array(FORMATS, np.bytes_))
-    (names, states), rows = listing.columns, np.flatnonzero(good)
-    bad = [*listing.bad]
+    known = (*FORMATS, "array")
+    good = np.isin(kinds, np.array(known, np.bytes_))
+    rows = np.flatnonzero(good)
+    bad = [*files.bad]
     for row in np.flatnonzero(~good).tolist():
         bad += [BadFile(names[row], kinds[row].decode(), int(states[row, 0]))]
     return _unlabeled(
         names if good.all() else tuple(map(names.__getitem__, rows.tolist())),
         sizes=sizes[rows],
         num_bytes=states[rows, 0],
-        kinds=kinds[rows].astype(np.dtype(f"U{max(map(len, FORMATS))}")),
+        kinds=kinds[rows].astype(np.dtype(f"U{max(map(len, known))}")),
         modified=states[rows, 1],
-        source=listing.source,
-        key=listing.key if cache else "",
+        source=files.source,
+        key=key,
         bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
     )
 
 
+def _from_source(
+    source: ImageSource,
+    where: str,
+    labels: str,
+    max_pixels: int,
+    full: bool,
+    on_progress: ProgressCallback,
+) -> Images:
+    """The images of a user's own source."""
+    given = [str(name) for name in source.names]
+    if len(set(given)) < len(given) or not given:
+        raise DataError(f"{where}: {len(given)} names; give at least one, each of its own")
+    rows = sorted(range(len(given)), key=lambda row: in_bytes(given[row]))
+    names, reader = tuple(given[row] for row in rows), CustomSource(source)
+    pixels = max_pixels if full else 0
+    (kinds, sizes), states = scan_source(
+        reader, names, decoded_pixels=pixels, on_progress=on_progress
+    )
+    images = _usable(ImageFiles("", reader, Files(names, states)), kinds, sizes, max_pixels, "")
+    _require_images(images, where)
+    own = annotations_from_rows(_rows(source, where, given), images.names)
+    return _annotated(images, own.or_else(annotations_from_folders(images.names, "none")), labels)
+
+
+def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Row]:
+    """The annotations of a user's own source, by name."""
+    columns = []
+    for column in ("label", "group", "split"):
+        values = getattr(source, f"{column}s", None)
+        texts = [""] * len(names) if values is None else [str(value) for value in values]
+        if len(texts) != len(names):
+            raise DataError(
+                f"{where}: {len(texts)} {column}s for {len(names)} names; give one for each"
+            )
+        columns.append(texts)
+    sides = columns[2]
+    unknown = sorted({side for side in sides if side and side not in SIDES})
+    if unknown:
+        raise DataError(f"{where}: split {unknown[0]!r}; say train, val or test")
+    return {
+        name: Row(label, group, SIDES.get(side, ""), 0)
+        for name, label, group, side in zip(names, *columns, strict=True)
+    }
+
+
 def _from_parts(where: str, parts: Sequence[Part], labels: str) -> Images:
-    source, said = join(where, parts)
+    source, annotations = join(where, parts)
     count, height, width = source.pixels.shape[:3]
     images = _unlabeled(
         list(source.rows),
@@ -267,7 +338,7 @@ def _from_parts(where: str, parts: Sequence[Part], labels: str) -> Images:
         modified=np.zeros(count, np.int64),
         source=source,
     )
-    return _labeled(images, said, labels)
+    return _annotated(images, annotations, labels)
 
 
 def _unlabeled(names: Sequence[str], **known: Any) -> Images:
@@ -276,25 +347,25 @@ def _unlabeled(names: Sequence[str], **known: Any) -> Images:
     return Images(tuple(names), *nothing, (), **known)
 
 
-def _labeled(images: Images, own: Annotations | None, labels: str) -> Images:
-    """Add what is said by the data themselves, by folders or by a table of labels."""
+def _annotated(images: Images, own: Annotations | None, labels: str) -> Images:
+    """Add the data's own annotations, those of folders or those of a table of labels."""
     names = images.names
-    said = own or annotations_from_folders(names, labels if labels == "auto" else "none")
+    annotations = own or annotations_from_folders(names, labels if labels == "auto" else "none")
     notes: tuple[str, ...] = ()
     if labels == "none":
-        said = replace(said, labels=[""] * len(names))
+        annotations = replace(annotations, labels=[""] * len(names))
     elif labels == "folders":
-        said = replace(said, labels=annotations_from_folders(names, labels).labels)
+        annotations = replace(annotations, labels=annotations_from_folders(names, labels).labels)
     elif labels != "auto":
         table = Path(labels).expanduser()
         rows, notes = match(table, read_table(table, ("path", "label")), names)
-        said = annotations_from_rows(rows, names).or_else(said)
-    classes, numbers = said.numbered()
+        annotations = annotations_from_rows(rows, names).or_else(annotations)
+    classes, numbers = annotations.numbered()
     return replace(
         images,
         labels=numbers,
-        groups=said.grouped(),
-        splits=np.array(said.splits, np.str_),
+        groups=annotations.grouped(),
+        splits=np.array(annotations.splits, np.str_),
         classes=classes,
         notes=notes,
     )

@@ -295,10 +295,10 @@ def match(
 
 
 def annotations_from_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Annotations:
-    """What a table says about these images."""
-    silent = Row("", "", "", 0)
-    said = [rows.get(name, silent) for name in names]
-    return Annotations([r.label for r in said], [r.group for r in said], [r.split for r in said])
+    """The annotations of these images in a table."""
+    absent = Row("", "", "", 0)
+    own = [rows.get(name, absent) for name in names]
+    return Annotations([r.label for r in own], [r.group for r in own], [r.split for r in own])
 
 
 def _examples(names: Iterable[str]) -> str:

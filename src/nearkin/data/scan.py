@@ -22,8 +22,9 @@ from torch.utils.data import Dataset
 
 from nearkin.data.decode import MAGIC, MAX_BYTES, BadImage, Header, decode, header, quiet
 from nearkin.data.loading import prefetch
-from nearkin.data.sources import ImageFiles, Source
+from nearkin.data.sources import CustomSource, ImageFiles, Source
 from nearkin.distributed import available_cpus
+from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 
 VERSION: Final = 1
@@ -147,7 +148,7 @@ def scan(
         cache: use and keep the index.
         on_progress: hears how far it is.
     """
-    names, states = listing.columns
+    names, states = listing.files
     headers = Headers(np.full(len(names), b"not-an-image"), np.zeros((len(names), 2), np.int32))
     columns = {"formats": headers.kinds, "sizes": headers.sizes}
     path = index_path(listing.key, f"up-to-{decoded_pixels}" if decoded_pixels else "headers")
@@ -164,6 +165,50 @@ def scan(
     if cache and len(fresh):
         save_index(path, names, states, columns)
     return headers
+
+
+def scan_source(
+    source: CustomSource,
+    names: Sequence[str],
+    *,
+    decoded_pixels: int,
+    on_progress: ProgressCallback,
+) -> tuple[Headers, Int64[np.ndarray, "files 2"]]:
+    """Read every image of a user's own source, once.
+
+    Returns:
+        The headers, and of each image its bytes and a checksum, which stands where files have
+        the time of their last write.
+
+    Raises:
+        DataError: Not one image can be read.
+    """
+    headers = Headers(np.full(len(names), b"not-an-image"), np.zeros((len(names), 2), np.int32))
+    states, errors = np.zeros((len(names), 2), np.int64), list[OSError]()
+    rows = [[row] for row in range(len(names))]
+    for (row,) in tracked(rows, len(names), "reading all images", on_progress):
+        try:
+            image = source.read(names[row])
+            content = image if isinstance(image, bytes) else image.tobytes()
+            states[row] = len(content), zlib.crc32(content)
+            headers.kinds[row], *headers.sizes[row] = _header_of(image, decoded_pixels)
+        except BadImage as error:
+            headers.kinds[row] = error.reason
+        except OSError as error:
+            headers.kinds[row] = "unreadable"
+            errors.append(error)
+    if len(errors) == len(names):
+        raise DataError(f"no image can be read, such as {errors[0]}")
+    return headers, states
+
+
+def _header_of(image: bytes | np.ndarray, decoded_pixels: int) -> Header:
+    if not isinstance(image, bytes):
+        return Header("array", image.shape[1], image.shape[0])
+    known = header(image)
+    if known.width * known.height <= decoded_pixels:
+        decode(image)
+    return known
 
 
 class _Looks(Dataset[list[Header]]):
@@ -184,7 +229,7 @@ class _Looks(Dataset[list[Header]]):
             return list(chain.from_iterable(pool.map(self._part, parts)))
 
     def _part(self, rows: np.ndarray) -> list[Header]:
-        names, states = self.listing.columns
+        names, states = self.listing.files
         source, pixels = self.listing.source, self.decoded_pixels
         return [_look(source, names[row], int(states[row, 0]), pixels) for row in rows.tolist()]
 

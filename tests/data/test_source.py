@@ -1,0 +1,153 @@
+"""A class of the user's own is a source of images like any folder."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nearkin.cli import main
+from nearkin.commands.train import train
+from nearkin.config import TrainConfig
+from nearkin.data.images import open_images
+from nearkin.errors import CheckpointError, DataError
+
+QUICK = ("--backbone", "tiny", "--image-size", "16", "--batch-size", "4", "--epochs", "2")
+
+
+def png(seed, size=(90, 80)):
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+class Scans:
+    """Twelve images of two classes; some encoded, some pixels."""
+
+    def __init__(self, encoded=True, seed=0):
+        self.names = [f"slide {row:02}" for row in reversed(range(12))]
+        self.labels = [("benign", "malignant")[int(name[-1]) % 2] for name in self.names]
+        self.encoded, self.seed = encoded, seed
+
+    def read(self, name):
+        row = int(name[-2:])
+        if row == 3:
+            raise KeyError(name)
+        if not self.encoded:
+            return np.full((8, 9), row, np.uint8)
+        return b"no image" if row == 5 else png(row + self.seed)
+
+
+@pytest.mark.parametrize("encoded", [True, False])
+def test_a_source_has_names_labels_and_images(encoded):
+    images = open_images(Scans(encoded))
+    bad = {"slide 03": "unreadable"} | ({"slide 05": "not-an-image"} if encoded else {})
+    assert {file.name: file.reason for file in images.bad} == bad
+    good = [f"slide {row:02}" for row in range(12) if f"slide {row:02}" not in bad]
+    assert list(images.names) == good
+    assert images.classes == ("benign", "malignant")
+    assert images.labels.tolist() == [int(name[-1]) % 2 for name in good]
+    assert images.formats == {"PNG" if encoded else "array": len(good)}
+    assert images.sizes[0].tolist() == ([90, 80] if encoded else [9, 8])
+    if encoded:
+        assert images.read(0) == png(0)
+    else:
+        assert images.read(4).tolist() == np.full((8, 9, 3), 5).tolist()
+
+
+def test_its_content_is_its_fingerprint_and_its_state():
+    first, same, other = (open_images(Scans(seed=seed)) for seed in (0, 0, 1))
+    assert first.fingerprint == same.fingerprint
+    assert (first.states == same.states).all()
+    assert (first.states != other.states).any()
+    assert open_images(Scans(encoded=False)).fingerprint != first.fingerprint
+
+
+class Broken(Scans):
+    def __init__(self, **changes):
+        super().__init__()
+        vars(self).update(changes)
+
+
+class Closed(Scans):
+    def read(self, name):
+        raise RuntimeError(f"the store of {name} is closed")
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (Broken(names=[]), "the data: 0 names; give at least one"),
+        (Broken(names=["a", "a"]), "2 names; give at least one, each of its own"),
+        (Broken(labels=["x"]), "1 labels for 12 names; give one for each"),
+        (Broken(splits=["left"] * 12), "split 'left'; say train, val or test"),
+        (Closed(), "no image can be read, such as slide 00: the store of slide 00 is closed"),
+    ],
+)
+def test_a_source_that_contradicts_itself_is_told(source, told):
+    with pytest.raises(DataError, match=told):
+        open_images(source)
+
+
+def test_splits_and_groups_are_taken_from_a_source():
+    source = Broken(splits=["train", "val"] * 6, groups=["left", "right"] * 6)
+    images = open_images(source)
+    assert set(images.splits) == {"train", "test"}
+    assert len(set(images.groups)) == 2
+
+
+OWN_FILE = """
+import io
+from pathlib import Path
+import numpy as np
+from PIL import Image
+
+
+class Slides:
+    def __init__(self):
+        self.seed = int(Path(__file__).with_name("seed.txt").read_text())
+        self.names = [f"{row:02}" for row in range(16)]
+        self.labels = [str(row % 2) for row in range(16)]
+
+    def read(self, name):
+        pixels = np.random.default_rng(self.seed + int(name)).integers(0, 256, (80, 90, 3), np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        return file.getvalue()
+"""
+
+
+def test_every_command_takes_a_source_from_a_file(tmp_path, capsys):
+    file = tmp_path / "slides.py"
+    file.write_text(OWN_FILE)
+    file.with_name("seed.txt").write_text("0")
+    data, run = f"{file}:Slides", tmp_path / "run"
+    assert main(["check", data]) == 0
+    assert "16" in capsys.readouterr().out
+    assert main(["train", data, *QUICK, "--workers", "2", "--out", str(run)]) == 0
+    assert main(["train", data, *QUICK, "--workers", "0", "--out", str(run), "--resume"]) == 0
+    assert main(["evaluate", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    file.with_name("seed.txt").write_text("1")
+    assert (
+        main(["train", data, *QUICK, "--out", str(run), "--resume"]) == CheckpointError.exit_code
+    )
+
+
+def test_a_source_from_python_trains_and_gives_the_same_bits_with_any_workers(tmp_path):
+    settings = {
+        "backbone": "tiny",
+        "image_size": 16,
+        "batch_size": 4,
+        "epochs": 1,
+        "val": 0.0,
+        "max_bad": 0.2,
+    }
+    runs = [
+        train(Scans(), TrainConfig(**settings, workers=workers), out=tmp_path / str(workers))
+        for workers in (0, 2)
+    ]
+    first, second = (run.folder.encoder.read_bytes() for run in runs)
+    assert first == second
