@@ -10,7 +10,7 @@ demo: $(VENV)/installed
 	$(RUN)nearkin demo
 
 test: check
-	$(RUN)python -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(RUN)python -m pytest -q -m "not slow" --numprocesses auto --maxprocesses 8 --dist loadfile
 
 check: $(VENV)/developed
 	$(RUN)ruff check .
@@ -22,8 +22,10 @@ check: $(VENV)/developed
 planted: $(VENV)/developed
 	$(RUN)python tests/planted.py
 
-# Kill runs of every method a thousand times. Stop it at any time; the same command continues.
+# Slow tests, then a thousand kills of runs of every method. Stop it at any time; the same command
+# continues.
 faults: $(VENV)/developed
+	$(RUN)python -m pytest -q -m slow
 	$(RUN)python tests/faults.py --kills 1000 -o docs/faults.csv
 	$(RUN)python tests/soak.py 50000
 	$(RUN)python tests/fuzz_images.py 10000 0

@@ -25,6 +25,7 @@ from nearkin.cli import main
 from nearkin.data.labels import Annotations
 from nearkin.discovery import assignments, clusters
 from nearkin.discovery.data import accepted_classes
+from nearkin.run.settings import build
 from nearkin.tables import read_csv
 
 KNOWN, CLASSES, EACH = 5, 8, 24
@@ -545,8 +546,11 @@ def test_images_that_cannot_be_read_are_listed_and_not_assigned(flat, labels, en
     assert names(out) == everything - labeled
 
 
-def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(pixels, tmp_path):
+def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(
+    pixels, tmp_path, monkeypatch
+):
     """Nor does it see what is held out."""
+    monkeypatch.setattr(build, "epochs_for", lambda *_: 2)
     some = {f"{n}-{row}.png": p for n in range(4) for row, p in enumerate(pixels[n][:6])}
     data = save(tmp_path / "images", some)
     written = [(f"{n}-{row}.png", n) for n in (0, 1) for row in range(4)]

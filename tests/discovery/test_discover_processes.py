@@ -114,6 +114,7 @@ def test_two_processes_discover_what_one_discovers(alone, both):
     assert len(found) == 32
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_a_discovery_and_torchrun_completes_it(data, both, tmp_path):
     out = tmp_path / "run"
     process = start(data, out, "--devices", "2")

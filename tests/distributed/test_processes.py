@@ -183,6 +183,7 @@ def test_a_process_that_cannot_start_is_told(data, tmp_path):
     assert "WorkerError: process 1 of this training was ended by exit code 1" in last
 
 
+@pytest.mark.slow
 def test_others_end_when_the_first_is_killed(data, tmp_path):
     out = tmp_path / "run"
     process = start(data, out, "--devices", "2")
@@ -196,6 +197,7 @@ def test_others_end_when_the_first_is_killed(data, tmp_path):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_ends_the_run(data, tmp_path):
     impatient = (
         "import sys; from datetime import timedelta; import nearkin.distributed.launch as launch;"
@@ -331,6 +333,7 @@ LOOKS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_divided_training_is_looked_at_stopped_and_resumed(data, both, tmp_path):
     out = tmp_path / "run"
     process = start(data, out, *SHARDED, settings=LOOKS)

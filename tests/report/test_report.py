@@ -5,14 +5,13 @@ import csv
 import io
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from nearkin.cli import main
 from nearkin.commands.discover import discover
 from nearkin.commands.report import images_of, report
 from nearkin.commands.train import train
@@ -191,10 +190,9 @@ def test_images_that_are_gone_are_left_out_of_the_map(trained):
     assert shown.number.tolist() == list(range(len(few)))
 
 
-def test_the_command_prints_where_the_page_is(trained):
-    command = [sys.executable, "-m", "nearkin", "report", str(trained.path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(trained.report.resolve())
+def test_the_command_prints_where_the_page_is(trained, capsys):
+    assert main(["report", str(trained.path)]) == 0
+    assert capsys.readouterr().out.strip() == str(trained.report.resolve())
 
 
 def test_pixels_stand_in_the_page_itself(trained):

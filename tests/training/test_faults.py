@@ -211,6 +211,7 @@ def test_whoever_holds_a_folder_is_named_and_a_copy_of_it_is_free(tmp_path):
 # Memory
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_one_line_with_advice(images, tmp_path):
     program = (
         "import resource, sys; import nearkin.commands.train; from nearkin.cli import main;"
@@ -227,6 +228,7 @@ def test_too_little_memory_is_one_line_with_advice(images, tmp_path):
     assert "error: out of memory with --batch-size 56; give about 28" in done.stderr
 
 
+@pytest.mark.slow
 def test_steps_leave_nothing_behind():
     command = [sys.executable, "-W", "error", str(SOAK), "800"]
     found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
