@@ -17,9 +17,9 @@ class ReSSL(Method[KeyUpdate]):
     """A strong view must be as similar to earlier images as a weak view is.
 
     Args:
-        backbone: The network to train.
-        dim: Numbers in an embedding.
-        hidden_dim: Width of the projector's hidden layer.
+        backbone: Network to train, from images to features.
+        dim: Embedding dimension.
+        hidden_dim: Hidden dimension of the projector; 0 is that of the features.
         queue_size: How many embeddings of earlier images are kept.
         momentum: How much of itself the target keeps at each step.
         temperature: Divides the similarities of the strong view.

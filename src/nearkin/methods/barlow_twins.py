@@ -15,12 +15,12 @@ Queries: the dimensions of view 1. Keys: the dimensions of view 2.
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Dim, Range, Weight
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import barlow_twins
 from nearkin.types import Batch, Encoded, Step
@@ -30,10 +30,10 @@ class BarlowTwins(Method[None]):
     """The cross-correlation of the two views' embeddings must be the identity.
 
     Args:
-        backbone: The network to train.
-        dim: Numbers in an embedding, and width of the projector.
-        off_diagonal: Weight of what different dimensions have in common.
-        scale: Multiplies the loss, which is a sum over the matrix. The official code for ImageNet
+        backbone: Network to train, from images to features.
+        dim: Embedding dimension, and width of the projector.
+        off_diagonal: Weight of the correlations of different dimensions.
+        scale: Factor of the loss, which is a sum over the matrix. The official code for ImageNet
             has 0.024 as part of its learning rates.
     """
 
@@ -43,13 +43,14 @@ class BarlowTwins(Method[None]):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         dim: Dim = 8192,
         off_diagonal: Weight = 0.0051,
         scale: Annotated[float, Range(1e-9)] = 1.0,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
         self.off_diagonal = off_diagonal
         self.scale = scale
         self.online = Branch(backbone, mlp(backbone.feature_dim, dim, dim, dim))

@@ -23,9 +23,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import Count, Dim, Fraction, Momentum, Temperature
+from nearkin.config import Count, Dim, DimOrZero, Fraction, Momentum, Temperature
 from nearkin.method import Defaults, Method, Schedule
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import (
     Branch,
     cosine_to_one,
@@ -57,18 +57,18 @@ class DINO(Method[Tensor]):
     all being alike.
 
     Args:
-        backbone: The network to train.
-        dim: Numbers in an embedding.
-        hidden_dim: Width of the projector's two hidden layers.
+        backbone: Network to train, from images to features.
+        dim: Embedding dimension.
+        hidden_dim: Hidden dimension of the projector; 0 is that of the features.
         projector_norm: Whether the projector has batch norm, as with residual networks.
-        num_prototypes: How many prototypes there are.
-        momentum: How much of itself the target keeps at the first step; it rises to one.
-        center_momentum: How much of itself the center keeps at each step.
-        freeze_until: Share of training before which the prototypes stay as they are.
-        warmup_until: Share of training over which the target's temperature rises.
-        first_target_temperature: Divides the target's similarities at the first step.
-        target_temperature: Divides them once it has risen.
-        temperature: Divides the online similarities.
+        num_prototypes: Number of prototypes.
+        momentum: EMA coefficient of the target at the first step; it rises to 1.
+        center_momentum: EMA coefficient of the center.
+        freeze_until: Share of training in which the prototypes are frozen.
+        warmup_until: Share of training in which the target's temperature rises.
+        first_target_temperature: Softmax temperature of the target at the first step.
+        target_temperature: Softmax temperature of the target after it has risen.
+        temperature: Softmax temperature of the online network.
     """
 
     defaults: ClassVar[Defaults] = Defaults(
@@ -85,10 +85,10 @@ class DINO(Method[Tensor]):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         dim: Dim = 256,
-        hidden_dim: Dim = 2048,
+        hidden_dim: DimOrZero = 2048,
         projector_norm: bool = False,
         num_prototypes: Count = 65_536,
         momentum: Momentum = 0.996,
@@ -100,6 +100,8 @@ class DINO(Method[Tensor]):
         temperature: Temperature = 0.1,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
+        hidden_dim = hidden_dim or backbone.feature_dim
         self.momentum = momentum
         self.center_momentum = center_momentum
         self.freeze_until = freeze_until

@@ -30,16 +30,16 @@ from typing_extensions import override
 from nearkin.config import EMA, Count, Dim, Range, Temperature, Weight
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch
 from nearkin.objectives import alignment, info_nce, look_up, mean_over_rows, nce, unit
 from nearkin.types import Batch, Encoded, Step
 
 
 class Estimate(NamedTuple):
-    """The visits of a step, and the normalizer in use."""
+    """New keys of the bank, and the normalizer in use."""
 
-    visits: KeyUpdate
+    update: KeyUpdate
     normalizer: Float[Tensor, ""]
 
 
@@ -47,17 +47,16 @@ class InstDisc(Method[Estimate]):
     """The embedding must be told apart by its image's entry in the memory bank.
 
     Args:
-        backbone: The network to train.
-        num_images: Rows of the bank: the images to train on.
-        dim: Numbers in an embedding.
-        loss: `nce` tells the entry from noise, one yes or no at a time (eq. 7); `softmax` from the
-            entries of all images at once (eq. 2).
-        num_noise: Rows drawn at each step as noise, with replacement, shared by the batch. They
-            follow the noise distribution, so an image's own row may be among them.
-        momentum: How much of itself a row keeps at each visit. The official code has 0.5 where
-            the paper has 0 and the proximal term.
+        backbone: Network to train, from images to features.
+        num_images: Number of training images, which are the rows of the bank.
+        dim: Embedding dimension.
+        loss: `nce` against noise rows (eq. 7), or `softmax` over the rows of all images (eq. 2).
+        num_noise: Number of noise rows drawn per step, with replacement, shared by the batch. An
+            image's own row may be among them.
+        momentum: EMA coefficient of a row. The official code has 0.5 where the paper has 0 and the
+            proximal term.
         proximal_weight: Weight lambda of the squared distance to the row (eq. 9).
-        temperature: Divides the similarities.
+        temperature: Softmax temperature.
     """
 
     defaults: ClassVar[Defaults] = Defaults(
@@ -71,7 +70,7 @@ class InstDisc(Method[Estimate]):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         num_images: int,
         dim: Dim = 128,
@@ -82,6 +81,7 @@ class InstDisc(Method[Estimate]):
         temperature: Temperature = 0.07,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
         self.softmax = loss == "softmax"
         self.num_noise = num_noise
         self.proximal_weight = proximal_weight
@@ -113,7 +113,7 @@ class InstDisc(Method[Estimate]):
     @torch.no_grad()
     def commit(self, memo: Estimate, progress: float, /) -> None:
         """The rows of the batch's images move towards their embeddings; Z stays as estimated."""
-        self.bank.write(memo.visits.images, memo.visits.keys)
+        self.bank.write(memo.update.images, memo.update.keys)
         self.normalizer.copy_(memo.normalizer)
 
     @torch.no_grad()

@@ -23,7 +23,7 @@ from typing_extensions import override
 from nearkin.config import Dim, Temperature
 from nearkin.memory import same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch
 from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Encoded, Step
@@ -33,10 +33,10 @@ class InstDiscParametric(Method[None]):
     """The embedding must be told apart by a weight vector that is learned for its image.
 
     Args:
-        backbone: The network to train.
-        num_images: How many weight vectors there are: the images to train on.
-        dim: Numbers in an embedding.
-        temperature: Divides the products with the weights, whose length is free.
+        backbone: Network to train, from images to features.
+        num_images: Number of training images, each of which has a weight vector.
+        dim: Embedding dimension.
+        temperature: Softmax temperature; the weights have any length.
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="moco_v1", augment_small="moco_cifar")
@@ -44,13 +44,14 @@ class InstDiscParametric(Method[None]):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         num_images: int,
         dim: Dim = 128,
         temperature: Temperature = 1.0,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
         self.temperature = temperature
         self.online = Branch(backbone, nn.Linear(backbone.feature_dim, dim))
         self.weights = nn.Parameter(unit(torch.randn(num_images, dim)))

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import BatchGroups, Dim, DimOrZero, Momentum, QueueSize, Range, Temperature
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.batch_norm import normalize_in_groups, shuffle_bn
 from nearkin.networks.branch import Branch, ema_update, frozen_copy, mlp
 from nearkin.objectives import info_nce, unit
@@ -37,22 +37,22 @@ class MoCo(Method[KeyUpdate]):
     tell which key is the query's (section 3.3).
 
     Args:
-        backbone: The network to train.
-        dim: Numbers in an embedding.
-        projector: `linear` as in the first version, or `mlp` as in the second.
-        hidden_dim: Width of the MLP's hidden layer; 0 means that of the features.
-        queue_size: How many keys are kept as negatives.
-        momentum: How much of itself the key encoder keeps at each step.
-        symmetric: Whether second views are queries as well. The loss is then the mean.
-        bn_groups: Groups of the batch that batch statistics are taken over.
-        temperature: Divides the similarities.
+        backbone: Network to train, from images to features.
+        dim: Embedding dimension.
+        projector: `linear` as in v1, or `mlp` as in v2.
+        hidden_dim: Hidden dimension of the MLP; 0 is that of the features.
+        queue_size: Number of negatives in the queue.
+        momentum: EMA coefficient of the key encoder.
+        symmetric: Whether both views are queries. The loss is then the mean of both directions.
+        bn_groups: Number of groups of the batch with batch statistics of their own.
+        temperature: Softmax temperature.
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         dim: Dim = 128,
         projector: Literal["linear", "mlp"] = "mlp",
@@ -64,6 +64,7 @@ class MoCo(Method[KeyUpdate]):
         temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
         self.momentum = momentum
         self.symmetric = symmetric
         self.temperature = temperature
@@ -97,7 +98,7 @@ class MoCo(Method[KeyUpdate]):
 
     @override
     @torch.no_grad()
-    def commit(self, visits: KeyUpdate, progress: float, /) -> None:
+    def commit(self, memo: KeyUpdate, progress: float, /) -> None:
         """The target moves towards the online network, and the keys enter the queue."""
         ema_update(self.target, self.online, self.momentum)
-        self.queue.enqueue(visits.keys, visits.images)
+        self.queue.enqueue(memo.keys, memo.images)

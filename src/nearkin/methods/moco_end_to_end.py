@@ -14,12 +14,12 @@ import copy
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import BatchGroups, Dim, DimOrZero, Range, Temperature
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.batch_norm import normalize_in_groups, shuffle_bn
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import in_batch, unit
@@ -32,22 +32,21 @@ class MoCoEndToEnd(Method[None]):
     Batch statistics are taken over groups, with keys shuffled between them, as in MoCo.
 
     Args:
-        backbone: The network to train.
-        dim: Numbers in an embedding.
-        projector: `linear` as in the first version of MoCo, or `mlp` as in the second.
-        hidden_dim: Width of the projector's hidden layer; 0 means that of the features.
-        key_encoder: Whether keys come from the `same` network as queries, from a `separate`
-            one that is trained as well, or from a projector of their own on a
-            `shared_backbone`.
-        bn_groups: Groups of the batch that batch statistics are taken over.
-        temperature: Divides the similarities.
+        backbone: Network to train, from images to features.
+        dim: Embedding dimension.
+        projector: `linear` as in MoCo v1, or `mlp` as in v2.
+        hidden_dim: Hidden dimension of the projector; 0 is that of the features.
+        key_encoder: Network of the keys: the `same` as that of the queries, a `separate` one,
+            trained as well, or a projector of its own on a `shared_backbone`.
+        bn_groups: Number of groups of the batch with batch statistics of their own.
+        temperature: Softmax temperature.
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         dim: Dim = 128,
         projector: Literal["linear", "mlp"] = "mlp",
@@ -57,6 +56,7 @@ class MoCoEndToEnd(Method[None]):
         temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
         self.temperature = temperature
         features = backbone.feature_dim
         hidden = (hidden_dim or features,) if projector == "mlp" else ()

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import EMA, Dim, DimOrZero, MemorySize, Range, Temperature
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Encoded, Step
@@ -32,15 +32,15 @@ class MoCoMemoryBank(Method[KeyUpdate]):
     """The query must find its image's key among keys sampled from the bank.
 
     Args:
-        backbone: The network to train.
-        num_images: Rows of the bank: the images to train on.
-        dim: Numbers in an embedding.
-        projector: `linear` as in the first version of MoCo, or `mlp` as in the second.
-        hidden_dim: Width of the projector's hidden layer; 0 means that of the features.
-        num_negatives: Rows drawn at each step, with replacement, shared by the batch. Draws of
-            the query's own image are left out.
-        momentum: How much of itself a row keeps at each visit.
-        temperature: Divides the similarities.
+        backbone: Network to train, from images to features.
+        num_images: Number of training images, which are the rows of the bank.
+        dim: Embedding dimension.
+        projector: `linear` as in MoCo v1, or `mlp` as in v2.
+        hidden_dim: Hidden dimension of the projector; 0 is that of the features.
+        num_negatives: Number of rows drawn per step, with replacement, shared by the batch. Draws
+            of the query's own image are left out.
+        momentum: EMA coefficient of a row of the bank.
+        temperature: Softmax temperature.
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
@@ -48,7 +48,7 @@ class MoCoMemoryBank(Method[KeyUpdate]):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         num_images: int,
         dim: Dim = 128,
@@ -59,6 +59,7 @@ class MoCoMemoryBank(Method[KeyUpdate]):
         temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
         self.num_negatives = num_negatives
         self.temperature = temperature
         features = backbone.feature_dim
@@ -80,6 +81,6 @@ class MoCoMemoryBank(Method[KeyUpdate]):
 
     @override
     @torch.no_grad()
-    def commit(self, visits: KeyUpdate, progress: float, /) -> None:
+    def commit(self, memo: KeyUpdate, progress: float, /) -> None:
         """The rows of the batch's images move towards their embeddings."""
-        self.bank.write(visits.images, visits.keys)
+        self.bank.write(memo.images, memo.keys)

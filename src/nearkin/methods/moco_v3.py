@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import Dim, Momentum, Temperature
+from nearkin.config import Dim, DimOrZero, Momentum, Temperature
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, mlp
 from nearkin.objectives import in_batch, unit
 from nearkin.types import Batch, Encoded, Step
@@ -35,11 +35,11 @@ class MoCoV3(Method[None]):
     The loss is the sum over both directions, times twice the temperature (algorithm 1).
 
     Args:
-        backbone: The network to train.
-        dim: Numbers in an embedding.
-        hidden_dim: Width of the hidden layers of projector and predictor.
-        momentum: How much of itself the target keeps at the first step; it rises to one.
-        temperature: Divides the similarities.
+        backbone: Network to train, from images to features.
+        dim: Embedding dimension.
+        hidden_dim: Hidden dimension of projector and predictor; 0 is that of the features.
+        momentum: EMA coefficient of the target at the first step; it rises to 1.
+        temperature: Softmax temperature.
     """
 
     defaults: ClassVar[Defaults] = Defaults(
@@ -50,14 +50,16 @@ class MoCoV3(Method[None]):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         dim: Dim = 256,
-        hidden_dim: Dim = 4096,
+        hidden_dim: DimOrZero = 4096,
         momentum: Momentum = 0.99,
         temperature: Temperature = 1.0,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
+        hidden_dim = hidden_dim or backbone.feature_dim
         self.momentum = momentum
         self.temperature = temperature
         sizes = (backbone.feature_dim, hidden_dim, dim)

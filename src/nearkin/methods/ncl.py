@@ -34,7 +34,7 @@ from typing_extensions import override
 from nearkin.config import Count, Fraction, QueueSize, Range, Temperature, Weight
 from nearkin.memory import Queue, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch
 from nearkin.networks.heads import Heads
 from nearkin.objectives import (
@@ -54,7 +54,7 @@ from nearkin.objectives import (
 from nearkin.types import UNKNOWN, Batch, Encoded, Step
 
 
-class Seen(NamedTuple):
+class LabeledUpdate(NamedTuple):
     """Images, the keys of their first views, and their classes."""
 
     images: Int[Tensor, " batch"]
@@ -62,35 +62,35 @@ class Seen(NamedTuple):
     label: Int[Tensor, " batch"]
 
 
-class NCL(Method[Seen]):
+class NCL(Method[LabeledUpdate]):
     """Neighbors in the queue are of one class; mixtures with known classes are of another.
 
     Images without a label are taken to be of novel classes. Either part of a batch may be empty.
 
     Args:
-        backbone: The network to train.
-        num_known_classes: Classes that have labels.
-        num_novel_classes: Classes to find.
-        queue_size: How many keys of each part are kept.
-        num_neighbors: Nearest keys, held to be of one class; at most half of those per class.
-        own_weight: Weight alpha of the query's own other view; the neighbors share the rest.
-        targets: How the weights are set: by the `paper`'s equations, or as the `official` code
-            does, where the own view takes the place of a neighbor and its weight is lost.
-        pseudo_labels: Whether two unlabeled images are held to be of one class if they are
-            `close`, are among the `closest` pairs of the batch, or have equal `ranks` (AutoNovel).
+        backbone: Network to train, from images to features.
+        num_known_classes: Number of known classes, which have labels.
+        num_novel_classes: Number of novel classes.
+        queue_size: Number of keys in each of the two queues.
+        num_neighbors: Number of nearest keys taken as positives; at most half those of a class.
+        own_weight: Weight alpha of the query's other view; the neighbors share the rest.
+        targets: Weights by the `paper`, or as in the `official` code, where the other view takes
+            the place of a neighbor and its weight is lost.
+        pseudo_labels: Which unlabeled images are of one class: `close` ones, the `closest` pairs
+            of the batch, or those of equal `ranks` (AutoNovel).
         threshold: Cosine similarity above which features are close.
-        positive_rate: Share of the pairs of a batch that are closest.
-        top_ranks: How many of the largest features must be the same.
-        num_easy: Least similar novel keys, to be mixed with known ones.
-        num_mixes: How often each of them is mixed.
-        num_hard: Most similar mixtures, to be added as negatives; 0 means none.
-        mix: Shares of the novel key: one and two `thirds` (official code), or `uniform`.
-        hard_from: Share of training after which mixtures are added.
-        novel_weight: Weight of contrast among unlabeled images.
-        known_weight: Weight of contrast among labeled images.
-        consistency_weight: Weight of consistency of the views, once it has risen.
-        consistency_until: Share of training over which the weight of consistency rises.
-        temperature: Divides the similarities.
+        positive_rate: Share of the pairs of a batch that are positive, for `closest`.
+        top_ranks: Number of largest features that must be the same, for `ranks`.
+        num_easy: Number of least similar novel keys to mix with known keys.
+        num_mixes: Number of mixtures of each of them.
+        num_hard: Number of hard negatives: the most similar mixtures. 0 means none.
+        mix: Share of the novel key: one and two `thirds` (official code), or `uniform`.
+        hard_from: Share of training after which hard negatives are added.
+        novel_weight: Weight of the contrastive loss of unlabeled images.
+        known_weight: Weight of the contrastive loss of labeled images.
+        consistency_weight: Weight of the consistency of the views, after it has risen.
+        consistency_until: Share of training in which that weight rises.
+        temperature: Softmax temperature.
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
@@ -98,7 +98,7 @@ class NCL(Method[Seen]):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         num_known_classes: int,
         num_novel_classes: Count = 5,
@@ -122,6 +122,7 @@ class NCL(Method[Seen]):
         temperature: Temperature = 0.05,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
         self.num_neighbors, self.own_weight, self.targets = num_neighbors, own_weight, targets
         self.pseudo_labels = pseudo_labels
         self.threshold, self.positive_rate, self.top_ranks = threshold, positive_rate, top_ranks
@@ -140,7 +141,7 @@ class NCL(Method[Seen]):
         return [self.online(view) for view in batch.views]
 
     @override
-    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[Seen]:
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[LabeledUpdate]:
         (h1, h2), index, label = encoded, batch.index, batch.label
         query, key = unit(h1), unit(h2.detach())
         known = label != UNKNOWN
@@ -161,14 +162,14 @@ class NCL(Method[Seen]):
         metrics = {"positive_rate": same.float().fill_diagonal_(0).sum() / others}
         metrics |= {name: loss.detach() for name, loss in losses.items()}
         total = torch.stack(list(losses.values())).sum()
-        return Step(total, Seen(index, query.detach(), label), metrics)
+        return Step(total, LabeledUpdate(index, query.detach(), label), metrics)
 
     @override
     @torch.no_grad()
-    def commit(self, seen: Seen, progress: float, /) -> None:
+    def commit(self, memo: LabeledUpdate, progress: float, /) -> None:
         """The embeddings of first views enter the queue of their part, with the class if known."""
-        known = seen.label != UNKNOWN
-        images, keys, label = seen.images, seen.keys, seen.label
+        known = memo.label != UNKNOWN
+        images, keys, label = memo.images, memo.keys, memo.label
         self.known_queue.enqueue(keys[known], images[known], label[known])
         self.novel_queue.enqueue(keys[~known], images[~known])
 

@@ -1,4 +1,4 @@
-"""NNCLR: a friend's embedding for a positive.
+"""NNCLR: the nearest neighbor of an embedding as its positive.
 
 Dwibedi, Aytar, Tompson, Sermanet, Zisserman. With a little help from my friends:
 nearest-neighbor contrastive learning of visual representations. ICCV 2021, arXiv:2104.14548.
@@ -26,12 +26,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import Count, Dim, QueueSize, Temperature
+from nearkin.config import Count, Dim, DimOrZero, QueueSize, Temperature
 from nearkin.errors import UsageError
 from nearkin.measures.neighbors import nearest
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import in_batch, unit
 from nearkin.types import Batch, Encoded, Step
@@ -44,17 +44,16 @@ class NNCLR(Method[KeyUpdate]):
     its neighbor.
 
     Args:
-        backbone: The network to train.
-        dim: Numbers in an embedding.
-        hidden_dim: Width of the projector's two hidden layers.
-        predictor_dim: Width of the predictor's hidden layer.
+        backbone: Network to train, from images to features.
+        dim: Embedding dimension.
+        hidden_dim: Hidden dimension of the projector; 0 is that of the features.
+        predictor_dim: Hidden dimension of the predictor.
         predictor: Whether there is a predictor.
-        support_size: How many earlier embeddings of the first view are kept.
-        num_neighbors: The neighbor is drawn from so many nearest ones (table 6b).
-        symmetric: What makes up the loss: both `views` as queries, as in the official code; one
-            view, matched along the rows and the columns of one matrix (`rowcol`), as in the
-            paper's text; or `both`.
-        temperature: Divides the similarities.
+        support_size: Number of earlier embeddings in the support set.
+        num_neighbors: Number of nearest neighbors to draw one from (table 6b).
+        symmetric: Both `views` as queries, as in the official code; one view along rows and
+            columns of its matrix (`rowcol`), as in the paper's text; or `both`.
+        temperature: Softmax temperature.
     """
 
     defaults: ClassVar[Defaults] = Defaults(
@@ -65,10 +64,10 @@ class NNCLR(Method[KeyUpdate]):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         dim: Dim = 256,
-        hidden_dim: Dim = 2048,
+        hidden_dim: DimOrZero = 2048,
         predictor_dim: Dim = 4096,
         predictor: bool = True,
         support_size: QueueSize = 98_304,
@@ -77,6 +76,8 @@ class NNCLR(Method[KeyUpdate]):
         temperature: Temperature = 0.1,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
+        hidden_dim = hidden_dim or backbone.feature_dim
         if num_neighbors > support_size:
             raise UsageError(
                 f"--num-neighbors {num_neighbors} is more than --support-size {support_size}"
@@ -107,9 +108,9 @@ class NNCLR(Method[KeyUpdate]):
 
     @override
     @torch.no_grad()
-    def commit(self, visits: KeyUpdate, progress: float, /) -> None:
+    def commit(self, memo: KeyUpdate, progress: float, /) -> None:
         """The embeddings of first views enter the support set."""
-        self.support_set.enqueue(visits.keys, visits.images)
+        self.support_set.enqueue(memo.keys, memo.images)
 
     @torch.no_grad()
     def neighbors(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch
 from nearkin.objectives import classify
 from nearkin.types import Batch, Encoded, Step
@@ -34,14 +34,15 @@ class RotNet(Method[None]):
     that look alike from all sides, such as textures or images from above, teach it little.
 
     Args:
-        backbone: The network to train.
+        backbone: Network to train, from images to features.
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     views: ClassVar[tuple[str, ...]] = ("strong",)
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
         self.online = Branch(backbone, nn.Identity())
         self.turns = nn.Linear(backbone.feature_dim, QUARTERS)
 

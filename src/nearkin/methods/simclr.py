@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Dim, DimOrZero, Temperature
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import in_batch, nt_xent, unit
 from nearkin.types import Batch, Encoded, Step
@@ -33,19 +33,19 @@ class SimCLR(Method[None]):
     """Each view must find the other view of its image among all the batch's views.
 
     Args:
-        backbone: The network to train.
-        dim: Numbers in an embedding.
-        hidden_dim: Width of the projector's hidden layer; 0 means that of the features.
-        loss: `nt_xent` (eq. 1), or `cross_view`, the form that the NNCLR paper prints for it:
-            first views look for second ones only, among the second ones.
-        temperature: Divides the similarities.
+        backbone: Network to train, from images to features.
+        dim: Embedding dimension.
+        hidden_dim: Hidden dimension of the projector; 0 is that of the features.
+        loss: `nt_xent` (eq. 1), or `cross_view`, the form in the NNCLR paper: first views look for
+            second ones, among second ones only.
+        temperature: Softmax temperature.
     """
 
     defaults: ClassVar[Defaults] = Defaults(options={"temperature": 0.2})
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         dim: Dim = 128,
         hidden_dim: DimOrZero = 0,
@@ -53,6 +53,7 @@ class SimCLR(Method[None]):
         temperature: Temperature = 0.5,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
         self.contrast = nt_xent if loss == "nt_xent" else in_batch
         self.temperature = temperature
         features = backbone.feature_dim

@@ -29,9 +29,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import Count, Dim, Fraction, Temperature, Weight
+from nearkin.config import Count, Dim, DimOrZero, Fraction, Temperature, Weight
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import (
@@ -52,20 +52,20 @@ class SimGCD(Method[None]):
     may have no label at all, or nothing but labels.
 
     Args:
-        backbone: The network to train.
-        num_known_classes: Classes that have labels.
-        num_novel_classes: Classes to find.
-        dim: Numbers in an embedding.
-        hidden_dim: Width of the projector's two hidden layers.
-        sup_weight: Weight of what labels say; the rest is that of all other terms.
-        entropy_weight: Weight of the entropy of the mean prediction; 2 in the paper, in its
-            scripts 1 for CIFAR-10 and ImageNet and 4 for CIFAR-100.
-        temperature: Divides the similarities to prototypes.
-        first_sharp_temperature: Divides them instead in targets, at the first step.
-        sharp_temperature: Divides them in targets once it has fallen so far.
-        sharp_until: Share of training over which it falls.
-        contrast_temperature: Divides the similarities of embeddings; 1 in the official code.
-        sup_temperature: Divides them where views of a class are to be found.
+        backbone: Network to train, from images to features.
+        num_known_classes: Number of known classes, which have labels.
+        num_novel_classes: Number of novel classes.
+        dim: Embedding dimension.
+        hidden_dim: Hidden dimension of the projector; 0 is that of the features.
+        sup_weight: Weight of the supervised terms; the others share the rest.
+        entropy_weight: Weight of the entropy of the mean prediction. The paper has 2, its scripts
+            1 for CIFAR-10 and ImageNet and 4 for CIFAR-100.
+        temperature: Softmax temperature of the classifier.
+        first_sharp_temperature: Softmax temperature of the targets at the first step.
+        sharp_temperature: Softmax temperature of the targets after it has fallen.
+        sharp_until: Share of training in which that temperature falls.
+        contrast_temperature: Temperature of the self-supervised contrast; 1 in the official code.
+        sup_temperature: Temperature of the supervised contrast.
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
@@ -73,12 +73,12 @@ class SimGCD(Method[None]):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         num_known_classes: int,
         num_novel_classes: Count = 5,
         dim: Dim = 256,
-        hidden_dim: Dim = 2048,
+        hidden_dim: DimOrZero = 2048,
         sup_weight: Fraction = 0.35,
         entropy_weight: Weight = 2.0,
         temperature: Temperature = 0.1,
@@ -89,6 +89,8 @@ class SimGCD(Method[None]):
         sup_temperature: Temperature = 0.07,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
+        hidden_dim = hidden_dim or backbone.feature_dim
         self.sup_weight, self.entropy_weight = sup_weight, entropy_weight
         self.temperature = temperature
         self.sharp_temperatures = first_sharp_temperature, sharp_temperature

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from nearkin.config import Count, Dim
 from nearkin.method import Defaults, Method, Schedule
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import alignment, unit
 from nearkin.types import Batch, Encoded, Step
@@ -33,12 +33,12 @@ class SimSiam(Method[None]):
     the options are there to show it (tables 1 and 2).
 
     Args:
-        backbone: The network to train.
-        dim: Numbers in an embedding, and width of the projector.
-        num_layers: Layers of the projector: 3, or 2 for small images (appendix D).
-        predictor_dim: Width of the predictor's hidden layer.
+        backbone: Network to train, from images to features.
+        dim: Embedding dimension, and width of the projector.
+        num_layers: Number of layers of the projector: 3, or 2 for small images (appendix D).
+        predictor_dim: Hidden dimension of the predictor.
         predictor: Whether there is a predictor.
-        stop_gradient: Whether gradients stop at the embeddings that are predicted.
+        stop_gradient: Whether gradients stop at the predicted embeddings.
     """
 
     defaults: ClassVar[Defaults] = Defaults(
@@ -49,7 +49,7 @@ class SimSiam(Method[None]):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         dim: Dim = 2048,
         num_layers: Count = 3,
@@ -58,6 +58,7 @@ class SimSiam(Method[None]):
         stop_gradient: bool = True,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
         self.stop_gradient = stop_gradient
         sizes = (backbone.feature_dim, *[dim] * num_layers)
         self.online = Branch(backbone, mlp(*sizes, last_norm=True))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch
 from nearkin.objectives import classify
 from nearkin.types import Batch, Encoded, Step
@@ -28,16 +28,17 @@ class Supervised(Method[None]):
     """The features must tell the known classes apart.
 
     Args:
-        backbone: The network to train.
-        num_known_classes: Classes that have labels.
+        backbone: Network to train, from images to features.
+        num_known_classes: Number of known classes, which have labels.
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
     views: ClassVar[tuple[str, ...]] = ("strong",)
     uses_labels: ClassVar[bool] = True
 
-    def __init__(self, backbone: Backbone, *, num_known_classes: int) -> None:
+    def __init__(self, backbone: nn.Module, *, num_known_classes: int) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
         self.online = Branch(backbone, nn.Identity())
         self.known = nn.Linear(backbone.feature_dim, num_known_classes)
 

@@ -22,10 +22,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import Count, Dim, Fraction, QueueSize, Range, Temperature
+from nearkin.config import Count, Dim, DimOrZero, Fraction, QueueSize, Range, Temperature
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method, Schedule
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch, mlp, run_by_size
 from nearkin.objectives import look_up, mean_over_rows, sinkhorn, swapped_match, unit
 from nearkin.types import Batch, Encoded, Step
@@ -38,16 +38,16 @@ class SwAV(Method[KeyUpdate]):
     images that are in the batch.
 
     Args:
-        backbone: The network to train.
-        dim: Numbers in an embedding.
-        hidden_dim: Width of the projector's hidden layer.
-        num_prototypes: How many prototypes there are.
-        queue_size: How many images' embeddings are kept to balance the codes.
+        backbone: Network to train, from images to features.
+        dim: Embedding dimension.
+        hidden_dim: Hidden dimension of the projector; 0 is that of the features.
+        num_prototypes: Number of prototypes.
+        queue_size: Number of earlier images that balance the codes.
         queue_from: Share of training after which the queue is used.
-        freeze_until: Share of training before which the prototypes stay as they are.
-        epsilon: How soft the codes are.
-        num_iterations: Iterations of Sinkhorn and Knopp's algorithm.
-        temperature: Divides the similarities that predict the codes.
+        freeze_until: Share of training in which the prototypes are frozen.
+        epsilon: Softness of the codes (Sinkhorn's regularization).
+        num_iterations: Number of Sinkhorn-Knopp iterations.
+        temperature: Softmax temperature of the predictions.
     """
 
     defaults: ClassVar[Defaults] = Defaults(
@@ -59,10 +59,10 @@ class SwAV(Method[KeyUpdate]):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         dim: Dim = 128,
-        hidden_dim: Dim = 2048,
+        hidden_dim: DimOrZero = 2048,
         num_prototypes: Count = 3000,
         queue_size: QueueSize = 3840,
         queue_from: Fraction = 0.075,
@@ -72,6 +72,8 @@ class SwAV(Method[KeyUpdate]):
         temperature: Temperature = 0.1,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
+        hidden_dim = hidden_dim or backbone.feature_dim
         self.queue_from = queue_from
         self.freeze_until = freeze_until
         self.epsilon = epsilon
@@ -99,10 +101,10 @@ class SwAV(Method[KeyUpdate]):
 
     @override
     @torch.no_grad()
-    def commit(self, visits: KeyUpdate, progress: float, /) -> None:
+    def commit(self, memo: KeyUpdate, progress: float, /) -> None:
         """The prototypes return to length one, and the large views' embeddings enter the queue."""
         self.prototypes.copy_(unit(self.prototypes))
-        self.queue.enqueue(visits.keys, visits.images)
+        self.queue.enqueue(memo.keys, memo.images)
 
     @override
     def learning_rates(self, schedule: Schedule, /) -> Mapping[str, Schedule]:

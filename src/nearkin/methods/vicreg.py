@@ -18,12 +18,12 @@ Queries: online embeddings of view 1. Keys: the embedding of view 2.
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Dim, Weight
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import vicreg
 from nearkin.types import Batch, Encoded, Step
@@ -33,10 +33,10 @@ class VICReg(Method[None]):
     """Embeddings of both views must agree, vary in every dimension, and not covary.
 
     Args:
-        backbone: The network to train.
-        dim: Numbers in an embedding, and width of the projector.
+        backbone: Network to train, from images to features.
+        dim: Embedding dimension, and width of the projector.
         invariance: Weight of the squared difference of the views.
-        variance: Weight of the missing standard deviation.
+        variance: Weight of the hinge on the standard deviation.
         covariance: Weight of the squared covariances.
     """
 
@@ -46,7 +46,7 @@ class VICReg(Method[None]):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: nn.Module,
         *,
         dim: Dim = 8192,
         invariance: Weight = 25.0,
@@ -54,6 +54,7 @@ class VICReg(Method[None]):
         covariance: Weight = 1.0,
     ) -> None:
         super().__init__()
+        backbone = as_backbone(backbone)
         self.invariance = invariance
         self.variance = variance
         self.covariance = covariance
