@@ -1,4 +1,4 @@
-"""Self-supervised contrastive learning of images, and discovery of the classes nobody named.
+"""Self-supervised contrastive learning of images, and novel class discovery.
 
 The verbs of the command line are functions here, with the same names and defaults:
 

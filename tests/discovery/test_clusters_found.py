@@ -125,7 +125,7 @@ def test_a_class_another_seed_cut_in_halves_is_half_stable():
 def test_many_images_are_thinned_out_evenly_for_the_silhouette(monkeypatch):
     predictions = blobs([0, 0, 300, 60, 10], apart=5.0)
     whole = [c.silhouette for c in describe(predictions)]
-    monkeypatch.setattr(module, "SAMPLE", 180)
+    monkeypatch.setattr(module, "SILHOUETTE_IMAGES", 180)
     found = assign(predictions)
     own = [np.flatnonzero(found.cluster == c) for c in (2, 3, 4)]
     assert [len(o) for o in own] == [300, 60, 10]

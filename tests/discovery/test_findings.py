@@ -83,8 +83,8 @@ def test_a_novel_class_of_more_than_three_even_shares_may_be_several():
 
 def test_a_class_that_takes_nearly_all_is_a_collapse_and_nothing_else():
     assert texts([0, 0, 181, 0, 2, 17], mode="ncd") == {
-        "collapse": "181 of 200 unlabeled images are in one class, new-1, so they were not told "
-        "apart; try another --seed, or train the encoder longer"
+        "collapse": "181 of 200 unlabeled images are in one class, new-1, so they were not "
+        "separated; try another --seed, or train the encoder longer"
     }
     assert list(texts([181, 0, 10, 9])) == ["collapse"]
     assert "collapse" not in texts([0, 0, 180, 0, 3, 17], mode="ncd")
@@ -103,7 +103,7 @@ def test_features_that_differ_in_one_direction_only_have_collapsed():
     line = spread(160, 1) * np.ones(16, dtype=np.float32)
     assert warnings(line) == {
         "collapse": "the features of the unlabeled images have an effective rank of 1.0, too "
-        "low to tell classes apart; train the encoder longer, or with stronger augmentations"
+        "low to separate classes; train the encoder longer, or with stronger augmentations"
     }
     assert "rank of 0.0" in warnings(np.ones((160, 16), dtype=np.float32))["collapse"]
     assert warnings(np.pad(spread(160, 2), ((0, 0), (0, 14)))) == {}
@@ -114,7 +114,7 @@ def test_pairs_that_never_or_always_agree_teach_nothing(rate):
     text = texts([30, 30, *[40] * 5], positive_rate=rate)["positive rate"]
     assert text.startswith(f"{rate:.1%} of the pairs")
     assert "where even classes have 20.0%" in text
-    assert text.endswith(f"try a {'larger' if rate < 0.5 else 'smaller'} positive_rate")
+    assert text.endswith(f"try a {'larger' if rate < 0.5 else 'smaller'} --pair-rate")
 
 
 @pytest.mark.parametrize("rate", [0.0101, 0.2, 0.899, None])
@@ -238,7 +238,7 @@ def test_the_length_of_features_does_not_matter():
 
 def test_many_images_are_thinned_out_and_the_warning_stays(monkeypatch):
     images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0.5)
-    monkeypatch.setattr(module, "LOOKED_AT", 700)
+    monkeypatch.setattr(module, "MAX_IMAGES", 700)
     thinned = hidden(images, label, names)
     monkeypatch.undo()
     assert thinned == hidden(images[::3], label[::3], names)

@@ -1,4 +1,4 @@
-"""Which class each image without a label belongs to, and how sure that is."""
+"""The class of each image without a label, and how certain it is."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,14 +28,13 @@ COLUMNS: Final = (
 """The columns of `Assignments.rows`."""
 
 NEIGHBORS: Final = 20
-"""How many images purity looks at."""
-SURE: Final = 0.5
-"""A margin this large leaves less than half of the probability to all other classes."""
-UNSURE: Final = 0.2
-STEADY: Final = 0.9
-UNSTEADY: Final = 0.75
-FEW: Final = 5
-"""A novel class with fewer images is tiny."""
+"""Neighbors behind the purity."""
+CORE_MARGIN: Final = 0.5
+BORDER_MARGIN: Final = 0.2
+CORE_AGREEMENT: Final = 0.9
+BORDER_AGREEMENT: Final = 0.75
+MIN_SIZE: Final = 5
+"""Thresholds of the flags; see `assign`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,15 +42,14 @@ class Assignments:
     """One row per image without a label, in the order of the predictions."""
 
     paths: tuple[str, ...]
-    """The images' names."""
     cluster: Int[np.ndarray, " images"]
-    """The number of the most probable class."""
+    """The most probable class."""
     score: Float[np.ndarray, " images"]
     """Its probability p1: calibrated if a calibration was given, else too high as a rule."""
     margin: Float[np.ndarray, " images"]
-    """p1 - p2, from 0 to 1: how far the second most probable class is behind."""
+    """p1 - p2, from 0 to 1, where p2 is that of the second most probable class."""
     entropy: Float[np.ndarray, " images"]
-    """Of the probabilities, as a share of the largest possible: 0 is certain, 1 a blind guess."""
+    """Of the probabilities, as a share of the largest possible: 0 is certain, 1 a pure guess."""
     agreement: Float[np.ndarray, " images"]
     """Share of the augmented views whose most probable class is the assigned one."""
     purity: Float[np.ndarray, " images"]
@@ -62,12 +60,12 @@ class Assignments:
     similarity: Float[np.ndarray, " images"]
     """The cosine similarity to that mean; NaN where no image has a label."""
     flag: tuple[str, ...]
-    """One word about the image, or none; see `assign`."""
+    """See `assign`."""
     classes: tuple[str, ...]
     """Names of all classes."""
 
     def rows(self) -> Iterator[tuple[str | float | None, ...]]:
-        """Plain values in the order of `COLUMNS`; None where there is no number."""
+        """Yield plain values in the order of `COLUMNS`; None where there is no number."""
         numbers = (self.score, self.margin, self.entropy, self.agreement, self.purity)
         for row, path in enumerate(self.paths):
             known = self.nearest_known[row]
@@ -82,14 +80,14 @@ class Assignments:
 
 
 def rounded(value: float | None) -> float | None:
-    """Four digits, and None for what is not a number."""
+    """Round to four digits; None for NaN."""
     return None if value is None or np.isnan(value) else round(value, 4)
 
 
 def assign(predictions: Predictions, *, calibration: Calibration | None = None) -> Assignments:
-    """The most probable class of each image without a label, and signs of how sure it is.
+    """Return the most probable class of each image without a label, and how certain it is.
 
-    A flag is the first of these that holds:
+    The flag is the first of these that holds:
 
     - `tiny-cluster`: its novel class has fewer images than 5, or than a tenth of the median of
       the novel classes that have any.
@@ -100,15 +98,15 @@ def assign(predictions: Predictions, *, calibration: Calibration | None = None) 
       neighbors say the same.
 
     Args:
-        predictions: Of all images. Those with a label only show where the known classes are.
-        calibration: Turns probabilities that are too sure into honest ones.
+        predictions: Of all images. Those with a label only give the means of known classes.
+        calibration: Applied to the probabilities, which are too high as a rule.
     """
     rows = predictions.label == UNKNOWN
     cluster, features = predictions.cluster[rows], predictions.features[rows]
     probability = predictions.probability[rows]
     if calibration is not None:
         probability = calibration.apply(probability)
-    # a class of probability 0 stands in for the second where there is but one
+    # Padding: where there is one class only, one of probability 0 is the second.
     second, first = np.sort(np.pad(probability, ((0, 0), (1, 0))), axis=1)[:, -2:].T
     agreement = (predictions.by_view[:, rows] == cluster).mean(axis=0)
     purity = _purity(features, cluster)
@@ -118,8 +116,8 @@ def assign(predictions: Predictions, *, calibration: Calibration | None = None) 
     conditions = {
         "tiny-cluster": _tiny(cluster, novel),
         "maybe-known": looks_known,
-        "border": (agreement < UNSTEADY) | (first - second < UNSURE),
-        "core": (first - second >= SURE) & (agreement >= STEADY) & (purity >= 0.5),
+        "border": (agreement < BORDER_AGREEMENT) | (first - second < BORDER_MARGIN),
+        "core": (first - second >= CORE_MARGIN) & (agreement >= CORE_AGREEMENT) & (purity >= 0.5),
     }
     flag = np.select(list(conditions.values()), list(conditions), default="")
     return Assignments(
@@ -140,9 +138,9 @@ def assign(predictions: Predictions, *, calibration: Calibration | None = None) 
 def nearest_known_class(
     predictions: Predictions, features: Float[np.ndarray, "n dim"]
 ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """The known class with the mean feature most similar to each row, and the cosine similarity.
+    """Return the known class whose labeled images have the mean most similar to each row.
 
-    The means are of the images with labels. Without any: `UNKNOWN`, and NaN.
+    And the cosine similarity to it. Without labeled images: `UNKNOWN`, and NaN.
     """
     known = np.unique(predictions.label[predictions.label != UNKNOWN])
     if not len(known):
@@ -156,7 +154,7 @@ def nearest_known_class(
 def class_sums(
     features: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"], num_classes: int
 ) -> Float[np.ndarray, "num_classes dim"]:
-    """The sum of the features of each class; zeros for a class without images."""
+    """Return the sum of the features of each class; zeros for a class without images."""
     sums = np.zeros((num_classes, features.shape[1]), dtype=features.dtype)
     for number in range(num_classes):
         sums[number] = features[cluster == number].sum(axis=0)
@@ -164,17 +162,15 @@ def class_sums(
 
 
 def unit_rows(x: Float[np.ndarray, "rows dim"]) -> Float[np.ndarray, "rows dim"]:
-    """Each row scaled to length one; rows of zeros stay zeros."""
+    """Scale rows to length one; rows of zeros stay zeros."""
     return unit(torch.from_numpy(x)).numpy()
 
 
 def _own_similarity(
     features: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
-    """Cosine similarity to the mean of the others of the class.
-
-    A mean with the image in it would be too similar, the more so the fewer there are.
-    """
+    """Return the cosine similarity to the mean of the other images of the class."""
+    # A mean with the image in it would be too similar, the more so the fewer there are.
     sums = class_sums(features, cluster, int(cluster.max(initial=0)) + 1)
     others = unit_rows(sums[cluster] - features)
     return np.asarray((features * others).sum(axis=1))
@@ -191,7 +187,7 @@ def _purity(
 
 
 def _entropy(probability: Float[np.ndarray, "n classes"]) -> Float[np.ndarray, " n"]:
-    """In units of the largest; 0 where no more than one class is possible for any image."""
+    """Return the share of the largest entropy; 0 where only one class is possible."""
     from scipy.special import entr
 
     possible = int((probability > 0).any(axis=0).sum())
@@ -202,4 +198,4 @@ def _tiny(cluster: Int[np.ndarray, " n"], novel: Bool[np.ndarray, " n"]) -> Bool
     size = np.bincount(cluster)
     novel_sizes = size[np.unique(cluster[novel])]
     usual = float(np.median(novel_sizes)) if len(novel_sizes) else 0.0
-    return np.asarray(novel & (size[cluster] < max(FEW, usual / 10)))
+    return np.asarray(novel & (size[cluster] < max(MIN_SIZE, usual / 10)))

@@ -1,5 +1,6 @@
-"""How large, tight and stable the classes that were found are, and which may be one class."""
+"""Size, silhouette and stability of the classes that were found, and which to merge."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -30,33 +31,32 @@ COLUMNS: Final = (
     "merge",
 )
 """The columns of `rows`."""
-
-SAMPLE: Final = 2000
-"""The silhouette needs all distances: more images than this are thinned out."""
-OFTEN: Final = 1 / 3
-HEAP: Final = 1 / 5
+SILHOUETTE_IMAGES: Final = 2000
+"""The silhouette takes all distances, so of more images only some are compared."""
+SECOND_CHOICES: Final = 1 / 3
+"""Share of two classes that has the other as second choice, from which they may be one."""
+ASTRAY: Final = 1 / 5
+"""Share of two classes far from their means, from which they may be one; see `one_class`."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A class that images without labels were assigned to, or a novel one that stayed empty."""
+    """A class with its unlabeled images, or a novel class that stayed empty."""
 
     name: str
     number: int
-    """Its number among the classes of the predictions."""
+    """Among the classes of the predictions."""
     kind: Literal["known", "novel"]
     size: int
-    """How many images without a label were assigned to it."""
+    """Unlabeled images assigned to it."""
     score: float | None
-    """The mean score of its images; None if it has none."""
+    """Mean over its images; None if it has none."""
     silhouette: float | None
-    """The mean silhouette of its images, from -1 to 1; None with fewer than two images, or
-    where there is no other class."""
+    """Mean over its images, from -1 to 1; None with fewer than two, or without another class."""
     medoid: int | None
-    """The row in the assignments of its most typical image; None if it has none."""
+    """The row of its most typical image in the assignments; None if it has none."""
     stability: float | None
-    """How alike it was when trained with other seeds, from 0 to 1; None if empty or trained
-    once."""
+    """Overlap with its best match of other seeds, from 0 to 1; None if empty or trained once."""
     nearest_known: str
     """The known class with the most similar mean feature; '' if no image has a label."""
     merge: tuple[str, ...]
@@ -66,7 +66,7 @@ class Cluster:
 def rows(
     clusters: Iterable[Cluster], assignments: Assignments
 ) -> Iterator[tuple[str | float | None, ...]]:
-    """Plain values in the order of `COLUMNS`; the name is empty, for the user to fill in."""
+    """Yield plain values in the order of `COLUMNS`; the name is for the user to fill in."""
     for cluster in clusters:
         yield (
             cluster.name,
@@ -87,18 +87,16 @@ def describe_clusters(
     assignments: Assignments,
     others: Sequence[Int[np.ndarray, " images"]] = (),
 ) -> list[Cluster]:
-    """All novel classes, and the known ones that images without a label were assigned to.
+    """Describe all novel classes, and known ones that unlabeled images were assigned to.
 
-    Silhouette: Rousseeuw 1987, with the cosine distance, over at most about 2,000 images, as
-    many of each class. Stability: the share of images that a class and its best match of
-    another seed have in common (Jaccard), averaged over the seeds (Hennig 2007). Suggestions to
-    merge are those of `one_class`.
+    Silhouette: Rousseeuw 1987, with the cosine distance, over about 2,000 images, as many of each
+    class. Stability: the Jaccard index of a class with its best match of another seed, averaged
+    over the seeds (Hennig 2007).
 
     Args:
         predictions: Of all images.
-        assignments: Made from them by `assign`.
-        others: The classes of the same images, in the order of the assignments, from classifiers
-            trained with other seeds; their numbers need not mean the same.
+        assignments: Of the same predictions.
+        others: Classes of the assigned images by other seeds; their numbers may differ.
     """
     cluster, classes = assignments.cluster, assignments.classes
     features = predictions.features[predictions.label == UNKNOWN]
@@ -124,16 +122,16 @@ def describe_clusters(
         )
 
     every = (describe(number) for number in range(len(classes)))
-    return [found for found in every if found.kind == "novel" or found.size]
+    return [cluster for cluster in every if cluster.kind == "novel" or cluster.size]
 
 
 def typical(
     predictions: Predictions, assignments: Assignments, number: int
 ) -> Int[np.ndarray, " members"]:
-    """Rows of the assignments to a class, the most typical first.
+    """Return the rows of the assignments to a class, most similar to its mean feature first.
 
-    Typical is what is similar to the mean feature of the class. The first is its medoid: the
-    similarity of a unit vector to the sum of the others is the sum of its similarities to them.
+    The first is the medoid: the similarity of a unit vector to the sum of the others is the sum of
+    its similarities to them.
     """
     members = np.flatnonzero(assignments.cluster == number)
     features = predictions.features[np.flatnonzero(predictions.label == UNKNOWN)[members]]
@@ -142,10 +140,10 @@ def typical(
 
 
 def one_class(a: Float[np.ndarray, " a"], b: Float[np.ndarray, " b"]) -> bool:
-    """Whether positions on a line from class b to class a are those of one heap, not of two.
+    """Whether positions on a line from class b to class a have one peak, not two.
 
-    They are where a fifth of the images or more have left the mean of their class by more than
-    a quarter of the way to the mean of the other. The halves of any symmetric distribution with
+    They have one if a fifth of the images or more are past their own class's mean by over a
+    quarter of the way to the mean of the other. The halves of any symmetric distribution with
     one peak have a quarter or more, those of a Gaussian 31 %; two Gaussians have less than a
     fifth where their means are more than 3.4 standard deviations apart.
 
@@ -153,15 +151,15 @@ def one_class(a: Float[np.ndarray, " a"], b: Float[np.ndarray, " b"]) -> bool:
     >>> one_class(line, -line), one_class(1 + line, -1 - line)
     (True, False)
     """
-    way = float(a.mean() - b.mean())
-    if way < MIN_LENGTH:
+    distance = float(a.mean() - b.mean())
+    if distance < MIN_LENGTH:
         return True
-    astray = (a < a.mean() - way / 4).sum() + (b > b.mean() + way / 4).sum()
-    return bool(astray >= HEAP * (len(a) + len(b)))
+    astray = (a < a.mean() - distance / 4).sum() + (b > b.mean() + distance / 4).sum()
+    return bool(astray >= ASTRAY * (len(a) + len(b)))
 
 
 def _merges(predictions: Predictions, assignments: Assignments) -> dict[int, list[int]]:
-    """Pairs of novel classes that look like one, each from both ends.
+    """Return pairs of novel classes that look like one, in both directions.
 
     A third or more of their images have the other as second choice, and their features are
     `one_class` along the line between the two means.
@@ -170,22 +168,22 @@ def _merges(predictions: Predictions, assignments: Assignments) -> dict[int, lis
     cluster, features = assignments.cluster, predictions.features[unlabeled]
     chosen = _second_choices(predictions.probability[unlabeled], cluster)
     sizes = np.bincount(cluster, minlength=len(chosen))
-    pairs = np.triu(chosen + chosen.T >= OFTEN * np.add.outer(sizes, sizes), k=1)
+    pairs = np.triu(chosen + chosen.T >= SECOND_CHOICES * np.add.outer(sizes, sizes), k=1)
     pairs[: predictions.num_known] = False
     pairs[sizes < 2] = pairs[:, sizes < 2] = False
-    found: dict[int, list[int]] = {}
+    partners = defaultdict[int, list[int]](list)
     for a, b in np.argwhere(pairs).tolist():
         of_a, of_b = features[cluster == a], features[cluster == b]
-        if one_class(_ahead(of_a, of_b), -_ahead(of_b, of_a)):
-            found.setdefault(a, []).append(b)
-            found.setdefault(b, []).append(a)
-    return {number: sorted(partners) for number, partners in found.items()}
+        if one_class(_projections(of_a, of_b), -_projections(of_b, of_a)):
+            partners[a].append(b)
+            partners[b].append(a)
+    return {number: sorted(others) for number, others in partners.items()}
 
 
 def _second_choices(
     probability: Float[np.ndarray, "n classes"], cluster: Int[np.ndarray, " n"]
 ) -> Int[np.ndarray, "classes classes"]:
-    """How many images of each class (row) have each class (column) as second choice."""
+    """Count the images of each class (row) that have each class (column) as second choice."""
     rest = probability.copy()
     np.put_along_axis(rest, cluster[:, None], 0.0, axis=1)
     count = np.zeros((probability.shape[1],) * 2, dtype=np.int64)
@@ -194,14 +192,12 @@ def _second_choices(
     return count
 
 
-def _ahead(
+def _projections(
     own: Float[np.ndarray, "own dim"], other: Float[np.ndarray, "other dim"]
 ) -> Float[np.ndarray, " own"]:
-    """Positions of a class's features on the line from the mean of another class to its own.
-
-    The own mean leaves out the image itself: in many dimensions it would lean towards each of
-    its images, and any two classes would seem apart.
-    """
+    """Return positions of a class's features on the line from another class's mean to its own."""
+    # The own mean leaves out the image itself: in many dimensions it leans towards each of its
+    # images, and any two classes would seem separate.
     mean_of_others = (own.sum(axis=0) - own) / (len(own) - 1)
     return np.asarray((own * (mean_of_others - other.mean(axis=0))).sum(axis=1))
 
@@ -209,15 +205,15 @@ def _ahead(
 def _silhouette(
     features: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"]
 ) -> dict[int, float]:
-    """The mean silhouette of each class that has one."""
+    """Return the mean silhouette of each class that has one."""
     from sklearn.metrics import silhouette_samples
 
     numbers, size = np.unique(cluster, return_counts=True)
     if len(numbers) < 2 or size.max() < 2:
         return {}
-    share = max(2, SAMPLE // len(numbers))
+    share = max(2, SILHOUETTE_IMAGES // len(numbers))
     members = (np.flatnonzero(cluster == number) for number in numbers)
-    drawn = np.concatenate([rows[_evenly(len(rows), share)] for rows in members])
+    drawn = np.concatenate([_evenly_spaced(rows, share) for rows in members])
     values = silhouette_samples(features[drawn], cluster[drawn], metric="cosine")
     return {
         int(number): float(values[cluster[drawn] == number].mean())
@@ -225,15 +221,15 @@ def _silhouette(
     }
 
 
-def _evenly(length: int, number: int) -> Int[np.ndarray, " drawn"]:
-    """Up to `number` places between 0 and `length - 1`, evenly spaced."""
-    return np.linspace(0, length - 1, min(number, length)).round().astype(np.int64)
+def _evenly_spaced(rows: Int[np.ndarray, " rows"], number: int) -> Int[np.ndarray, " drawn"]:
+    count = min(number, len(rows))
+    return rows[np.linspace(0, len(rows) - 1, count).round().astype(np.int64)]
 
 
 def _stability(
     cluster: Int[np.ndarray, " n"], others: Sequence[Int[np.ndarray, " n"]]
 ) -> dict[int, float]:
-    """The best Jaccard index of each class with images, averaged over the other clusterings."""
+    """Return the best Jaccard index of each class with images, averaged over other seeds."""
     if not others or not len(cluster):
         return {}
     numbers, row = np.unique(cluster, return_inverse=True)

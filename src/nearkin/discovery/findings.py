@@ -1,4 +1,4 @@
-"""What a discovery warns of: one sentence each, with a number, its meaning, and what to try."""
+"""Warnings of a discovery: one sentence each, with a number, its meaning, and what to try."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,32 +19,29 @@ Labels = Int[np.ndarray, " n"]
 
 FEW: Final = 20
 """Unlabeled images per novel class below which there are too few to learn from."""
-
-LOOKED_AT: Final = 10_000
-"""Images whose features are looked at; of more, every second, third or so."""
-
+MAX_IMAGES: Final = 10_000
+"""Images whose features are compared; of more, every second, third or so."""
 TINY: Final = 5
 """Images of a novel class below which there are too few to judge it."""
-
 MERGED: Final = 3
 """Even shares above which a novel class may be several in one; takes four classes or more."""
-
 COLLAPSED: Final = 0.9
 """Share of the unlabeled images above which one class holds nearly all."""
-
-LEAST_RANK: Final = 1.5
+MIN_RANK: Final = 1.5
 """Effective rank of features below which they differ in one direction only."""
-
-POSITIVE: Final = 0.05, 0.9
-"""Positive rates that are too low, as a part of that of even classes, and too high."""
-
-LOST: Final = 0.05
-"""Silhouette that may be lost without a warning; one k-means and the next differ by as much."""
+POSITIVE_RATES: Final = 0.05, 0.9
+"""Too low, as a share of the positive rate of even classes, and too high."""
+SILHOUETTE_LOSS: Final = 0.05
+"""Lost silhouette without a warning; two runs of k-means differ by as much."""
+HIDDEN: Final = 0.1
+"""Share of the unlabeled images that may seem to be of known classes without a warning."""
+NEIGHBORS: Final = 10
+"""Nearest images that tell where an image lies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A warning of one kind, in words."""
+    """A warning."""
 
     kind: Kind
     text: str
@@ -57,36 +54,33 @@ def late_findings(
     positive_rate: float | None = None,
     silhouettes: tuple[float, float] | None = None,
 ) -> list[Finding]:
-    """All that a finished discovery should warn of, beside what was clear from the start.
+    """Return the warnings of a finished discovery, beside the early ones.
 
     Args:
         predictions: Of all images, with and without a label.
-        mode: Whether unlabeled images may be of known classes (`gcd`) or not (`ncd`).
-        positive_rate: Share of the pairs of unlabeled images that training took to be of one
-            class; None if it did not pair images.
-        silhouettes: What `unrelated` compares; None if it was not measured.
+        mode: `gcd` or `ncd`.
+        positive_rate: Share of positive pairs in training; None if it paired no images.
+        silhouettes: For `unrelated`; None if they were not measured.
     """
     names, num_known = predictions.classes, predictions.num_known
     features, unlabeled = predictions.features, predictions.label == UNKNOWN
     num_novel, cluster = len(names) - num_known, predictions.cluster[unlabeled]
-    found = [
+    warnings = [
         *_sizes(np.bincount(cluster, minlength=len(names)), names, num_known, mode),
         _one_direction(features[unlabeled]),
         None if positive_rate is None else _pairs(positive_rate, num_novel),
         None if silhouettes is None else unrelated(*silhouettes),
     ]
-    return [finding for finding in found if finding is not None]
+    return [finding for finding in warnings if finding is not None]
 
 
 def unrelated(before: float, after: float) -> Finding | None:
-    """Whether learning the known classes blurred the groups of the unlabeled images.
+    """Warn if learning the known classes lowered the silhouette of unlabeled images.
 
-    A sign of what was found by Li, Otholt, Dai, Hu, Meinel, Yang. Supervised knowledge may hurt
-    novel class discovery performance. TMLR 2023, arXiv:2306.03648. `before` and `after` are mean
-    silhouettes of clusters of the unlabeled images, in features that knew no label and in
-    features that learned the known classes.
+    Li, Otholt, Dai, Hu, Meinel, Yang. Supervised knowledge may hurt novel class discovery
+    performance. TMLR 2023, arXiv:2306.03648.
     """
-    if after >= before - LOST:
+    if after >= before - SILHOUETTE_LOSS:
         return None
     return Finding(
         "unrelated",
@@ -97,21 +91,21 @@ def unrelated(before: float, after: float) -> Finding | None:
 
 
 def _sizes(sizes: Labels, names: Sequence[str], num_known: int, mode: Mode) -> Iterator[Finding]:
-    """Whether one class took nearly all, or else which novel classes have few or many."""
+    """Warn if one class has nearly all images, or else of novel classes with few or many."""
     total, largest = int(sizes.sum()), int(sizes.argmax())
     possible = len(names) - (num_known if mode == "ncd" else 0)
     if possible > 1 and sizes[largest] > COLLAPSED * total:
         yield Finding(
             "collapse",
             f"{sizes[largest]} of {total} unlabeled images are in one class, {names[largest]}, "
-            "so they were not told apart; try another --seed, or train the encoder longer",
+            "so they were not separated; try another --seed, or train the encoder longer",
         )
     else:
         yield from _novel_sizes(names[num_known:], sizes[num_known:])
 
 
 def _novel_sizes(names: Sequence[str], sizes: Labels) -> Iterator[Finding]:
-    """Novel classes without images, with few, and with many times their even share."""
+    """Warn of novel classes without images, with few, and with many times their even share."""
     total, times = sizes.sum(), sizes * len(sizes) / max(sizes.sum(), 1)
     dead = [names[row] for row in np.flatnonzero(sizes == 0).tolist()]
     tiny = [names[row] for row in np.flatnonzero((sizes > 0) & (sizes < TINY)).tolist()]
@@ -137,45 +131,38 @@ def _novel_sizes(names: Sequence[str], sizes: Labels) -> Iterator[Finding]:
 
 
 def _one_direction(features: Float[np.ndarray, "images dim"]) -> Finding | None:
-    """Whether features of unlabeled images differ in one direction at the most."""
+    """Warn if the features of unlabeled images differ in one direction at most."""
     if len(features) < FEW:
         return None
-    some = features[:: len(features) // LOOKED_AT + 1]
+    some = features[:: len(features) // MAX_IMAGES + 1]
     rank = float(effective_rank(torch.from_numpy(some)))
-    if rank >= LEAST_RANK:
+    if rank >= MIN_RANK:
         return None
     return Finding(
         "collapse",
         f"the features of the unlabeled images have an effective rank of {rank:.1f}, too low to "
-        "tell classes apart; train the encoder longer, or with stronger augmentations",
+        "separate classes; train the encoder longer, or with stronger augmentations",
     )
 
 
 def _pairs(rate: float, num_novel: int) -> Finding | None:
-    """Whether training took hardly any pairs of images to be of one class, or nearly all."""
-    least, most = POSITIVE
+    """Warn if hardly any pairs of images were positive in training, or nearly all."""
+    least, most = POSITIVE_RATES
     if num_novel < 2 or least / num_novel <= rate <= most:
         return None
     much = rate > most
     return Finding(
         "positive rate",
-        f"{rate:.1%} of the pairs of unlabeled images were taken to be of one class, "
+        f"{rate:.1%} of the pairs of unlabeled images were positive in training, "
         f"where even classes have {1 / num_novel:.1%}, so the pairs taught "
-        f"{'that all are alike' if much else 'almost nothing'}; "
-        f"try a {'smaller' if much else 'larger'} positive_rate",
+        f"{'that all images are one class' if much else 'almost nothing'}; "
+        f"try a {'smaller' if much else 'larger'} --pair-rate",
     )
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first three names, and how many more there are."""
+    """Return the first three names, and how many more there are."""
     return ", ".join([*names[:3], *[f"{len(names) - 3} more"] * (len(names) > 3)])
-
-
-HIDDEN: Final = 0.1
-"""Share of the unlabeled images that may seem to be of known classes without a warning."""
-
-NEIGHBORS: Final = 10
-"""Nearest images that tell where an image lies."""
 
 
 def early_findings(
@@ -186,24 +173,24 @@ def early_findings(
     num_novel: int,
     mode: Mode,
 ) -> list[Finding]:
-    """All that can be warned of before anything is learned from labels.
+    """Return the warnings that need no training on labels.
 
     Args:
-        features: Of all images that are learned from; no label has touched them.
-        label: Numbers of known classes, or `UNKNOWN`.
+        features: Of all images that are learned from, by an encoder that has seen no label.
+        label: Known classes, or `UNKNOWN`.
         known: Names of the known classes.
-        num_novel: Novel classes to look for.
-        mode: Whether unlabeled images may be of known classes (`gcd`) or not (`ncd`).
+        num_novel: Novel classes to find.
+        mode: `gcd` or `ncd`.
     """
-    found = [
+    warnings = [
         few_images(int((label == UNKNOWN).sum()), num_novel),
         hidden(features, label, known) if mode == "ncd" else None,
     ]
-    return [finding for finding in found if finding is not None]
+    return [finding for finding in warnings if finding is not None]
 
 
 def few_images(num_unlabeled: int, num_novel: int) -> Finding | None:
-    """Whether there are too few unlabeled images for so many novel classes."""
+    """Warn if there are too few unlabeled images per novel class."""
     if num_unlabeled >= FEW * num_novel:
         return None
     return Finding(
@@ -218,20 +205,15 @@ def hidden(
     label: Int[np.ndarray, " images"],
     known: Sequence[str],
 ) -> Finding | None:
-    """Whether images of known classes are among the unlabeled ones, where `ncd` wants none.
+    """Warn if unlabeled images seem to be of known classes, where `ncd` wants none.
 
     An unlabeled image passes for one of a known class if as many of its nearest images are
     labeled ones of it as for the best quarter of these. How many pass, divided by the share of
     labeled ones that do, estimates how many are of the class (Garg et al. Mixture proportion
     estimation and PU learning. NeurIPS 2021, arXiv:2111.00980): too many where a novel class lies
-    amid a known one. If features do not even tell the known classes apart, there is no warning.
-
-    Args:
-        features: Of all images, of any length.
-        label: Numbers of known classes, or `UNKNOWN`.
-        known: Names of the known classes.
+    amid a known one. If features do not even separate the known classes, there is no warning.
     """
-    every = len(label) // LOOKED_AT + 1
+    every = len(label) // MAX_IMAGES + 1
     x, label = torch.from_numpy(features[::every]), label[::every]
     ours = label != UNKNOWN
     if ours.all() or not ours.any():
@@ -256,13 +238,13 @@ def _pass(
     label: Int[np.ndarray, " labeled"],
     unlabeled: Int[np.ndarray, "unlabeled known"],
 ) -> tuple[Int[np.ndarray, " passed"], float]:
-    """The known classes that unlabeled images pass for, and how many are of them, as a share.
+    """Return the known classes that unlabeled images pass for, and the estimated share of these.
 
-    Both tables hold how many neighbors of an image are labeled ones of each known class.
+    Both tables count the neighbors of an image that are labeled ones of each known class.
     """
     own, met = labeled[np.arange(len(label)), label], labeled.any(axis=1)
     right, guess = (labeled.argmax(axis=1) == label)[met], np.bincount(label).max() / len(label)
-    if not met.any() or right.mean() < (1 + guess) / 2:  # known classes are not told apart
+    if not met.any() or right.mean() < (1 + guess) / 2:  # known classes are not separated
         return label[:0], 0.0
     bound, usual = np.full(labeled.shape[1], np.inf), np.ones(labeled.shape[1])
     for number in np.unique(label[own > 0]):
