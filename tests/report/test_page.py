@@ -21,8 +21,8 @@ from PIL import Image
 
 import nearkin
 from nearkin.data.images import open_images
-from nearkin.report.page.charts import line_chart, round_ticks
-from nearkin.report.page.html import Html, element, text
+from nearkin.report.image_map import thumbnails
+from nearkin.report.page.html import Html, element, line_chart, round_ticks, text
 from nearkin.report.page.sections import discovery_page
 from nearkin.report.page.values import (
     Chart,
@@ -33,7 +33,6 @@ from nearkin.report.page.values import (
     Table,
     Tile,
 )
-from nearkin.report.thumbnails import thumbnails
 
 DOT = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 

@@ -19,8 +19,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.knn import knn_classes
 from nearkin.evaluation.table import read_embeddings
-from nearkin.report.image_map import balanced, image_map
-from nearkin.report.thumbnails import COLUMNS, PER_SHEET, tiles
+from nearkin.report.image_map import COLUMNS, PER_SHEET, balanced, image_map, tiles
 from nearkin.run.folder import RunFolder
 
 EACH = 16

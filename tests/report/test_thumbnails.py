@@ -12,7 +12,7 @@ from PIL import Image
 from nearkin.data.decode import center
 from nearkin.data.images import open_images
 from nearkin.data.sheets import class_sheet, save_sheet
-from nearkin.report.thumbnails import thumbnails
+from nearkin.report.image_map import thumbnails
 
 
 def opened(uri):

@@ -7,7 +7,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.images import Images, open_images
 from nearkin.discovery.data import open_discovery_data
 from nearkin.errors import OutputError, UsageError
-from nearkin.report.pages import content_of, write_page
+from nearkin.report.pages import page_html, write_page
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.tables import replace_text
 
@@ -32,7 +32,7 @@ def report(run: str | Path, data: Any = None, *, output: str | Path | None = Non
         if output is None:
             write_page(folder, images)
         else:
-            replace_text(path, content_of(folder, images).page())
+            replace_text(path, page_html(folder, images))
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another -o") from error
     return path

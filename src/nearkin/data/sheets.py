@@ -135,15 +135,6 @@ def shortened(text: str, max_length: int) -> str:
     return visible[: max_length // 2] + "…" + visible[len(visible) - (max_length - 1) // 2 :]
 
 
-def pixels_of(
-    images: Images, rows: Int[np.ndarray, " rows"], side: int
-) -> Float[Tensor, "rows 3 {side} {side}"]:
-    """Return the central squares of images in the order of `rows`, repeats allowed, in [0, 1]."""
-    unique, places = np.unique(rows, return_inverse=True)
-    batches = list(CenterCrops(images.subset(unique), side))
-    return torch.cat(batches)[torch.from_numpy(places)] / 255
-
-
 def class_sheet(
     images: Images,
     groups: Mapping[str, Int[np.ndarray, " members"]],
@@ -185,7 +176,8 @@ def augmentation_sheet(batches: Batches, path: Path) -> Path:
     Written before the first step, because wrong augmentations are the most common silent mistake.
     """
     rows = np.sort(batches.order.rows(0))[:EXAMPLES]
-    columns = [pixels_of(batches.images, rows, batches.sizes[0])]
+    originals = CenterCrops(batches.images.subset(rows), batches.sizes[0])
+    columns = [torch.cat(list(originals)) / 255]
     headings = [["", "image"]]
     for epoch in range(1, EPOCHS + 1):
         for number, view in enumerate(batches.views(epoch - 1, rows), start=1):

@@ -1,17 +1,23 @@
-"""The map of a run's images: t-SNE coordinates, nearest neighbors, colorings, thumbnails."""
+"""The map of a run: t-SNE coordinates, nearest neighbors, colorings; thumbnails of its images."""
 
+import base64
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float, Float32, Int, UInt8
+from PIL import Image
 from threadpoolctl import threadpool_limits
+from torch import Tensor
 
-from nearkin.data.images import Images
+from nearkin.data.batches import CenterCrops, squares
+from nearkin.data.decode import MIDDLE_GRAY
+from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.knn import knn_classes
@@ -19,7 +25,6 @@ from nearkin.evaluation.shards import digest
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.measures.neighbors import nearest
 from nearkin.report.page.map import Coloring, ImageMap
-from nearkin.report.thumbnails import COLUMNS, PER_SHEET, tiles
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, usable, write_whole
 
@@ -300,3 +305,78 @@ def _drop_self(
     own[~own.any(axis=1), -1] = True
     shape = len(neighbors), neighbors.shape[1] - 1
     return neighbors[~own].reshape(shape), similarity[~own].reshape(shape)
+
+
+QUALITY: Final = 80
+"""Of WebP: 4 KB for a photograph of 96 pixels."""
+SIDE: Final = 48
+COLUMNS: Final = 16
+PER_SHEET: Final = COLUMNS**2
+MAX_BYTES: Final = 9_000_000
+"""Of all sheets: a page of 20,000 images must stay below 15 MB, and base64 adds a third."""
+QUALITIES: Final = (60, 35, 15)
+"""Of WebP, tried in turn until all sheets are small enough."""
+
+
+def thumbnails(
+    images: Images, rows: Int[np.ndarray, " rows"], side: int = 96, workers: int = 0
+) -> dict[int, str]:
+    """Return the central squares of images as `data:` URIs, by row.
+
+    PNG up to 64 pixels, else WebP. Unreadable images are left out.
+
+    Args:
+        images: The images.
+        rows: Which of them, in any order.
+        side: Pixels on a side; smaller images keep the size of the largest of them.
+        workers: Processes that decode photographs.
+    """
+    return {row: _uri(square) for row, square in squares(images, rows, side, workers)}
+
+
+def _uri(square: UInt8[Tensor, "3 side side"]) -> str:
+    file, kind = io.BytesIO(), "png" if square.shape[-1] <= SMALL_SIDE else "webp"
+    Image.fromarray(square.permute(1, 2, 0).numpy()).save(file, kind, quality=QUALITY)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """The central squares of images, in their order."""
+
+    sheets: tuple[bytes, ...]
+    """WebP images of `PER_SHEET` tiles, `COLUMNS` in a row; the last one may have fewer."""
+    side: int
+    """Pixels on a side of a tile."""
+
+
+def tiles(images: Images, workers: int = 0) -> Tiles:
+    """Return tiles of all images, gray for unreadable ones.
+
+    Images that are all smaller than a tile keep the size of the largest of them.
+    """
+    side = min(SIDE, int(images.sizes.min(axis=1).max()))
+    arrays = list(_sheets(images, side, workers))
+    for quality in QUALITIES:
+        sheets = tuple(_webp(sheet, quality, side) for sheet in arrays)
+        if sum(map(len, sheets)) <= MAX_BYTES:
+            break
+    return Tiles(sheets, side)
+
+
+def _sheets(
+    images: Images, side: int, workers: int
+) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+    for batch in CenterCrops(images, side, batch_size=PER_SHEET, workers=workers):
+        rows = -(-len(batch) // COLUMNS)
+        sheet = np.full((rows * COLUMNS, side, side, 3), MIDDLE_GRAY, np.uint8)
+        sheet[: len(batch)] = batch.permute(0, 2, 3, 1).numpy()
+        grid = sheet.reshape(rows, COLUMNS, side, side, 3).swapaxes(1, 2)
+        yield grid.reshape(rows * side, COLUMNS * side, 3)
+
+
+def _webp(sheet: UInt8[np.ndarray, "height width 3"], quality: int, side: int) -> bytes:
+    file = io.BytesIO()
+    # Of very small images every pixel counts, so they are stored without loss.
+    Image.fromarray(sheet).save(file, "webp", quality=quality, lossless=side <= SIDE // 2)
+    return file.getvalue()

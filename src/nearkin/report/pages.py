@@ -1,7 +1,7 @@
 """report.html of a finished run, from its files."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -11,12 +11,11 @@ from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
-from nearkin.report.image_map import image_map
+from nearkin.report.image_map import image_map, thumbnails
 from nearkin.report.page.map import ImageMap
 from nearkin.report.page.sections import discovery_page, training_page
 from nearkin.report.page.values import ClassView, DiscoveryReport, Tile, TrainingReport
 from nearkin.report.plots import neighbor_sheet, write_figures
-from nearkin.report.thumbnails import thumbnails
 from nearkin.report.training_report import training_report
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, replace_text, usable
@@ -25,42 +24,39 @@ MEDOID_SIDE: Final = 192
 SIDE: Final = 96
 
 
-@dataclass(frozen=True, eq=False)
-class Content:
-    """The content of a run's page."""
-
-    report: DiscoveryReport | TrainingReport
-    map: ImageMap | None
-
-    def page(self, *, served: bool = False) -> str:
-        """Return it as HTML, for a server or as a file of its own."""
-        if isinstance(self.report, DiscoveryReport):
-            return discovery_page(self.report, self.map, served=served)
-        return training_page(self.report, self.map, served=served)
-
-
-def content_of(folder: RunFolder, images: Images) -> Content:
-    """Read the content of a finished run's page."""
-    return _content(folder, images, read_embeddings(folder.embeddings, images))
-
-
-def _content(folder: RunFolder, images: Images, embeddings: Embeddings) -> Content:
-    report = (
-        _stored_report(folder, images)
-        if folder.page.exists()
-        else training_report(folder, images, embeddings)
-    )
-    return Content(report, image_map(folder, embeddings, images))
+def page_html(folder: RunFolder, images: Images, *, served: bool = False) -> str:
+    """Return the page of a finished run, for a server or as a file of its own."""
+    embeddings = read_embeddings(folder.embeddings, images)
+    report = report_of(folder, images, embeddings)
+    return _render(report, image_map(folder, embeddings, images), served=served)
 
 
 def write_page(folder: RunFolder, images: Images) -> None:
     """Write the page and the plots of a finished run into its folder."""
     embeddings = read_embeddings(folder.embeddings, images)
-    content = _content(folder, images, embeddings)
-    write_figures(folder, content.report, content.map, images)
-    if isinstance(content.report, TrainingReport):
+    report = report_of(folder, images, embeddings)
+    map_ = image_map(folder, embeddings, images)
+    write_figures(folder, report, map_, images)
+    if isinstance(report, TrainingReport):
         neighbor_sheet(embeddings, images, folder.plots / "neighbors.png")
-    replace_text(folder.report, content.page())
+    replace_text(folder.report, _render(report, map_))
+
+
+def report_of(
+    folder: RunFolder, images: Images, embeddings: Embeddings
+) -> DiscoveryReport | TrainingReport:
+    """Return the content of a finished run's page, but for the map."""
+    if folder.page.exists():
+        return _stored_report(folder, images)
+    return training_report(folder, images, embeddings)
+
+
+def _render(
+    report: DiscoveryReport | TrainingReport, map_: ImageMap | None, *, served: bool = False
+) -> str:
+    if isinstance(report, DiscoveryReport):
+        return discovery_page(report, map_, served=served)
+    return training_page(report, map_, served=served)
 
 
 def store_report(folder: RunFolder, report: DiscoveryReport) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
-from nearkin.data.sheets import COLUMNS, class_sheet, pixels_of, save_sheet, shortened
+from nearkin.data.sheets import COLUMNS, class_sheet, save_sheet, shortened
 from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings, as_text
 from nearkin.measures.neighbors import nearest
@@ -65,6 +65,7 @@ NEIGHBORS: Final = 8
 NEIGHBOR_SIDE: Final = 80
 CONTACT_SIDE: Final = 112
 """Wider, since file names stand below."""
+CaptionedTile = tuple[Tensor, Sequence[str]]
 
 
 def write_figures(
@@ -267,20 +268,19 @@ def neighbor_sheet(embeddings: Embeddings, images: Images, path: Path) -> Path |
     test = test[np.linspace(0, len(test) - 1, min(EXAMPLES, len(test))).astype(int)]
     bank, queries = (torch.from_numpy(embeddings.vectors[rows]) for rows in (train, test))
     similarity, neighbors = nearest(bank, queries, NEIGHBORS)
-    rows = train[neighbors.numpy()]
-    side = _tile_side(images.subset(embeddings.rows[train]), NEIGHBOR_SIDE)
-    columns = [pixels_of(images, embeddings.rows[column], side) for column in (test, *rows.T)]
+    labels, side = embeddings.class_names, _tile_side(images, NEIGHBOR_SIDE)
 
-    def caption(row: int, line: str) -> list[str]:
-        return [text for text in (str(embeddings.class_names[row]), line) if text]
+    def tile(row: int, line: str) -> CaptionedTile:
+        pixels = _square(images, int(embeddings.rows[row]), side)
+        return pixels, [text for text in (str(labels[row]), line) if text]
 
-    captions = [
-        [caption(query, "held out"), *map(caption, near, (f"{cosine:.3f}" for cosine in cosines))]
+    rows = [
+        [tile(query, "held out"), *map(tile, near, (f"{cosine:.3f}" for cosine in cosines))]
         for query, near, cosines in zip(
-            test.tolist(), rows.tolist(), similarity.tolist(), strict=True
+            test.tolist(), train[neighbors.numpy()].tolist(), similarity.tolist(), strict=True
         )
     ]
-    return save_sheet(columns, path, captions=captions)
+    return _save_tiles(rows, path)
 
 
 def contact_sheet(
@@ -301,17 +301,23 @@ def contact_sheet(
     if not any(name in row for _, neighbors in results for name, _ in neighbors):
         raise DataError("none of the neighbors is among these images; give --data those of them")
     side = _tile_side(images, CONTACT_SIDE)
-    tiles, captions = [], []
+    rows: list[list[CaptionedTile]] = []
     for query, neighbors in results:
-        found = [images.read(row[name]) if name in row else b"" for name, _ in neighbors]
-        line = [Path(query).read_bytes(), *found]
-        tiles.append(torch.stack([_square(encoded, side) for encoded in line]))
-        near = [(name, f"{similarity:.3f}") for name, similarity in neighbors]
-        captions.append([(Path(query).name, "query"), *near])
+        pixels = _centered(Path(query).read_bytes(), side)
+        tiles: list[CaptionedTile] = [(pixels, (Path(query).name, "query"))]
+        for name, similarity in neighbors:
+            tiles.append((_square(images, row.get(name), side), (name, f"{similarity:.3f}")))
+        rows.append(tiles)
     try:
-        return save_sheet(torch.stack(tiles).unbind(dim=1), path, captions=captions)
+        return _save_tiles(rows, path)
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write {path} ({error}); give --sheet a name.png") from error
+
+
+def _save_tiles(rows: Sequence[Sequence[CaptionedTile]], path: Path) -> Path:
+    sheet = torch.stack([torch.stack([pixels for pixels, _ in row]) for row in rows])
+    captions = [[caption for _, caption in row] for row in rows]
+    return save_sheet(sheet.unbind(dim=1), path, captions=captions)
 
 
 def _tile_side(images: Images, largest: int) -> int:
@@ -319,7 +325,16 @@ def _tile_side(images: Images, largest: int) -> int:
     return min(largest, int(images.sizes.min(axis=1).max()))
 
 
-def _square(image: bytes | np.ndarray, side: int) -> Float[Tensor, "3 side side"]:
+def _square(images: Images, row: int | None, side: int) -> Float[Tensor, "3 side side"]:
+    """The central square of an image; gray if it is missing or unreadable."""
+    try:
+        encoded = b"" if row is None else images.read(row)
+    except BadImage:
+        encoded = b""
+    return _centered(encoded, side)
+
+
+def _centered(image: bytes | np.ndarray, side: int) -> Float[Tensor, "3 side side"]:
     try:
         pixels = center(image, side)
     except BadImage:

@@ -28,7 +28,7 @@ from nearkin.measures.neighbors import nearest
 from nearkin.report.image_map import MAX_IMAGES, balanced, coordinates, display_name, place
 from nearkin.report.page import html
 from nearkin.report.page.map import script
-from nearkin.report.pages import content_of
+from nearkin.report.pages import page_html
 from nearkin.run.folder import RunFolder
 from nearkin.run.opened import locked
 from nearkin.tables import read_csv, replace_csv, usable, write_whole
@@ -57,7 +57,7 @@ class RunSite:
     def __init__(self, folder: RunFolder, images: Images) -> None:
         self._folder = folder
         self._images = images
-        self._page = content_of(folder, images).page(served=True)
+        self._page = page_html(folder, images, served=True)
         self._policy = html.policy(script(), served=True)
         self._device = choose_device("auto")
         self._lock = threading.Lock()

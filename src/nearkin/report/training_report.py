@@ -122,17 +122,7 @@ def run_info(
     *,
     tiny: bool,
 ) -> RunInfo:
-    """Return what the page of any run tells of its settings.
-
-    Args:
-        verb: The command of the run, `train` or `discover`.
-        data: As given to it.
-        config: Its settings.
-        defaults: Settings that the command line need not repeat.
-        protocol: What was trained on what and scored on what.
-        steps: What to do next, each with a command or ''.
-        tiny: See `RunInfo`.
-    """
+    """Return the `RunInfo` of a run; its command, `train` or `discover`, omits the defaults."""
     return RunInfo(
         data=Path(data).name,
         protocol=tuple(protocol),

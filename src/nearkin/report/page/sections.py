@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from nearkin.report.page.charts import line_chart
 from nearkin.report.page.html import (
     SHADES,
     Html,
@@ -14,6 +13,7 @@ from nearkin.report.page.html import (
     findings,
     folded,
     join,
+    line_chart,
     listing,
     note,
     row,
@@ -62,17 +62,9 @@ def training_page(
         ("Evaluation", _results(report)),
         ("Confusion", matrix),
         ("Training curves", join(map(line_chart, report.curves))),
-        *_closing(report.run),
     ]
-    return document(
-        title=f"Encoder trained on {report.run.data}",
-        kicker="nearkin train",
-        lead=report.lead,
-        sections=sections,
-        script=script() if image_map else "",
-        tiny=report.run.tiny,
-        served=served,
-    )
+    title = f"Encoder trained on {report.run.data}"
+    return _page(report.run, "train", title, report.lead, sections, image_map, served)
 
 
 def discovery_page(
@@ -89,16 +81,34 @@ def discovery_page(
         ("Scores against the ground truth", join([*map(result_table, report.results), *matrix])),
         ("Number of classes", join(map(line_chart, report.num_novel_curves))),
         ("Training curves", join(map(line_chart, report.curves))),
-        *_closing(report.run),
     ]
     num_novel = count(len(report.novel), "novel class") if report.novel else "No novel class"
+    title = f"{num_novel} in {report.run.data}"
+    return _page(report.run, "discover", title, _lead(report), sections, image_map, served)
+
+
+def _page(
+    run: RunInfo,
+    command: str,
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    image_map: ImageMap | None,
+    served: bool,
+) -> str:
+    """The page of a run: its own sections, then those of any run."""
+    closing = [
+        ("Protocol", listing("ul", [(sentence, "") for sentence in run.protocol])),
+        ("Settings", settings(run.command, run.configuration or {}, run.versions or {})),
+        ("Next steps", listing("ol", run.steps)),
+    ]
     return document(
-        title=f"{num_novel} in {report.run.data}",
-        kicker="nearkin discover",
-        lead=_lead(report),
-        sections=sections,
+        title=title,
+        kicker=f"nearkin {command}",
+        lead=lead,
+        sections=[*sections, *closing],
         script=script() if image_map else "",
-        tiny=report.run.tiny,
+        tiny=run.tiny,
         served=served,
     )
 
@@ -146,15 +156,6 @@ def _marked(cell: str) -> str:
     if not cell.startswith("*"):
         return cell
     return join([element("strong", cell.removeprefix("*")), Html(" (best)")])
-
-
-def _closing(run: RunInfo) -> list[Section]:
-    """The last sections of the page of any run."""
-    return [
-        ("Protocol", listing("ul", [(sentence, "") for sentence in run.protocol])),
-        ("Settings", settings(run.command, run.configuration or {}, run.versions or {})),
-        ("Next steps", listing("ol", run.steps)),
-    ]
 
 
 def result_table(results: Table) -> Html:
