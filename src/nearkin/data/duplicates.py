@@ -1,4 +1,4 @@
-"""Thumbnails and digests: as much of every image as it takes to find copies."""
+"""Exact and near duplicates, found by SHA-256 and by thumbnails of all images."""
 
 import hashlib
 from collections.abc import Iterator
@@ -20,16 +20,16 @@ SIDE: Final = 16
 DIGEST: Final = 32
 """Bytes of a SHA-256."""
 THREADS: Final = 8
-HASHED_AT_ONCE: Final = 2**10
-"""Images that are looked at before it is told how far it is."""
+READ_BLOCK: Final = 2**10
+"""Images between two calls of `on_progress`."""
 
 
 def thumbnails(
     images: Images, on_progress: ProgressCallback = ignore_progress
 ) -> tuple[UInt8[np.ndarray, "images digest"], UInt8[np.ndarray, "images features"]]:
-    """Each image's SHA-256 and its tiny version; zeros for one that cannot be read.
+    """The SHA-256 and the thumbnail of each image; zeros for one that cannot be read.
 
-    Of files, both are remembered, so that none is decoded twice unless it changes.
+    Those of files are stored in an index, so that none is decoded twice unless it changes.
     """
     digests = np.zeros((len(images), DIGEST), np.uint8)
     tiny = np.zeros((len(images), 3 * SIDE**2), np.uint8)
@@ -38,30 +38,30 @@ def thumbnails(
     known = np.zeros(len(images), np.bool_)
     if images.key:
         known = load_index(path, images.names, images.states, columns)
-    # One that could not be read is tried again.
+    # An image that could not be read is tried again.
     fresh = np.flatnonzero(~(known & digests.any(axis=1)))
-    blocks = np.split(fresh, range(HASHED_AT_ONCE, len(fresh), BLOCK)) if len(fresh) else []
+    blocks = np.split(fresh, range(READ_BLOCK, len(fresh), READ_BLOCK)) if len(fresh) else []
     with ThreadPoolExecutor(THREADS) as pool:
         for rows in tracked(blocks, len(fresh), "looking for copies", on_progress):
-            looks = pool.map(lambda row: _look(images, row), rows.tolist())
-            for row, look in zip(rows, looks, strict=True):
-                digests[row], tiny[row] = look
+            results = pool.map(lambda row: _thumbnail(images, row), rows.tolist())
+            for row, result in zip(rows, results, strict=True):
+                digests[row], tiny[row] = result
     if images.key and digests[fresh].any():
         save_index(path, images.names, images.states, columns)
     return digests, tiny
 
 
-def _look(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
+def _thumbnail(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
     try:
-        held = images.read(row)
-        if isinstance(held, bytes):
-            image = decode(held, min_side=4 * SIDE)
+        content = images.read(row)
+        if isinstance(content, bytes):
+            image = decode(content, min_side=4 * SIDE)
         else:
-            image = Image.fromarray(held)
-            held = held.tobytes()
+            image = Image.fromarray(content)
+            content = content.tobytes()
     except BadImage:
         return np.zeros(DIGEST, np.uint8), np.zeros(3 * SIDE**2, np.uint8)
-    digest = np.frombuffer(hashlib.sha256(held).digest(), np.uint8)
+    digest = np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
     return digest, np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
 
 

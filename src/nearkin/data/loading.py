@@ -1,4 +1,4 @@
-"""What worker processes load ahead; they may die or hang without changing a bit of it."""
+"""Loading ahead in worker processes, which may die or hang without changing the result."""
 
 import signal
 import threading
@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, Dataset
 Loaded = TypeVar("Loaded")
 
 PATIENCE: Final = 120
-"""Seconds after which a worker hangs; more for very large batches."""
+"""Seconds after which a worker counts as hung; more for very large batches."""
 
 
 def worker_lost(error: Exception) -> bool:
     """Whether an error says that a worker died or hung, not that what it computed failed."""
-    if isinstance(error, ConnectionError | EOFError):  # while it was handing something over
+    if isinstance(error, ConnectionError | EOFError):  # while it was sending a result
         return "Caught" not in str(error)
     return str(error).startswith("DataLoader worker (pid")
 
@@ -34,15 +34,15 @@ def prefetch(
 ) -> Iterator[Loaded]:
     """The items of the steps from `start` to before `stop`, in order.
 
-    If a worker dies or hangs, all are replaced, once, and go on from the same step: a step
-    depends on none before it, so the result is the same.
+    If a worker dies or hangs, all are replaced, once, and continue at the same step: no step
+    depends on another, so the result is the same.
 
     Args:
-        data: What to load; its items are steps.
+        data: Its items are steps.
         start: The first step.
         stop: The step after the last.
-        workers: Processes; with 0, this one loads what it needs.
-        images: How many images a step reads; more may take longer before a worker hangs.
+        workers: Processes; with 0, this process loads each item when it is needed.
+        images: Images per step; very many may take longer before a worker counts as hung.
 
     Raises:
         RuntimeError, ConnectionError, EOFError: If workers are lost a second time.
@@ -50,9 +50,9 @@ def prefetch(
     seconds = max(PATIENCE, images // 4)
     step, replaced = start, False
     while step < stop:
-        loaded, processes = _started(data, range(step, stop), workers)
+        items, processes = _start_workers(data, range(step, stop), workers)
         try:
-            for item in _in_time(loaded, processes, seconds):
+            for item in _with_timeout(items, processes, seconds):
                 yield item
                 step += 1
         except (RuntimeError, ConnectionError, EOFError) as error:
@@ -60,56 +60,55 @@ def prefetch(
             if replaced or not worker_lost(error):
                 raise
             replaced = True
-            warnings.warn(
-                f"{first_sentence(error)}; workers are replaced at step {step}", stacklevel=2
-            )
+            reason = first_sentence(error)
+            warnings.warn(f"{reason}; workers are replaced at step {step}", stacklevel=2)
 
 
-def _started(
+def _start_workers(
     data: Dataset[Loaded], steps: range, workers: int
 ) -> tuple[Iterator[Loaded], set[BaseProcess]]:
-    """What loads the steps, and the processes that it has started."""
+    """An iterator over the steps, and the processes that it has started."""
     loader: Any = DataLoader(
         data,
         batch_size=None,
         sampler=steps,
         num_workers=workers,
-        collate_fn=_as_it_is,
+        collate_fn=_identity,
         generator=torch.Generator(),  # or iterating would draw from the global one
     )
-    # torch lets a dead worker raise wherever the main thread is, such as amid an optimizer's
-    # step. Without its handler the same is found out when the next step is asked for.
+    # torch's handler raises wherever the main thread is when a worker dies, such as in the middle
+    # of an optimizer's step. Without it, the next request for an item finds out.
     before, others = signal.getsignal(signal.SIGCHLD), set(active_children())
-    loaded: Iterator[Loaded] = iter(loader)
+    items: Iterator[Loaded] = iter(loader)
     if threading.current_thread() is threading.main_thread():
-        theirs = getattr(before, "__module__", "").startswith("torch.")  # of an earlier loader
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL if theirs else before)
-    return loaded, set(active_children()) - others
+        torchs = getattr(before, "__module__", "").startswith("torch.")  # of an earlier loader
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if torchs else before)
+    return items, set(active_children()) - others
 
 
-def _as_it_is(item: Loaded) -> Loaded:
-    # At the top of a module, as it must be to reach a worker that is not a fork.
+def _identity(item: Loaded) -> Loaded:
+    # At the top of a module, so that it can be pickled for a worker that is not a fork.
     return item
 
 
-def _in_time(
-    loaded: Iterator[Loaded], processes: set[BaseProcess], seconds: int
+def _with_timeout(
+    items: Iterator[Loaded], processes: set[BaseProcess], seconds: int
 ) -> Iterator[Loaded]:
-    """The same, but workers that take too long for a step are killed.
+    """The same items; workers that take longer for one are killed.
 
-    torch's own limit does not hold while a worker hands memory over.
+    torch's own timeout does not hold while a worker sends shared memory.
     """
     while True:
-        limit = threading.Timer(seconds, _kill, [processes])
-        limit.daemon = True
+        timer = threading.Timer(seconds, _kill, [processes])
+        timer.daemon = True
         if processes:
-            limit.start()
+            timer.start()
         try:
-            item = next(loaded)
+            item = next(items)
         except StopIteration:
             return
         finally:
-            limit.cancel()
+            timer.cancel()
         yield item
 
 

@@ -13,7 +13,7 @@ from nearkin.errors import DataError
 
 @runtime_checkable
 class BatchOrder(Protocol):
-    """What says which images each step sees, whatever came before it."""
+    """Says which images each step sees: a function of the step alone."""
 
     @property
     def batch_size(self) -> int:
@@ -21,7 +21,7 @@ class BatchOrder(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of what is drawn for the images, too."""
+        """Also the seed of the views."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -45,7 +45,7 @@ class Order:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in the data; the images left over differ from epoch to epoch."""
+        """Whole batches; the images left over differ from epoch to epoch."""
         return self.num_images // self.batch_size
 
     def epoch(self, step: int) -> int:
@@ -54,38 +54,38 @@ class Order:
 
     def rows(self, step: int) -> np.ndarray:
         """The images of one step, over all processes; int64 of shape (batch,)."""
-        epoch, place = divmod(step, self.steps_per_epoch)
+        epoch, batch = divmod(step, self.steps_per_epoch)
         order = _shuffled(self.seed, epoch, self.num_images)
-        return order[place * self.batch_size : (place + 1) * self.batch_size]
+        return order[batch * self.batch_size : (batch + 1) * self.batch_size]
 
 
-@lru_cache(maxsize=2)  # every step of an epoch asks for the same one
+@lru_cache(maxsize=2)  # every step of an epoch needs the same permutation
 def _shuffled(seed: int, epoch: int, size: int) -> np.ndarray:
     return permutation(seed, epoch, size)
 
 
 @dataclass(frozen=True, eq=False)
 class Streams:
-    """An `Order` of two streams: every batch has as many labeled images as every other.
+    """An order of two streams: every batch has the same number of labeled images.
 
-    An epoch is one pass over the unlabeled images. The labeled ones begin anew, in a new
+    An epoch is one pass over the unlabeled images. The labeled ones start again, in a new
     order, whenever they do not fill another batch. Images that are left over at the end of a
     pass differ from pass to pass, and no batch has an image twice.
 
     Raises:
-        DataError: If the unlabeled images do not fill their places in one batch.
-        ValueError: If `share` leaves them none.
+        DataError: If the unlabeled images do not fill their part of one batch.
+        ValueError: If `share` leaves no part for them.
     """
 
     labeled: Int64[np.ndarray, " labeled"]
-    """Rows of the images of the first stream; there may be none."""
+    """Rows of the labeled images; there may be none."""
     unlabeled: Int64[np.ndarray, " unlabeled"]
-    """Rows of the images of the second."""
+    """Rows of the unlabeled images."""
     batch_size: int
     """Images per step, over all processes."""
     seed: int
     share: float = 0.5
-    """Of a batch that is labeled, from 0 to below 1; less where there are too few images."""
+    """Labeled share of a batch, from 0 to below 1; less where there are too few images."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 1:
@@ -116,18 +116,18 @@ class Streams:
 
         Both streams are spread evenly over the batch, so that every process has its share.
         """
-        chosen: np.ndarray = self.unlabeled[self._unlabeled_order.rows(step)]
+        unlabeled: np.ndarray = self.unlabeled[self._unlabeled_order.rows(step)]
         if self.num_labeled == 0:
-            return chosen
-        others = self.labeled[self._labeled_order.rows(step)]
-        places = [(np.arange(len(rows)) + 0.5) / len(rows) for rows in (others, chosen)]
-        order = np.concatenate(places).argsort(kind="stable")
-        both: np.ndarray = np.concatenate([others, chosen])[order]
-        return both
+            return unlabeled
+        labeled = self.labeled[self._labeled_order.rows(step)]
+        positions = [(np.arange(len(rows)) + 0.5) / len(rows) for rows in (labeled, unlabeled)]
+        order = np.concatenate(positions).argsort(kind="stable")
+        batch: np.ndarray = np.concatenate([labeled, unlabeled])[order]
+        return batch
 
     @cached_property
     def _labeled_order(self) -> Order:
-        # Another seed, or streams of one length would always meet in the same pairs.
+        # Another seed, or two streams of one length would always have the same pairs.
         return Order(len(self.labeled), self.num_labeled, ~self.seed)
 
     @cached_property

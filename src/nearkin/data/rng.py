@@ -1,4 +1,9 @@
-"""Randomness without state: every number is a function of what it is drawn for."""
+"""Stateless random numbers: functions of seed, epoch, image and view.
+
+A counter-based hash in the manner of Salmon et al. 2011 ("Parallel random numbers: as easy as
+1, 2, 3"), built on the finalizer of splitmix64 (Steele et al. 2014, figure 15). No generator has
+to be saved, and an image's numbers do not depend on its batch, worker or process.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,14 +20,14 @@ WORD: Final = (1 << 64) - 1
 def uniform(
     seed: int, epoch: int, index: Int64[np.ndarray, " batch"], view: int, count: int
 ) -> Float64[np.ndarray, "batch count"]:
-    """Numbers from 0 up to, not including, 1; a row depends on nothing but its own arguments.
+    """Numbers in [0, 1), a row for each image, which depends on its own arguments only.
 
     Args:
         seed: Any integer, of which the lowest 64 bits count; so do epoch and view.
         epoch: Which pass over the data.
-        index: Which images; one row each.
+        index: Which images.
         view: Which view of the image.
-        count: Numbers per image. Asking for more leaves the first ones as they are.
+        count: Numbers per image; a larger count leaves the first ones as they are.
     """
     key = _hash(_image_keys(seed, epoch, index), _word(view))
     bits = _hash(key[:, None], np.arange(count, dtype=np.uint64))
@@ -60,14 +65,9 @@ def _hash(
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Let torch draw from this seed within a `with` block, and go on as if it had not, after it.
-
-    Args:
-        seed: Of what is drawn.
-        device: Where; the processor is always included.
-    """
+    """Seed torch's generators (CPU and device) within a `with` block, then restore them."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        if device.type == "cpu":  # all generators would be more than are brought back
+        if device.type == "cpu":  # manual_seed would seed generators that are not restored
             torch.default_generator.manual_seed(seed)
         else:
             torch.manual_seed(seed)

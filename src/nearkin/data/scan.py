@@ -1,7 +1,7 @@
-"""What was found out about files, remembered between runs for as long as they do not change.
+"""Headers of all images, read once and stored in an index until a file changes.
 
-Lies in $XDG_CACHE_HOME/nearkin/index (by default in ~/.cache). Where that cannot be written,
-nothing is remembered.
+The index lies in $XDG_CACHE_HOME/nearkin/index (by default ~/.cache). Where that cannot be
+written, headers are read again at every start.
 """
 
 import hashlib
@@ -22,24 +22,24 @@ from torch.utils.data import Dataset
 
 from nearkin.data.decode import MAGIC, MAX_BYTES, BadImage, Header, decode, header, quiet
 from nearkin.data.loading import prefetch
-from nearkin.data.sources import CustomSource, ImageFiles, Source
+from nearkin.data.sources import CustomSource, ImageFiles, Source, in_bytes
 from nearkin.distributed import available_cpus
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 
 VERSION: Final = 1
-"""Of the remembered files; another version has other names."""
+"""Of the index; another version has other file names."""
 
 
 def cache_folder(kind: str) -> Path:
-    """The user's own folder for one kind of what can be found out again."""
+    """The user's own folder for one kind of data that can be computed again."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return root / "nearkin" / kind
 
 
 def index_path(key: str, kind: str) -> Path:
-    """Where one kind of finding about the data at a place is remembered."""
-    name = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    """The index of one kind for the data at a place."""
+    name = hashlib.sha256(in_bytes(key)).hexdigest()[:32]
     return cache_folder("index") / f"{name}-{kind}-{VERSION}.npz"
 
 
@@ -49,34 +49,24 @@ def load_index(
     states: Int64[np.ndarray, "files 2"],
     columns: Mapping[str, np.ndarray],
 ) -> Bool[np.ndarray, " files"]:
-    """Fill in what is remembered of each file that is as it was when it was looked at.
-
-    Args:
-        path: Where it is remembered.
-        names: The files as they are now.
-        states: Their bytes and when they were written.
-        columns: A row for each file, to be filled in.
-
-    Returns:
-        Which rows are filled in.
-    """
-    known = np.zeros(len(names), np.bool_)
+    """Fill in the columns of each file that has not changed; return which rows are filled in."""
+    filled = np.zeros(len(names), np.bool_)
     try:
         with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
             then, now = _common(file["names"], names)
             same = (file["stats"][then] == states[now]).all(axis=1)
             for name, column in columns.items():
                 column[now[same]] = file[name][then[same]]
-            known[now[same]] = True
+            filled[now[same]] = True
     except (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error):
-        known[:] = False  # absent or damaged: it is only a memory
-    return known
+        filled[:] = False  # absent or damaged: everything in it can be read again
+    return filled
 
 
 def _common(
     stored: UInt8[np.ndarray, " bytes"], names: Sequence[str]
 ) -> tuple[Int64[np.ndarray, " common"], Int64[np.ndarray, " common"]]:
-    """The rows then, and now, of the names that there were and still are."""
+    """The rows then, and now, of the names that are in both."""
     if np.array_equal(stored, _joined(names)):
         return np.arange(len(names)), np.arange(len(names))
     then_names = stored.tobytes().decode("utf-8", "surrogateescape").split("\0")
@@ -86,7 +76,7 @@ def _common(
 
 
 def _joined(names: Sequence[str]) -> UInt8[np.ndarray, " bytes"]:
-    return np.frombuffer("\0".join(names).encode("utf-8", "surrogateescape"), np.uint8)
+    return np.frombuffer(in_bytes("\0".join(names)), np.uint8)
 
 
 def save_index(
@@ -95,7 +85,7 @@ def save_index(
     states: Int64[np.ndarray, "files 2"],
     columns: Mapping[str, np.ndarray],
 ) -> None:
-    """Keep one value per file and column, in place of all that was remembered there."""
+    """Store one value per file and column, in place of the index before."""
     own = path.with_name(f"{path.stem}.{os.getpid()}.npz")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,59 +99,64 @@ def save_index(
 THREADS: Final = 8
 """Enough to hide the latency of a disk or of a network."""
 BLOCK: Final = 2**10
-"""Files that are looked at before it is handed over what was found."""
+"""Files between two calls of `on_progress`."""
 MANY: Final = 2**14
-"""Files from which on it is worth to start processes."""
+"""Files from which on starting processes pays."""
 WHOLE: Final = (b"II", b"MM", b"RIFF")
-"""How the formats begin of which all is needed for the header: TIFF and WebP."""
+"""TIFF and WebP: formats whose header may lie anywhere in the file."""
 FURTHER: Final = 2**24
-"""Bytes that hold the header of any other, or it is a trap: a JPEG that is all padding."""
+"""Bytes that hold the header of any other format; a JPEG with more before it is a trap."""
 PREFIX: Final = 2**16
 """Bytes that nearly always hold the whole header."""
 LARGE: Final = 2**25
-"""Bytes of a file, or pixels, from which on memory for one per thread may be too much."""
+"""Bytes of a file, or pixels, from which on at most two threads work at once, to bound memory."""
 _large: Final = BoundedSemaphore(2)
 
 
 class Headers(NamedTuple):
-    """What each of some files says of itself."""
+    """The headers of some files."""
 
     kinds: Shaped[np.ndarray, " files"]
     """The format or, of a bad file, the reason of a `BadImage`; ASCII, a byte a letter."""
     sizes: Int32[np.ndarray, "files 2"]
     """Width and height; of a bad file, zeros."""
 
+    @staticmethod
+    def empty(count: int) -> "Headers":
+        """Headers to be filled in."""
+        return Headers(np.full(count, b"not-an-image"), np.zeros((count, 2), np.int32))
+
 
 def scan(
-    listing: ImageFiles,
+    files: ImageFiles,
     *,
     decoded_pixels: int = 0,
     cache: bool = True,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Headers:
-    """Read the header of every listed file, or recall it if the file has not changed since.
+    """Read the header of every file, or load it from the index if the file has not changed.
 
     Args:
-        listing: the files.
-        decoded_pixels: decode every image of at most so many pixels, which finds damage
+        files: The files.
+        decoded_pixels: Decode every image of at most this many pixels, which finds damage
             behind the header.
-        cache: use and keep the index.
-        on_progress: hears how far it is.
+        cache: Use and write the index.
+        on_progress: Progress in files.
     """
-    names, states = listing.files
-    headers = Headers(np.full(len(names), b"not-an-image"), np.zeros((len(names), 2), np.int32))
+    names, states = files.files
+    headers = Headers.empty(len(names))
     columns = {"formats": headers.kinds, "sizes": headers.sizes}
-    path = index_path(listing.key, f"up-to-{decoded_pixels}" if decoded_pixels else "headers")
+    path = index_path(files.key, f"up-to-{decoded_pixels}" if decoded_pixels else "headers")
     known = load_index(path, names, states, columns) if cache else np.zeros(len(names), np.bool_)
     fresh = np.flatnonzero(~known)
-    looks = _Looks(listing, fresh, decoded_pixels)
+    blocks = _HeaderBlocks(files, fresh, decoded_pixels)
     workers = available_cpus() if len(fresh) >= MANY else 0
-    loaded = prefetch(looks, 0, len(looks), workers, images=BLOCK)
+    read = prefetch(blocks, 0, len(blocks), workers, images=BLOCK)
     what = "decoding all images" if decoded_pixels else "looking at all files"
-    seen_now = tracked(loaded, len(fresh), what, on_progress)
-    for block, found in zip(looks.blocks, seen_now, strict=True):
-        headers.kinds[block] = [seen.format for seen in found]
-        headers.sizes[block] = [seen[1:] for seen in found]
+    tracked_blocks = tracked(read, len(fresh), what, on_progress)
+    for rows, block in zip(blocks.rows, tracked_blocks, strict=True):
+        headers.kinds[rows] = [each.format for each in block]
+        headers.sizes[rows] = [each[1:] for each in block]
     if cache and len(fresh):
         save_index(path, names, states, columns)
     return headers
@@ -183,8 +178,8 @@ def scan_source(
     Raises:
         DataError: Not one image can be read.
     """
-    headers = Headers(np.full(len(names), b"not-an-image"), np.zeros((len(names), 2), np.int32))
-    states, errors = np.zeros((len(names), 2), np.int64), list[OSError]()
+    headers, states = Headers.empty(len(names)), np.zeros((len(names), 2), np.int64)
+    errors = list[OSError]()
     rows = [[row] for row in range(len(names))]
     for (row,) in tracked(rows, len(names), "reading all images", on_progress):
         try:
@@ -211,44 +206,44 @@ def _header_of(image: bytes | np.ndarray, decoded_pixels: int) -> Header:
     return known
 
 
-class _Looks(Dataset[list[Header]]):
+class _HeaderBlocks(Dataset[list[Header]]):
     """The headers of some files, block by block."""
 
-    def __init__(self, listing: ImageFiles, rows: np.ndarray, decoded_pixels: int) -> None:
-        self.listing = listing
-        self.blocks = np.split(rows, range(BLOCK, len(rows), BLOCK)) if len(rows) else []
+    def __init__(self, files: ImageFiles, rows: np.ndarray, decoded_pixels: int) -> None:
+        self.files = files
+        self.rows = np.split(rows, range(BLOCK, len(rows), BLOCK)) if len(rows) else []
         self.decoded_pixels = decoded_pixels
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        return len(self.rows)
 
     def __getitem__(self, number: int) -> list[Header]:
         """One block, read by several threads."""
         with quiet, ThreadPoolExecutor(THREADS) as pool:
-            parts = np.array_split(self.blocks[number], THREADS)
-            return list(chain.from_iterable(pool.map(self._part, parts)))
+            parts = np.array_split(self.rows[number], THREADS)
+            return list(chain.from_iterable(pool.map(self._headers, parts)))
 
-    def _part(self, rows: np.ndarray) -> list[Header]:
-        names, states = self.listing.files
-        source, pixels = self.listing.source, self.decoded_pixels
-        return [_look(source, names[row], int(states[row, 0]), pixels) for row in rows.tolist()]
+    def _headers(self, rows: np.ndarray) -> list[Header]:
+        names, states = self.files.files
+        source, pixels = self.files.source, self.decoded_pixels
+        return [_scan(source, names[row], int(states[row, 0]), pixels) for row in rows.tolist()]
 
 
-def _look(source: Source, name: str, size: int, decoded_pixels: int) -> Header:
+def _scan(source: Source, name: str, size: int, decoded_pixels: int) -> Header:
     try:
         if size > MAX_BYTES:
             raise BadImage("too-large")
-        found = _header(source, name, size)
-        pixels = found.width * found.height
+        known = _read_header(source, name, size)
+        pixels = known.width * known.height
         if pixels <= decoded_pixels:
-            with _room(max(size, pixels)):
+            with _memory_limit(max(size, pixels)):
                 decode(_read(source, name))
     except BadImage as error:
         return Header(error.reason, 0, 0)
-    return found
+    return known
 
 
-def _header(source: Source, name: str, size: int) -> Header:
+def _read_header(source: Source, name: str, size: int) -> Header:
     start = _read(source, name, PREFIX)
     try:
         return header(start)
@@ -256,12 +251,11 @@ def _header(source: Source, name: str, size: int) -> Header:
         if size <= PREFIX or not start.startswith(MAGIC):
             raise
         limit = None if start.startswith(WHOLE) else FURTHER
-        with _room(size):
+        with _memory_limit(size):
             return header(_read(source, name, limit))
 
 
-def _room(amount: int) -> AbstractContextManager[object]:
-    """Waits, before much memory is taken, until at most one other thread holds as much."""
+def _memory_limit(amount: int) -> AbstractContextManager[object]:
     return nullcontext() if amount < LARGE else _large
 
 
