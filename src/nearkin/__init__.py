@@ -1,9 +1,12 @@
 """Self-supervised contrastive learning of images, and novel class discovery.
 
-The verbs of the command line are functions here, with the same names and defaults:
+The commands of the command line are functions, with the same names and defaults:
 
     run = nearkin.train("photos/", method="simclr", epochs=100)
     encoder = nearkin.load(run.path)
+
+The parts work alone: `nearkin.objectives`, `nearkin.memory`, `nearkin.methods`,
+`nearkin.transforms` and the other modules are imported when they are first used.
 """
 
 from importlib import import_module
@@ -12,40 +15,70 @@ from typing import TYPE_CHECKING, Any
 from nearkin.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from nearkin import data as data
+    from nearkin import evaluation as evaluation
+    from nearkin import memory as memory
+    from nearkin import methods as methods
+    from nearkin import networks as networks
+    from nearkin import objectives as objectives
+    from nearkin import testing as testing
+    from nearkin import training as training
+    from nearkin import transforms as transforms
     from nearkin.api import discover as discover
     from nearkin.api import train as train
     from nearkin.commands.assign import assign as assign
     from nearkin.commands.check import check as check
+    from nearkin.commands.compare import compare as compare
     from nearkin.commands.demo import demo as demo
     from nearkin.commands.embed import embed as embed
     from nearkin.commands.embed import embed_parts as embed_parts
     from nearkin.commands.evaluate import evaluate as evaluate
     from nearkin.commands.explore import explore as explore
+    from nearkin.commands.export import export as export
+    from nearkin.commands.index import build_index as build_index
     from nearkin.commands.neighbors import neighbors as neighbors
+    from nearkin.commands.replay import replay as replay
+    from nearkin.commands.report import report as write_report  # noqa: F401
+    from nearkin.data.views import View as View
     from nearkin.evaluation.encoder import load as load
+    from nearkin.method import Method as Method
 
-_HOME = {
-    "assign": "commands.assign",
-    "check": "commands.check",
-    "demo": "commands.demo",
-    "discover": "api",
-    "embed": "commands.embed",
-    "embed_parts": "commands.embed",
-    "evaluate": "commands.evaluate",
-    "explore": "commands.explore",
-    "load": "evaluation.encoder",
-    "neighbors": "commands.neighbors",
-    "train": "api",
+_MODULES = (
+    "data", "evaluation", "memory", "methods", "networks", "objectives", "testing", "training",
+    "transforms",
+)  # fmt: skip
+_HOMES = {
+    "Method": "method:Method",
+    "View": "data.views:View",
+    "assign": "commands.assign:assign",
+    "build_index": "commands.index:build_index",
+    "check": "commands.check:check",
+    "compare": "commands.compare:compare",
+    "demo": "commands.demo:demo",
+    "discover": "api:discover",
+    "embed": "commands.embed:embed",
+    "embed_parts": "commands.embed:embed_parts",
+    "evaluate": "commands.evaluate:evaluate",
+    "explore": "commands.explore:explore",
+    "export": "commands.export:export",
+    "load": "evaluation.encoder:load",
+    "neighbors": "commands.neighbors:neighbors",
+    "replay": "commands.replay:replay",
+    "train": "api:train",
+    "write_report": "commands.report:report",  # `nearkin.report` is a module
 }
 
 
 def __dir__() -> list[str]:
-    """What the package offers, imported or not."""
-    return ["__version__", *_HOME]
+    """The names of the package, imported or not."""
+    return sorted(["__version__", *_MODULES, *_HOMES])
 
 
 def __getattr__(name: str) -> Any:
-    """Import a verb when it is first used: torch takes a second that `--help` should not."""
-    if name not in _HOME:
-        raise AttributeError(f"nearkin has no {name}; it has {', '.join(_HOME)}")
-    return getattr(import_module(f"nearkin.{_HOME[name]}"), name)
+    """Import a function or module when it is first used: `import nearkin` loads no torch."""
+    if name in _MODULES:
+        return import_module(f"nearkin.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"nearkin has no {name}; it has {', '.join(__dir__())}")
+    module, _, attribute = _HOMES[name].partition(":")
+    return getattr(import_module(f"nearkin.{module}"), attribute)

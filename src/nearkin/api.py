@@ -1,36 +1,77 @@
-"""`nearkin.train` and `nearkin.discover`: calls with the command line's names and defaults."""
+"""`nearkin.train` and `nearkin.discover`: the commands for Python, with the same settings.
+
+The settings stand in the signatures, so that an editor completes them; a test holds them against
+`TrainConfig` and `DiscoverConfig`, whose docstrings describe them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
+import torch
 from torch import nn
 
 from nearkin.commands.discover import discover as run_discover
 from nearkin.commands.train import Run
 from nearkin.commands.train import train as run_train
-from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.config import Auto, DiscoverConfig, TrainConfig, Value
+from nearkin.data.augmentations import Augment
 from nearkin.errors import UsageError
+from nearkin.method import Method
+from nearkin.methods import method_name
 from nearkin.run.reporter import Reporter
+from nearkin.run.settings.build import stored_views
 
-AS_TEXT = {
-    "device", "init_from", "labels", "labeled", "from_run", "truth", "copy_to", "accept",
-}  # fmt: skip
-"""Settings that may come as a path or a torch device."""
+Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
 
 
-def train(
+def train(  # noqa: D417 (the settings are described by the data class)
     data: Any,
     *,
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    backbone: str | nn.Module = "auto",
     reporter: Reporter | None = None,
-    **settings: Any,
+    method: str | type[Method[Any]] = "simclr",
+    backbone: str | nn.Module = "auto",
+    init_from: str | Path = "",
+    known: str = "",
+    labels: str | Path = "auto",
+    val: float = 0.1,
+    scan: Literal["headers", "full"] = "headers",
+    max_bad: float = 0.1,
+    augment: Augment = "auto",
+    image_size: int | Auto = "auto",
+    epochs: int | Auto = "auto",
+    max_time: str = "",
+    batch_size: int | Auto = "auto",
+    optimizer: Literal["auto", "sgd", "lars", "adamw"] = "auto",
+    lr: float | Auto = "auto",
+    weight_decay: float | Auto = "auto",
+    lars_eta: float = 0.001,
+    lars_clip: bool = False,
+    lars_vectors: bool = False,
+    warmup: float = 0.1,
+    warmup_start: float = 0.0,
+    cosine_end: float = 0.0,
+    lr_milestones: str = "",
+    seed: int = 0,
+    evaluate_every: int | Auto = "auto",
+    on_collapse: Literal["warn", "stop"] = "warn",
+    device: str | torch.device = "auto",
+    devices: int = 1,
+    fsdp: bool = False,
+    precision: Literal["auto", "fp32", "bf16"] = "auto",
+    compile: Literal["auto", "off", "on", "graphs"] = "auto",
+    workers: int | Auto = "auto",
+    cache: Literal["auto", "ram", "disk", "off"] = "auto",
+    chunk_size: int = 0,
+    save_every: int | Auto = "auto",
+    options: Mapping[str, Value] | None = None,
+    **method_options: Value,
 ) -> Run:
-    """Train an encoder on images without labels, and measure it.
+    """Train an encoder on images without labels, and evaluate it.
 
     Args:
         data: A folder, a table, an archive, an .npz, a name such as `digits`, or arrays: uint8
@@ -38,9 +79,14 @@ def train(
         out: The run folder; `runs/DATA-METHOD` if None.
         resume: Continue the run that is in `out`.
         overwrite: Replace the run that is in `out`.
-        backbone: The name of a network, or any network that turns images into features.
-        reporter: Who is told how it goes; nobody if None.
-        settings: Fields of `TrainConfig`, and options of the method.
+        reporter: Receives log lines and progress; None is silent.
+        method: A name, `FILE.py:NAME`, `module:NAME`, or a class.
+        backbone: A name, `FILE.py:NAME`, `module:NAME`, or a network from images to features.
+        augment: A name, the path of a .toml file, or a list of `nearkin.View`.
+        options: Options of the method, in place of or beside `method_options`.
+        method_options: Options of the method, such as `temperature=0.2`.
+
+    The other arguments are the fields of `nearkin.config.TrainConfig`.
 
     Returns:
         The finished run: `run.path`, `run.summary`.
@@ -48,16 +94,11 @@ def train(
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
-    if not isinstance(backbone, str | nn.Module):
-        raise UsageError(
-            f"backbone is a {type(backbone).__name__}; give a name or a torch.nn.Module"
-        )
+    config = _config(TrainConfig, locals())
     network = backbone if isinstance(backbone, nn.Module) else None
-    named = backbone if isinstance(backbone, str) else "auto"
-    known, options = _divided(TrainConfig, settings)
     return run_train(
         data,
-        TrainConfig(backbone=named, options=options, **known),
+        config,
         out=out,
         resume=resume,
         overwrite=overwrite,
@@ -66,14 +107,44 @@ def train(
     )
 
 
-def discover(
+def discover(  # noqa: D417
     data: Any,
     *,
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
     reporter: Reporter | None = None,
-    **settings: Any,
+    labeled: str | Path = "",
+    known: str = "",
+    classes: int | Auto = "auto",
+    mode: Literal["gcd", "ncd"] = "gcd",
+    accept: str | Path = "",
+    val: float = 0.1,
+    truth: str | Path = "",
+    scan: Literal["headers", "full"] = "headers",
+    max_bad: float = 0.1,
+    augment: Augment = "auto",
+    num_views: int = 8,
+    from_run: str | Path = "",
+    method: str | type[Method[Any]] = "simclr",
+    train_layers: str = "top",
+    known_epochs: int | Auto = "auto",
+    epochs: int | Auto = "auto",
+    batch_size: int | Auto = "auto",
+    lr_milestones: str = "",
+    start: Literal["clusters", "random"] = "clusters",
+    pair_rate: float | Auto = "auto",
+    entropy_weight: float | Auto = "auto",
+    num_seeds: int | Auto = "auto",
+    seed: int = 0,
+    baselines: bool = True,
+    device: str | torch.device = "auto",
+    devices: int = 1,
+    workers: int | Auto = "auto",
+    cache: Literal["auto", "ram", "disk", "off"] = "auto",
+    copy_to: str | Path = "",
+    options: Mapping[str, Value] | None = None,
+    **method_options: Value,
 ) -> Run:
     """Find the classes among images of which some have a known class.
 
@@ -82,9 +153,13 @@ def discover(
         out: The run folder; `runs/DATA-MODE` if None.
         resume: Continue the run that is in `out`.
         overwrite: Replace the run that is in `out`.
-        reporter: Who is told how it goes; nobody if None.
-        settings: Fields of `DiscoverConfig`, such as `labeled`, and options of the last stage's
-            method. `from_run` is what the command line calls `--from`.
+        reporter: Receives log lines and progress; None is silent.
+        labeled: Images of known classes: class folders, or a table with columns path and label.
+        from_run: A run whose encoder to use; `--from` on the command line.
+        options: Options of the last stage's method, in place of or beside `method_options`.
+        method_options: Options of the last stage's method, such as `temperature=0.1`.
+
+    The other arguments are the fields of `nearkin.config.DiscoverConfig`.
 
     Returns:
         The finished run: `run.path`, `run.summary`.
@@ -92,26 +167,24 @@ def discover(
     Raises:
         NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
-    known, options = _divided(DiscoverConfig, settings)
+    config = _config(DiscoverConfig, locals())
     return run_discover(
-        data,
-        DiscoverConfig(options=options, **known),
-        out=out,
-        resume=resume,
-        overwrite=overwrite,
-        reporter=reporter,
+        data, config, out=out, resume=resume, overwrite=overwrite, reporter=reporter
     )
 
 
-def _divided(
-    kind: type[TrainConfig | DiscoverConfig], settings: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of that kind, and what is left: options of a method."""
-    names = {entry.name for entry in fields(kind)}
-    known: dict[str, Any] = {
-        name: str(value) if name in AS_TEXT else value
-        for name, value in settings.items()
-        if name in names
-    }
-    options = {name: value for name, value in settings.items() if name not in names}
-    return known, {**known.pop("options", {}), **options}
+def _config(kind: type[Settings], arguments: Mapping[str, Any]) -> Settings:
+    """The arguments of a call as settings: paths and devices as text, objects as references."""
+    settings: dict[str, Any] = {entry.name: arguments[entry.name] for entry in fields(kind)}
+    settings["options"] = {**(arguments["options"] or {}), **arguments["method_options"]}
+    settings["method"] = method_name(arguments["method"])
+    settings["augment"] = stored_views(arguments["augment"])
+    backbone = settings.get("backbone", "auto")
+    if isinstance(backbone, nn.Module):
+        settings["backbone"] = "auto"  # the network itself travels beside the settings
+    elif not isinstance(backbone, str):
+        raise UsageError(f"backbone is {backbone!r}; give a name or a torch.nn.Module")
+    for name, value in settings.items():
+        if isinstance(value, Path | torch.device):
+            settings[name] = str(value)
+    return kind(**settings)
