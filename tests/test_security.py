@@ -304,9 +304,9 @@ def npy(array):
 
 PICKLE = NO_TENSORS["a pickle"]
 STAGES = {
-    "kept features that are a pickle": {"stages/kept.safetensors": PICKLE},
-    "kept features of 2**63 bytes": {"stages/kept.safetensors": sized(2**63)},
-    "kept features of other images": {"stages/kept.safetensors": save(
+    "kept features that are a pickle": {"stages/cached-features.safetensors": PICKLE},
+    "kept features of 2**63 bytes": {"stages/cached-features.safetensors": sized(2**63)},
+    "kept features of other images": {"stages/cached-features.safetensors": save(
         {"center": torch.ones(3, 128), "views": torch.ones(2, 3, 128)}, {"bad": "{}"})},
     "a trial of other images": {"stages/trials/gcd-0-0.5.npz": arrays(
         probability=np.full((2, 4), 0.25), correct=np.array([True, False]))},
@@ -474,7 +474,7 @@ def add_stages(commands, place, encoder):
     kept = save(looks, metadata={"bad": "{}"})
     for number, (name, files) in enumerate(STAGES.items()):
         folder = place / f"stages{number}"
-        for file, content in {"stages/kept.safetensors": kept, **files}.items():
+        for file, content in {"stages/cached-features.safetensors": kept, **files}.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(content)
         settings = ["--known", "a,b,c,d", "--batch-size", 16, "--num-views", 2, "--resume"]
@@ -556,7 +556,7 @@ def test_hostile_files_of_a_discovery_are_refused(name, answers):
     ids=["no JSON", "no number", "no such image", "no table", "no end"],
 )
 def test_kept_features_with_a_hostile_description_are_refused(bad, tmp_path):
-    path = tmp_path / "kept.safetensors"
+    path = tmp_path / "cached-features.safetensors"
     path.write_bytes(
         save({"center": torch.ones(1, 2), "views": torch.ones(2, 1, 2)}, {"bad": bad})
     )
@@ -569,7 +569,7 @@ def test_kept_features_with_a_hostile_description_are_refused(bad, tmp_path):
     [((3, 2), (2, 3, 2), 4), ((3, 2), (2, 4, 2), 3), ((3, 2), (3, 2), 3), ((3,), (2, 3), 3)],
 )
 def test_kept_features_of_other_images_are_refused(center, views, count, tmp_path):
-    path = tmp_path / "kept.safetensors"
+    path = tmp_path / "cached-features.safetensors"
     path.write_bytes(
         save({"center": torch.ones(center), "views": torch.ones(views)}, {"bad": "{}"})
     )

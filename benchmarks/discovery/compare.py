@@ -118,7 +118,7 @@ class Bench:
     @cached_property
     def encoder(self) -> FrozenEncoder:
         """The frozen encoder; what it sees is computed once and kept."""
-        path = self._run / "kept.safetensors"
+        path = self._run / "cached-features.safetensors"
         if not path.exists():
             encoder = load(self._run)
             features, bad = extract_features(

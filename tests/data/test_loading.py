@@ -16,7 +16,7 @@ from nearkin.data.order import Order
 from nearkin.distributed import available_cpus, cpus_per_process
 from nearkin.distributed.devices import cpu_quota
 from nearkin.errors import ResourceError, WorkerError
-from nearkin.run.failures import foreseen
+from nearkin.run.failures import resource_errors
 
 STEPS = 12
 
@@ -76,12 +76,12 @@ def test_workers_that_hang_are_replaced_and_nothing_changes(folder, alone, monke
 @pytest.mark.filterwarnings("ignore:.*workers are replaced")
 def test_workers_that_die_again_end_the_run_in_one_line(folder):
     again = dict.fromkeys(range(STEPS), signal.SIGKILL)
-    with pytest.raises(WorkerError, match=r"failed twice .*--resume goes on"), foreseen(4):
+    with pytest.raises(WorkerError, match=r"failed twice .*--resume goes on"), resource_errors(4):
         run(batches(folder, 1), again)
 
 
 def test_without_a_run_the_advice_is_to_give_the_command_again():
-    with pytest.raises(WorkerError, match="give the same command again"), foreseen(None):
+    with pytest.raises(WorkerError, match="give the same command again"), resource_errors(None):
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
 
 
@@ -89,7 +89,10 @@ def test_without_a_run_the_advice_is_to_give_the_command_again():
     ("batch_size", "advice"), [(4, "give about 2, or a smaller"), (None, "end other programs")]
 )
 def test_a_lack_of_memory_is_told_with_what_can_be_changed(batch_size, advice):
-    with pytest.raises(ResourceError, match=f"^out of memory.*{advice}"), foreseen(batch_size):
+    with (
+        pytest.raises(ResourceError, match=f"^out of memory.*{advice}"),
+        resource_errors(batch_size),
+    ):
         raise MemoryError
 
 

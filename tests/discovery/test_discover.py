@@ -155,7 +155,7 @@ def test_a_discovery_leaves_every_file_that_was_promised(finished, mode):
     assert (finished / "plots" / "class_count.png").exists() == (mode == "gcd")
     stages = {path.name for path in (finished / "stages").iterdir()}
     method = {"gcd": "simgcd", "ncd": "ncl"}[mode]
-    assert stages >= {"kept.safetensors", "known", "trials", f"{method}-0"}
+    assert stages >= {"cached-features.safetensors", "known", "trials", f"{method}-0"}
     assert {"base-loss", "rank-statistics", "simgcd-1"} <= stages or mode == "ncd"
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 from pyarrow import dataset, parquet
 
 import nearkin
-from nearkin.cli import main, using
+from nearkin.cli import main
 from nearkin.commands.embed import embed
 from nearkin.errors import OutputError
 from nearkin.evaluation.encoder import write_encoder

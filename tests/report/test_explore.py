@@ -70,8 +70,8 @@ def with_classes(folder):
     write_csv(folder.assignments, assigned.COLUMNS, rows)
     rows = [[f"new-{number}", "", "novel", 6, *[""] * 6] for number in (1, 2)]
     write_csv(folder.clusters, clustered.COLUMNS, rows)
-    folder.found_assignments.unlink(missing_ok=True)
-    folder.found_clusters.unlink(missing_ok=True)
+    folder.original_assignments.unlink(missing_ok=True)
+    folder.original_clusters.unlink(missing_ok=True)
     shutil.rmtree(folder.exports, ignore_errors=True)
 
 
@@ -276,7 +276,7 @@ def test_two_explore_one_run(page, explored, tmp_path):
         other.post("/name", {"clusters": ["new-2"], "name": "theirs"})
         assert ended(other, signal.SIGTERM) == (0, "")
     assert set(accepted_classes(run).values()) == {"ours", "theirs"}
-    assert RunFolder(run).found_clusters.read_bytes() == before
+    assert RunFolder(run).original_clusters.read_bytes() == before
 
 
 @pytest.fixture(params=[pytest.param(None, marks=in_a_browser)])

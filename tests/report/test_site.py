@@ -120,18 +120,18 @@ def test_the_page_is_told_what_there_is(folder):
 def test_what_was_found_is_kept_to_the_byte_and_only_once(folder):
     found = state(folder)
     name_classes(folder, ["new-1"], "violins")
-    assert state(folder)["found-clusters.csv"] == found["clusters.csv"]
+    assert state(folder)["original-clusters.csv"] == found["clusters.csv"]
     assert state(folder)["assignments.csv"] == found["assignments.csv"]
     split_off(folder, {"c"}, "violas")
     name_classes(folder, ["new-2"], "cellos")
     now = state(folder)
-    assert now["found-clusters.csv"] == found["clusters.csv"]
-    assert now["found-assignments.csv"] == found["assignments.csv"]
+    assert now["original-clusters.csv"] == found["clusters.csv"]
+    assert now["original-assignments.csv"] == found["assignments.csv"]
     assert set(now) == {
         "clusters.csv",
         "assignments.csv",
-        "found-clusters.csv",
-        "found-assignments.csv",
+        "original-clusters.csv",
+        "original-assignments.csv",
     }
     clear(folder)
     assert state(folder) == {}
@@ -240,7 +240,7 @@ def test_no_image_is_without_a_class_whenever_it_ends(folder, monkeypatch, synce
     assert set(column(folder.assignments, "cluster")) <= known
     assert split_off(folder, {"c", "d"}, "violas") == ("new-6" if "new-4" in known else "new-4")
     assert accepted_classes(folder.path) == {"c": "violas", "d": "violas"}
-    assert column(folder.found_assignments, "cluster") == list(IN.values())
+    assert column(folder.original_assignments, "cluster") == list(IN.values())
 
 
 def test_readers_see_a_table_whole(folder):

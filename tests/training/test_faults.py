@@ -20,7 +20,7 @@ from nearkin.commands.train import train
 from nearkin.config import TrainConfig, continued
 from nearkin.config.files import FREE
 from nearkin.errors import CheckpointError, OutputError, ResourceError, UsageError
-from nearkin.run.opened import opened
+from nearkin.run.folder import opened
 from nearkin.training import checkpoint
 from nearkin.training.optimizer import build_optimizer
 
@@ -164,7 +164,7 @@ RACE = """
 import os, sys, time
 from pathlib import Path
 from nearkin.errors import OutputError
-from nearkin.run.opened import opened
+from nearkin.run.folder import opened
 ready, go = os.pipe(), os.pipe()
 children = []
 for _ in range(int(sys.argv[2])):

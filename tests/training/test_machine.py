@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin.run.machine import machine, note_machine
+from nearkin.run.data import machine, note_machine
 
 CPU = torch.device("cpu")
 

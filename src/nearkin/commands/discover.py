@@ -20,9 +20,8 @@ from nearkin.evaluation.encoder import load
 from nearkin.evaluation.evaluate import PIXEL_BANK, pixel_features
 from nearkin.methods import method_class
 from nearkin.run.data import same_data, write_bad_files
-from nearkin.run.failures import foreseen
-from nearkin.run.folder import RunFolder, clear, data_name
-from nearkin.run.opened import default_folder, opened
+from nearkin.run.failures import resource_errors
+from nearkin.run.folder import RunFolder, clear, data_name, default_folder, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.run.settings.build import self_contained
 from nearkin.run.settings.options import checked_options
@@ -88,7 +87,7 @@ def discover(
                 log.info("already complete")
             return Run(folder)
         folder.write_settings(config, data_name(data))
-        with foreseen(BATCH_SIZE):
+        with resource_errors(BATCH_SIZE):
             _run(Pipeline(data, config, folder, device, log), dataset)
         log.info(f"done   {path.resolve()}")
     return Run(folder)

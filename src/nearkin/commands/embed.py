@@ -24,7 +24,7 @@ from nearkin.evaluation.shards import (
     write_part,
 )
 from nearkin.pace import under
-from nearkin.run.failures import foreseen
+from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, Silent
 
@@ -65,7 +65,7 @@ def embed(
     on_progress = (reporter or Silent()).progress
     encoder, images = load(run, backbone=backbone), open_images(data, on_progress=on_progress)
     processes = available_cpus() if workers == "auto" else workers
-    with foreseen():
+    with resource_errors():
         embeddings = encode_images(
             encoder,
             images,
@@ -111,8 +111,8 @@ def embed_parts(
         part: `I/N` makes the I-th of N shares of the parts, with I from 1; all if empty.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
-        workers: Processes that decode photographs; `auto`: one per processor.
-        reporter: Who is told how it goes.
+        workers: Processes that decode photographs; `auto`: one per CPU.
+        reporter: Receives log lines and progress.
 
     Raises:
         UsageError: If `shard` or `part` makes no sense.
@@ -135,7 +135,7 @@ def embed_parts(
         rows = np.arange(number * shard, min(len(images), (number + 1) * shard))
         name = f"part {number + 1} of {note.num_parts}"
         on_progress = under(name, log.progress)
-        with foreseen():
+        with resource_errors():
             embeddings = encode_images(
                 encoder,
                 images.subset(rows),

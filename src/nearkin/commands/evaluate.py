@@ -1,4 +1,4 @@
-"""`nearkin evaluate`: what an encoder knows, beside raw pixels and the untrained network."""
+"""`nearkin evaluate`: measure an encoder beside raw pixels and the untrained network."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from nearkin.distributed import available_cpus, choose_device
 from nearkin.errors import UsageError
 from nearkin.evaluation.encoder import load
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
-from nearkin.run.failures import foreseen
+from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
 
@@ -32,12 +32,12 @@ def evaluate(
         data: Other images than those of the run; they are split like those.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
-        workers: Processes that decode photographs; `auto`: one per processor.
-        reporter: Who is told how it goes.
+        workers: Processes that decode photographs; `auto`: one per CPU.
+        reporter: Receives log lines and progress.
 
     Returns:
         kNN, linear probe, clusters and geometry of the encoder, of the untrained network and of
-        raw pixels, each with its protocol and interval. Without labels, what can be said.
+        raw pixels, each with its protocol and interval. Without labels, only geometry.
 
     Raises:
         UsageError: If this is no run, or one on arrays and `data` is None.
@@ -50,8 +50,8 @@ def evaluate(
     encoder = load(folder.path, backbone=backbone)
     on_progress = (reporter or Silent()).progress
     split = open_split(stored if data is None else data, config, on_progress=on_progress)
-    with foreseen():
-        found, _ = evaluate_split(
+    with resource_errors():
+        evaluation, _ = evaluate_split(
             encoder,
             split,
             config,
@@ -59,4 +59,4 @@ def evaluate(
             device=choose_device(device),
             on_progress=on_progress,
         )
-    return found
+    return evaluation

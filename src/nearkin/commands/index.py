@@ -24,9 +24,9 @@ TRAINED: Final = 50
 CODES: Final = 64
 """Bytes, at most, that an image takes in the index, beside 8 for its place."""
 PROBES: Final = 64
-"""Lists that are looked into."""
+"""Lists that a search scans."""
 SHORTLIST: Final = 10
-"""So many times more images than are asked for are compared by their true features."""
+"""Candidates per requested image, which are compared by their true features."""
 
 
 @dataclass(frozen=True)

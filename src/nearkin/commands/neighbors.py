@@ -1,4 +1,4 @@
-"""`nearkin neighbors`: the images that an image is most similar to."""
+"""`nearkin neighbors`: find the images most similar to an image."""
 
 import os
 import stat
@@ -58,8 +58,8 @@ def neighbors(
         blocks = table.blocks()
     else:
         blocks = table.blocks(shortlist(Path(index), table, queries, top))
-    found = most_similar(blocks, queries, top)
-    return [Neighbors(str(name), near) for name, near in zip(files, found, strict=True)]
+    nearest = most_similar(blocks, queries, top)
+    return [Neighbors(str(name), near) for name, near in zip(files, nearest, strict=True)]
 
 
 def _table(run: Path, vectors: str | Path | None) -> EmbeddingTable:
@@ -96,9 +96,9 @@ def _features(
 
 def _state(name: str) -> tuple[int, int]:
     try:
-        found = Path(name).stat()
+        state = Path(name).stat()
     except OSError as error:
         raise DataError(f"{name!r} cannot be read ({error.strerror}); give images") from error
-    if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
+    if not stat.S_ISREG(state.st_mode):  # reading a pipe could block for ever
         raise DataError(f"{name!r} cannot be read (not a regular file); give images")
-    return found.st_size, found.st_mtime_ns
+    return state.st_size, state.st_mtime_ns

@@ -1,4 +1,4 @@
-"""`nearkin replay`: the step at which a training diverged, once more, with a look inside."""
+"""`nearkin replay`: repeat the step at which a training diverged, and find where it began."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +40,7 @@ def replay(
 
     Returns:
         Lines: what happened, which weights and memories were not finite before it, which layer
-        was the first with an output that is not, and what it was shown.
+        was the first with an output that is not, and the batch.
 
     Raises:
         UsageError: If the run has not diverged.
@@ -91,13 +91,13 @@ def _watched(method: Method[Any]) -> Iterator[list[str]]:
     """Layers in the order in which they give out something that is not finite."""
     places: list[str] = []
 
-    def look(name: str, output: object) -> None:
+    def check(name: str, output: object) -> None:
         if isinstance(output, Tensor) and not output.isfinite().all():
             places.append(name)
 
     leaves = {name: m for name, m in method.named_modules() if not list(m.children())}
     hooks = [
-        module.register_forward_hook(lambda _, __, output, name=name: look(name, output))
+        module.register_forward_hook(lambda _, __, output, name=name: check(name, output))
         for name, module in leaves.items()
     ]
     try:
@@ -108,8 +108,8 @@ def _watched(method: Method[Any]) -> Iterator[list[str]]:
 
 
 def _shown(batch: Batch, images: Images) -> str:
-    """What the networks were shown."""
+    """Describe the batch."""
     low = min(view.min().item() for view in batch.views)
     high = max(view.max().item() for view in batch.views)
     names = ", ".join(repr(images.names[row]) for row in batch.index[:NAMED].tolist())
-    return f"shown: {len(batch.index)} images, pixels from {low:.2f} to {high:.2f}: {names}, ..."
+    return f"batch: {len(batch.index)} images, pixels from {low:.2f} to {high:.2f}: {names}, ..."

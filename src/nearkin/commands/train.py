@@ -16,9 +16,8 @@ from nearkin.evaluation.encoder import CUSTOM, load
 from nearkin.extensions import label
 from nearkin.report.pages import write_page
 from nearkin.run.data import write_bad_files
-from nearkin.run.failures import foreseen
-from nearkin.run.folder import RunFolder, clear
-from nearkin.run.opened import default_folder, opened
+from nearkin.run.failures import resource_errors
+from nearkin.run.folder import RunFolder, clear, default_folder, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.run.settings.build import resolve, self_contained
 from nearkin.run.settings.options import checked_options, known_classes
@@ -62,7 +61,7 @@ def train(
         resume: Continue the run that is in `out`.
         overwrite: Replace the run that is in `out`.
         network: A network of your own instead of `config.backbone`, untrained.
-        reporter: Who is told how it goes.
+        reporter: Receives log lines and progress.
 
     Returns:
         The finished run.
@@ -96,7 +95,7 @@ def train(
         config = resolve(config, split.train, device)
         if overwrite:
             clear(folder)
-        with foreseen(int(config.batch_size)):
+        with resource_errors(int(config.batch_size)):
             worked = train_encoder(
                 folder, config, split, data=data, device=device, log=log, network=network
             )

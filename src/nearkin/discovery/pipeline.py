@@ -49,9 +49,8 @@ from nearkin.evaluation.encoder import Encoder, load
 from nearkin.method import Method
 from nearkin.report.pages import write_page
 from nearkin.run.data import write_bad_files
-from nearkin.run.failures import foreseen
-from nearkin.run.folder import RunFolder, data_name
-from nearkin.run.opened import opened
+from nearkin.run.failures import resource_errors
+from nearkin.run.folder import RunFolder, data_name, opened
 from nearkin.run.reporter import Logger
 from nearkin.run.settings.build import resolve
 from nearkin.training.session import resumed_settings, train_encoder
@@ -175,7 +174,7 @@ class Pipeline:
         ):
             settings = resumed_settings(folder, settings)
             settings = resolve(settings, parts.train, self.device)
-            with foreseen(int(settings.batch_size)):
+            with resource_errors(int(settings.batch_size)):
                 train_encoder(folder, settings, parts, data=self.data, device=self.device, log=log)
                 write_page(folder, parts.images)
 
@@ -209,7 +208,7 @@ class Pipeline:
         self, pretrained: Encoder, dataset: DiscoveryData, base: TrainConfig
     ) -> tuple[CachedFeatures, set[int]]:
         """Return the features of readable images, extracted once, and the rows of the others."""
-        path, images = self.folder.kept, dataset.images
+        path, images = self.folder.cached_features, dataset.images
         if not path.exists():
             views = f"{self.config.num_views} views of each"
             self.log.info(f"           features of {len(images)} images and {views}")

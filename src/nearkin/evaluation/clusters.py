@@ -1,4 +1,4 @@
-"""Do the classes fall into clusters by themselves?"""
+"""Whether the classes form clusters: k-means against the labels."""
 
 import warnings
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Labels = Int[np.ndarray, " n"]
 def clusters(
     features: Float[Tensor, "n dim"], labels: Int[np.ndarray, " n"], *, seed: int
 ) -> list[Measure]:
-    """How well k-means, told only the number of classes, finds the classes.
+    """Measure how well k-means, given the number of classes, separates the classes.
 
     Accuracy under the best one-to-one match, normalized mutual information (arithmetic mean)
     and adjusted Rand index. Their intervals resample the images and keep the clustering. Images
@@ -34,7 +34,7 @@ def clusters(
     k = len(np.unique(truth))
     if k < 2:
         raise DataError("clusters need labeled test images of two classes or more")
-    found = _k_means(compact(features[known(labels)]), k, seed)
+    assigned = _k_means(compact(features[known(labels)]), k, seed)
     protocol = (
         f"k-means of {len(truth)} test images, k {k} (the number of classes), 10 starts, "
         f"unit features, {min(features.shape[1], WIDEST)} dimensions; "
@@ -44,9 +44,9 @@ def clusters(
     def score(
         name: str, statistic: Callable[[Labels, Labels], float], lowest: float = 0.0
     ) -> Measure:
-        value = float(statistic(truth, found))
+        value = float(statistic(truth, assigned))
         low, high = bootstrap(
-            lambda rows: statistic(truth[rows], found[rows]),
+            lambda rows: statistic(truth[rows], assigned[rows]),
             len(truth),
             seed=seed,
             bounds=(lowest, 1.0),
@@ -54,7 +54,7 @@ def clusters(
         return Measure(name, value, low, high, protocol)
 
     return [
-        score("cluster accuracy", lambda labels, found: cluster_accuracy(labels, found)[0]),
+        score("cluster accuracy", lambda labels, clusters: cluster_accuracy(labels, clusters)[0]),
         score("NMI", normalized_mutual_info_score),
         score("ARI", adjusted_rand_score, lowest=-0.5),
     ]
@@ -66,5 +66,5 @@ def _k_means(x: Float[np.ndarray, "n dim"], k: int, seed: int) -> Int[np.ndarray
 
     with warnings.catch_warnings():  # collapsed features have fewer points than clusters
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = KMeans(k, n_init=10, random_state=seed).fit_predict(x)
-    return np.asarray(found, dtype=np.int64)
+        assigned = KMeans(k, n_init=10, random_state=seed).fit_predict(x)
+    return np.asarray(assigned, dtype=np.int64)

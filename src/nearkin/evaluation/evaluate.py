@@ -1,4 +1,4 @@
-"""Everything that can be said about features, whatever labels there are."""
+"""All measures of an encoder, beside their floors: raw pixels and the untrained network."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -36,7 +36,7 @@ TITLES = {"untrained": "untrained encoder", "pixels": "raw pixels"}
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was found about each table of features: `encoder`, `untrained`, `pixels`."""
+    """The measures of each table of features: `encoder`, `untrained`, `pixels`."""
 
     sizes: Mapping[str, int]
     """Number of images of each split."""
@@ -81,7 +81,7 @@ def evaluate_features(
         seed: Decides held-out images, starts of k-means and resampling.
         k: Neighbors of kNN.
         temperature: Of the votes of kNN.
-        on_progress: Hears what is measured.
+        on_progress: Receives the name of each measure.
 
     Returns:
         The measures, and why others could not be taken, by name.
@@ -125,7 +125,7 @@ def evaluate_tables(
         seed: See `evaluate_features`, as for `k` and `temperature`.
         k: Neighbors of kNN.
         temperature: Of the votes of kNN.
-        on_progress: Hears what is measured.
+        on_progress: Receives the name of each measure.
     """
     measures: dict[str, list[Measure]] = {}
     left_out: dict[str, str] = {}
@@ -180,7 +180,7 @@ def _pieces(images: UInt8[np.ndarray, "n h w 3"]) -> Iterator[Float[Tensor, "pie
 
 
 PIXEL_BANK = 50_000
-"""Training images, at most, whose raw pixels are looked at; evenly spread among all."""
+"""Training images, at most, whose raw pixels are measured; evenly spread among all."""
 
 
 def evaluate_split(
@@ -316,8 +316,8 @@ def _refuse_not_finite(embeddings: Embeddings | None) -> None:
 def rows_of(summary: Mapping[str, Any]) -> list[str]:
     """The table of a run's summary.json, as lines."""
     measures = {
-        table: [Measure(**entry) for entry in found.values()]
-        for table, found in summary["measures"].items()
+        table: [Measure(**entry) for entry in column.values()]
+        for table, column in summary["measures"].items()
     }
     return table_lines(Evaluation(summary["sizes"], measures, summary["left_out"]))
 

@@ -38,20 +38,20 @@ def knn(
     Raises:
         DataError: If either side has no label.
     """
-    in_bank, asked = known(bank_labels), known(query_labels)
-    if not in_bank.any() or not asked.any():
+    in_bank, scored = known(bank_labels), known(query_labels)
+    if not in_bank.any() or not scored.any():
         raise DataError("kNN needs labeled training images and labeled test images")
-    bank, queries, truth = bank[in_bank], queries[asked], query_labels[asked]
+    bank, queries, truth = bank[in_bank], queries[scored], query_labels[scored]
     classes = np.unique(bank_labels[in_bank])
-    found = answers(bank, bank_labels[in_bank], queries, k=k, temperature=temperature)
+    predicted = predict(bank, bank_labels[in_bank], queries, k=k, temperature=temperature)
     protocol = (
         f"weighted kNN by cosine, k {min(k, len(bank))}, temperature {temperature:g}, "
         f"bank of {len(bank)} training images, {len(queries)} test images"
     )
-    return accuracy("kNN top-1", found == truth, protocol + unseen(classes, truth))
+    return accuracy("kNN top-1", predicted == truth, protocol + unseen(classes, truth))
 
 
-def answers(
+def predict(
     bank: Float[Tensor, "bank dim"],
     labels: Shaped[np.ndarray, " bank"],
     queries: Float[Tensor, "queries dim"],
@@ -76,5 +76,5 @@ def knn_classes(embeddings: Embeddings) -> Shaped[np.ndarray, " n"]:
     predicted = np.full(len(names), "", names.dtype)
     if len(train) and len(test):
         bank, queries = (torch.from_numpy(embeddings.vectors[rows]) for rows in (train, test))
-        predicted[test] = answers(bank, names[train], queries, k=num_neighbors(len(train)))
+        predicted[test] = predict(bank, names[train], queries, k=num_neighbors(len(train)))
     return predicted

@@ -1,4 +1,4 @@
-"""One number, how far to trust it, and how it was found."""
+"""A measured number with its confidence interval and its protocol."""
 
 from dataclasses import dataclass
 

@@ -80,9 +80,9 @@ class LinearProbe:
 
     mean: Float[Tensor, " dim"]
     std: Float[Tensor, " dim"]
-    basis: Float[Tensor, "dim kept"] | None
+    basis: Float[Tensor, "dim reduced"] | None
     """Principal components that very wide features are reduced to; None if they are not."""
-    weight: Float[Tensor, "kept classes"]
+    weight: Float[Tensor, "reduced classes"]
     bias: Float[Tensor, " classes"]
     classes: Int[np.ndarray, " classes"]
     strength: float
@@ -112,19 +112,19 @@ def linear_probe(
     Raises:
         DataError: If no test image, or fewer than two classes of training images, have labels.
     """
-    asked = known(test_labels)
-    if not asked.any():
+    scored = known(test_labels)
+    if not scored.any():
         raise DataError("the linear probe needs labeled test images")
     probe = train_probe(train, train_labels, seed=seed, groups=groups)
-    truth = test_labels[asked]
+    truth = test_labels[scored]
     reduced = "" if probe.basis is None else f"{probe.basis.shape[1]} principal components of "
     protocol = (
         f"logistic regression on {reduced}standardized features, C {probe.strength:g} chosen on "
         f"{HELD_OUT:.0%} of the training images, {int(known(train_labels).sum())} training "
         f"images, {len(truth)} test images"
     )
-    answers = probe.predict(test[asked])
-    return accuracy("linear probe", answers == truth, protocol + unseen(probe.classes, truth))
+    predicted = probe.predict(test[scored])
+    return accuracy("linear probe", predicted == truth, protocol + unseen(probe.classes, truth))
 
 
 def train_probe(
@@ -185,7 +185,7 @@ def _standardize(
     return mean, std, (x - mean) / std
 
 
-def _leading(x: Float[Tensor, "n dim"], seed: int) -> Float[Tensor, "dim kept"]:
+def _leading(x: Float[Tensor, "n dim"], seed: int) -> Float[Tensor, "dim reduced"]:
     """The `KEPT` leading principal components, of at most `CHOICE_LIMIT` rows."""
     few = torch.from_numpy(np.random.default_rng(seed).permutation(len(x))[:CHOICE_LIMIT])
     with torch.random.fork_rng(devices=[]):

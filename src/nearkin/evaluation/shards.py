@@ -46,13 +46,13 @@ class PartsWritten:
 
     def lines(self, folder: Path) -> list[str]:
         """For people."""
-        found = [f"{self.now} of {self.num_parts} parts made: {folder.resolve()}"]
+        lines = [f"{self.now} of {self.num_parts} parts made: {folder.resolve()}"]
         if self.missing:
-            return [*found, f"{self.missing} parts are still missing; others are to make them"]
-        found.append(f"{self.count} images have features")
+            return [*lines, f"{self.missing} parts are still missing; others are to make them"]
+        lines.append(f"{self.count} images have features")
         if self.bad:
-            found.append(f"left out {self.bad} that cannot be read: see {BAD_FILES}")
-        return found
+            lines.append(f"left out {self.bad} that cannot be read: see {BAD_FILES}")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Note:
     encoder: str
     """The SHA-256 of its file."""
     data: str
-    """The fingerprint of the images and of what is said about each."""
+    """The fingerprint of the images, their labels and their splits."""
     images: int
     shard: int
     """Images of a part; the last may have fewer."""
@@ -90,11 +90,11 @@ def digest(path: Path) -> str:
 
 def note_on(encoder: Path, images: Images, shard: int) -> Note:
     """What a folder of the features of these images is of."""
-    said = hashlib.sha256(images.labels.tobytes())
-    said.update(
+    labels = hashlib.sha256(images.labels.tobytes())
+    labels.update(
         "\0".join((*images.classes, *images.splits.tolist())).encode(errors="surrogatepass")
     )
-    return Note(digest(encoder), f"{images.fingerprint}-{said.hexdigest()}", len(images), shard)
+    return Note(digest(encoder), f"{images.fingerprint}-{labels.hexdigest()}", len(images), shard)
 
 
 def claim(folder: Path, note: Note) -> None:
@@ -108,18 +108,18 @@ def claim(folder: Path, note: Note) -> None:
         others = [path.name for path in folder.iterdir() if PARTIAL not in path.name]
     except OSError as error:
         raise OutputError(f"cannot write {folder}: {error.strerror}; choose another -o") from error
-    if not (folder / NOTE).exists():  # looked for last: other processes may have begun meanwhile
+    if not (folder / NOTE).exists():  # checked last: other processes may have started meanwhile
         if others:
             raise OutputError(
                 f"{folder} is not empty and has no {NOTE}; choose a new folder with -o"
             )
         with whole(folder / NOTE) as partial:
             partial.write_text(json.dumps(asdict(note), indent=2) + "\n", encoding="utf-8")
-    found = read_note(folder)
-    if found != note:
-        kinds = {"encoder": "encoder", "data": "data", "shard": f"--shard, {found.shard}"}
+    earlier = read_note(folder)
+    if earlier != note:
+        kinds = {"encoder": "encoder", "data": "data", "shard": f"--shard, {earlier.shard}"}
         others = [
-            kind for name, kind in kinds.items() if getattr(found, name) != getattr(note, name)
+            kind for name, kind in kinds.items() if getattr(earlier, name) != getattr(note, name)
         ]
         differs = " and another ".join(others or ["number of images"])
         raise OutputError(

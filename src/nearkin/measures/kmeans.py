@@ -87,8 +87,8 @@ def constrained_kmeans(
     x = x.astype(np.result_type(features, np.float32))
     rows = _Rows(x, label, k)
     generator = np.random.default_rng(seed)
-    found = (_descend(rows, _start(rows, generator), most) for _ in range(starts))
-    best = min(found, key=lambda clustering: clustering.inertia)
+    attempts = (_descend(rows, _start(rows, generator), most) for _ in range(starts))
+    best = min(attempts, key=lambda clustering: clustering.inertia)
     return Clustering(best.cluster, best.centers + middle, best.inertia)
 
 

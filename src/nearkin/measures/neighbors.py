@@ -11,7 +11,7 @@ from nearkin.objectives import unit
 from nearkin.objectives.fused import blocks, product
 
 SIMILARITIES = {"cpu": 2**22}
-"""Similarities held at once, 16 MiB in float32: what the processor keeps for the next ones."""
+"""Similarities held at once, 16 MiB in float32: they stay in the CPU's cache."""
 
 MANY_SIMILARITIES = 2**25
 """The same on other devices, 128 MiB in float32."""
@@ -47,7 +47,7 @@ def nearest(
     Args:
         bank: Features of any length.
         queries: Features of any length.
-        k: How many; no more are given than the bank has.
+        k: How many; at most as many as the bank has.
         exclude_self: The queries are the bank, and no row is its own neighbor.
         ignored: Rows that are nobody's neighbor but where a query has fewer than `k` others.
 
@@ -66,7 +66,7 @@ def nearest(
     bank, queries = unit(bank), unit(queries)
     width = min(len(bank), max(WIDTH.get(bank.device.type, LARGE_WIDTH), k))
     rows = max(1, min(held_at_once(bank.device) // width, len(queries)))
-    found = []
+    pieces = []
     for x in blocks(len(queries), rows):
         values, index = queries.new_empty(0), torch.empty(0)
         for y in blocks(len(bank), width):
@@ -79,8 +79,8 @@ def nearest(
                 values, index = _largest(similarity, k)
             else:
                 values, index = _improved(values, index, similarity, y.start)
-        found.append((values, index))
-    values, index = map(torch.cat, zip(*found, strict=True))
+        pieces.append((values, index))
+    values, index = map(torch.cat, zip(*pieces, strict=True))
     return values, index
 
 
@@ -89,7 +89,7 @@ def _largest(
 ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
     """The largest `k` of each row, equal ones from left to right.
 
-    In long rows they are looked for only in the `k` runs of columns with the largest maxima: each
+    In long rows they are searched only in the `k` runs of columns with the largest maxima: each
     of these has a number that comes before all of another run.
     """
     runs = similarity.shape[1] // RUN
@@ -133,7 +133,7 @@ def _improved(
 ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
     """The largest `k` so far, and those of further columns, the first of which is `start`.
 
-    Most runs of columns hold nothing larger than the smallest so far, and are not looked at.
+    Most runs of columns hold nothing larger than the smallest so far, and are skipped.
     """
     k, least = values.shape[1], values[:, -1:]
     if rest := -similarity.shape[1] % RUN:

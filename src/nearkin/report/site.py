@@ -29,8 +29,7 @@ from nearkin.report.image_map import MAX_IMAGES, balanced, coordinates, display_
 from nearkin.report.page import html
 from nearkin.report.page.map import script
 from nearkin.report.pages import page_html
-from nearkin.run.folder import RunFolder
-from nearkin.run.opened import locked
+from nearkin.run.folder import RunFolder, locked
 from nearkin.tables import read_csv, replace_csv, usable, write_whole
 
 TOP: Final = 24
@@ -237,7 +236,7 @@ def name_classes(folder: RunFolder, clusters: Collection[str], name: str) -> Non
         for row in rows:
             if row["cluster"] in clusters:
                 row["name"] = name
-        _replace(folder.clusters, folder.found_clusters, rows)
+        _replace(folder.clusters, folder.original_clusters, rows)
 
 
 def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
@@ -272,8 +271,8 @@ def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
         for row in clusters:
             row["size"] = str(sizes[row["cluster"]])
         # In this order, an interruption leaves an empty class, never an image without one.
-        _replace(folder.clusters, folder.found_clusters, clusters)
-        _replace(folder.assignments, folder.found_assignments, assignments)
+        _replace(folder.clusters, folder.original_clusters, clusters)
+        _replace(folder.assignments, folder.original_assignments, assignments)
     return new
 
 

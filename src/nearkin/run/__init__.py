@@ -1,1 +1,1 @@
-"""What a run leaves behind, and whom it tells."""
+"""The run folder, its settings, and its log."""

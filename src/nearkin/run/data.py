@@ -1,14 +1,18 @@
-"""The images of a run as its folder records them: data.json, images.csv and bad_files.csv."""
+"""What a run was computed from, as its folder records it: the images and the machine."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from nearkin.data.images import Images
 from nearkin.data.split import Split
+from nearkin.distributed import device_name, world_size
 from nearkin.errors import CheckpointError
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, replace_text, usable, write_csv
+from nearkin.version import __version__
 
 
 def same_data(
@@ -70,13 +74,54 @@ def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
         "removed": then.keys() - now.keys(),
         "of another size": {name for name in now.keys() & then.keys() if now[name] != then[name]},
     }
-    found = [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
-    return ", ".join(found) or "the same files, held out otherwise"
+    changes = [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
+    return ", ".join(changes) or "the same files, held out otherwise"
 
 
-def write_bad_files(path: Path, images: Images, found: Mapping[str, str] | None = None) -> None:
-    """List the images that could not be read: at the start, and `found` while training."""
+def write_bad_files(
+    path: Path, images: Images, undecodable: Mapping[str, str] | None = None
+) -> None:
+    """List the unreadable images: those of the scan, and those that could not be decoded later."""
     rows: list[tuple[str, str, object]] = [(bad.name, bad.reason, bad.bytes) for bad in images.bad]
-    rows += [(name, reason, "") for name, reason in sorted((found or {}).items())]
+    rows += [(name, reason, "") for name, reason in sorted((undecodable or {}).items())]
     if rows:
         write_csv(path, ("path", "reason", "bytes"), rows)
+
+
+def machine(device: torch.device) -> dict[str, str | int]:
+    """All that the bits of a result depend on, beside settings and data."""
+    return {
+        "nearkin": __version__,
+        "torch": torch.__version__,
+        "device": device_name(device),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "processes": world_size(),
+    }
+
+
+def note_machine(path: Path, device: torch.device, step: int) -> str:
+    """Write down what a run is computed with from a step on.
+
+    Args:
+        path: A JSON file, a list with an entry for every change.
+        device: Where it is computed.
+        step: Steps that are done.
+
+    Returns:
+        What has changed since the last time, in one line; nothing if nothing has.
+    """
+    now = machine(device)
+    before, changes = [], ""
+    if path.exists():
+        with usable(path, "remove it; it only notes what the run is computed with"):
+            before = json.loads(path.read_text(encoding="utf-8"))
+            changes = _changes(before[-1], now)
+    if changes or not before:
+        entries = [*before, {"after_step": step, **now}]
+        replace_text(path, json.dumps(entries, indent=2) + "\n")
+    return changes
+
+
+def _changes(then: Mapping[str, str | int], now: Mapping[str, str | int]) -> str:
+    names = [name for name in now if then.get(name) != now[name]]
+    return "; ".join(f"{name} {then.get(name)} became {now[name]}" for name in names)

@@ -1,4 +1,4 @@
-"""Failures of the machine, told as what they are."""
+"""Failures of the machine: turned into errors with advice."""
 
 import errno
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from nearkin.errors import ResourceError, WorkerError
 
 
 @contextmanager
-def foreseen(batch_size: int | None = None) -> Iterator[None]:
+def resource_errors(batch_size: int | None = None) -> Iterator[None]:
     """Turn what torch and the system raise within a `with` block into errors with advice.
 
     Args:
@@ -55,6 +55,6 @@ def _smaller(batch_size: int | None) -> str:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """On a processor, torch says so in an ordinary error."""
+    """Return whether memory ran out; on a CPU, torch raises an ordinary RuntimeError."""
     kinds = (MemoryError, torch.OutOfMemoryError)
     return isinstance(error, kinds) or "can't allocate memory" in str(error)

@@ -1,15 +1,21 @@
-"""The run folder: the only place that knows the names of files."""
+"""The run folder: the only place that knows the names of files. One process at a time opens it."""
 
 import json
+import os
+import platform
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, count, islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from nearkin.config import Config, DiscoverConfig, TrainConfig, read_toml, to_toml
 from nearkin.data.sources import MARKER
-from nearkin.errors import UsageError
+from nearkin.errors import OutputError, UsageError
+from nearkin.sealed import remove_partial
 from nearkin.tables import replace_text, usable
 
 STAGES = "stages"
@@ -25,141 +31,74 @@ PLOTS = (
 )
 
 
+class _Entry:
+    """The path of an entry of the run folder, as an attribute of it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: "RunFolder", owner: type["RunFolder"]) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
-    """Where everything about one run is kept."""
+    """Everything that one run reads and writes. All file names are here."""
 
     path: Path
 
-    @property
-    def lock(self) -> Path:
-        """Held, and signed, by the process that writes here."""
-        return self.path / MARKER
-
-    @property
-    def config(self) -> Path:
-        """The settings, resolved; `nearkin train --config` repeats the run from it."""
-        return self.path / "config.toml"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def diverged(self) -> Path:
-        """The folder of the state at which the training diverged."""
-        return self.path / "diverged"
-
-    @property
-    def machine(self) -> Path:
-        """What the run was computed with, and from which step on."""
-        return self.path / "machine.json"
-
-    @property
-    def encoder(self) -> Path:
-        """The trained backbone, which other tools load."""
-        return self.path / "encoder.safetensors"
-
-    @property
-    def metrics(self) -> Path:
-        """A row per training step."""
-        return self.path / "metrics.csv"
-
-    @property
-    def summary(self) -> Path:
-        """Final measures, versions, timings."""
-        return self.path / "summary.json"
-
-    @property
-    def log(self) -> Path:
-        """What was printed, with times."""
-        return self.path / "train.log"
-
-    @property
-    def bad_files(self) -> Path:
-        """Images that could not be read, with the reason."""
-        return self.path / "bad_files.csv"
-
-    @property
-    def data(self) -> Path:
-        """How many images the run was started with, and their fingerprint."""
-        return self.path / "data.json"
-
-    @property
-    def images(self) -> Path:
-        """Which images these are."""
-        return self.path / "images.csv"
-
-    @property
-    def embeddings(self) -> Path:
-        """Features of every image of the data."""
-        return self.path / "embeddings.parquet"
-
-    @property
-    def plots(self) -> Path:
-        """The folder of images about the run."""
-        return self.path / "plots"
-
-    @property
-    def assignments(self) -> Path:
-        """The class of every image that came without one."""
-        return self.path / "assignments.csv"
-
-    @property
-    def clusters(self) -> Path:
-        """The classes that were found, with room for their names."""
-        return self.path / "clusters.csv"
-
-    @property
-    def found_assignments(self) -> Path:
-        """`assignments` as it was before the user changed it."""
-        return self.path / "found-assignments.csv"
-
-    @property
-    def found_clusters(self) -> Path:
-        """`clusters` as it was before the user changed it."""
-        return self.path / "found-clusters.csv"
-
-    @property
-    def exports(self) -> Path:
-        """The folder of what the user has copied out of the page."""
-        return self.path / "exports"
-
-    @property
-    def classes(self) -> Path:
-        """The folder of sheets, one per class."""
-        return self.path / "classes"
-
-    @property
-    def classifier(self) -> Path:
-        """What turns features into the classes that were found."""
-        return self.path / "classifier.safetensors"
-
-    @property
-    def report(self) -> Path:
-        """The page about the run."""
-        return self.path / "report.html"
-
-    @property
-    def page(self) -> Path:
-        """What the page about a discovery tells, as values, without images."""
-        return self.path / STAGES / "page.json"
-
-    @property
-    def map(self) -> Path:
-        """Where the images lie on the page's map."""
-        return self.path / "map.npz"
-
-    @property
-    def kept(self) -> Path:
-        """What a frozen encoder sees of all images."""
-        return self.path / STAGES / "kept.safetensors"
-
-    @property
-    def number(self) -> Path:
-        """The estimate of the number of classes."""
-        return self.path / STAGES / "number.json"
+    lock = _Entry(MARKER)
+    """Locked, and signed, by the process that writes here."""
+    config = _Entry("config.toml")
+    """The resolved settings; `nearkin train --config` repeats the run from it."""
+    checkpoints = _Entry("checkpoints")
+    """The folder of checkpoints."""
+    diverged = _Entry("diverged")
+    """The folder of the state at which the training diverged."""
+    machine = _Entry("machine.json")
+    """The machine the run was computed on, and from which step on."""
+    encoder = _Entry("encoder.safetensors")
+    """The trained backbone, which other tools load."""
+    metrics = _Entry("metrics.csv")
+    """A row per training step."""
+    summary = _Entry("summary.json")
+    """The final measures."""
+    log = _Entry("train.log")
+    """The log lines, with times."""
+    bad_files = _Entry("bad_files.csv")
+    """Images that could not be read, with the reason."""
+    data = _Entry("data.json")
+    """How many images the run was started with, and their fingerprint."""
+    images = _Entry("images.csv")
+    """Names and sizes of these images."""
+    embeddings = _Entry("embeddings.parquet")
+    """Features of every image of the data."""
+    plots = _Entry("plots")
+    """The folder of images about the run."""
+    assignments = _Entry("assignments.csv")
+    """The class of every image that came without one."""
+    clusters = _Entry("clusters.csv")
+    """The novel classes, with room for their names."""
+    original_assignments = _Entry("original-assignments.csv")
+    """`assignments` as the discovery wrote it, before the user's edits."""
+    original_clusters = _Entry("original-clusters.csv")
+    """`clusters` as the discovery wrote it, before the user's edits."""
+    exports = _Entry("exports")
+    """The folder of what the user has copied out of the page."""
+    classes = _Entry("classes")
+    """The folder of sheets, one per class."""
+    classifier = _Entry("classifier.safetensors")
+    """The layer and the heads that assign classes to features."""
+    report = _Entry("report.html")
+    """The page about the run."""
+    page = _Entry(f"{STAGES}/page.json")
+    """The page about a discovery as plain values, without images."""
+    map = _Entry("map.npz")
+    """Where the images lie on the page's map."""
+    cached_features = _Entry(f"{STAGES}/cached-features.safetensors")
+    """Cached features of all images and of views of them."""
+    number = _Entry(f"{STAGES}/number.json")
+    """The estimate of the number of classes."""
 
     def stage(self, name: str) -> "RunFolder":
         """The folder of one stage of several."""
@@ -238,7 +177,7 @@ def clear(run: RunFolder) -> None:
         run.embeddings,
     ]
     made += [run.assignments, run.clusters, run.classifier, run.report, run.map]
-    made += [run.found_assignments, run.found_clusters]
+    made += [run.original_assignments, run.original_clusters]
     made += [run.machine, *run.diverged.glob("ckpt-*")]
     made += [*run.checkpoints.glob("ckpt-*"), *run.classes.glob("*.png")]
     for file in [*made, *(run.plots / plot for plot in PLOTS)]:
@@ -247,13 +186,13 @@ def clear(run: RunFolder) -> None:
 
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
-    """What was found, how good it is beside the baselines, and what to beware of."""
+    """Summarize a discovery in lines: classes, scores beside the baselines, and warnings."""
     sizes = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "novel"]
     named = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "known"]
-    found = f"{len(sizes)} novel classes of {min(sizes)} to {max(sizes)} images"
+    classes = f"{len(sizes)} novel classes of {min(sizes)} to {max(sizes)} images"
     into = f", and {sum(named)} images of known classes" if named else ""
     return [
-        f"found  {found}{into}",
+        f"found  {classes}{into}",
         *_table(summary["scores"]),
         *(f"warning: {finding['text']}" for finding in summary["findings"]),
     ]
@@ -263,7 +202,106 @@ def _table(scores: Mapping[str, list[dict[str, Any]]]) -> list[str]:
     """A row per score, a column per way of finding classes; ours comes first."""
     rows = [["", *scores]]
     for position, score in enumerate(next(iter(scores.values()))):
-        cells = [found[position] for found in scores.values()]
+        cells = [column[position] for column in scores.values()]
         rows.append([score["name"], *(f"{cell['value']:.3f}" for cell in cells)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)) for row in rows]
+
+
+def default_folder(data: Any, method: str, *, resume: bool) -> Path:
+    """`runs/DATA-METHOD`, with a number behind it: the next that is free, or the newest."""
+    stem = Path(data_name(data)).name.split(".")[0].replace(":", "-")
+    first = Path("runs") / f"{stem}-{method}"
+    taken = list(takewhile(_used, chain([first], _numbered(first))))
+    if resume and taken:
+        return taken[-1]
+    return next(islice(chain([first], _numbered(first)), len(taken), None))
+
+
+def _used(path: Path) -> bool:
+    return path.exists() and (not path.is_dir() or _occupied(RunFolder(path)))
+
+
+def _numbered(first: Path) -> Iterator[Path]:
+    return (first.with_name(f"{first.name}-{number}") for number in count(2))
+
+
+@contextmanager
+def opened(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
+    """A run folder for writing, which no other process can open meanwhile.
+
+    Raises:
+        OutputError: If it cannot be written, is in use, or is not empty and neither `resume`
+            nor `overwrite` was asked for.
+    """
+    run = RunFolder(path)
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite contradict each other; give one")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    with locked(run):
+        if _occupied(run) and not (resume or overwrite):
+            raise OutputError(
+                f"{path} is not empty; continue it with --resume, or replace it with --overwrite"
+            )
+        if overwrite and _occupied(run) and not run.data.exists():
+            raise OutputError(
+                f"{path} is no run, so --overwrite spares it; empty it or choose another --out"
+            )
+        for folder in (path, *path.glob(f"{STAGES}/**/")):
+            remove_partial(folder)
+        run.checkpoints.mkdir(exist_ok=True)
+        run.plots.mkdir(exist_ok=True)
+        yield run
+
+
+@contextmanager
+def locked(run: RunFolder) -> Iterator[None]:
+    """Keep all others who would do so from writing to a run folder that is there.
+
+    Raises:
+        OutputError: If it cannot be written, or is in use.
+        UsageError: If this system has no locks.
+    """
+    try:
+        import fcntl
+    except ModuleNotFoundError as error:  # on Windows, which can train in its Linux
+        raise UsageError(
+            f"this system has no locks to keep other runs out of {run.path}; run it under WSL"
+        ) from error
+    try:
+        lock = run.lock.open("a+")
+    except OSError as error:
+        raise _unwritable(run.path, error) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.seek(0)
+            raise OutputError(
+                f"{run.path} is in use by {lock.readline().strip() or 'another run'}; "
+                "wait for it or choose another --out"
+            ) from error
+        _sign(lock)
+        yield
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"cannot write to {path}: {error.strerror}; choose another --out")
+
+
+def _occupied(run: RunFolder) -> bool:
+    """Whether there is anything that a run that failed before its first step does not leave."""
+    left = {run.lock.name, run.log.name, run.bad_files.name}
+    empty = {folder for folder in (run.checkpoints, run.plots) if not any(folder.glob("*"))}
+    return any(entry.name not in left and entry not in empty for entry in run.path.iterdir())
+
+
+def _sign(lock: TextIO) -> None:
+    """Write down who holds the lock, for those who wait; the lock itself does not need it."""
+    holder = f"process {os.getpid()} on {platform.node()}, started {time.ctime()}\n"
+    with suppress(OSError):  # on a full disk
+        lock.truncate(0)
+        os.write(lock.fileno(), holder.encode())

@@ -117,7 +117,7 @@ def join_save(step: int, method: Method[Any], optimizer: Optimizer, finite: bool
     Raises:
         DivergedError: If a number of the state has to be finite and is not, as in `save`.
     """
-    places = list(not_finite(_state(step, method, optimizer)))  # looks at all, as the first does
+    places = list(not_finite(_state(step, method, optimizer)))  # all of them, as the first does
     _refuse(places if finite else (), step)
 
 
@@ -247,9 +247,9 @@ def _misfits(saved: State, here: State) -> Iterator[str]:
     """Where a saved state does not fit the state that is to take it up."""
     then, now = _layout(saved), _layout(here)
     for place in {**now, **then}:
-        was, wanted = then.get(place, "absent"), now.get(place, "absent")
-        if was != wanted:
-            yield f"{place} is {was} there and {wanted} here"
+        before, after = then.get(place, "absent"), now.get(place, "absent")
+        if before != after:
+            yield f"{place} is {before} there and {after} here"
     for option in sorted(_options(saved) - _options(here)):  # a newer torch may have more
         yield f"its optimizer has the option {option}, the one here has not"
 

@@ -26,8 +26,8 @@ from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.pace import Pace
+from nearkin.run.data import note_machine
 from nearkin.run.folder import RunFolder
-from nearkin.run.machine import note_machine
 from nearkin.run.reporter import Logger
 from nearkin.run.settings.build import PRECISIONS
 from nearkin.tables import Journal
@@ -163,7 +163,7 @@ def fit(
                 )
                 epoch.clear()
             # All processes must stop after the same step, whichever of them got the signal. It is
-            # asked once per step: a signal that comes while saving is for the next step.
+            # read once per step: a signal that comes while saving is for the next step.
             stop = all_reduce_max(interrupts.stop)
             checkpointer.after(
                 done, requested=interrupts.take_save(), last=done == total or bool(stop)

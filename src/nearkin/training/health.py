@@ -1,4 +1,4 @@
-"""Health: whether the embeddings still differ, which the loss does not tell.
+"""Health: whether the embeddings of different images still differ; the loss does not show it.
 
 A collapsed encoder often has the lower loss. Bounds differ by method: healthy embeddings of some
 look like collapsed ones of others. docs/health.md describes how they were measured.

@@ -1,4 +1,4 @@
-"""The processor's memory, kept from step to step."""
+"""The training loop: a generator of steps that keeps no state but the method's and optimizer's."""
 
 import ctypes
 import sys
@@ -110,7 +110,7 @@ def steps(
     """Train from step `start` to step `total`, yielding the number of steps done and the last.
 
     While a GPU computes gradients, the next batch is prepared; of the whole step, only its loss,
-    metrics and the norm of its gradients are waited for, and these are on the processor then.
+    metrics and the norm of its gradients are waited for, and these are on the CPU then.
 
     Args:
         method: What to train. It is left in training mode.
@@ -138,16 +138,18 @@ def steps(
             set_learning_rates(optimizer, method, schedule, progress)
             with seeded(fold(seed, step), device):
                 with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-                    found: Step[Any] = model(batch, progress)
+                    result: Step[Any] = model(batch, progress)
                 optimizer.zero_grad(set_to_none=True)
-                found.loss.backward()
+                result.loss.backward()
             norm = total_norm(method, gradients(method).values())
-            read = to_host_async(torch.stack([found.loss, norm, *found.metrics.values()]).detach())
+            read = to_host_async(
+                torch.stack([result.loss, norm, *result.metrics.values()]).detach()
+            )
             batch = next(upcoming, None)
             loss, norm, *metrics = read()
             check_finite(method, loss, norm, step)
             release_frozen(optimizer)
             optimizer.step()
-            method.commit(found.memo, progress)
-            values = dict(zip(found.metrics, metrics, strict=True))
-            yield step + 1, replace(found, loss=loss, metrics=values)
+            method.commit(result.memo, progress)
+            named = dict(zip(result.metrics, metrics, strict=True))
+            yield step + 1, replace(result, loss=loss, metrics=named)

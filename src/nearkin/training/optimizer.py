@@ -114,7 +114,7 @@ def build_optimizer(
         name: Which optimizer.
         lr: Peak learning rate, which schedules then multiply.
         weight_decay: Pull of the weights towards zero.
-        momentum: How much of the last step is kept; the first beta of AdamW.
+        momentum: Momentum coefficient; the first beta of AdamW.
         eta: Trust coefficient of LARS.
         clip: Whether LARS moves no layer faster than SGD would.
         vectors: Whether LARS adapts and decays biases and norms too.
@@ -151,10 +151,10 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
     Fused kernels go through memory as it lies.
     """
     optimizer.load_state_dict(state)
-    for weight, found in optimizer.state.items():
-        for name, value in found.items():
+    for weight, tensors in optimizer.state.items():
+        for name, value in tensors.items():
             if isinstance(value, torch.Tensor) and value.shape == weight.shape:
-                found[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+                tensors[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def set_learning_rates(

@@ -49,7 +49,7 @@ def train_encoder(
     themselves and run `run_worker`.
 
     Args:
-        folder: An opened run folder; see `nearkin.run.opened.opened`.
+        folder: An opened run folder; see `nearkin.run.folder.opened`.
         config: Resolved settings; see `nearkin.run.settings.build.resolve`.
         split: The images, already opened and split.
         data: Where they are from, for the other processes and for config.toml.
