@@ -19,7 +19,7 @@ from PIL import Image
 from pyarrow import dataset, parquet
 
 import nearkin
-from nearkin.cli import main
+from nearkin.cli import main, use
 from nearkin.commands.embed import embed
 from nearkin.errors import OutputError
 from nearkin.evaluation.encoder import write_encoder
@@ -165,7 +165,7 @@ def test_python_writes_the_same_into_a_folder(parts, run, images, tmp_path):
 
 
 def test_the_command_line_has_the_default_of_the_function():
-    assert inspect.signature(using.embed).parameters["shard"].default == SHARD == 65_536
+    assert inspect.signature(use.embed).parameters["shard"].default == SHARD == 65_536
 
 
 # Kills
