@@ -113,9 +113,7 @@ def _any_known(values: np.ndarray) -> bool:
 
 
 def _of_training(embeddings: Embeddings) -> Iterator[Coloring]:
-    yield by_name(
-        "Label", embeddings.class_names, note="The class in your data; training did not use it."
-    )
+    yield by_name("Label", embeddings.class_names, note="The class in your data.")
     predicted = knn_classes(embeddings)
     correct = np.where(embeddings.class_names == predicted, "correct", "incorrect")
     correct[predicted == ""] = ""

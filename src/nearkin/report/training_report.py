@@ -147,7 +147,7 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
         else "There are no labels, so only the geometry of the embedding can be measured."
     )
     return (
-        f"{summary['title']} trained a {config.backbone} on "
+        f"{summary['title']} trained the backbone {config.backbone} on "
         f"{sizes['train']:,} images for {config.epochs} epochs{held_out}. {labels}"
     )
 

@@ -84,7 +84,7 @@ def map_section(image_map: ImageMap) -> Html:
         "input",
         type="search",
         id="map-filter",
-        placeholder="part of a name, or a class",
+        placeholder="name or class",
         autocomplete="off",
     )
     bar = (
