@@ -25,6 +25,7 @@ from nearkin.cli import main
 from nearkin.data.labels import Annotations
 from nearkin.discovery import assignments, clusters
 from nearkin.discovery.data import accepted_classes
+from nearkin.discovery.trials import TUNED
 from nearkin.run.settings import build
 from nearkin.tables import read_csv
 
@@ -270,8 +271,8 @@ def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
         assert found["novel"] == number["chosen"]
         assert 1 <= number["low"] <= number["chosen"] <= number["high"]
         assert set(number["estimates"]) == {"silhouette", "dtc", "gcd"}
-    assert f"{found['strength']:g}" in found["trials"]
-    assert found["trials"][f"{found['strength']:g}"] == max(found["trials"].values())
+    tuned = f"{found[TUNED[mode]]:g}"
+    assert found["trials"][tuned] == max(found["trials"].values())
     baselines = {"base loss", "rank statistics"} if mode == "gcd" else set()
     assert set(found["scores"]) >= {"nearkin", "k-means"} | baselines
     for scores in found["scores"].values():
@@ -336,7 +337,7 @@ def test_held_out_images_of_known_classes_are_scored_by_their_own_name(finished,
 
 
 def test_the_configuration_repeats_a_discovery_to_the_bit_whatever_the_hidden_labels(
-    finished, arrays, tmp_path
+    finished, mode, arrays, tmp_path
 ):
     """Other labels for all that is hidden, and no baselines: the same assignments."""
     stored = np.load(arrays)
@@ -351,8 +352,8 @@ def test_the_configuration_repeats_a_discovery_to_the_bit_whatever_the_hidden_la
     assert run("discover", other, *settings) == 0
     names = ("assignments.csv", "classifier.safetensors")
     assert bytes_of(out, *names) == bytes_of(finished, *names)
-    strengths = [strict_json(path / "summary.json")["strength"] for path in (out, finished)]
-    assert strengths[0] == strengths[1]
+    one, other = (strict_json(path / "summary.json") for path in (out, finished))
+    assert one[TUNED[mode]] == other[TUNED[mode]]
 
 
 def test_resuming_a_finished_discovery_changes_nothing(finished, capsys):

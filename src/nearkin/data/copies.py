@@ -1,4 +1,4 @@
-"""Images sorted into folders, a folder per class."""
+"""Copies of images in a folder per class."""
 
 import os
 import re
@@ -16,10 +16,10 @@ from nearkin.data.decode import BadImage
 from nearkin.data.images import Images
 from nearkin.errors import OutputError, UsageError
 
-LONGEST: Final = 230
-"""Characters of a file name; with a number and `.png` behind it, it stays within 255 bytes."""
-SUFFIX: Final = 8
-"""Characters of an ending; what is longer belongs to the name."""
+MAX_STEM: Final = 230
+"""Characters of a file name; with a number and `.png` behind it, it fits in 255 bytes."""
+MAX_SUFFIX: Final = 8
+"""Characters of a file extension; what is longer belongs to the name."""
 
 
 def copy_to(
@@ -32,36 +32,37 @@ def copy_to(
 ) -> int:
     """Write a copy of each image into the folder of its class.
 
-    Encoded images keep their bytes, pixels become a PNG. Folders and copies are called as
-    `file_names` says; the folders that an image was in become a part of its name.
+    Encoded images keep their bytes, pixels become a PNG. Names are those of `file_names`; the
+    folders that an image was in become a part of its name.
 
     Args:
-        folder: Where to: a new folder, or an empty one.
+        folder: A new folder, or an empty one.
         images: The images.
         rows: Which of them.
         classes: The name of the class of each row.
-        data: What the images came from, as the user wrote it.
+        data: The source of the images, as the user wrote it.
 
     Returns:
-        How many were written. An image that cannot be read is left out.
+        The number of copies. Unreadable images are left out.
 
     Raises:
-        UsageError: The folder lies inside the data, where the next run would find the copies.
-        OutputError: It is not empty, is a link, or cannot be written.
+        UsageError: If the folder lies inside the data, where the next run would find the copies.
+        OutputError: If it is not empty, is a link, or cannot be written.
     """
     check_destination(folder, data)
     members: defaultdict[str, list[int]] = defaultdict(list)
     for row, name in zip(rows.tolist(), classes, strict=True):
         members[name].append(row)
-    written = 0
+    count = 0
     try:
-        for own, held in zip(file_names(members), members.values(), strict=True):
-            (folder / own).mkdir(parents=True)
-            for row, name in zip(held, file_names(_names(images, held)), strict=True):
-                written += _copy(images, row, folder / own / name)
+        for name, rows_of_class in zip(file_names(members), members.values(), strict=True):
+            (folder / name).mkdir(parents=True)
+            copies = file_names(_names(images, rows_of_class))
+            for row, copy in zip(rows_of_class, copies, strict=True):
+                count += _copy(images, row, folder / name / copy)
     except OSError as error:
-        raise _unwritable(folder, error, f" after {written} copies") from error
-    return written
+        raise _unwritable(folder, error, f" after {count} copies") from error
+    return count
 
 
 def check_destination(folder: Path, data: Iterable[str]) -> None:
@@ -73,47 +74,47 @@ def check_destination(folder: Path, data: Iterable[str]) -> None:
     for root in (Path(name).expanduser() for name in data):
         if root.is_dir() and _real(folder).is_relative_to(_real(root)):
             raise UsageError(
-                f"{folder} lies inside {root}, and copies would be taken for more images; "
+                f"{folder} lies inside {root}, where the next run would read the copies too; "
                 "choose a --copy-to outside"
             )
     try:
-        taken = folder.is_symlink() or (folder.exists() and any(folder.iterdir()))
+        occupied = folder.is_symlink() or (folder.exists() and any(folder.iterdir()))
     except OSError as error:
         raise _unwritable(folder, error) from error
-    if taken:
+    if occupied:
         raise OutputError(f"{folder} is a link or not empty; give --copy-to a new folder")
 
 
 def file_names(names: Iterable[str]) -> list[str]:
-    r"""A name for a file or folder per name, each another one, also where case does not count.
+    r"""Return a distinct name for a file or folder per name, also where case does not count.
 
-    It has letters, digits, `.`, `_` and `-` only and does not begin with `.` or `-`. Of a letter
-    outside ASCII, its number is kept.
+    It has letters, digits, `.`, `_` and `-` only and does not begin with `.` or `-`. Letters
+    outside ASCII become their code points.
 
     >>> file_names(["cat", "Cat", "a/b.png", "../..", "\u732b", ""])
     ['cat', 'Cat-2', 'a-b.png', '_.-..', '_u732b', '_']
     """
-    used, made = set[str](), list[str]()
-    again = Counter[str]()
+    used, result = set[str](), list[str]()
+    repeats = Counter[str]()
     for name in names:
         stem, suffix = _safe(name)
         plain = free = stem + suffix
         while free.lower() in used:
-            again[plain] += 1
-            free = f"{stem}-{again[plain] + 1}{suffix}"
+            repeats[plain] += 1
+            free = f"{stem}-{repeats[plain] + 1}{suffix}"
         used.add(free.lower())
-        made.append(free)
-    return made
+        result.append(free)
+    return result
 
 
 def _safe(name: str) -> tuple[str, str]:
-    """The name without its ending, and the ending, both of harmless characters and short."""
+    """Return stem and extension, both short and of safe characters only."""
     ascii_only = name.replace("/", "-").encode("ascii", "backslashreplace").decode()
     plain = re.sub(r"^[.-]", "_", re.sub(r"[^A-Za-z0-9._-]", "_", ascii_only)) or "_"
     stem, suffix = splitext(plain)
-    if len(suffix) > SUFFIX:
+    if len(suffix) > MAX_SUFFIX:
         stem, suffix = plain, ""
-    return stem[:LONGEST], suffix
+    return stem[:MAX_STEM], suffix
 
 
 def _names(images: Images, rows: Iterable[int]) -> list[str]:
@@ -121,17 +122,17 @@ def _names(images: Images, rows: Iterable[int]) -> list[str]:
 
 
 def _copy(images: Images, row: int, path: Path) -> bool:
-    """Write an image to a file that is not there yet; whether it could be read."""
+    """Write an image to a new file; return whether it could be read."""
     try:
-        held = images.read(row)
+        content = images.read(row)
     except BadImage:
         return False
     with path.open("xb") as file:
         try:
-            if isinstance(held, bytes):
-                file.write(held)
+            if isinstance(content, bytes):
+                file.write(content)
             else:
-                Image.fromarray(held).save(file, "PNG")
+                Image.fromarray(content).save(file, "PNG")
             file.flush()
         except OSError:
             path.unlink()
@@ -140,7 +141,7 @@ def _copy(images: Images, row: int, path: Path) -> bool:
 
 
 def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))  # a loop of links raises in Path.resolve
+    return Path(os.path.realpath(path))  # Path.resolve raises on a loop of links
 
 
 def _unwritable(folder: Path, error: OSError, when: str = "") -> OutputError:
