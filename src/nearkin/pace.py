@@ -1,4 +1,4 @@
-"""How far something is and how fast it goes: for people to read; nothing depends on it."""
+"""Progress and speed, for people to read: nothing depends on it."""
 
 import time
 from collections import deque
@@ -7,28 +7,28 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 ProgressCallback = Callable[[int, int, str], object]
-"""Hears how many of how many are done, and how it stands: parts that are two spaces apart, of
-which only the first may be shown."""
+"""Called with the number done, the total, and a text whose parts are two spaces apart; a narrow
+display may show the first part only."""
 
 Batch = TypeVar("Batch", bound=Sized)
 
 MARKS: Final = 60
-"""Moments, each a second or more after the one before, over which speed is taken."""
+"""Points in time, at least a second apart, over which speed is averaged."""
 
 
 def ignore_progress(done: int, total: int, text: str) -> None:
-    """Hear it, and do nothing."""
+    """Do nothing."""
 
 
 def under(name: str, on_progress: ProgressCallback) -> ProgressCallback:
-    """The same listener, who is told what it is that a part is of."""
+    """Prefix the texts of a callback with a name."""
     return lambda done, total, text: on_progress(done, total, f"{name}: {text}")
 
 
 def tracked(
     batches: Iterable[Batch], total: int, what: str, on_progress: ProgressCallback
 ) -> Iterator[Batch]:
-    """The batches of `total` images; whenever one is done, `on_progress` hears how far it is."""
+    """Yield the batches of `total` images; call `on_progress` after each."""
     pace, done = Pace(total), 0
     for batch in batches:
         yield batch
@@ -37,14 +37,14 @@ def tracked(
 
 
 class Pace:
-    """The speed of something that takes steps, and the time it still needs.
+    """The speed of a loop, and the time left.
 
-    Only recent steps count: not those of an earlier start, nor the first one, which warms up.
+    Only recent steps count: not those before a resume, nor the first one, which warms up.
 
     Args:
         total: How many steps there are.
-        images: In a step.
-        clock: Seconds from any start.
+        images: Images per step.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Pace:
         self._marks: deque[tuple[float, int]] = deque(maxlen=MARKS)
 
     def reach(self, done: int) -> list[str]:
-        """Note that so many of all steps are done now, and say the speed and the time so far."""
+        """Record the number of steps done; return texts on the speed and the time so far."""
         self._newest = self.clock() - self._paused, done
         if not self._marks or self._newest[0] - self._marks[-1][0] >= 1:
             self._marks.append(self._newest)
@@ -65,7 +65,7 @@ class Pace:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do something within a `with` block that is none of the steps."""
+        """Leave the time of a `with` block out of the speed."""
         before = self.clock()
         try:
             yield
@@ -74,7 +74,7 @@ class Pace:
 
     @property
     def speed(self) -> list[str]:
-        """The time left, and images per second; nothing as long as neither is known."""
+        """Texts on the time left and on images per second; none before they are known."""
         (then, first), (now, done) = self._marks[0] if self._marks else self._newest, self._newest
         if now <= then or done <= first:
             return []
@@ -84,7 +84,7 @@ class Pace:
 
 
 def _span(seconds: float) -> str:
-    """A time as people read it."""
+    """Format seconds as h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""Sealed files: written whole or not at all, and proving themselves whole when read.
+"""Sealed files: written atomically, and verified by a checksum when read.
 
 A file is its content, followed by the seal:
 
@@ -16,26 +16,26 @@ SEAL_SIZE: Final = len(MAGIC) + 8 + hashlib.sha256().digest_size
 
 
 def seal(content: bytes) -> bytes:
-    """What proves that nothing of the content has changed, and nothing is missing."""
+    """Return the seal of a content."""
     return MAGIC + len(content).to_bytes(8, "big") + hashlib.sha256(content).digest()
 
 
 def write(path: Path, content: bytes) -> None:
-    """Make a sealed file appear at once and for good; see `write_whole`."""
+    """Write a sealed file, whole or not at all."""
     write_whole(path, content, seal(content))
 
 
 def read(path: Path) -> bytes | None:
-    """The content of a sealed file; None if the file is damaged, absent, or was never sealed."""
+    """Return the content of a sealed file; None if it is damaged, absent, or was never sealed."""
     try:
         raw = path.read_bytes()
-    except FileNotFoundError:  # listed a moment ago; another rank has set it aside since
+    except FileNotFoundError:  # another rank has set it aside since it was listed
         return None
     content = raw[:-SEAL_SIZE]
     return content if raw[-SEAL_SIZE:] == seal(content) else None
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what killed processes left unfinished in a folder that nobody is writing to."""
+    """Remove temporary files of killed processes from a folder that nobody writes to."""
     for partial in folder.glob(f"*{PARTIAL}[0-9]*"):
         partial.unlink(missing_ok=True)

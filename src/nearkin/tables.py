@@ -1,4 +1,4 @@
-"""Tables as files: rows of plain values, written as CSV that other programs can open."""
+"""Files: CSV tables, atomic writes, and the journal of metrics."""
 
 import contextlib
 import csv
@@ -12,10 +12,10 @@ from uuid import uuid4
 from nearkin.errors import CheckpointError, ResourceError
 
 PARTIAL: Final = ".partial."
-"""Between the name of a file that is being written, after a dot, and a number of its own."""
+"""Marks the temporary file of an atomic write: `.NAME.partial.NUMBER`."""
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
-"""How cells begin that a spreadsheet takes for formulas."""
+"""First characters of cells that a spreadsheet takes for formulas."""
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -25,7 +25,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
 
 
 def replace_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """The same, whole or not at all."""
+    """Write a table with a header line, whole or not at all."""
     file = io.StringIO()
     _write_csv(file, columns, rows)
     replace_text(path, file.getvalue())
@@ -40,32 +40,32 @@ def _write_csv(
 
 
 def read_csv(path: Path) -> Iterator[Mapping[str, str]]:
-    """The rows of a table with a header line, as dictionaries."""
+    """Yield the rows of a table with a header line, as dictionaries."""
     with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
         for row in csv.DictReader(file):
             yield {name: _text(cell) for name, cell in row.items()}
 
 
 def read_numbers(path: Path) -> list[dict[str, float]]:
-    """The rows of a table of numbers, each without its empty cells."""
+    """Read a table of numbers, each row without its empty cells."""
     return [{name: float(cell) for name, cell in row.items() if cell} for row in read_csv(path)]
 
 
 def _cell(value: object) -> object:
-    """A cell no spreadsheet takes for a formula (a file may be called `=cmd|...`)."""
+    """Escape what a spreadsheet takes for a formula: a file may be called `=cmd|...`."""
     if isinstance(value, str) and value.lstrip("'").startswith(FORMULAS):
         return "'" + value
     return value
 
 
 def _text(cell: str | None) -> str:
-    """What `_cell` was given."""
+    """Undo `_cell`."""
     cell = cell or ""
     return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(FORMULAS) else cell
 
 
 def printable(text: str) -> str:
-    r"""The text with its control characters and broken bytes spelled out: names may hold any.
+    r"""Escape control characters and broken bytes, which names of files may hold.
 
     >>> print(printable("a\x1b[31mred"))
     a\x1b[31mred
@@ -75,28 +75,30 @@ def printable(text: str) -> str:
 
 @contextlib.contextmanager
 def usable(path: Path, remedy: str) -> Iterator[None]:
-    """Around the reading of a file that a run wrote, which may be damaged or a stranger's.
+    """Turn any error in a `with` block that reads a file of a run into one line.
+
+    The file may be damaged, or of somebody else.
 
     Raises:
-        CheckpointError: Instead of whatever else is raised; `remedy` says what to do.
+        CheckpointError: With the reason, and `remedy`, which says what to do.
     """
     try:
         yield
-    except Exception as error:  # of whatever kind: nobody knows what the file holds
+    except Exception as error:  # of any kind: the file may hold anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(f"{path} cannot be used ({reason}); {remedy}") from error
 
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Another name to write a file under, which then gets its own name at once and for good.
+    """Yield a temporary name to write a file under, then rename it: an atomic write.
 
-    Its bytes reach the disk before its name.
+    The bytes reach the disk before the name does.
 
     Raises:
-        OSError: If that fails. What had the name before still has it, and nothing else is left.
+        OSError: If that fails. The old file is still there, and no temporary one.
     """
-    # Not the number of the process: two machines that share a disk may have the same.
+    # Not the process id: two machines that share a disk may have the same.
     partial = path.with_name(f".{path.name}{PARTIAL}{uuid4().int}")
     try:
         yield partial
@@ -114,7 +116,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, *parts: bytes) -> None:
-    """Make a file of these parts appear at once and for good; see `whole`."""
+    """Write a file of these parts, whole or not at all."""
     with whole(path) as partial, partial.open("xb") as file:
         for part in parts:
             file.write(part)
@@ -126,23 +128,22 @@ def replace_text(path: Path, text: str) -> None:
 
 
 class Journal:
-    """A CSV file that grows by a row per training step and can be cut back to a step.
+    """A CSV file with a row per training step, which can be cut back to a step.
 
-    Its first column is the step. Numbers are written in full, so that two runs that computed
-    the same wrote the same bytes.
+    The first column is the step. Numbers are written in full, so equal runs have equal files.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], upto: int) -> None:
-        """Take the file up, without the rows after step `upto`."""
+        """Open the file, without the rows after step `upto`."""
         self.path = path
         self.columns = tuple(columns)
-        kept = [line for line in self._lines() if int(line.split(",", 1)[0]) <= upto]
-        replace_text(path, "\n".join([",".join(self.columns), *kept]) + "\n")
+        rows = [line for line in self._lines() if int(line.split(",", 1)[0]) <= upto]
+        replace_text(path, "\n".join([",".join(self.columns), *rows]) + "\n")
         self._size = path.stat().st_size
         self._waiting: list[str] = []
 
     def _lines(self) -> list[str]:
-        """Complete rows; a row cut short by a kill has no line end and is left out."""
+        """Read the complete rows: one that a kill cut short has no line end."""
         if not self.path.exists():
             return []
         text = self.path.read_text(encoding="utf-8")
@@ -158,12 +159,12 @@ class Journal:
         """Bring all rows to the disk, so that no checkpoint is newer than its rows.
 
         Raises:
-            ResourceError: If they cannot be written. They wait for the next time.
+            ResourceError: If they cannot be written. The next call tries again.
         """
         try:
             with self.path.open("r+b") as file:
                 file.seek(self._size)
-                file.truncate()  # what an attempt that failed has left
+                file.truncate()  # what a failed attempt has left
                 file.write("".join(self._waiting).encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -175,7 +176,7 @@ class Journal:
         self._waiting.clear()
 
     def rows(self) -> list[dict[str, float]]:
-        """All rows so far, without their empty cells."""
+        """Return all rows so far, without their empty cells."""
         self.flush()
         return read_numbers(self.path)
 
@@ -183,5 +184,5 @@ class Journal:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(ResourceError):  # whatever ended the run is told instead
+        with contextlib.suppress(ResourceError):  # what ended the run is the error to report
             self.flush()

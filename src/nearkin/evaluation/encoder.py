@@ -1,4 +1,4 @@
-"""The trained encoder as a file that holds no code, and as a module to use."""
+"""The trained encoder, as a module and as a file that holds no code."""
 
 import copy
 import json
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FORMAT = "1"
 AGAIN = "train it again"
 CUSTOM = "custom"
-"""What `backbone` is called in files if it was given from Python."""
+"""Name of a backbone that was passed from Python."""
 
 
 class Encoder(nn.Module):
@@ -145,7 +145,7 @@ def write_encoder(path: Path, backbone: Backbone, details: dict[str, Any]) -> No
 
 
 def load(run: str | Path, *, backbone: nn.Module | None = None) -> Encoder:
-    """The encoder of a run, ready to use.
+    """Load the encoder of a run.
 
     Args:
         run: A run folder, or its encoder.safetensors.
@@ -186,7 +186,7 @@ def initialize(backbone: Backbone, run: str | Path) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Stored:
-    """What is in the file of an encoder."""
+    """The content of an encoder's file."""
 
     path: Path
     backbone: str
@@ -223,7 +223,7 @@ def _read(run: str | Path) -> _Stored:
 
 
 def read_tensors(path: Path, key: str) -> tuple[Any, dict[str, Tensor]]:
-    """What is in a safetensors file: the plain values noted under a key, and all tensors.
+    """Read a safetensors file: the JSON stored under a key of its header, and all tensors.
 
     Raises:
         Exception: Of many kinds if the file is damaged; to be called inside `usable`.

@@ -70,17 +70,15 @@ def evaluate_features(
     *,
     seed: int,
     k: int = 200,
-    temperature: float = 0.1,
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[list[Measure], dict[str, str]]:
-    """Measure test features with the help of training features.
+    """Measure test embeddings, with training embeddings as the bank and the training set.
 
     Args:
         train: The bank of kNN, and what the linear probe learns from.
         test: What is scored. Its labels decide nothing but the scores.
         seed: Decides held-out images, starts of k-means and resampling.
         k: Neighbors of kNN.
-        temperature: Of the votes of kNN.
         on_progress: Receives the name of each measure.
 
     Returns:
@@ -92,7 +90,7 @@ def evaluate_features(
     second_view = (view.tensor, view.rows) if view is not None else ()
     known = (train.tensor, train.labels, test.tensor, test.labels)
     attempts: dict[str, Callable[[], list[Measure]]] = {
-        "kNN top-1": lambda: [knn(*known, k=k, temperature=temperature)],
+        "kNN top-1": lambda: [knn(*known, k=k)],
         "linear probe": lambda: [linear_probe(*known, seed=seed, groups=train.groups)],
         "clusters": lambda: clusters(test.tensor, test.labels, seed=seed),
         "geometry": lambda: geometry(test.tensor, *second_view),
@@ -114,17 +112,15 @@ def evaluate_tables(
     *,
     seed: int,
     k: int = 200,
-    temperature: float = 0.1,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Evaluation:
-    """The same measures for several tables of features of the same images.
+    """Take the same measures of several tables of features of the same images.
 
     Args:
         tables: Training and test features by name: `encoder`, whose numbers of images are
             reported, and the floors it has to beat.
-        seed: See `evaluate_features`, as for `k` and `temperature`.
+        seed: See `evaluate_features`, as for `k`.
         k: Neighbors of kNN.
-        temperature: Of the votes of kNN.
         on_progress: Receives the name of each measure.
     """
     measures: dict[str, list[Measure]] = {}
@@ -137,7 +133,6 @@ def evaluate_tables(
             test,
             seed=seed,
             k=k,
-            temperature=temperature,
             on_progress=under(name, on_progress),
         )
         left_out |= reasons

@@ -1,4 +1,4 @@
-"""The two things contrast asks for, measured on the unit sphere (Wang & Isola 2020)."""
+"""Geometry of features on the unit sphere: alignment, uniformity (Wang & Isola 2020), rank."""
 
 import math
 
@@ -92,7 +92,7 @@ NEIGHBORS = 10
 
 
 def geometry_rows(n: int) -> Int[np.ndarray, " rows"]:
-    """The rows of the images, of `n`, whose geometry is measured."""
+    """Return the rows, of `n`, whose geometry is measured."""
     return np.arange(min(n, LIMIT)) * n // max(min(n, LIMIT), 1)
 
 

@@ -1,4 +1,4 @@
-"""Weighted nearest neighbors: the classifier without training."""
+"""Weighted k-nearest-neighbor classification."""
 
 from typing import Final
 
@@ -13,11 +13,11 @@ from nearkin.evaluation.measure import Measure, accuracy, known, unseen
 from nearkin.measures.neighbors import vote
 
 TEMPERATURE: Final = 0.1
-"""Of the votes, in the papers."""
+"""Temperature of the votes in the papers."""
 
 
 def num_neighbors(bank: int) -> int:
-    """The `k` of kNN: 200 as in the papers, or 20 where a class may not have 200 images."""
+    """Return the `k` of kNN: 200 as in the papers, or 20 where classes may have fewer images."""
     return 200 if bank >= 10_000 else 20
 
 
@@ -30,7 +30,7 @@ def knn(
     k: int = 200,
     temperature: float = TEMPERATURE,
 ) -> Measure:
-    """Share of queries whose class wins the vote of their `k` nearest images in the bank.
+    """Measure how often the vote of the `k` nearest images in the bank is right.
 
     The protocol of Wu et al. 2018 and of MoCo's CIFAR-10 demonstration. Images without a label
     are left out. Of classes with equal votes, the lowest number wins.
@@ -59,7 +59,7 @@ def predict(
     k: int,
     temperature: float = TEMPERATURE,
 ) -> Shaped[np.ndarray, " queries"]:
-    """The label that wins each query's vote; of equals, the one that sorts first."""
+    """Return the label that wins each query's vote; of equals, the one that sorts first."""
     classes, numbers = np.unique(labels, return_inverse=True)
     scores = vote(bank, numbers, queries, k=k, temperature=temperature, num_classes=len(classes))
     return np.asarray(classes[scores.argmax(dim=1).cpu().numpy()])

@@ -29,7 +29,7 @@ class Measure:
 
 
 def accuracy(name: str, correct: Bool[np.ndarray, " n"], protocol: str) -> Measure:
-    """The share of correct answers, with Wilson's interval.
+    """Return the share of correct predictions, with Wilson's interval.
 
     It takes images as independent, which those of one group are not, and its protocol says so.
     """
@@ -39,12 +39,12 @@ def accuracy(name: str, correct: Bool[np.ndarray, " n"], protocol: str) -> Measu
 
 
 def known(labels: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
-    """Which images have a label."""
+    """Return which images have a label."""
     return np.asarray(labels != UNKNOWN)
 
 
 def unseen(train: Int[np.ndarray, " train"], test: Int[np.ndarray, " test"]) -> str:
-    """A remark for protocols, empty if every class of the test images is among the others."""
+    """Return a remark for protocols on test classes without training images, if any."""
     missing = len(np.setdiff1d(test, train))
     return f", {missing} test classes without any training image count as wrong" if missing else ""
 

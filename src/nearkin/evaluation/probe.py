@@ -22,7 +22,7 @@ def fit_path(
     num_classes: int,
     strengths: Sequence[float],
 ) -> list[tuple[Float[Tensor, "dim classes"], Float[Tensor, " classes"]]]:
-    """Weights and biases for each strength in turn, each starting where the last one ended.
+    """Fit weights and biases for each strength in turn, each starting where the last one ended.
 
     Minimizes the mean cross-entropy plus the squared weights over `2 C n`; the optimum is that
     of scikit-learn's `LogisticRegression`.
@@ -49,7 +49,7 @@ def _minimize(
     bias: Float[Tensor, " classes"],
     ridge: float,
 ) -> None:
-    """Move the weights and biases, in place, to the optimum."""
+    """Optimize the weights and biases in place."""
     optimizer = torch.optim.LBFGS(
         [weight, bias], max_iter=STEPS, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
     )
@@ -89,7 +89,7 @@ class LinearProbe:
     """The `C` that was chosen: the inverse of the regularization, as scikit-learn has it."""
 
     def predict(self, features: Float[Tensor, "n dim"]) -> Int[np.ndarray, " n"]:
-        """The most likely class of each row."""
+        """Return the most likely class of each row."""
         x = (features.float() - self.mean) / self.std
         x = x if self.basis is None else x @ self.basis
         logits = x @ self.weight + self.bias
@@ -105,7 +105,7 @@ def linear_probe(
     seed: int,
     groups: Int[np.ndarray, " train"] | None = None,
 ) -> Measure:
-    """Share of test images that a linear classifier of the frozen features gets right.
+    """Measure the accuracy of a linear classifier on frozen features.
 
     Images without a label are left out. See `train_probe` for how it is trained.
 
@@ -164,7 +164,7 @@ def train_probe(
 def hold_out(
     labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"], seed: int
 ) -> Bool[np.ndarray, " n"]:
-    """Which images decide: the same share of the groups of each class, drawn at random.
+    """Draw the images that choose `C`: the same share of the groups of each class.
 
     A group has the class of its first image. Classes of fewer than four groups give none.
     """
@@ -186,7 +186,7 @@ def _standardize(
 
 
 def _leading(x: Float[Tensor, "n dim"], seed: int) -> Float[Tensor, "dim reduced"]:
-    """The `KEPT` leading principal components, of at most `CHOICE_LIMIT` rows."""
+    """Return the `KEPT` leading principal components of at most `CHOICE_LIMIT` rows."""
     few = torch.from_numpy(np.random.default_rng(seed).permutation(len(x))[:CHOICE_LIMIT])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # the factorization starts from random vectors
@@ -200,7 +200,7 @@ def _choose(
     held_out: Bool[np.ndarray, " n"],
     num_classes: int,
 ) -> float:
-    """The strength that gets most held-out images right; of equals, the strongest."""
+    """Return the strength with the best held-out accuracy; of equals, the strongest."""
     judge = torch.from_numpy(held_out).to(x.device)
     if not judge.any():
         return 1.0

@@ -1,4 +1,4 @@
-"""A folder of features in parts: Parquet files that other tools read as one table."""
+"""A folder of embeddings in parts: Parquet files that other tools read as one table."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ SHARD: Final = 65_536
 
 @dataclass(frozen=True)
 class PartsWritten:
-    """How far a folder of parts has come."""
+    """Progress of a folder of parts."""
 
     now: int
     """Parts that were made just now."""
@@ -45,7 +45,7 @@ class PartsWritten:
     """How many could not be read, likewise."""
 
     def lines(self, folder: Path) -> list[str]:
-        """For people."""
+        """Lines of text."""
         lines = [f"{self.now} of {self.num_parts} parts made: {folder.resolve()}"]
         if self.missing:
             return [*lines, f"{self.missing} parts are still missing; others are to make them"]
@@ -57,7 +57,7 @@ class PartsWritten:
 
 @dataclass(frozen=True)
 class Note:
-    """What a folder of parts is of."""
+    """What the parts of a folder were computed from."""
 
     encoder: str
     """The SHA-256 of its file."""
@@ -83,13 +83,13 @@ class Note:
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def note_on(encoder: Path, images: Images, shard: int) -> Note:
-    """What a folder of the features of these images is of."""
+    """Return the note of a folder of the embeddings of these images."""
     labels = hashlib.sha256(images.labels.tobytes())
     labels.update(
         "\0".join((*images.classes, *images.splits.tolist())).encode(errors="surrogatepass")
@@ -98,7 +98,7 @@ def note_on(encoder: Path, images: Images, shard: int) -> Note:
 
 
 def claim(folder: Path, note: Note) -> None:
-    """Note what a new folder is of, or see that an old one is of the same.
+    """Write the note of a new folder, or check that an old one has the same.
 
     Raises:
         OutputError: If it is of something else, is not empty, or cannot be written.
@@ -161,7 +161,7 @@ def write_part(path: Path, embeddings: Embeddings) -> None:
 
 
 def read_footer(path: Path) -> tuple[int, Mapping[str, str]]:
-    """How many images a part has, and those that could not be read, with the reason.
+    """Return how many images a part has, and its unreadable ones with the reason.
 
     Raises:
         CheckpointError: If it is damaged.
@@ -184,7 +184,7 @@ def finish(folder: Path, images: Images, bad: Mapping[str, str]) -> None:
 
 
 def parts_written(folder: Path, note: Note, images: Images, now: int) -> PartsWritten:
-    """How far the folder has come; whoever finds all parts there finishes it."""
+    """Return the progress of a folder; the process that sees all parts finishes it."""
     missing = len(note.missing(folder))
     if missing:
         return PartsWritten(now, missing, note.num_parts)
@@ -201,7 +201,7 @@ def parts_written(folder: Path, note: Note, images: Images, now: int) -> PartsWr
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Another name to write an output file under; see `nearkin.tables.whole`.
+    """Write an output file atomically; see `nearkin.tables.whole`.
 
     Raises:
         OutputError: If it cannot be written. What had the name before still has it.

@@ -1,4 +1,4 @@
-"""Clusters have no names: find the naming under which they fit the classes best."""
+"""Matching clusters with classes (Hungarian algorithm)."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 def cluster_accuracy(
     labels: Int[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
 ) -> tuple[float, dict[int, int]]:
-    """Share of images in the right cluster, under the best one-to-one match with the classes.
+    """Return the accuracy of clusters under the best one-to-one match with the classes.
 
     One Hungarian match over all images. If there are more clusters than classes, some clusters
     match no class and their images count as wrong, and the other way round.
@@ -34,12 +34,12 @@ def match(
     clusters: Int[np.ndarray, " n"],
     weight: Int[np.ndarray, " n"] | None = None,
 ) -> dict[int, int]:
-    """The one-to-one match of clusters with classes that has the most images right.
+    """Return the one-to-one match of clusters with classes that has the most images right.
 
     Args:
         labels: The class of each image, as any numbers.
         clusters: The cluster of each image, as any numbers.
-        weight: How much each image counts, 1 if nothing is said; all are below 2^53 together.
+        weight: Weight of each image, 1 by default; below 2^53 in total.
 
     Returns:
         The class of each matched cluster; as many as there are clusters or classes, whichever
@@ -61,7 +61,7 @@ def match(
 def right(
     labels: Int[np.ndarray, " n"], clusters: Int[np.ndarray, " n"], mapping: Mapping[int, int]
 ) -> Bool[np.ndarray, " n"]:
-    """Which images are in a cluster that the mapping takes to their class.
+    """Return which images are in a cluster that is matched with their class.
 
     >>> right(np.array([7, 7, 8]), np.array([1, 2, 3]), {1: 7, 2: 8})
     array([ True, False, False])

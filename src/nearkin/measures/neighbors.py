@@ -27,7 +27,7 @@ RUN = 32
 
 
 def held_at_once(device: torch.device) -> int:
-    """How many similarities a device holds at once."""
+    """Return how many similarities to compute at once."""
     return SIMILARITIES.get(device.type, MANY_SIMILARITIES)
 
 
@@ -40,7 +40,7 @@ def nearest(
     exclude_self: bool = False,
     ignored: Bool[Tensor, "queries bank"] | None = None,
 ) -> tuple[Float[Tensor, "queries k"], Int[Tensor, "queries k"]]:
-    """The `k` rows of the bank most similar to each query, most similar first.
+    """Return the `k` rows of the bank most similar to each query, most similar first.
 
     Equal similarities are ordered by their place in the bank, so the answer is unique.
 
@@ -87,7 +87,7 @@ def nearest(
 def _largest(
     similarity: Float[Tensor, "rows bank"], k: int
 ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-    """The largest `k` of each row, equal ones from left to right.
+    """Return the largest `k` of each row, equal ones from left to right.
 
     In long rows they are searched only in the `k` runs of columns with the largest maxima: each
     of these has a number that comes before all of another run.
@@ -117,7 +117,7 @@ def _largest(
 def _first_of_equals(
     similarity: Float[Tensor, "rows bank"], least: Float[Tensor, "rows 1"], k: int
 ) -> Int[Tensor, "rows k"]:
-    """Columns of the `k` largest of each row, the least of which is known: of equals the first."""
+    """Return the columns of the `k` largest of each row, whose smallest is known."""
     above, equal = similarity > least, similarity == least
     missing = k - above.sum(dim=1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(dim=1) <= missing))
@@ -131,7 +131,7 @@ def _improved(
     similarity: Float[Tensor, "rows block"],
     start: int,
 ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-    """The largest `k` so far, and those of further columns, the first of which is `start`.
+    """Merge the largest `k` so far with further columns, which begin at `start`.
 
     Most runs of columns hold nothing larger than the smallest so far, and are skipped.
     """
@@ -162,7 +162,7 @@ def vote(
     num_classes: int,
     exclude_self: bool = False,
 ) -> Float[Tensor, "queries num_classes"]:
-    """Classes of the `k` nearest neighbors, weighted by `exp(cosine / temperature)`.
+    """Score classes by the `k` nearest neighbors, weighted by `exp(cosine / temperature)`.
 
     The classifier of Wu et al. 2018, section 3.4. The scores of a query sum to one.
 
@@ -188,7 +188,7 @@ def vote(
 def neighbor_agreement(
     a: Float[Tensor, "images dim"], b: Float[Tensor, "images dim"], k: int
 ) -> Float[Tensor, ""]:
-    """Share of the `k` nearest other images that two views of the same images have in common.
+    """Return the share of the `k` nearest other images that two views have in common.
 
     Needs no labels. About `k / (images - 1)` by chance, 1 if the views agree on everything.
 

@@ -68,7 +68,7 @@ def changed_sources(folder: RunFolder, sources: Mapping[str, Mapping[str, str]])
 
 
 def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
-    """Which images came, went or changed, with an example of each."""
+    """Describe which images came, went or changed, with an example of each."""
     kinds = {
         "added": now.keys() - then.keys(),
         "removed": then.keys() - now.keys(),
@@ -89,7 +89,7 @@ def write_bad_files(
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
-    """All that the bits of a result depend on, beside settings and data."""
+    """Return all that the bits of a result depend on, beside settings and data."""
     return {
         "nearkin": __version__,
         "torch": torch.__version__,
@@ -100,7 +100,7 @@ def machine(device: torch.device) -> dict[str, str | int]:
 
 
 def note_machine(path: Path, device: torch.device, step: int) -> str:
-    """Write down what a run is computed with from a step on.
+    """Record the machine that a run is computed on from a step on.
 
     Args:
         path: A JSON file, a list with an entry for every change.

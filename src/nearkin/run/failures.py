@@ -45,7 +45,7 @@ def resource_errors(batch_size: int | None = None) -> Iterator[None]:
 
 
 def _smaller(batch_size: int | None) -> str:
-    """What to do if memory does not suffice."""
+    """Return what to do when memory runs out."""
     if batch_size is None:
         return "; end other programs, or use a machine with more of it"
     return (

@@ -55,7 +55,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Where training goes on."""
+    """The checkpoint that training continues from."""
 
     step: int
     """Steps that are done; 0 if there was no checkpoint."""
@@ -133,7 +133,7 @@ def _verify(path: Path) -> None:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest checkpoint in the folder. Only `load` finds out whether it is sound."""
+    """Return the newest checkpoint in the folder, which may be damaged; see `load`."""
     return next(iter(_newest_first(folder)), None)
 
 
@@ -201,7 +201,7 @@ def _packed(state: State, finite: bool) -> bytes:
 
 
 def _foreign(value: object, place: str = "") -> Iterator[str]:
-    """What is in a state that could not be read back as mere data."""
+    """Yield what could not be read back as plain data."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _foreign(part, f"{place}.{key}")
@@ -244,7 +244,7 @@ def _unpacked(path: Path, content: bytes) -> State:
 
 
 def _misfits(saved: State, here: State) -> Iterator[str]:
-    """Where a saved state does not fit the state that is to take it up."""
+    """Yield where a saved state does not fit the current one."""
     then, now = _layout(saved), _layout(here)
     for place in {**now, **then}:
         before, after = then.get(place, "absent"), now.get(place, "absent")
@@ -281,7 +281,7 @@ SHARE: Final = 0.02
 
 
 class Checkpointer:
-    """Writes checkpoints of a training. Saving writes no state, so a clock may decide when.
+    """Writes checkpoints when they are due. Saving changes no state, so a clock may decide when.
 
     Args:
         folder: The run folder.

@@ -32,8 +32,8 @@ class LARS(Optimizer):
     Args:
         params: Parameters, or groups of them.
         lr: Learning rate.
-        momentum: How much of the last step is kept.
-        weight_decay: Pull of the weights towards zero.
+        momentum: Momentum coefficient.
+        weight_decay: Weight decay.
         eta: Trust coefficient: the step's share of the layer's norm, at learning rate 1.
         clip: Never let a layer move faster than plain SGD would (LARC): the ratio becomes
             `min(ratio / lr, 1)`.
@@ -63,7 +63,7 @@ class LARS(Optimizer):
     @override
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             trained = [p for p in group["params"] if p.grad is not None]
@@ -93,7 +93,7 @@ class LARS(Optimizer):
 
 
 def _ratios(layers: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> Tensor:
-    """The trust ratio of each layer."""
+    """Return the trust ratio of each layer."""
     w = torch.stack(torch._foreach_norm(layers))
     g = torch.stack(torch._foreach_norm(gradients))
     ratio = group["eta"] * w / (g + group["weight_decay"] * w + EPSILON)

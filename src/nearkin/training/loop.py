@@ -28,7 +28,7 @@ MEGABYTE: Final = 2**20
 
 @contextmanager
 def keep_freed_memory() -> Iterator[None]:
-    """Let freed memory stay with the process for the length of a `with` block.
+    """Keep freed memory in the process within a `with` block.
 
     Otherwise glibc hands each large block back to the system as soon as it is free, and a
     training step gets all its activations anew, page by page, cleared each time: a fifth of the
@@ -50,7 +50,7 @@ def keep_freed_memory() -> Iterator[None]:
 
 
 def fold(seed: int, step: int) -> int:
-    """A seed for one step, so that randomness needs no state and resuming needs no generator.
+    """Derive the seed of one step, so that resuming needs no state of a generator.
 
     >>> fold(seed=0, step=7), fold(seed=2, step=7)
     (7, 2000013)
@@ -59,19 +59,19 @@ def fold(seed: int, step: int) -> int:
 
 
 def gradients(method: Method[Any]) -> dict[str, Tensor]:
-    """Of all parameters that have one, by name."""
+    """Return the gradients of all parameters that have one, by name."""
     return {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
 
 
 def total_norm(method: Method[Any], of: Iterable[Tensor]) -> Tensor:
-    """The norm of these of a method's gradients together, in all processes the same."""
+    """Return the norm of these gradients together, the same in all processes."""
     norm: Any = get_total_norm(of)
     whole: Tensor = norm.full_tensor() if is_sharded(method) else norm
     return whole
 
 
 def check_finite(method: Method[Any], loss: Tensor, norm: Tensor, step: int) -> None:
-    """Stop before a loss or a gradient that is not finite reaches anything that lasts.
+    """Refuse a loss or a gradient that is not finite before anything is written.
 
     Raises:
         DivergedError: Naming the first parameter with such a gradient.
@@ -89,7 +89,7 @@ def check_finite(method: Method[Any], loss: Tensor, norm: Tensor, step: int) -> 
 
 
 def release_frozen(optimizer: torch.optim.Optimizer) -> None:
-    """Drop the gradients of groups whose learning rate is zero, which would gather as momentum."""
+    """Drop the gradients of groups whose learning rate is zero: they would enter momentum."""
     for group in optimizer.param_groups:
         if group["lr"] == 0:
             for parameter in group["params"]:

@@ -13,7 +13,7 @@ from nearkin.training.lars import LARS
 
 
 def constant() -> Schedule:
-    """The peak, always.
+    """Return a schedule that stays at the peak.
 
     >>> schedule = constant()
     >>> [schedule(progress) for progress in (0.0, 0.5, 1.0)]
@@ -23,7 +23,7 @@ def constant() -> Schedule:
 
 
 def warmup_cosine(warmup: float = 0.0, final: float = 0.0, start: float = 0.0) -> Schedule:
-    """Rise in a line to the peak, then fall along half a cosine to `final`.
+    """Return a linear warm-up to the peak, then half a cosine down to `final`.
 
     The cosine is that of Loshchilov & Hutter (2017, eq. 5) without restarts, the warm-up that of
     Goyal et al. (2017, section 2.2).
@@ -53,9 +53,9 @@ def warmup_cosine(warmup: float = 0.0, final: float = 0.0, start: float = 0.0) -
 def warmup_milestones(
     milestones: Sequence[float], warmup: float = 0.0, start: float = 0.0
 ) -> Schedule:
-    """Rise in a line to the peak, and drop to a tenth at each of some points of training.
+    """Return a linear warm-up to the peak, then drops to a tenth at some points of training.
 
-    So InstDisc and MoCo v1 are trained (Wu et al. 2018, section 4.3).
+    The schedule of InstDisc and MoCo v1 (Wu et al. 2018, section 4.3).
 
     Args:
         milestones: Shares of training.
@@ -77,7 +77,7 @@ def warmup_milestones(
 
 
 def _risen(warmup: float, start: float, fall: Schedule) -> Schedule:
-    """A line from `start` to 1, and then a schedule."""
+    """Return a line from `start` to 1, followed by a schedule."""
     if not 0 <= warmup < 1:
         raise UsageError(f"warmup is {warmup}; choose a part of training, from 0 to less than 1")
     if not 0 <= start <= 1:
@@ -102,7 +102,7 @@ def build_optimizer(
     clip: bool = False,
     vectors: bool = False,
 ) -> torch.optim.Optimizer:
-    """An optimizer over the parameters of `method` that require gradients.
+    """Build an optimizer over the parameters of `method` that require gradients.
 
     Each prefix of `method.learning_rates` is a group of its own, which holds its `name` and
     `peak_lr`. SGD decays everything, as MoCo and SimSiam do. LARS and AdamW leave biases and
@@ -113,7 +113,7 @@ def build_optimizer(
         method: What to train.
         name: Which optimizer.
         lr: Peak learning rate, which schedules then multiply.
-        weight_decay: Pull of the weights towards zero.
+        weight_decay: Weight decay.
         momentum: Momentum coefficient; the first beta of AdamW.
         eta: Trust coefficient of LARS.
         clip: Whether LARS moves no layer faster than SGD would.
@@ -146,10 +146,7 @@ def build_optimizer(
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load a state, which may have been saved from weights that lay in memory in another order.
-
-    Fused kernels go through memory as it lies.
-    """
+    """Load a state in the memory layout of the weights, which fused kernels rely on."""
     optimizer.load_state_dict(state)
     for weight, tensors in optimizer.state.items():
         for name, value in tensors.items():
@@ -160,7 +157,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
 def set_learning_rates(
     optimizer: torch.optim.Optimizer, method: Method[Any], schedule: Schedule, progress: float
 ) -> None:
-    """Give every group the learning rate that is due at this point of training."""
+    """Set the learning rate of every group at this point of training."""
     rates = method.learning_rates(schedule)
     for group in optimizer.param_groups:
         due = rates.get(group["name"], schedule)
@@ -168,7 +165,7 @@ def set_learning_rates(
 
 
 def _by_prefix(method: Method[Any]) -> dict[str, list[Parameter]]:
-    """Trainable parameters by the most specific prefix that names them; all others under ""."""
+    """Group trainable parameters by the most specific prefix that names them, or under ""."""
     names = dict(method.named_parameters())
     groups: dict[str, list[Parameter]] = {}
     for prefix in sorted(method.learning_rates(constant()), key=len, reverse=True):
@@ -184,7 +181,7 @@ def _by_prefix(method: Method[Any]) -> dict[str, list[Parameter]]:
 
 
 def _by_decay(group: dict[str, Any], weight_decay: float) -> list[dict[str, Any]]:
-    """The group's matrices, which are decayed, apart from its vectors, which are not."""
+    """Split a group into matrices, which are decayed, and vectors, which are not."""
     matrices = [p for p in group["params"] if p.ndim > 1]
     vectors = [p for p in group["params"] if p.ndim <= 1]
     parts = ((matrices, weight_decay), (vectors, 0.0))
