@@ -1,4 +1,4 @@
-"""Photographs decoded once, at one bounded size, and kept as bytes that all workers map."""
+"""Photographs decoded once, at a bounded size, in memory or on disk, mapped by all workers."""
 
 import hashlib
 import mmap
@@ -24,47 +24,47 @@ from nearkin.distributed import control_groups
 from nearkin.errors import ResourceError, UsageError
 
 VERSION: Final = 1
-"""Of what is kept; another version has other files."""
+"""Of the files; another version has other names."""
 DETAIL: Final = 2
-"""The shorter side of a kept image, in sides of a view."""
+"""The shorter side of a cached image, in sides of a view."""
 LONGEST: Final = 4
-"""How many times as long as wide an image is kept with all of that detail."""
+"""Largest aspect ratio that is cached with all of that detail."""
 
 
 def cached_sizes(
     sizes: Int[np.ndarray, "images 2"], image_size: int
 ) -> Int64[np.ndarray, "images 2"]:
-    """Width and height at which images are kept: a function of nothing else.
+    """Width and height of cached images: a function of nothing else.
 
-    The shorter side has twice the pixels of a view. So a crop of a quarter of the area is still
-    cut from as many pixels as it gets, and smaller ones are enlarged. Nothing is enlarged to be
-    kept, and what is longer than 4:1 is shrunk until it is no larger than that.
+    The shorter side has twice the pixels of a view, so that a crop of a quarter of the area still
+    has as many pixels as its view; smaller crops are enlarged. No image is enlarged, and one
+    longer than 4:1 is shrunk to the area of a 4:1 image.
 
     Args:
         sizes: The images' widths and heights.
-        image_size: Side of whole views in pixels.
+        image_size: Side of views of size 1, in pixels.
     """
     side, area = DETAIL * image_size, sizes.prod(axis=1, dtype=np.int64)
     scale = np.minimum(side / sizes.min(axis=1), side * np.sqrt(LONGEST / area)).clip(max=1)
-    kept: np.ndarray = np.rint(sizes * scale[:, None]).clip(1).astype(np.int64)
-    return kept
+    cached: np.ndarray = np.rint(sizes * scale[:, None]).clip(1).astype(np.int64)
+    return cached
 
 
 class Cache:
     """Reads photographs as pixels of their `cached_sizes`, and decodes each of them once.
 
-    What is read depends on the image and the image size alone: not on which process decoded
-    it, nor when, nor where it is kept. A checksum is written behind the pixels of an image, and
-    each process looks at it before it trusts them, so what was half written is decoded again.
-    Can be pickled: every process of this machine may open it for as long as this one lives.
+    The pixels depend on the image and the image size alone: not on which process decoded them,
+    nor when, nor where they are stored. A checksum is written after the pixels of an image, and
+    each process verifies it before its first use, so that a half written image is decoded again.
+    Can be pickled: every process of this machine may open it as long as this one lives.
 
     Args:
         images: The photographs.
-        image_size: Side of whole views in pixels.
+        image_size: Side of views of size 1, in pixels.
         place: "ram" or "disk".
 
     Raises:
-        UsageError: Memory cannot be shared like this here.
+        UsageError: This system cannot share memory by a file descriptor.
         ResourceError: The disk cannot be written.
     """
 
@@ -80,15 +80,15 @@ class Cache:
 
     @property
     def num_bytes(self) -> int:
-        """How much there is to be kept."""
+        """Bytes of all checksums and pixels."""
         return int(self.ends[-1])
 
     def _open(self, descriptor: int) -> None:
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
         mapped = mmap.mmap(descriptor, self.num_bytes, prot=mmap.PROT_READ)
-        self._kept = np.frombuffer(mapped, np.uint8)
-        self._trusted = np.zeros(len(self.images), np.bool_)
+        self._bytes = np.frombuffer(mapped, np.uint8)
+        self._verified = np.zeros(len(self.images), np.bool_)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -98,33 +98,32 @@ class Cache:
         self._open(os.open(self.path, os.O_RDWR))
 
     def read(self, row: int) -> UInt8[np.ndarray, "_ _ 3"]:
-        """An image's pixels, decoded unless somebody has done so.
+        """An image's pixels, decoded unless a process has done so.
 
         Raises:
             BadImage: It has to be decoded, and cannot be.
         """
         width, height = self.sizes[row].tolist()
-        end, place = int(self.ends[row]), 4 * row
+        end, place = int(self.ends[row]), 4 * row  # of the pixels, and of their checksum
         start = end - 3 * width * height
-        pixels = self._kept[start:end]
-        if not self._trusted[row]:
-            noted = self._kept[place : place + 4].tobytes()
-            if noted == bytes(4) or noted != _checksum(pixels):
-                pixels = self._decoded(row, width, height)
+        pixels = self._bytes[start:end]
+        if not self._verified[row]:
+            stored = self._bytes[place : place + 4].tobytes()
+            if stored == bytes(4) or stored != _checksum(pixels):
+                pixels = self._decode(row, width, height)
                 with suppress(OSError):  # a full disk costs time, nothing else
                     os.pwrite(self._descriptor, pixels.data, start)
                     os.pwrite(self._descriptor, _checksum(pixels), place)
                 return pixels
-            self._trusted[row] = True
+            self._verified[row] = True
         return pixels.reshape(height, width, 3)
 
-    def _decoded(self, row: int, width: int, height: int) -> UInt8[np.ndarray, "_ _ 3"]:
-        held = self.images.read(row)
-        image = (
-            decode(held, min_side=min(width, height))
-            if isinstance(held, bytes)
-            else Image.fromarray(held)
-        )
+    def _decode(self, row: int, width: int, height: int) -> UInt8[np.ndarray, "_ _ 3"]:
+        content = self.images.read(row)
+        if isinstance(content, bytes):
+            image = decode(content, min_side=min(width, height))
+        else:
+            image = Image.fromarray(content)
         return np.array(image.resize((width, height), Image.Resampling.BICUBIC))
 
 
@@ -133,7 +132,7 @@ def _checksum(pixels: np.ndarray) -> bytes:
 
 
 def _in_memory(size: int) -> int:
-    """The descriptor of a file that has no name and no disk."""
+    """The descriptor of an anonymous file in memory."""
     if not hasattr(os, "memfd_create"):
         raise UsageError("--cache ram needs Linux; give disk or off")
     descriptor: int = os.memfd_create("nearkin")
@@ -142,11 +141,7 @@ def _in_memory(size: int) -> int:
 
 
 def _on_disk(images: Images, image_size: int, size: int) -> str:
-    """The file for these images; what was kept of the same data before is removed.
-
-    Raises:
-        ResourceError: It cannot be made.
-    """
+    """The file for these images; older ones of the same data are removed."""
     decoders = f"{VERSION} {PIL.__version__} {features.version('jpg')}"
     known = hashlib.sha256(f"{images.fingerprint} {image_size} {decoders} ".encode())
     known.update(images.modified.tobytes())
@@ -168,34 +163,34 @@ def _on_disk(images: Images, image_size: int, size: int) -> str:
     return str(path)
 
 
-PAYS: Final = {"ram": 4, "disk": 8}
-"""Pixels of the photographs for each kept one, from which on keeping is faster than decoding."""
+MIN_RATIO: Final = {"ram": 4, "disk": 8}
+"""Ratio of the pixels of photographs to cached ones from which on a cache is sure to be faster."""
 
 
 def cache_for(images: Images, image_size: int, *, memory: int, disk: int) -> str:
-    """What `--cache auto` comes to: the place that is sure to pay.
+    """The value of `--cache auto`: ram, disk or off.
 
-    Photographs are kept if they are so much larger than what is kept of them that it saves
-    more than a little: in memory, if half of what is free there holds them, or on the disk.
+    Photographs are cached if they are much larger than their cached pixels, in the first place
+    where these take at most half of the free bytes.
 
     Args:
         images: The images.
-        image_size: Side of whole views in pixels.
+        image_size: Side of views of size 1, in pixels.
         memory: Free bytes; see `free_memory`.
         disk: Free bytes; see `free_disk`.
     """
     if images.is_small or (images.kinds == "array").all():
         return "off"
-    kept = int(cached_sizes(images.sizes, image_size).prod(axis=1).sum())
+    cached = int(cached_sizes(images.sizes, image_size).prod(axis=1).sum())
     pixels = images.sizes.prod(axis=1, dtype=np.int64).sum()
     for place, free in (("ram", memory), ("disk", disk)):
-        if pixels >= PAYS[place] * kept and 3 * kept <= free / 2:
+        if pixels >= MIN_RATIO[place] * cached and 3 * cached <= free / 2:
             return place
     return "off"
 
 
 def free_disk() -> int:
-    """Free bytes where images would be kept."""
+    """Free bytes on the disk of the cache."""
     folder = cache_folder("images")
     while not folder.exists():
         folder = folder.parent
@@ -203,22 +198,20 @@ def free_disk() -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that may be taken, of the machine and of the control group.
-
-    Nothing where memory cannot be kept in, which takes Linux.
+    """Free bytes of the machine and of the control group; 0 where there is no cache in memory.
 
     Args:
-        root: Where the system's own folders proc and sys are.
+        root: The folder of proc and sys.
     """
-    known = root / "proc/meminfo"
-    free = re.search(r"MemAvailable:\s*(\d+)", known.read_text()) if known.exists() else None
+    meminfo = root / "proc/meminfo"
+    free = re.search(r"MemAvailable:\s*(\d+)", meminfo.read_text()) if meminfo.exists() else None
     if free is None or not hasattr(os, "memfd_create"):
         return 0
     return min(1024 * int(free[1]), *_limits(root), 2**62)
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """What the process's control groups, of version 1 or 2, and those around them allow."""
+    """Limits of the process's control groups, of version 1 or 2, and of those around them."""
     groups, mounted = root / "proc/self/cgroup", root / "sys/fs/cgroup"
     for group in control_groups(groups, mounted, "memory"):
         for file in ("memory.max", "memory.limit_in_bytes"):

@@ -38,14 +38,14 @@ SIDES: Final = {
 
 @dataclass(frozen=True)
 class Annotations:
-    """One entry per image, each '' where nothing is said."""
+    """Label, group and split of each image, '' where there is none."""
 
     labels: Sequence[str]
     groups: Sequence[str]
     splits: Sequence[str]
 
     def or_else(self, other: "Annotations") -> "Annotations":
-        """This, with groups and splits of the other where this says nothing."""
+        """This, with groups and splits of the other where this has none."""
 
         def either(mine: Sequence[str], theirs: Sequence[str]) -> list[str]:
             return [a or b for a, b in zip(mine, theirs, strict=True)]
@@ -74,19 +74,19 @@ class Annotations:
 
 
 def annotations_from_folders(names: Sequence[str], labels: str) -> Annotations:
-    """Read classes and splits off the folders.
+    """Labels and splits from the folders that images lie in.
 
-    A wrapper folder that holds everything is passed over. If all top-level folders are then
-    called train, val, test or the like, they set the split. Of what remains, an image's folder
-    is its class, if the folders look like classes: every image lies in one, all equally deep,
-    at least two of them, with two images or more on average. A .tar shard is no folder.
+    A single folder around everything is skipped. If all top-level folders are then called train,
+    val, test or the like, they are the splits. Of what remains, an image's folder is its label, if
+    the folders look like classes: every image lies in one, all equally deep, at least two of
+    them, with two images or more on average. A .tar shard is no folder.
 
     Args:
-        names: the images' names.
+        names: The images' names.
         labels: "auto", "folders" to insist on classes, or "none" for splits alone.
 
     Raises:
-        DataError: "folders" is asked for, and an image lies in no folder.
+        DataError: An image lies in no folder, with "folders".
     """
     folders: dict[str, int] = {}
     numbers = (folders.setdefault(name.rpartition("/")[0], len(folders)) for name in names)
@@ -101,8 +101,8 @@ def annotations_from_folders(names: Sequence[str], labels: str) -> Annotations:
     if labels == "none" or (labels == "auto" and not _are_classes(classes, len(names))):
         classes = [[]] * len(classes)
 
-    def of_each(said: list[str]) -> list[str]:
-        return list(np.array(said, object)[folder])
+    def of_each(values: list[str]) -> list[str]:
+        return list(np.array(values, object)[folder])
 
     return Annotations(
         of_each(["/".join(path) for path in classes]), [""] * len(names), of_each(splits)
@@ -110,19 +110,14 @@ def annotations_from_folders(names: Sequence[str], labels: str) -> Annotations:
 
 
 def annotations_from_sidecars(names: Sequence[str], labels: Mapping[str, str]) -> Annotations:
-    """Read classes off what lies beside the images, as in WebDataset, and splits off folders.
-
-    Args:
-        names: the images' names.
-        labels: each image's class, by its `stem`.
-    """
+    """Labels from files beside the images, as in WebDataset; splits from folders."""
     nothing = [""] * len(names)
     own = Annotations([labels.get(stem(name), "") for name in names], nothing, nothing)
     return own.or_else(annotations_from_folders(names, "none"))
 
 
 def is_folder(part: str) -> bool:
-    """Whether this part of a name says something, and is no shard that holds what comes next."""
+    """Whether this part of a name is a folder, not a .tar shard."""
     return part != "" and not part.lower().endswith(".tar")
 
 
@@ -144,13 +139,13 @@ TABLES: Final = (".csv", ".parquet")
 
 
 class Row(NamedTuple):
-    """What a table says about one image; '' where it says nothing."""
+    """A row of a table; '' where a cell is empty or its column is missing."""
 
     label: str
     group: str
     split: str
     line: int
-    """Where it says so: in a CSV the line, in Parquet the row, counted from 1."""
+    """In a CSV the line, in Parquet the row, from 1."""
 
 
 def read_table(path: Path, required: Sequence[str] = ("path",)) -> dict[str, Row]:
@@ -186,9 +181,9 @@ def read_table(path: Path, required: Sequence[str] = ("path",)) -> dict[str, Row
 def _csv(path: Path, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            heading = file.readline()
+            header = file.readline()
             file.seek(0)
-            delimiter = ";" if heading.count(";") > heading.count(",") else ","
+            delimiter = ";" if header.count(";") > header.count(",") else ","
             reader = csv.reader(file, delimiter=delimiter)
             columns = [cell.strip().lower() for cell in next(reader, [])]
             _check_columns(path, columns, required)
@@ -210,8 +205,8 @@ def _parquet(path: Path, required: Sequence[str]) -> Iterator[tuple[int, dict[st
     try:
         schema = parquet.read_schema(path)
         _check_columns(path, schema.names, required)
-        wanted = [name for name in ("path", "label", "group", "split") if name in schema.names]
-        table: Any = parquet.read_table(path, columns=wanted)
+        columns = [name for name in ("path", "label", "group", "split") if name in schema.names]
+        table: Any = parquet.read_table(path, columns=columns)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable Parquet file ({error}); write it anew") from error
     for line, cells in enumerate(table.to_pylist(), start=1):
@@ -221,18 +216,15 @@ def _parquet(path: Path, required: Sequence[str]) -> Iterator[tuple[int, dict[st
 def _check_columns(path: Path, columns: Sequence[str], required: Sequence[str]) -> None:
     missing = [name for name in required if name not in columns]
     if missing:
-        found = ", ".join(columns)[:200] or "none"
-        raise DataError(f"{path}: no column {missing[0]!r} among: {found}; add it to the heading")
+        present = ", ".join(columns)[:200] or "none"
+        raise DataError(f"{path}: no column {missing[0]!r} among: {present}; add it to the header")
 
 
 def list_table(path: Path, rows: Mapping[str, Row]) -> tuple[ImageFiles, dict[str, Row]]:
-    """The images that a table lists, by paths relative to its own folder.
-
-    Returns:
-        The images, and the rows under the images' names.
+    """The images that a table lists, by paths relative to its folder, and its rows by image name.
 
     Raises:
-        DataError: a path leads out of the folder, or to no file.
+        DataError: A path leads out of the folder, or to no file.
     """
     root = path.resolve().parent
     named = {_name(path, written, row): row for written, row in rows.items()}
@@ -244,15 +236,14 @@ def list_table(path: Path, rows: Mapping[str, Row]) -> tuple[ImageFiles, dict[st
         )
     files, bad = FileCollector(2), list[BadFile]()
     for name in named:
-        found = state(root, name)
-        if isinstance(found, BadFile):
-            bad.append(found)
-        elif stat.S_ISREG(found.st_mode):
-            files.add(name, found.st_size, found.st_mtime_ns)
+        entry = state(root, name)
+        if isinstance(entry, BadFile):
+            bad.append(entry)
+        elif stat.S_ISREG(entry.st_mode):
+            files.add(name, entry.st_size, entry.st_mtime_ns)
         else:
             bad.append(BadFile(name, "not a regular file", 0))
-    listed = Files(*files.in_order())
-    return ImageFiles(str(path.resolve()), Folder(root), listed, bad), named
+    return ImageFiles(str(path.resolve()), Folder(root), Files(*files.in_order()), bad), named
 
 
 def _name(path: Path, written: str, row: Row) -> str:
@@ -271,27 +262,24 @@ def _name(path: Path, written: str, row: Row) -> str:
 def match(
     path: Path, rows: Mapping[str, Row], names: Collection[str]
 ) -> tuple[dict[str, Row], tuple[str, ...]]:
-    """Look the rows of a table of labels up among the images; no file is opened.
-
-    Returns:
-        The rows by image, and a note if there are rows that belong to none.
+    """The rows of a table of labels by image name, and a note on rows without an image.
 
     Raises:
-        DataError: no row belongs to any image.
+        DataError: No row belongs to any image.
     """
     known = frozenset(names)
     written = {(name if name in known else name.replace("\\", "/")): name for name in rows}
-    found = {name: rows[written[name]] for name in written.keys() & known}
-    if not found:
+    matched = {name: rows[written[name]] for name in written.keys() & known}
+    if not matched:
         raise DataError(
             f"{path}: labels {_examples(rows)}, but the images are called "
             f"{_examples(names)}; write the paths as they are below the data"
         )
     stray = [name for name in written if name not in known]
     if not stray:
-        return found, ()
+        return matched, ()
     note = f"{path}: {len(stray)} of {len(rows)} rows belong to no usable image"
-    return found, (f"{note}, such as {_examples(stray)}",)
+    return matched, (f"{note}, such as {_examples(stray)}",)
 
 
 def annotations_from_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Annotations:

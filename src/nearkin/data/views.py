@@ -18,13 +18,13 @@ from nearkin.distributed import to_device
 from nearkin.errors import UsageError
 
 ATTEMPTS = 10
-"""Boxes tried before the largest central one is taken."""
+"""Boxes that are tried before the largest central one is used."""
 
 
 def between(
     u: Float64[np.ndarray, "..."], limits: tuple[float, float]
 ) -> Float64[np.ndarray, "..."]:
-    """Carry uniform numbers from [0, 1) to between the limits."""
+    """Scale uniform numbers from [0, 1) to the limits."""
     low, high = limits
     return low + (high - low) * u
 
@@ -36,32 +36,24 @@ def random_boxes(
     width: Float[np.ndarray, " batch"],
     height: Float[np.ndarray, " batch"],
 ) -> Float64[np.ndarray, "batch 4"]:
-    """Boxes of whole pixels with the distribution of torchvision's `RandomResizedCrop`.
+    """Boxes (left, top, width, height) distributed as torchvision's `RandomResizedCrop`.
 
-    The area is uniform and the logarithm of the aspect ratio too; the first of `ATTEMPTS` boxes
-    that fits is put anywhere in the image, and where none fits, the largest one of an allowed
-    ratio is put at the center.
-
-    Args:
-        u: Uniform numbers: areas and ratios of the attempts, then the place, left and top.
-        scale: Smallest and largest share of the image's area.
-        ratio: Smallest and largest width / height.
-        width: The images' widths in pixels.
-        height: The images' heights in pixels.
-
-    Returns:
-        Left, top, width and height of each box, in pixels.
+    In whole pixels. The area and the logarithm of the aspect ratio are uniform; the first of
+    `ATTEMPTS` boxes that fits is placed anywhere in the image, and where none fits, the largest
+    one of an allowed ratio is placed at the center. `u` holds areas and ratios of the attempts,
+    then the position.
     """
     area = between(u[:, :ATTEMPTS], scale) * (width * height)[:, None]
     aspect = np.exp(between(u[:, ATTEMPTS:-2], (np.log(ratio[0]), np.log(ratio[1]))))
     sides = np.rint(np.sqrt(np.stack([area * aspect, area / aspect], axis=2)))
-    room = np.stack([width, height], axis=1)
-    fits = ((sides > 0) & (sides <= room[:, None])).all(axis=2)
+    limits = np.stack([width, height], axis=1)
+    fits = ((sides > 0) & (sides <= limits[:, None])).all(axis=2)
     chosen = sides[np.arange(len(u)), fits.argmax(axis=1)]
-    largest = np.rint(np.stack([height * ratio[1], width / ratio[0]], axis=1)).clip(1, room)
-    found = fits.any(axis=1, keepdims=True)
-    side = np.where(found, chosen, largest)
-    corner = np.where(found, np.floor(u[:, -2:] * (room - side + 1)), (room - side) // 2)
+    largest = np.rint(np.stack([height * ratio[1], width / ratio[0]], axis=1)).clip(1, limits)
+    any_fits = fits.any(axis=1, keepdims=True)
+    side = np.where(any_fits, chosen, largest)
+    free = limits - side
+    corner = np.where(any_fits, np.floor(u[:, -2:] * (free + 1)), free // 2)
     return np.concatenate([corner, side], axis=1)
 
 
@@ -70,7 +62,7 @@ PerImage = Float[Tensor, " batch"]
 
 
 def luminance(images: Images) -> Float[Tensor, "batch 1 height width"]:
-    """How bright each pixel is to the eye (ITU-R BT.601)."""
+    """Luminance by ITU-R BT.601."""
     if images.shape[1] == 1:
         return images
     red, green, blue = images.split(1, dim=1)
@@ -95,14 +87,12 @@ def saturation(images: Images, factor: PerImage) -> Images:
 
 
 def hue(images: Images, turns: PerImage) -> Images:
-    """Turn the hue of HSV around the color circle by this share of a full turn.
-
-    Value and saturation stay, so the smallest and largest of a pixel's three channels stay as
-    well, and only where each channel lies between them has to be found again.
-    """
+    """Rotate the hue of HSV by this share of a full turn."""
     if images.shape[1] == 1:
         return images
     red, green, blue = images.unbind(dim=1)
+    # Value and saturation stay, and with them the smallest and largest of the three channels:
+    # only each channel's position between them changes, so no full conversion is needed.
     low = torch.minimum(torch.minimum(red, green), blue)
     high = torch.maximum(torch.maximum(red, green), blue)
     chroma = high - low
@@ -150,19 +140,10 @@ def separable(
 
 
 def triangle(start: PerImage, extent: PerImage, pixels: int, size: int) -> Tensor:
-    """Weights that sample `size` places of an interval of a line of pixels.
+    """Weights (batch, size, pixels) that resample an interval of a line of pixels.
 
-    The bilinear filter, as wide as a sample where samples are wider than pixels. The same
-    numbers as in Pillow's `resize`.
-
-    Args:
-        start: Where each interval begins, as a share of the line.
-        extent: Its length, as a share of the line.
-        pixels: Pixels of the line.
-        size: Samples to take.
-
-    Returns:
-        A matrix of (size, pixels) per image, whose rows sum to 1.
+    The bilinear filter with antialiasing, as in Pillow's `resize`. `start` and `extent` of the
+    interval are shares of the line.
     """
     step = extent * pixels / size
     places = torch.arange(size, device=start.device) + 0.5
@@ -189,13 +170,7 @@ def blur(images: Squares, sigma: PerImage) -> Squares:
 
 
 def warp(images: Squares, angle: PerImage, shift: Float[Tensor, "batch 2"]) -> Squares:
-    """Rotate about the center, then move; what comes in from outside repeats the edge.
-
-    Args:
-        images: Square images.
-        angle: Degrees, clockwise.
-        shift: To the right and down, as shares of the side.
-    """
+    """Rotate by degrees clockwise about the center, then shift; the edge is repeated outside."""
     turn = torch.deg2rad(angle)
     back = torch.stack([turn.cos(), turn.sin(), -turn.sin(), turn.cos()], dim=1).view(-1, 2, 2)
     origin = back @ (-2 * shift[:, :, None])  # the grid runs from -1 to 1
@@ -209,17 +184,16 @@ def flip(images: Images) -> Images:
 
 
 MEAN: Final = (0.485, 0.456, 0.406)
-"""Of ImageNet's red, green and blue."""
 STD: Final = (0.229, 0.224, 0.225)
-"""Of ImageNet's red, green and blue."""
+"""Of red, green and blue in ImageNet."""
 
 JITTER: Final = (brightness, contrast, saturation, hue)
 NEUTRAL: Final = np.array([1.0, 1.0, 1.0, 0.0])
-"""The strengths of `JITTER` that change nothing."""
+"""Strengths of `JITTER` that change nothing."""
 LOWEST: Final = np.array([0.0, 0.0, 0.0, -0.5])
 ORDERS: Final = np.array(list(permutations(range(len(JITTER)))))
 SLOTS: Final = 2 * ATTEMPTS + 2 + 14
-"""Uniform numbers per view, each with one fixed use, whatever is switched on."""
+"""Uniform numbers per view, each with one fixed use."""
 
 
 @dataclass(frozen=True, kw_only=True)

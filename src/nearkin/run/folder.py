@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from nearkin.config import Config, DiscoverConfig, TrainConfig, read_toml, to_toml
 from nearkin.data.sources import MARKER
 from nearkin.errors import OutputError, UsageError
+from nearkin.extensions import absolute
 from nearkin.sealed import remove_partial
 from nearkin.tables import replace_text, usable
 
@@ -159,10 +160,10 @@ class RunFolder:
 
 
 def data_name(data: Any) -> str:
-    """What the data are called in files: their full path, their name, or `arrays`."""
+    """What the data are called in files: their full path or reference, their name, or `arrays`."""
     if not isinstance(data, str | Path):
         return "arrays"
-    return str(Path(data).resolve()) if Path(data).exists() else str(data)
+    return str(Path(data).resolve()) if Path(data).exists() else absolute(str(data))
 
 
 def clear(run: RunFolder) -> None:
