@@ -155,7 +155,7 @@ class Shown:
 
     @property
     def said(self):
-        return self.find("#map-said").text_content()
+        return self.find("#map-live").text_content()
 
     @cached_property
     def box(self):

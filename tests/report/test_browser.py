@@ -536,7 +536,7 @@ def test_what_the_server_refuses_is_told_as_text(served):
 def test_a_image_from_outside_is_searched_for(served):
     page, held = served
     held["found"] = {
-        "place": [5.0, -5.0],
+        "xy": [5.0, -5.0],
         "neighbors": [
             {"number": 104, "name": "animals/047.jpg", "label": "cat", "similarity": 0.93},
             {"number": 7, "name": HOSTILE[0], "label": "", "similarity": 0.5},

@@ -190,7 +190,7 @@ def test_a_image_is_most_similar_to_itself_and_its_copy(page, data):
     names = [near["name"] for near in found["neighbors"]]
     assert set(names[:2]) == {"03.png", HOSTILE}
     assert len(names) == 14
-    assert np.isfinite(found["place"]).all()
+    assert np.isfinite(found["xy"]).all()
     itself = found["neighbors"][names.index("03.png")]
     assert itself == {
         "number": 4,

@@ -141,13 +141,9 @@ def class_sheet(
     path: Path,
     workers: int = 0,
 ) -> Path:
-    """Save groups of images, such as `core` and `border`, in rows labeled with their names.
+    """Save groups of images (rows of `images`), such as `core` and `border`, each with its label.
 
-    Args:
-        images: The images.
-        groups: Rows of the images of each group; unreadable images are left out.
-        path: The file.
-        workers: Processes that decode photographs.
+    Unreadable images are left out.
     """
     rows = np.concatenate(list(groups.values()))
     pixels = dict(squares(images, rows, SIDE, workers))

@@ -1,1 +1,1 @@
-"""Runs as people see them: a page, a map, images; made of the files of a run."""
+"""The page, the plots and the server of a run, from the files of its folder."""

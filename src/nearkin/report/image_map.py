@@ -100,10 +100,10 @@ def colorings(
 ) -> tuple[Coloring, ...]:
     """Return the colorings of these rows, the most informative first, without constant ones."""
     discovered = folder.assignments.exists()
-    made = _of_discovery(folder, embeddings) if discovered else _of_training(embeddings)
+    candidates = _of_discovery(folder, embeddings) if discovered else _of_training(embeddings)
     return tuple(
         Coloring(one.name, one.values[rows], one.classes, one.note)
-        for one in made
+        for one in candidates
         if len(one.classes) != 1 and _any_known(one.values[rows])
     )
 
@@ -235,16 +235,11 @@ def place(
     features: Float32[np.ndarray, "n d"],
     xy: Float[np.ndarray, "n 2"],
 ) -> Float[np.ndarray, "m 2"]:
-    """Return coordinates of new images on an existing map.
+    """Return coordinates of new images on the map of these features.
 
     The median of the nearest images' coordinates, weighted by the inverse squared distance: an
     image of the map lands on itself, and one between two groups lands in one of them, where a
     mean would land between.
-
-    Args:
-        new: Features of the new images.
-        features: Features of the images of the map, at least one.
-        xy: Their coordinates.
     """
     anchors, similarity = _nearest(_unit(new), _unit(features), min(ANCHORS, len(features)))
     weight = 1 / np.maximum(1 - similarity.astype(np.float64), 1e-7)
@@ -321,13 +316,8 @@ def thumbnails(
 ) -> dict[int, str]:
     """Return the central squares of images as `data:` URIs, by row.
 
-    PNG up to 64 pixels, else WebP. Unreadable images are left out.
-
-    Args:
-        images: The images.
-        rows: Which of them, in any order.
-        side: Pixels on a side; smaller images keep the size of the largest of them.
-        workers: Processes that decode photographs.
+    PNG up to 64 pixels, else WebP. Unreadable images are left out; images that are all smaller
+    than `side` keep the size of the largest of them.
     """
     return {row: _uri(square) for row, square in squares(images, rows, side, workers)}
 

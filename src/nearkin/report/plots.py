@@ -116,16 +116,16 @@ def figure(path: Path, width: float, height: float) -> Iterator["Figure"]:
 
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # names may be in any script
-        made = Figure((width, height), layout="constrained")
-        yield made
-        made.savefig(path)
+        fig = Figure((width, height), layout="constrained")
+        yield fig
+        fig.savefig(path)
 
 
 def curves(charts: Sequence[Chart], path: Path) -> Path:
     """Plot charts side by side."""
     width = 6.0 if len(charts) == 1 else 3.4 * len(charts)
-    with figure(path, width, 3.4) as made:
-        axes = made.subplots(1, len(charts), squeeze=False)[0]
+    with figure(path, width, 3.4) as fig:
+        axes = fig.subplots(1, len(charts), squeeze=False)[0]
         for axis, chart in zip(axes, charts, strict=True):
             _plot_lines(axis, chart)
     return path
@@ -153,8 +153,8 @@ def _plot_lines(axis: "Axes", chart: Chart) -> None:
 
 def map_plot(image_map: ImageMap, path: Path) -> Path:
     """Plot the t-SNE map in its first coloring."""
-    with figure(path, 7.5, 5.6) as made:
-        axis = made.subplots()
+    with figure(path, 7.5, 5.6) as fig:
+        axis = fig.subplots()
         axis.grid(visible=False)
         axis.spines[:].set_visible(False)
         axis.set(xticks=[], yticks=[], aspect="equal", title=f"{len(image_map.xy):,} images")
@@ -168,7 +168,7 @@ def map_plot(image_map: ImageMap, path: Path) -> Path:
             _scatter_classes(axis, image_map.xy, coloring)
         else:
             scale = _scatter_numbers(axis, image_map.xy, coloring)
-            made.colorbar(scale, ax=axis, label=coloring.name, shrink=0.6)
+            fig.colorbar(scale, ax=axis, label=coloring.name, shrink=0.6)
     return path
 
 
@@ -233,8 +233,8 @@ def confusion_plot(confusion: Confusion, path: Path) -> Path:
     share = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     many = max(counts.shape)
     side = float(np.clip(2.5 + 0.35 * many, 4, 14))
-    with figure(path, side + 1, side) as made:
-        axis = made.subplots()
+    with figure(path, side + 1, side) as fig:
+        axis = fig.subplots()
         axis.grid(visible=False)
         shading = axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
         axis.set(xlabel="predicted class", ylabel="true class", title="Confusion matrix")
@@ -252,7 +252,7 @@ def confusion_plot(confusion: Confusion, path: Path) -> Path:
                 color = "white" if share[row, column] > 0.6 else "black"
                 number = f"{counts[row, column]:,.0f}"
                 axis.text(column, row, number, color=color, ha="center", va="center", fontsize=7)
-        made.colorbar(shading, label="share of the true class", shrink=0.6)
+        fig.colorbar(shading, label="share of the true class", shrink=0.6)
     return path
 
 

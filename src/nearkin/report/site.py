@@ -120,7 +120,7 @@ class RunSite:
             }
             for number, cosine in zip(numbers, similarity[0].tolist(), strict=True)
         ]
-        return {"place": xy[0].tolist(), "neighbors": neighbors}
+        return {"xy": xy[0].tolist(), "neighbors": neighbors}
 
     def _encode(self, encoded: bytes) -> Float[Tensor, "1 dim"]:
         try:
@@ -216,12 +216,7 @@ def is_discovery(folder: RunFolder) -> bool:
 
 
 def name_classes(folder: RunFolder, clusters: Collection[str], name: str) -> None:
-    """Name clusters, or remove their names; those of one name are one class from then on.
-
-    Args:
-        folder: The discovery.
-        clusters: From the column cluster of clusters.csv.
-        name: '' removes the names.
+    """Name clusters of clusters.csv; those of one name are one class, '' removes their names.
 
     Raises:
         UsageError: If there is no such cluster, or the name is invalid.
@@ -240,15 +235,9 @@ def name_classes(folder: RunFolder, clusters: Collection[str], name: str) -> Non
 
 
 def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
-    """Make images a new class, and its core, since the user selected them by hand.
+    """Make unlabeled images a new class, whose cluster (such as `new-1`) is returned.
 
-    Args:
-        folder: The discovery.
-        paths: Images that came without a label.
-        name: Of the new class; may be ''.
-
-    Returns:
-        The new cluster, such as `new-1`.
+    They are its core, since the user selected them by hand.
 
     Raises:
         UsageError: If there are no images, or some came with a label; else as `name_classes`.
@@ -278,10 +267,6 @@ def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
 
 def classes(folder: RunFolder, names: Sequence[str]) -> dict[str, Any]:
     """Return the classes of a discovery, and the cluster of each image; empty for a training.
-
-    Args:
-        folder: The run.
-        names: Of all its images.
 
     Raises:
         CheckpointError: If the tables are damaged.

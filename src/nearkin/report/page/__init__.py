@@ -1,1 +1,1 @@
-"""Pages for people, made of plain values: no torch, no files, nothing from the network."""
+"""HTML pages from plain values: no torch, no run folders, nothing from the network."""

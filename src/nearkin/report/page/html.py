@@ -49,12 +49,9 @@ def join(parts: Iterable[str]) -> Html:
 
 
 def element(tag: str, /, *children: str, **attributes: str | int | float) -> Html:
-    """Return an element.
+    """Return an element; children that are not `Html` become text.
 
-    Args:
-        tag: Its name.
-        children: Its content in order; strings that are not `Html` become text.
-        attributes: By name, with `_` for `-`; a trailing `_`, as in `class_`, is dropped.
+    In names of attributes, `_` stands for `-`; a trailing `_`, as in `class_`, is dropped.
 
     >>> element("p", "a < b", element("b", "!"), class_="note")
     '<p class="note">a &lt; b<b>!</b></p>'
@@ -78,13 +75,9 @@ def folded(title: str, content: Html) -> Html:
 
 
 def table(caption: str, columns: Iterable[str], rows: Iterable[Html], *, class_: str = "") -> Html:
-    """Return a table.
+    """Return a table of rows from `row`, with a caption for screen readers.
 
-    Args:
-        caption: Read by screen readers.
-        columns: Headings, that of the row names first; a table without headings has no head.
-        rows: Made by `row`.
-        class_: CSS class.
+    The first heading is that of the row names; without headings, the table has no head.
     """
     heading = [element("th", name, scope="col") for name in columns]
     head = [element("thead", element("tr", *heading))] if heading else []
@@ -137,12 +130,12 @@ def document(
 
     Args:
         title: The main heading.
-        kicker: The command that made the page.
+        kicker: The line above it.
         lead: The first paragraph.
         sections: In order.
-        script: JavaScript of the page, if any.
+        script: JavaScript, if any.
         tiny: Enlarge images without blur, since they are only a few pixels wide.
-        served: The page has a server to send requests to.
+        served: Allow requests to the page's server.
     """
     nonempty = [section for section in sections if section[1]]
     links = [element("li", element("a", name, href=f"#{_anchor(name)}")) for name, _ in nonempty]
@@ -216,8 +209,11 @@ def settings(command: str, configuration: Mapping[str, Any], versions: Mapping[s
 
 def listing(kind: str, items: Iterable[tuple[str, str]]) -> Html:
     """Return a list (`ol` or `ul`) of sentences, each with a command or ''."""
-    lines = [element("li", said, *([code(line)] if line else [])) for said, line in items]
-    return element(kind, *lines) if lines else Html()
+    entries = [
+        element("li", sentence, *([code(command)] if command else []))
+        for sentence, command in items
+    ]
+    return element(kind, *entries) if entries else Html()
 
 
 WIDTH: Final = 640

@@ -77,8 +77,8 @@ class ImageMap:
 
 def map_section(image_map: ImageMap) -> Html:
     """Return the section of the map, with its data for the script."""
-    shown, total = len(image_map.names), image_map.total
-    sample = f" A sample of {shown:,} of {total:,} images, balanced over classes."
+    sampled, total = len(image_map.names), image_map.total
+    sample = f" A sample of {sampled:,} of {total:,} images, balanced over classes."
     options = [element("option", each.name, value=n) for n, each in enumerate(image_map.colorings)]
     search = element(
         "input",
@@ -108,7 +108,7 @@ def map_section(image_map: ImageMap) -> Html:
             class_="map-room",
         ),
         element("p", KEYBOARD_HELP, class_="note", id="map-keys"),
-        element("p", "", class_="unseen", id="map-said", aria_live="polite"),
+        element("p", "", class_="visually-hidden", id="map-live", aria_live="polite"),
         element("div", "", id="map-served"),
         element(
             "details",
@@ -121,7 +121,7 @@ def map_section(image_map: ImageMap) -> Html:
     )
     return join(
         [
-            element("p", MAP_HELP + sample * (shown < total)),
+            element("p", MAP_HELP + sample * (sampled < total)),
             element(
                 "noscript",
                 element("p", "The map needs JavaScript; the rest of the page does not."),

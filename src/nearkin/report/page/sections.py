@@ -121,15 +121,9 @@ def comparison_page(
     settings: Table,
     curves: Iterable[Chart],
 ) -> str:
-    """Return the page that compares runs.
+    """Return the page that compares runs of one kind.
 
-    Args:
-        kind: Of the runs, in the plural.
-        names: Of the runs.
-        notes: Caveats.
-        measures: A row per measure, a column per run. A cell that begins with `*` is the best.
-        settings: Those that differ.
-        curves: Training curves.
+    `measures` has a row per measure and a column per run; a cell that begins with `*` is the best.
     """
     rows = tuple((name, *map(_marked, cells)) for name, *cells in measures.rows)
     different = (
@@ -161,8 +155,8 @@ def _marked(cell: str) -> str:
 def result_table(results: Table) -> Html:
     """Return a titled table with its note."""
     rows = [row(name, cells) for name, *cells in results.rows]
-    made = scrolling(table(results.title, results.columns, rows), results.title)
-    return element("div", element("h3", results.title), *note(results.note), made)
+    box = scrolling(table(results.title, results.columns, rows), results.title)
+    return element("div", element("h3", results.title), *note(results.note), box)
 
 
 def confusion_matrix(confusion: Confusion) -> Html:

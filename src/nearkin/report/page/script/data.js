@@ -122,5 +122,5 @@ function count(number, noun) {
 
 /* For screen readers. */
 function announce(text) {
-  $("said").textContent = text;
+  $("live").textContent = text;
 }

@@ -56,13 +56,13 @@ function searchBox() {
 function search(file) {
   return attempt(async () => {
     showStatus("Searching …");
-    const { place, neighbors: results } = await request("/search", file);
+    const { xy, neighbors: results } = await request("/search", file);
     close();
-    state.query = place;
+    state.query = xy;
     showResults(file, results);
-    if (place) animateTo({ ...state.view, x: place[0], y: place[1] });
+    if (xy) animateTo({ ...state.view, x: xy[0], y: xy[1] });
     else redraw();
-    const cross = place ? " A cross marks your image on the map." : "";
+    const cross = xy ? " A cross marks your image on the map." : "";
     return `${count(results.length, "nearest neighbor")} found.${cross}`;
   });
 }
