@@ -9,12 +9,7 @@ import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig, Value
 from nearkin.data.split import Split
-from nearkin.discovery.data import (
-    DiscoveryData,
-    DiscoveryTask,
-    batch_size,
-    division,
-)
+from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size, division
 from nearkin.discovery.features import (
     CachedFeatures,
     DiscoveryEncoder,

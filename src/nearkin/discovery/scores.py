@@ -1,7 +1,7 @@
-"""Scores of found classes against true ones, by the protocols of the papers.
+"""Scores of predicted classes against true ones, by the protocols of the papers.
 
 Clusters have no names, so they are matched with the true classes first. Throughout, `truth` is the
-true class of each image or `UNKNOWN`, and `found` the class it was put in. Classes below
+true class of each image or `UNKNOWN`, and `predicted` the class it was put in. Classes below
 `num_known` are known, the others novel.
 """
 
@@ -38,7 +38,7 @@ class Score(NamedTuple):
 
 def task_aware(
     truth: Int[np.ndarray, " n"],
-    found: Int[np.ndarray, " n"],
+    predicted: Int[np.ndarray, " n"],
     *,
     num_known: int,
     images: str,
@@ -48,11 +48,11 @@ def task_aware(
 
     Accuracy under one Hungarian match of novel clusters with novel classes, where the images
     of surplus clusters are errors; normalized mutual information (arithmetic mean); adjusted Rand
-    index. Images of known classes are left out. A novel one found in a known class is an error.
+    index. Images of known classes are left out. A novel one put in a known class is an error.
 
     Args:
         truth: True classes.
-        found: Classes that were found.
+        predicted: Predicted classes.
         num_known: Number of known classes.
         images: Which images these are, such as "unlabeled training images".
         seed: Random seed of the bootstrap.
@@ -63,7 +63,7 @@ def task_aware(
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     kept = truth >= num_known
-    y, x = truth[kept], found[kept]
+    y, x = truth[kept], predicted[kept]
     counted = f"{_counted(truth, kept, images)}; task-aware: novel classes only"
 
     def score(name: str, of: Callable[[Labels, Labels], float], how: str, least: float) -> Score:
@@ -87,7 +87,7 @@ def task_aware(
 
 def task_agnostic(
     truth: Int[np.ndarray, " n"],
-    found: Int[np.ndarray, " n"],
+    predicted: Int[np.ndarray, " n"],
     *,
     num_known: int,
     images: str,
@@ -95,9 +95,9 @@ def task_agnostic(
 ) -> list[Score]:
     """Score images that could each be of any class, known or novel.
 
-    A known class keeps its number: an image of it is right if found in that very class. Novel
+    A known class keeps its number: an image of it is right if put in that very class. Novel
     clusters are matched with novel classes by one Hungarian match over the images that are
-    novel and were found to be; an image of a novel class is right if found in the cluster
+    novel and predicted to be; an image of a novel class is right if put in the cluster
     matched with it. So images of known classes in novel clusters are errors, and have no say
     in the match. The arguments are those of `task_aware`.
 
@@ -106,12 +106,12 @@ def task_agnostic(
     """
     how = f"task-agnostic: known classes as they are, one Hungarian match of novel ones, {SURPLUS}"
     protocol = f"{_counted(truth, truth != UNKNOWN, images)}; {how}; {INTERVAL}"
-    return _parts("task-agnostic", truth, found, num_known, novel_match, protocol, seed)
+    return _parts("task-agnostic", truth, predicted, num_known, novel_match, protocol, seed)
 
 
 def gcd(
     truth: Int[np.ndarray, " n"],
-    found: Int[np.ndarray, " n"],
+    predicted: Int[np.ndarray, " n"],
     *,
     num_known: int,
     images: str,
@@ -129,24 +129,24 @@ def gcd(
     """
     how = f"one Hungarian match over all classes, {SURPLUS}"
     protocol = f"{_counted(truth, truth != UNKNOWN, images)}; {how}; {INTERVAL}"
-    return _parts("GCD", truth, found, num_known, joint_match, protocol, seed)
+    return _parts("GCD", truth, predicted, num_known, joint_match, protocol, seed)
 
 
 def novel_match(
-    truth: Int[np.ndarray, " n"], found: Int[np.ndarray, " n"], num_known: int
+    truth: Int[np.ndarray, " n"], predicted: Int[np.ndarray, " n"], num_known: int
 ) -> dict[int, int]:
     """Match clusters with classes where known classes keep their numbers; see `task_agnostic`."""
-    novel = (truth >= num_known) & (found >= num_known)
-    return {number: number for number in range(num_known)} | match(truth[novel], found[novel])
+    novel = (truth >= num_known) & (predicted >= num_known)
+    return {number: number for number in range(num_known)} | match(truth[novel], predicted[novel])
 
 
 def joint_match(
-    truth: Int[np.ndarray, " n"], found: Int[np.ndarray, " n"], num_known: int
+    truth: Int[np.ndarray, " n"], predicted: Int[np.ndarray, " n"], num_known: int
 ) -> dict[int, int]:
     """Match clusters with classes, all at once; see `gcd`."""
     # Of the matches with most images right, the one with the fewest novel images right: the
     # scores of the parts are then unique, and those of novel classes are not flattering.
-    y, x = truth[truth != UNKNOWN], found[truth != UNKNOWN]
+    y, x = truth[truth != UNKNOWN], predicted[truth != UNKNOWN]
     return match(y, x, weight=len(y) + 1 + (y < num_known).astype(np.int64))
 
 
@@ -163,16 +163,16 @@ class Confusion:
 
 
 def confusion(
-    truth: Int[np.ndarray, " n"], found: Int[np.ndarray, " n"], mapping: Mapping[int, int]
+    truth: Int[np.ndarray, " n"], predicted: Int[np.ndarray, " n"], mapping: Mapping[int, int]
 ) -> Confusion:
     """Count the images behind an accuracy.
 
     Args:
         truth: True classes.
-        found: Classes that were found.
+        predicted: Predicted classes.
         mapping: The class of each cluster, by `novel_match` or `joint_match`.
     """
-    y, x = truth[truth != UNKNOWN], found[truth != UNKNOWN]
+    y, x = truth[truth != UNKNOWN], predicted[truth != UNKNOWN]
     common = set(x[right(y, x, mapping)].tolist())
     matched = sorted(common, key=mapping.__getitem__)
     classes, clusters = _led_by([mapping[c] for c in matched], y), _led_by(matched, x)
@@ -190,14 +190,14 @@ def _led_by(first: list[int], numbers: Labels) -> Int[np.ndarray, " numbers"]:
 def _parts(
     name: str,
     truth: Labels,
-    found: Labels,
+    predicted: Labels,
     num_known: int,
     matched: Callable[[Labels, Labels, int], dict[int, int]],
     protocol: str,
     seed: int,
 ) -> list[Score]:
     """Score all images, the known and the novel ones, under the match of all."""
-    y, x = truth[truth != UNKNOWN], found[truth != UNKNOWN]
+    y, x = truth[truth != UNKNOWN], predicted[truth != UNKNOWN]
     parts = {"all": y != UNKNOWN, "known": y < num_known, "novel": y >= num_known}
 
     def score(part: str) -> Score:

@@ -37,13 +37,7 @@ from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.run.settings.build import named_backbone
 from nearkin.run.settings.options import method_options
-from nearkin.training.fit import (
-    broadcast_state,
-    fit,
-    fit_worker,
-    optimizer_for,
-    training_steps,
-)
+from nearkin.training.fit import broadcast_state, fit, fit_worker, optimizer_for, training_steps
 from nearkin.training.health import health
 from nearkin.training.session import run_worker as run_training_worker
 from nearkin.types import UNKNOWN
