@@ -91,11 +91,9 @@ WALKS: Mapping[str, Sequence[str]] = {
         "report/pages.py",
         "report/training_report.py",
         "report/image_map.py",
-        "report/thumbnails.py",
         "report/page/values.py",
         "report/page/sections.py",
         "report/page/map.py",
-        "report/page/charts.py",
         "report/page/html.py",
     ),
     "--temperature, from the command line to the method": (
