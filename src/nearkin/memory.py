@@ -1,4 +1,4 @@
-"""Dictionaries that outlive a batch. Plain buffers, so a checkpoint holds all of them."""
+"""Dictionaries that outlive a batch. They are buffers, so a checkpoint holds all of them."""
 
 from typing import NamedTuple
 
@@ -7,13 +7,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from nearkin.objectives import unit
-from nearkin.types import UNKNOWN
+from nearkin.types import UNKNOWN, checked
 
 
+@checked
 def same_image_mask(
     index: Int[Tensor, " batch"], entries: Int[Tensor, " keys"]
 ) -> Bool[Tensor, "batch keys"]:
-    """Which entries of a memory show the image that a query shows.
+    """Return which entries of a memory belong to the image of each query.
 
     >>> same_image_mask(torch.tensor([4, 7]), torch.tensor([7, UNKNOWN, 4]))
     tensor([[False, False,  True],
@@ -22,22 +23,27 @@ def same_image_mask(
     return index[:, None] == entries[None, :]
 
 
+def _check_dim(keys: Tensor, memory: Tensor) -> None:
+    if keys.shape[1] != memory.shape[1]:
+        raise ValueError(f"keys have shape {tuple(keys.shape)}, the memory {tuple(memory.shape)}")
+
+
 class KeyUpdate(NamedTuple):
-    """What a step leaves for a memory to write: images, by index, and the keys they were given."""
+    """What a step writes to a memory: the index of images, and their new keys."""
 
     images: Int[Tensor, " batch"]
     keys: Float[Tensor, "batch dim"]
 
 
 class Queue(nn.Module):
-    """The latest `size` keys, oldest overwritten first (He et al. 2020, section 3.2).
+    """The latest `size` keys; the oldest are overwritten first (He et al. 2020, section 3.2).
 
-    Starts full of random unit vectors that belong to no image, as the papers do.
+    It starts full of random unit vectors that belong to no image, as in the papers.
 
     Args:
-        size: How many keys there are.
-        dim: Numbers in a key.
-        labeled: Whether the class of each key's image is kept as well.
+        size: Number of keys.
+        dim: Dimension of a key.
+        labeled: Whether to store the class of each key's image as well.
     """
 
     keys: Tensor
@@ -54,9 +60,10 @@ class Queue(nn.Module):
 
     @property
     def filled(self) -> Bool[Tensor, " size"]:
-        """Which keys show an image, and are not what the queue started with."""
+        """Which keys belong to an image, and are not the random ones of the start."""
         return self.index != UNKNOWN
 
+    @checked
     @torch.no_grad()
     def enqueue(
         self,
@@ -64,10 +71,11 @@ class Queue(nn.Module):
         index: Int[Tensor, " batch"],
         label: Int[Tensor, " batch"] | None = None,
     ) -> None:
-        """Overwrite the oldest keys with these, which show the images `index`."""
-        size = len(self.keys)
-        written = len(keys)
+        """Overwrite the oldest keys with these, which belong to the images `index`."""
+        size, written = len(self.keys), len(keys)
+        _check_dim(keys, self.keys)
         slots = (self.cursor + torch.arange(written, device=keys.device)) % size
+        # More keys than slots: only the last ones stay, and no slot is written twice.
         slots, keys, index = slots[-size:], keys[-size:], index[-size:]
         self.keys[slots] = keys
         self.index[slots] = index
@@ -79,7 +87,10 @@ class Queue(nn.Module):
 class MemoryBank(nn.Module):
     """One key per training image, moved a little at each visit (Wu et al. 2018, section 3.1).
 
-    Starts as random unit vectors.
+    Args:
+        num_images: Number of keys, which start as random unit vectors.
+        dim: Dimension of a key.
+        momentum: EMA coefficient of a key at each visit.
     """
 
     keys: Tensor
@@ -90,10 +101,12 @@ class MemoryBank(nn.Module):
         self.register_buffer("keys", unit(torch.randn(num_images, dim)))
 
     def sample(self, count: int) -> Int[Tensor, " count"]:
-        """Rows of the bank drawn uniformly, with replacement."""
+        """Draw rows of the bank uniformly, with replacement."""
         return torch.randint(len(self.keys), (count,), device=self.keys.device)
 
+    @checked
     @torch.no_grad()
     def write(self, index: Int[Tensor, " batch"], keys: Float[Tensor, "batch dim"]) -> None:
         """Move the keys of these images towards the given ones."""
+        _check_dim(keys, self.keys)
         self.keys[index] = unit(self.keys[index].lerp(keys, 1 - self.momentum))

@@ -107,10 +107,28 @@ class Method(nn.Module, ABC, Generic[Memo]):
             batch: This process's share of the batch.
             progress: Share of training that is done, from 0 to 1.
         """
+        self._check(batch)
         encoded = tuple(gather(rows) for rows in self.encode(batch))
         whole = Batch((), gather(batch.index), gather(batch.label))
         with dividing_rows(mean_over_rows):
             return self.compute_loss(encoded, whole, progress)
+
+    def _check(self, batch: Batch) -> None:
+        """Refuse a batch that the method cannot take.
+
+        Raises:
+            ValueError: If the number of views or the length of one does not fit.
+        """
+        needed, given = len(self.views), len(batch.views)
+        if given < needed or (given > needed and not self.more_views):
+            raise ValueError(f"{type(self).__name__} takes {needed} views, the batch has {given}")
+        shapes = [tuple(view.shape) for view in batch.views]
+        rows = {len(batch.index), len(batch.label), *(shape[0] for shape in shapes)}
+        if len(rows) > 1 or any(len(shape) != 4 for shape in shapes):
+            raise ValueError(
+                f"the batch has {len(batch.index)} indices, {len(batch.label)} labels and views "
+                f"of shapes {shapes}; expected (batch, channel, height, width) with one batch size"
+            )
 
     @abstractmethod
     def encode(self, batch: Batch, /) -> Sequence[Tensor]:

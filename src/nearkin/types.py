@@ -1,8 +1,11 @@
-"""The two values that travel between the layers: a `Batch` goes in, a `Step` comes out."""
+"""What travels between the layers: a `Batch` goes in, a `Step` comes out; and checks of shapes."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from functools import wraps
+from itertools import chain
+from typing import Final, Generic, ParamSpec, TypeVar, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -10,6 +13,9 @@ from torch import Tensor
 
 Memo = TypeVar("Memo")
 """What a method's forward pass hands to its commit: tensors without gradient, or None."""
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 Encoded = tuple[Tensor, ...]
 """What a method's networks give: tensors with one row per image, in the order of the batch."""
@@ -27,12 +33,12 @@ class Batch:
 
     views: tuple[Float[Tensor, "batch channel _ _"], ...]
     index: Int[Tensor, " batch"]
-    """The image's position in its data set."""
+    """Position of each image in its data set."""
     label: Int[Tensor, " batch"]
-    """The image's class, or `UNKNOWN`."""
+    """Class of each image, or `UNKNOWN`."""
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device."""
+        """Return the same batch on another device."""
 
         def move(x: Tensor) -> Tensor:
             return x.to(device, non_blocking=True)
@@ -42,9 +48,56 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[Memo]):
-    """What one forward pass found: a loss to descend, and a memo of what to remember."""
+    """Result of a forward pass: a loss, and a memo for `commit`."""
 
     loss: Float[Tensor, ""]
     memo: Memo
-    """What `commit` is to write; the same on every rank."""
+    """What `commit` writes to the memories; the same on every rank."""
     metrics: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict[str, Tensor])
+
+
+def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Refuse tensors whose shapes or kinds contradict the annotations of a function.
+
+    Raises:
+        ValueError: Naming the tensor, its shape and the expected one.
+    """
+    names = list(inspect.signature(function).parameters)
+    annotations = {name: _tensor_type(x) for name, x in function.__annotations__.items()}
+
+    @wraps(function)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        sizes: dict[str, int] = {}
+        for name, value in chain(zip(names, args, strict=False), kwargs.items()):
+            expected = annotations.get(name)
+            if isinstance(value, Tensor) and expected is not None:
+                reason = _mismatch(value, *expected, sizes)
+                if reason:
+                    raise ValueError(f"{function.__name__}: {name} {reason}")
+        return function(*args, **kwargs)
+
+    return run
+
+
+def _tensor_type(annotation: object) -> tuple[str, tuple[str, ...]] | None:
+    """Return kind and dimensions of `Float[Tensor, "batch dim"]`, which may be optional."""
+    for part in (annotation, *get_args(annotation)):
+        if hasattr(part, "dim_str"):
+            return part.__name__.partition("[")[0], tuple(part.dim_str.split())
+    return None
+
+
+def _mismatch(x: Tensor, kind: str, dims: tuple[str, ...], sizes: dict[str, int]) -> str:
+    """Return how a tensor differs from what is expected; `sizes` of dimensions are filled in."""
+    actual = "Float" if x.is_floating_point() else "Bool" if x.dtype == torch.bool else "Int"
+    if actual != kind:
+        return f"has dtype {x.dtype}, expected {kind.lower()}"
+    if dims and dims[0].startswith("*"):
+        return ""
+    fits = len(dims) == x.ndim and all(
+        sizes.setdefault(dim, size) == size for dim, size in zip(dims, x.shape, strict=True)
+    )
+    if fits:
+        return ""
+    expected = ", ".join(f"{dim} = {sizes[dim]}" if dim in sizes else dim for dim in dims)
+    return f"has shape {tuple(x.shape)}, expected ({expected})"

@@ -8,8 +8,12 @@ import torch
 from small import SIDE, SMALL, batch_for, small
 from torch import nn
 
+from nearkin.errors import UsageError
+from nearkin.memory import MemoryBank, Queue
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import Backbone
+from nearkin.objectives import in_batch, info_nce, nt_xent, unit
+from nearkin.types import Batch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -59,3 +63,58 @@ def test_a_loop_of_plain_torch_trains_a_method():
     losses = example.train(network(16), torch.randn(64, 3, SIDE, SIDE), epochs=4)
     assert len(losses) == 8
     assert all(loss == loss for loss in losses)
+
+
+def rows(count, dim=4):
+    return unit(torch.randn(count, dim))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: info_nce(rows(4), rows(3), rows(9), 0.1),
+            r"info_nce: key has shape \(3, 4\), expec",
+        ),
+        (
+            lambda: in_batch(rows(4), rows(4, 5), 0.1),
+            r"key has shape \(4, 5\), expected \(batch = 4, d",
+        ),
+        (
+            lambda: nt_xent(rows(4)[0], rows(4), 0.1),
+            r"nt_xent: a has shape \(4,\), expected \(batch, d",
+        ),
+        (lambda: nt_xent(rows(4).long(), rows(4), 0.1), "a has dtype torch.int64, expected float"),
+        (
+            lambda: info_nce(rows(4), rows(4), rows(9), 0.1, torch.ones(4, 9)),
+            "same has dtype torch.float32, expected bool",
+        ),
+        (
+            lambda: Queue(8, 4).enqueue(rows(2), torch.arange(3)),
+            r"enqueue: index has shape \(3,\), expected \(batch = 2\)",
+        ),
+        (
+            lambda: Queue(8, 4).enqueue(rows(2, 5), torch.arange(2)),
+            r"\(2, 5\), the memory \(8, 4\)",
+        ),
+        (lambda: MemoryBank(8, 4, 0.5).write(torch.arange(2), rows(2, 3)), r"the memory \(8, 4\)"),
+    ],
+)
+def test_wrong_tensors_are_told_in_words(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@every_method
+def test_a_batch_that_does_not_fit_is_told_in_words(name):
+    method, batch = small(name), batch_for(name, 0)
+    with pytest.raises(ValueError, match="views, the batch has 0"):
+        method(Batch((), batch.index, batch.label), 0.5)
+    object.__setattr__(batch, "index", batch.index[1:])  # past the checks that tests make
+    with pytest.raises(ValueError, match="15 indices, 16 labels and views of shapes"):
+        method(batch, 0.5)
+
+
+def test_a_network_that_gives_no_features_is_told_in_words():
+    with pytest.raises(UsageError, match="gives"):
+        METHODS["simclr"](nn.Flatten(0))

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from nearkin.types import checked
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -18,6 +20,7 @@ MIN_LENGTH: Final = 1e-6
 def full_precision(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Run a function with autocast off and its half-precision tensors widened to float32.
 
+    Shapes and kinds of tensors are checked by their annotations; see `nearkin.types.checked`.
     Similarities divided by a small temperature lose their digits in bfloat16, and the largest
     of them decides the gradient.
     """
@@ -26,6 +29,7 @@ def full_precision(function: Callable[Parameters, Result]) -> Callable[Parameter
         half = isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16)
         return x.float() if half else x  # type: ignore[attr-defined]
 
+    @checked
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         device = next(x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
