@@ -6,7 +6,7 @@ To add one to the package, write its module and name it in `METHODS`.
 import inspect
 from typing import Any, Literal, get_origin, get_type_hints
 
-from nearkin.config import suggestion
+from nearkin.config import TrainConfig, suggestion
 from nearkin.errors import UsageError
 from nearkin.extensions import (
     declared_names,
@@ -130,6 +130,8 @@ def checked_class(cls: Any, name: str) -> type[Method[Any]]:
 
 
 def _check_option(where: str, key: str, parameter: inspect.Parameter, kind: Any) -> None:
+    if key in TrainConfig.__dataclass_fields__:
+        raise UsageError(f"{where}: option {key} has the name of a setting; rename it")
     if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
         raise UsageError(f"{where}: option {key} is not keyword-only; put it after a *")
     if parameter.default is inspect.Parameter.empty:

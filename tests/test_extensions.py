@@ -1,0 +1,348 @@
+"""Methods, backbones, augmentations and image sources from outside of the package."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nearkin
+from nearkin import extensions
+from nearkin.cli import main
+from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.errors import UsageError
+from nearkin.methods import METHODS, method_class, method_name
+
+METHOD = '''
+"""A method of one's own, with a module beside it."""
+from typing import Literal
+
+from beside import SCALE
+from nearkin.config import Dim, Temperature
+from nearkin.method import Method
+from nearkin.networks.branch import Branch, mlp
+from nearkin.objectives import in_batch, unit
+from nearkin.types import Step
+
+
+class Pairs(Method[None]):
+    """Each first view must find its second view in the batch.
+
+    Args:
+        backbone: The network to train.
+        dim: Embedding dimension. Not its width.
+        temperature: Softmax temperature.
+        sides: Which views are queries.
+    """
+
+    def __init__(
+        self, backbone, *, dim: Dim = 16, temperature: Temperature = 0.2,
+        sides: Literal["one", "both"] = "one",
+    ) -> None:
+        super().__init__()
+        self.temperature = temperature * SCALE
+        self.online = Branch(backbone, mlp(backbone.feature_dim, 16, dim))
+
+    def encode(self, batch):
+        return [unit(self.online(view)) for view in batch.views]
+
+    def compute_loss(self, encoded, batch, progress):
+        z1, z2 = encoded
+        return Step(in_batch(z1, z2, self.temperature), memo=None)
+
+
+class NoMethod:
+    pass
+
+
+class Unfinished(Method[None]):
+    def encode(self, batch):
+        return []
+
+
+class Positional(Pairs):
+    def __init__(self, backbone, dim: int = 3) -> None:
+        super().__init__(backbone, dim=dim)
+
+
+class NoDefault(Pairs):
+    def __init__(self, backbone, *, dim: int) -> None:
+        super().__init__(backbone, dim=dim)
+
+
+class NoType(Pairs):
+    def __init__(self, backbone, *, dim=3) -> None:
+        super().__init__(backbone, dim=dim)
+
+
+class TakenOption(Pairs):
+    def __init__(self, backbone, *, epochs: int = 3) -> None:
+        super().__init__(backbone)
+'''
+PARTS = """
+import numpy as np
+from torch import nn
+from nearkin.data.views import View
+
+weak = View(scale=(0.5, 1.0))
+
+def both():
+    return [weak, View(flip=0.5)]
+
+def network():
+    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+def images():
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (48, 16, 16, 3), dtype=np.uint8), np.arange(48) % 3
+
+nothing = 3
+"""
+SHORT = ["--epochs", "1", "--batch-size", "16", "--image-size", "16", "--backbone", "tiny", "-q"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a user's own modules and 48 images, and the working directory."""
+    (tmp_path / "my_method.py").write_text(METHOD)
+    (tmp_path / "beside.py").write_text("SCALE = 1.0\n")
+    (tmp_path / "parts.py").write_text(PARTS)
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (48, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(48) % 3)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def nk(folder, *arguments, path=""):
+    """A command in a process of its own: its exit code, standard output and standard error."""
+    source = str(Path(nearkin.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "nearkin", *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [source, path]))},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def refused(capsys, *arguments):
+    """The one line of a command that ends with code 2."""
+    assert main([str(argument) for argument in arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_a_method_in_a_file_is_trained_evaluated_reported_and_resumed(folder):
+    train = ["train", "data.npz", "--method", "my_method.py:Pairs", *SHORT, "-o", "run"]
+    code, _, err = nk(folder, *train, "--temperature", "0.3", "--sides", "both", "--devices", "2")
+    assert code == 0, err
+    config = tomllib.loads((folder / "run" / "config.toml").read_text())
+    assert config["method"] == f"{folder / 'my_method.py'}:Pairs"
+    assert config["options"] == {"dim": 16, "temperature": 0.3, "sides": "both"}
+    (folder / "my_method.py").write_text(METHOD + "# changed\n")
+    args = ["--temperature", "0.3", "--sides", "both", "--resume"]
+    code, _, err = nk(folder, *(word for word in train if word != "-q"), *args)
+    assert code == 0, err
+    assert err.count("has changed since the run was started (SHA-256 ") == 1
+    (folder / "my_method.py").unlink()  # the encoder and the tables are enough from here on
+    for command in (["evaluate", "run"], ["report", "run"]):
+        assert main(command) == 0
+    assert nearkin.load(folder / "run").dim == 128
+    code, _, err = nk(folder, *train, *args)
+    assert code == 2
+    assert err.startswith("error: method ")
+    assert "there is no file" in err
+
+
+def test_help_and_config_and_the_page_show_the_options_of_a_method_in_a_file(folder, capsys):
+    for command in (
+        ["train", "--method", "my_method.py:Pairs", "--help"],
+        ["methods", "my_method.py:Pairs"],
+    ):
+        assert main(command) == 0
+        text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert "--dim" in text
+        assert "Embedding dimension. " in text
+        assert "A number, at least 0.001." in text
+    assert main(["config", "my_method.py:Pairs"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["options"]["sides"] == "one"
+
+
+def test_a_method_in_a_module_and_a_class_from_python(folder, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    out = folder / "by-name"
+    assert main(["train", "data.npz", "--method", "my_method:Pairs", *SHORT, "-o", str(out)]) == 0
+    cls = method_class("my_method:Pairs")
+    short = dict(epochs=1, batch_size=16, image_size=16, backbone="tiny")
+    run = nearkin.train("data.npz", method=cls, out=folder / "by-class", **short)
+    assert run.summary["title"] == "Pairs"
+    assert method_name(METHODS["moco"]) == "moco"
+
+    class Local(METHODS["simclr"]):
+        """A class that no file names."""
+
+        def __init__(self, backbone, *, temperature: float = 0.3) -> None:
+            super().__init__(backbone, temperature=temperature)
+
+    where = folder / "local"
+    run = nearkin.train("data.npz", method=Local, temperature=0.4, out=where, **short)
+    assert nearkin.evaluate(run.path).measures
+    extensions._PASSED.clear()  # as in a new process
+    assert main(["report", str(where)]) == 0
+    capsys.readouterr()
+    line = refused(capsys, "train", "--config", where / "config.toml", "-o", where, "--resume")
+    assert "pass it again, as method=Local of nearkin.train" in line
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("my_method.py:Missing", "has no Missing"),
+        ("my_method.py:Pair", "Did you mean Pairs?"),
+        ("my_method.py:NoMethod", "is no subclass of nearkin.method.Method"),
+        ("my_method.py:Unfinished", "does not define compute_loss"),
+        ("my_method.py:Positional", "option dim is not keyword-only"),
+        ("my_method.py:NoDefault", "option dim has no default"),
+        ("my_method.py:NoType", "option dim has no type"),
+        ("my_method.py:TakenOption", "option epochs has the name of a setting"),
+        ("missing.py:Pairs", "there is no file"),
+        ("no_such_module:Pairs", "there is no module no_such_module"),
+        ("broken.py:Pairs", "cannot be imported: ZeroDivisionError: division by zero (line 2)"),
+        ("wrong.py:Pairs", "cannot be imported: SyntaxError"),
+        ("leaves.py:Pairs", "cannot be imported: SystemExit"),
+    ],
+)
+def test_what_is_no_method_is_refused_in_one_line(method, says, folder, capsys):
+    (folder / "broken.py").write_text("x = 1\nx / 0\n")
+    (folder / "wrong.py").write_text("def f(:\n")
+    (folder / "leaves.py").write_text("raise SystemExit(1)\n")
+    assert says in refused(capsys, "train", "data.npz", "--method", method, "-o", "run")
+    assert not (folder / "run").exists()
+
+
+def test_backbones_augmentations_and_sources_in_files(folder, capsys):
+    own = ["--backbone", "parts.py:network", "--augment", "parts.py:both"]
+    short = ["--epochs", "1", "--batch-size", "16", "-q"]
+    code = main(["train", "parts.py:images", *own, *short, "-o", "run"])
+    assert code == 0, capsys.readouterr().err
+    config = tomllib.loads((folder / "run" / "config.toml").read_text())
+    assert config["backbone"] == f"{folder / 'parts.py'}:network"
+    assert config["views"] == [{"scale": [0.5, 1.0]}, {"flip": 0.5}]
+    assert {*json.loads((folder / "run" / "data.json").read_text())["sources"]} == {"backbone"}
+    assert nearkin.load("run").dim == 8
+    (folder / "views.toml").write_text("[[views]]\nscale = [0.5, 1.0]\n[[views]]\nflip = 0.5\n")
+    again = ["--backbone", "parts.py:network", "--augment", "views.toml"]
+    assert main(["train", "parts.py:images", *again, *short, "-o", "run2"]) == 0
+    metrics = [(folder / run / "metrics.csv").read_bytes() for run in ("run", "run2")]
+    assert metrics[0] == metrics[1]
+    capsys.readouterr()
+    for option in ("--backbone", "--augment"):
+        assert main(["train", "data.npz", option, "parts.py:nothing", "-o", "run3"]) == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith("error: ")
+        assert "parts.py:nothing" in line
+
+
+def install(target, points):
+    """A package as an installer leaves it: a module and its entry points."""
+    (target / "their_parts.py").write_text(
+        METHOD.replace("from beside import SCALE", "SCALE = 1") + PARTS
+    )
+    info = target / "their_parts-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-parts\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(textwrap.dedent(points))
+    return str(target)
+
+
+def test_an_installed_package_declares_its_parts_as_entry_points(folder, tmp_path_factory):
+    path = install(
+        tmp_path_factory.mktemp("site"),
+        """
+        [nearkin.methods]
+        pairs = their_parts:Pairs
+        [nearkin.backbones]
+        theirs = their_parts:network
+        [nearkin.augmentations]
+        both = their_parts:both
+        [nearkin.sources]
+        noise = their_parts:images
+        """,
+    )
+    settings = [
+        "--method",
+        "pairs",
+        "--backbone",
+        "theirs",
+        "--augment",
+        "both",
+        "--temperature",
+        "0.5",
+    ]
+    short = ["--epochs", "1", "--batch-size", "16", "-q", "-o", "run"]
+    code, _, err = nk(folder, "train", "noise", *settings, *short, path=path)
+    assert code == 0, err
+    assert tomllib.loads((folder / "run" / "config.toml").read_text())["method"] == "pairs"
+    code, out, err = nk(folder, "methods", path=path)
+    assert code == 0, err
+    assert "pairs " in out
+    code, _, err = nk(folder, "train", "noise", *settings, *short)
+    assert code == 2
+    assert "unknown method pairs" in err
+
+
+def test_a_name_that_is_taken_is_refused_and_its_owners_are_named(folder, tmp_path_factory):
+    path = install(
+        tmp_path_factory.mktemp("site"), "[nearkin.methods]\nmoco = their_parts:Pairs\n"
+    )
+    for command in (["train", "data.npz", "--method", "moco", *SHORT], ["methods"]):
+        code, _, err = nk(folder, *command, path=path)
+        assert code == 2
+        assert err.startswith("error: the method name moco is taken by nearkin and their-parts")
+        assert err.count("\n") == 1
+
+
+def test_a_reference_holds_from_any_folder(folder, monkeypatch):
+    reference = extensions.absolute("my_method.py:Pairs")
+    cls = method_class("my_method.py:Pairs")
+    monkeypatch.chdir("/")
+    assert method_class(reference) is cls
+    assert extensions.reference_to(cls) == reference
+    assert extensions.source_of(METHODS["moco"]) == {}
+    with pytest.raises(UsageError, match="there is no file"):
+        method_class("my_method.py:Pairs")
+
+
+@pytest.mark.parametrize(
+    ("function", "settings"),
+    [(nearkin.train, TrainConfig), (nearkin.discover, DiscoverConfig)],
+    ids=["train", "discover"],
+)
+def test_the_signatures_of_python_have_every_setting_with_its_default(function, settings):
+    parameters = inspect.signature(function).parameters
+    for entry in fields(settings):
+        if entry.name != "options":
+            assert parameters[entry.name].default == entry.default, entry.name
+    own = {"data", "out", "resume", "overwrite", "reporter", "options", "method_options"}
+    assert parameters.keys() == {entry.name for entry in fields(settings)} | own
+
+
+def test_every_name_of_the_package_is_there_and_importing_it_loads_no_torch():
+    program = "import sys, nearkin; assert 'torch' not in sys.modules; " + "".join(
+        f"nearkin.{name}; " for name in dir(nearkin)
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    assert {"objectives", "memory", "methods", "transforms", "testing"} <= {*dir(nearkin)}
+    with pytest.raises(AttributeError, match="nearkin has no trian"):
+        nearkin.trian  # noqa: B018
