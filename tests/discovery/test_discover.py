@@ -29,7 +29,7 @@ from nearkin.discovery.trials import TUNED
 from nearkin.run.settings import build
 from nearkin.tables import read_csv
 
-KNOWN, CLASSES, EACH = 5, 8, 24
+KNOWN, CLASSES, EACH = 5, 8, 16
 LEFT = {
     "assignments.csv", "classes", "classifier.safetensors", "clusters.csv", "config.toml",
     "data.json", "encoder.safetensors", "images.csv", "report.html", "stages", "summary.json",
@@ -128,7 +128,7 @@ def encoder(tmp_path_factory, arrays):
     return out
 
 
-SHORT = words("-q --batch-size 16 --num-views 2 --known-epochs 20")
+SHORT = words("-q --batch-size 16 --num-views 2 --known-epochs 10")
 LEAST = [*SHORT, *words("--num-seeds 1 --no-baselines --epochs 2 --classes 2 --entropy-weight 1")]
 LEAST_NCD = [word.replace("entropy-weight", "pair-rate") for word in LEAST]
 MODES = {

@@ -113,6 +113,7 @@ def test_torchrun_starts_the_same_training(data, both, tmp_path):
     assert out.count("effective rank") == err.count("writing") == 1  # only the first speaks
 
 
+@pytest.mark.slow
 def test_slurm_starts_the_same_training(data, both, tmp_path):
     job = str(int(free_port()) % 10_000)
     env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": job}
@@ -127,7 +128,7 @@ def test_slurm_starts_the_same_training(data, both, tmp_path):
 
 
 def test_a_signal_to_one_process_stops_all_after_the_same_step(data, both, tmp_path):
-    """To the second, which the first has to hear of; the next test sends one to the first."""
+    """To the second: the first has to hear of it."""
     out = tmp_path / "run"
     process = start(data, out, "--devices", "2")
     after_steps(process, out, 3)
@@ -140,6 +141,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(data, both, tmp_p
     assert same_bits(trained(data, out, "--resume", "--devices", "2"), both)
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_goes_on_from_the_same_step(data, alone, tmp_path):
     out = tmp_path / "run"
     process = start(data, out, "--devices", "2")
@@ -347,6 +349,7 @@ def test_a_divided_training_is_looked_at_stopped_and_resumed(data, both, tmp_pat
     assert seen == pytest.approx(expected, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_divided_training_that_diverges_is_one_error_and_kept_for_a_replay(data, tmp_path):
     process = start(data, tmp_path / "run", *SHARDED, "--lr", "1e9", "--warmup", "0")
     code, _, err = ended(process)

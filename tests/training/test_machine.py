@@ -65,6 +65,7 @@ def usual(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_another_number_of_threads_is_told(usual, tmp_path):
     folder = shutil.copytree(usual, tmp_path / "copy")
     for file in (folder / "run" / "checkpoints").iterdir():
