@@ -1,4 +1,4 @@
-"""What a discovery learns from: kept views, frozen and live trunks, and the two stages on top."""
+"""Cached views, frozen and finetuned encoders, and the two stages on top of them."""
 
 import copy
 from dataclasses import replace
@@ -47,7 +47,7 @@ def cached_views(num_views=2, order=None, labels=None):
 
 
 @pytest.mark.parametrize("num_views", [1, 2, CACHED])
-def test_a_step_sees_different_kept_views_of_the_same_images(num_views):
+def test_a_step_draws_different_cached_views_of_the_same_images(num_views):
     feed = cached_views(num_views)
     for step, batch in enumerate(feed.between(0, 9)):
         rows = feed.order.rows(step)
@@ -61,7 +61,7 @@ def test_a_step_sees_different_kept_views_of_the_same_images(num_views):
         assert all(len(set(row)) == num_views for row in chosen.tolist())
 
 
-def test_every_kept_view_of_every_image_comes_first_at_some_time():
+def test_every_cached_view_of_every_image_comes_first_in_some_epoch():
     first = torch.cat([batch.views[0][:, :2, 0, 0] for batch in cached_views().between(0, 120)])
     assert len(first.unique(dim=0)) == CACHED * IMAGES
 
@@ -221,7 +221,7 @@ def test_the_last_stage_goes_on_from_the_layer_that_knows_the_known_classes(meth
 
 
 @pytest.mark.parametrize("method", ["ncl", "simgcd"])
-def test_what_is_kept_stays_as_it_is(method):
+def test_cached_features_do_not_change(method):
     encoder, task = frozen(20, 30)
     before = copy.deepcopy(encoder.cached)
     known = known_stage(encoder, task, base())
@@ -370,12 +370,12 @@ def test_a_share_of_the_steps_can_be_tried_out():
     assert steps(0.01) == 1
 
 
-# Live trunks
+# Finetuned encoders
 
 
 @pytest.fixture(scope="module")
-def live():
-    """A live encoder on 40 images of which half are labeled."""
+def finetuned():
+    """Finetuned encoders on 40 images of which half are labeled."""
     rng = np.random.default_rng(0)
     images = open_images(rng.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8))
     torch.manual_seed(0)
@@ -394,8 +394,8 @@ def parameters(backbone):
 
 
 @pytest.mark.parametrize(("named", "method"), [("3", "ncl"), ("3.second", "simgcd")])
-def test_only_the_parts_that_were_named_learn(live, named, method):
-    make, task = live
+def test_only_the_named_layers_are_trained(finetuned, named, method):
+    make, task = finetuned
     encoder = make(named)
     start = parameters(encoder.pretrained.backbone)
     known = known_stage(encoder, task, base(epochs=1))
@@ -411,8 +411,8 @@ def test_only_the_parts_that_were_named_learn(live, named, method):
     )
 
 
-def test_all_of_a_network_may_learn(live):
-    make, task = live
+def test_a_whole_network_may_be_trained(finetuned):
+    make, task = finetuned
     encoder = make()
     start = parameters(encoder.pretrained.backbone)
     known = known_stage(encoder, task, base(epochs=1))
@@ -422,9 +422,9 @@ def test_all_of_a_network_may_learn(live):
 
 
 @pytest.mark.parametrize("named", ["layer4", "9", "Top"])
-def test_unknown_parts_are_refused_and_the_parts_there_are_are_named(live, named):
+def test_unknown_layers_are_refused_and_the_existing_ones_named(finetuned, named):
     with pytest.raises(UsageError, match=rf"--train-layers {named} .*: 0, 2, 3$"):
-        live[0](named)
+        finetuned[0](named)
 
 
 def test_freezing_leaves_named_parts_to_learn():
@@ -434,8 +434,8 @@ def test_freezing_leaves_named_parts_to_learn():
     assert learn == {n for n, _ in network.body.named_parameters() if n.startswith("2.")}
 
 
-def test_a_look_at_images_is_a_function_of_the_seed(live):
-    encoder = live[0]()
+def test_extracted_features_are_a_function_of_the_seed(finetuned):
+    encoder = finetuned[0]()
 
     def seen(seed):
         return extract_features(encoder.pretrained, encoder.images, "characters", 3, seed, CPU, 0)[
@@ -451,8 +451,8 @@ def test_a_look_at_images_is_a_function_of_the_seed(live):
     assert not torch.equal(one.views[0], one.views[1])
 
 
-def test_a_look_shows_the_features_of_the_images_in_their_order(live):
-    encoder = live[0]()
+def test_features_are_extracted_in_the_order_of_the_images(finetuned):
+    encoder = finetuned[0]()
     found = extract_features(encoder.pretrained, encoder.images, "characters", 2, 0, CPU, 0)[0]
     rows = np.array([4, 17, 31])
     some = extract_features(
@@ -465,8 +465,8 @@ def test_a_look_shows_the_features_of_the_images_in_their_order(live):
     assert own.mean() > others.mean()
 
 
-def test_a_live_trunk_sees_what_its_method_has_learned(live):
-    make, task = live
+def test_a_finetuned_encoder_extracts_features_by_the_trained_network(finetuned):
+    make, task = finetuned
     encoder = make()
     known = known_stage(encoder, task, base(epochs=1))
     known.try_out()
