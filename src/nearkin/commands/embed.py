@@ -97,7 +97,7 @@ def embed_parts(
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> PartsWritten:
-    """Features of any number of images, of which those of one part are in memory.
+    """Compute the features of any number of images, with one part in memory.
 
     Each part is a Parquet file with rows as `embed` writes them, there whole or not at all. What
     is there is not made again: a command that was killed goes on. Processes that torchrun or srun
@@ -151,7 +151,7 @@ def embed_parts(
 
 
 def _turn(part: str) -> tuple[int, int]:
-    """The first part that is this process's to make, and how many further each next one is."""
+    """Return the first part that this process makes, and the step to the next one."""
     here = rank_info()
     if not part:
         return (0, 1) if here is None else (here.rank, here.world_size)
@@ -166,5 +166,5 @@ def _turn(part: str) -> tuple[int, int]:
 
 
 def is_folder(output: str) -> bool:
-    """Whether a name says, or is that of, a folder."""
+    """Return whether an output is a folder: it ends in / or is one."""
     return output.endswith(("/", os.sep)) or Path(output).is_dir()

@@ -31,14 +31,14 @@ SHORTLIST: Final = 10
 
 @dataclass(frozen=True)
 class Made:
-    """What an index is, as it is noted beside it."""
+    """The description of an index, which is stored beside it."""
 
     kind: str
     """As the index_factory of faiss reads it."""
     images: int
     dim: int
     vectors: str
-    """The fingerprint of what it is of."""
+    """The fingerprint of the indexed vectors."""
     index: str
     """The SHA-256 of its file."""
 
@@ -80,7 +80,7 @@ def build_index(vectors: str | Path, output: str | Path) -> Made:
 
 
 def kind_of_index(count: int, dim: int) -> tuple[str, int]:
-    """The kind of index for so many images, and how many of them it is to be learned from.
+    """Return the kind of index for a number of images, and how many of them train it.
 
     `Flat` compares all. Above, inverted lists of product codes (Jégou et al. 2011): four times
     the root of the number of images, as faiss advises, and as many bytes for an image as its
@@ -101,7 +101,7 @@ def kind_of_index(count: int, dim: int) -> tuple[str, int]:
 def shortlist(
     path: Path, table: EmbeddingTable, queries: Float[Tensor, "queries dim"], top: int
 ) -> Int[np.ndarray, " places"]:
-    """Places where the most similar rows are likely to be, ascending.
+    """Return the positions of likely neighbors, ascending.
 
     Raises:
         UsageError: If faiss is not installed.
@@ -124,7 +124,7 @@ def shortlist(
 
 
 def _sample(table: EmbeddingTable, size: int, dim: int) -> np.ndarray:
-    """Rows drawn from all; the same every time."""
+    """Draw rows to train the index; the same every time."""
     chosen = np.random.default_rng(0).choice(len(table), size, replace=False)
     drawn, start = np.empty((size, dim), np.float32), 0
     for rows in _rows(table, dim, np.sort(chosen)):

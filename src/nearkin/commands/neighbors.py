@@ -32,7 +32,7 @@ def neighbors(
     backbone: nn.Module | None = None,
     device: str = "auto",
 ) -> list[Neighbors]:
-    """The most similar images to each of some images, by the features of a run.
+    """Find the most similar images to each of some images, by the features of a run.
 
     Args:
         run: A run folder, or its encoder.safetensors.
@@ -63,7 +63,7 @@ def neighbors(
 
 
 def _table(run: Path, vectors: str | Path | None) -> EmbeddingTable:
-    """What to search, which is to be of the run's encoder as far as it says."""
+    """Open the table to search, and check that it is of the run's encoder."""
     table = open_table(RunFolder(run).embeddings if vectors is None else Path(vectors))
     encoder = RunFolder(run).encoder if run.is_dir() else run
     if table.encoder not in ("", digest(encoder)):
@@ -76,7 +76,7 @@ def _table(run: Path, vectors: str | Path | None) -> EmbeddingTable:
 def _features(
     encoder: Encoder, files: Sequence[str | Path], device: torch.device
 ) -> Float[Tensor, "images dim"]:
-    """Features of files, read and encoded just as `embed` does it."""
+    """Compute the features of files, as `embed` does."""
     names = [os.path.abspath(image) for image in files]  # noqa: PTH100  (keeps links)
     queries = FileCollector(2)
     for name in set(names):

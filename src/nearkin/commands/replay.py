@@ -76,7 +76,7 @@ def _repeat(
     total: int,
     config: TrainConfig,
 ) -> str:
-    """What comes of one step."""
+    """Take one step, and describe the result."""
     try:
         taken = training_steps(
             config, method, optimizer, [batch], start=step, total=max(total, step + 1)
@@ -88,7 +88,7 @@ def _repeat(
 
 @contextmanager
 def _watched(method: Method[Any]) -> Iterator[list[str]]:
-    """Layers in the order in which they give out something that is not finite."""
+    """Collect layers in the order in which their outputs stop being finite."""
     places: list[str] = []
 
     def check(name: str, output: object) -> None:

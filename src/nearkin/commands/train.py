@@ -38,7 +38,7 @@ class Run:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """What was measured, as in summary.json."""
+        """The measures, as in summary.json."""
         return self.folder.read_summary()
 
 

@@ -177,7 +177,7 @@ def encode(encoder: nn.Module, batches: Iterable[Float[Tensor, "_ ..."]]) -> Flo
     Batch norm uses its running statistics, so no image's features depend on another image.
 
     Args:
-        encoder: A network from images to features. It is left as it was found.
+        encoder: A network from images to features. Its state stays as it is.
         batches: Images on the encoder's device.
 
     Raises:

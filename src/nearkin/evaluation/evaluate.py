@@ -57,7 +57,7 @@ class Evaluation:
         }
 
     def rows(self) -> list[list[str]]:
-        """A table as text: a heading, then a row per measure, a column per table of features."""
+        """Return cells of text: a heading, then a row per measure, a column per table of features."""
         columns = [{m.name: str(m) for m in measures} for measures in self.measures.values()]
         names = dict.fromkeys(name for column in columns for name in column)
         heading = ["measure", *(TITLES.get(table, table) for table in self.measures)]
@@ -146,7 +146,7 @@ PIECE = 1024
 
 
 def mean_pixels(images: UInt8[np.ndarray, "n h w 3"]) -> Float[Tensor, " d"]:
-    """The mean image of the training images, flattened as in `pixels`."""
+    """Return the mean training image, flattened as in `pixels`."""
     total = torch.stack([piece.double().sum(dim=0) for piece in _pieces(images)]).sum(dim=0)
     return (total / len(images)).float()
 
@@ -309,7 +309,7 @@ def _refuse_not_finite(embeddings: Embeddings | None) -> None:
 
 
 def rows_of(summary: Mapping[str, Any]) -> list[str]:
-    """The table of a run's summary.json, as lines."""
+    """Format the measures of a run's summary.json as lines."""
     measures = {
         table: [Measure(**entry) for entry in column.values()]
         for table, column in summary["measures"].items()
@@ -318,7 +318,7 @@ def rows_of(summary: Mapping[str, Any]) -> list[str]:
 
 
 def table_lines(evaluation: Evaluation) -> list[str]:
-    """Measures as aligned columns, then what could not be measured, and why."""
+    """Format measures as aligned columns, then what could not be measured, and why."""
     rows = evaluation.rows()
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)) for row in rows]

@@ -46,7 +46,7 @@ def uniformity(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
 
 
 def effective_rank(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
-    """The exponential of the entropy of the singular values of the centered features.
+    """Return the exponential of the entropy of the singular values of the centered features.
 
     Between 1 and `min(n - 1, d)`; 0 if all rows are alike. Roy & Vetterli 2007, section 2;
     RankMe (Garrido et al. 2023, equation 1) without the mean, which tells no image from another.

@@ -40,9 +40,9 @@ class PartsWritten:
     """Parts that other processes have yet to make."""
     num_parts: int
     count: int = 0
-    """How many have features, once no part is missing."""
+    """Images with features, once no part is missing."""
     bad: int = 0
-    """How many could not be read, likewise."""
+    """Unreadable images, once no part is missing."""
 
     def lines(self, folder: Path) -> list[str]:
         """Lines of text."""
@@ -69,7 +69,7 @@ class Note:
 
     @property
     def num_parts(self) -> int:
-        """How many files there are to be."""
+        """The number of files once all are written."""
         return -(-self.images // self.shard)
 
     def part(self, number: int) -> str:
@@ -128,7 +128,7 @@ def claim(folder: Path, note: Note) -> None:
 
 
 def read_note(folder: Path) -> Note:
-    """What a folder of parts is of.
+    """Read the note of a folder of parts.
 
     Raises:
         UsageError: If it is no such folder.

@@ -61,5 +61,5 @@ def bootstrap(
 
 
 def _quantile(confidence: float) -> float:
-    """How many standard deviations each side of the mean hold this share of a normal law."""
+    """Return how many standard deviations around the mean hold this share of a normal law."""
     return NormalDist().inv_cdf((1 + confidence) / 2)

@@ -93,7 +93,7 @@ def constrained_kmeans(
 
 
 class _Rows:
-    """The rows, of which the labeled ones are the same sums in every step."""
+    """The rows; the sums over labeled ones, which never move, are computed once."""
 
     def __init__(
         self, x: Float[np.ndarray, "n dim"], label: Int[np.ndarray, " n"], k: int
@@ -116,7 +116,7 @@ class _Rows:
     def means(
         self, cluster: Int[np.ndarray, " free"], centers: Float[np.ndarray, "k dim"]
     ) -> tuple[Float[np.ndarray, "k dim"], Int[np.ndarray, " k"]]:
-        """Of all rows of each cluster, and how many they are; empty ones stay where they are."""
+        """Return the mean and the size of each cluster; the means of empty ones stay."""
         total, count = _sums(self.free, cluster, len(centers))
         count = count + self.count
         mean = (total + self.total) / np.maximum(count, 1)[:, None]
@@ -126,7 +126,7 @@ class _Rows:
 def _sums(
     x: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"], k: int
 ) -> tuple[Float[np.ndarray, "k dim"], Int[np.ndarray, " k"]]:
-    """The sum of each cluster's rows, and their number."""
+    """Return the sum of each cluster's rows, and their number."""
     from scipy.sparse import csr_array
 
     member = csr_array((np.ones(len(x)), (cluster, np.arange(len(x)))), shape=(k, len(x)))

@@ -23,7 +23,7 @@ LARGE_WIDTH = 2**20
 """The same on other devices, which are not waited for as long as one block is enough."""
 
 RUN = 32
-"""Neighboring similarities of which the largest is found first."""
+"""Neighboring similarities that are reduced to their maximum first."""
 
 
 def held_at_once(device: torch.device) -> int:

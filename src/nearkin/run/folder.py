@@ -69,13 +69,13 @@ class RunFolder:
     bad_files = _Entry("bad_files.csv")
     """Images that could not be read, with the reason."""
     data = _Entry("data.json")
-    """How many images the run was started with, and their fingerprint."""
+    """The number of images the run was started with, and their fingerprint."""
     images = _Entry("images.csv")
     """Names and sizes of these images."""
     embeddings = _Entry("embeddings.parquet")
     """Features of every image of the data."""
     plots = _Entry("plots")
-    """The folder of images about the run."""
+    """The folder of plots and image sheets."""
     assignments = _Entry("assignments.csv")
     """The class of every image that came without one."""
     clusters = _Entry("clusters.csv")
@@ -95,7 +95,7 @@ class RunFolder:
     page = _Entry(f"{STAGES}/page.json")
     """The page about a discovery as plain values, without images."""
     map = _Entry("map.npz")
-    """Where the images lie on the page's map."""
+    """Coordinates of the images on the page's map."""
     cached_features = _Entry(f"{STAGES}/cached-features.safetensors")
     """Cached features of all images and of views of them."""
     number = _Entry(f"{STAGES}/number.json")
@@ -160,7 +160,7 @@ class RunFolder:
 
 
 def data_name(data: Any) -> str:
-    """What the data are called in files: their full path or reference, their name, or `arrays`."""
+    """Return the name of the data in files: their full path, reference or name, or `arrays`."""
     if not isinstance(data, str | Path):
         return "arrays"
     return str(Path(data).resolve()) if Path(data).exists() else absolute(str(data))
@@ -200,7 +200,7 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _table(scores: Mapping[str, list[dict[str, Any]]]) -> list[str]:
-    """A row per score, a column per way of finding classes; ours comes first."""
+    """Format a row per score and a column per way of finding classes; ours comes first."""
     rows = [["", *scores]]
     for position, score in enumerate(next(iter(scores.values()))):
         cells = [column[position] for column in scores.values()]
@@ -229,11 +229,11 @@ def _numbered(first: Path) -> Iterator[Path]:
 
 @contextmanager
 def opened(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
-    """A run folder for writing, which no other process can open meanwhile.
+    """Open a run folder for writing; no other process can open it meanwhile.
 
     Raises:
         OutputError: If it cannot be written, is in use, or is not empty and neither `resume`
-            nor `overwrite` was asked for.
+            nor `overwrite` is set.
     """
     run = RunFolder(path)
     if resume and overwrite:
@@ -294,7 +294,7 @@ def _unwritable(path: Path, error: OSError) -> OutputError:
 
 
 def _occupied(run: RunFolder) -> bool:
-    """Whether there is anything that a run that failed before its first step does not leave."""
+    """Return whether there is more than a run leaves that fails before its first step."""
     left = {run.lock.name, run.log.name, run.bad_files.name}
     empty = {folder for folder in (run.checkpoints, run.plots) if not any(folder.glob("*"))}
     return any(entry.name not in left and entry not in empty for entry in run.path.iterdir())

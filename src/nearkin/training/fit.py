@@ -176,7 +176,7 @@ def fit(
 
 
 def stop_if_requested(interrupts: Interrupts, done: int) -> None:
-    """End all processes after the same step, if any of them was told to stop."""
+    """End all processes after the same step, if any of them got a signal."""
     if stop := all_reduce_max(interrupts.stop):
         interrupts.end(done, stop)
 
