@@ -57,7 +57,7 @@ class Evaluation:
         }
 
     def rows(self) -> list[list[str]]:
-        """Return cells of text: a heading, then a row per measure, a column per table of features."""
+        """Return cells of text: a heading, then a row per measure and a column per table."""
         columns = [{m.name: str(m) for m in measures} for measures in self.measures.values()]
         names = dict.fromkeys(name for column in columns for name in column)
         heading = ["measure", *(TITLES.get(table, table) for table in self.measures)]
