@@ -32,20 +32,20 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Part:
-    """The images of one side of the split ('' where there is none), and their labels."""
+    """Images and labels of one side of a split, or of none ('')."""
 
     split: str
     pixels: np.ndarray
     labels: np.ndarray | None = None
     classes: tuple[str, ...] | None = None
-    """Names of the classes 0, 1, ...; by default the labels' own text."""
+    """Names of the classes 0, 1, ...; by default the labels as text."""
 
 
 def join(where: str, parts: Sequence[Part]) -> tuple[Arrays, Annotations]:
-    """Put the parts into one array, and name each image by its split and number.
+    """Join the parts in one array, and name each image by its split and number.
 
     Raises:
-        DataError: the arrays are not images, or images and labels do not fit together.
+        DataError: The arrays are not images, or images and labels do not fit together.
     """
     parts = sorted(parts, key=lambda part: part.split)
     pixels = [_images(where, part.pixels) for part in parts]
@@ -59,9 +59,9 @@ def join(where: str, parts: Sequence[Part]) -> tuple[Arrays, Annotations]:
         names += [f"{prefix}{row:0{digits}}" for row in range(count)]
         labels += _labels(where, part)
     splits = [part.split for part in parts for _ in part.pixels]
-    everything = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
+    all_pixels = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
     rows = {name: row for row, name in enumerate(names)}
-    return Arrays(everything, rows), Annotations(labels, [""] * len(names), splits)
+    return Arrays(all_pixels, rows), Annotations(labels, [""] * len(names), splits)
 
 
 def _images(where: str, pixels: np.ndarray) -> np.ndarray:
@@ -96,7 +96,7 @@ def _labels(where: str, part: Part) -> list[str]:
 
 
 def _named(where: str, labels: np.ndarray, classes: tuple[str, ...] | None) -> list[str]:
-    """Numbers as names: those given or, without any, their own digits."""
+    """Labels that are numbers as class names or, without any, as digits."""
     numbers = np.unique(labels).tolist()
     if numbers[0] < UNKNOWN or (classes is not None and numbers[-1] >= len(classes)):
         known = "" if classes is None else f" for {len(classes)} classes"
@@ -112,34 +112,34 @@ def _named(where: str, labels: np.ndarray, classes: tuple[str, ...] | None) -> l
 def from_npz(path: Path) -> list[Part]:
     """The images of an .npz file: x (or images), y (or labels), or x_train, y_train, x_test...
 
-    Without x_test, x_val is held out instead; beside it, it is left aside. The key class_names,
-    if there, names the classes 0, 1, ... Nothing is ever unpickled.
+    Without x_test, x_val is held out; with it, x_val is not used. The key class_names, if there,
+    names the classes 0, 1, ... Nothing is ever unpickled.
 
     Raises:
-        DataError: it is damaged, or has none of these keys.
+        DataError: It is damaged, or has none of these keys.
     """
     try:
         with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
-            held = {key: file[key] for key in file.files}
+            arrays = {key: file[key] for key in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not a readable .npz ({error}); save plain arrays") from error
-    names = held.get("class_names")
+    names = arrays.get("class_names")
     classes = None if names is None else tuple(str(name) for name in names)
     parts = []
-    held_out = "_test" if {"x_test", "images_test"} & held.keys() else "_val"
+    held_out = "_test" if {"x_test", "images_test"} & arrays.keys() else "_val"
     for split, suffix in (("", ""), ("train", "_train"), ("test", held_out)):
-        pixels = held.get(f"x{suffix}", held.get(f"images{suffix}"))
+        pixels = arrays.get(f"x{suffix}", arrays.get(f"images{suffix}"))
         if pixels is not None:
-            labels = held.get(f"y{suffix}", held.get(f"labels{suffix}"))
+            labels = arrays.get(f"y{suffix}", arrays.get(f"labels{suffix}"))
             parts.append(Part(split, pixels, labels, classes))
     if not parts:
-        keys = ", ".join(held) or "none"
+        keys = ", ".join(arrays) or "none"
         raise DataError(f"{path}: keys are {keys}; call the images x, or x_train and x_test")
     return parts
 
 
 def from_memory(data: np.ndarray | tuple[np.ndarray, np.ndarray]) -> list[Part]:
-    """Pixels, or pixels and labels, given from Python."""
+    """Pixels, or pixels and labels, passed from Python."""
     pixels, labels = data if isinstance(data, tuple) else (data, None)
     return [Part("", np.asarray(pixels), None if labels is None else np.asarray(labels))]
 
@@ -157,11 +157,11 @@ def is_name(data: str) -> bool:
 def from_name(data: str) -> list[Part]:
     """The images of "digits" or "torchvision:NAME". Nothing is ever downloaded.
 
-    The root of torchvision's sets is the environment variable NEARKIN_TORCHVISION, or
+    The root of torchvision's data sets is the environment variable NEARKIN_TORCHVISION, or
     ~/.cache/nearkin/torchvision.
 
     Raises:
-        DataError: the name is not known, or the files are not there.
+        DataError: The name is not known, or the files are not there.
     """
     if data == "digits":
         return [digits()]
@@ -188,10 +188,10 @@ def digits() -> Part:
 def _torchvision(name: str, root: Path, split: str) -> Part:
     from torchvision import datasets
 
-    known = getattr(datasets, name)
+    dataset = getattr(datasets, name)
     side: dict[str, Any] = {"split": split} if name == "SVHN" else {"train": split == "train"}
     try:
-        data = known(str(root), download=False, **side)
+        data = dataset(str(root), download=False, **side)
     except Exception as error:  # missing, damaged and half-downloaded files all raise differently
         fetch = ", ".join(f"{key}={value!r}" for key, value in side.items())
         raise DataError(

@@ -14,26 +14,23 @@ from jaxtyping import Float, UInt8
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""The only decoders ever tried, whatever a file is called."""
+"""The only decoders that are tried, whatever the name of a file."""
 NETPBM: Final = (b"P2", b"P3", b"P5", b"P6")
 """PGM and PPM, as text and binary. Pillow's format PPM is also bitmaps, floats and extensions."""
 MAGIC: Final = (
     *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"GIF8", b"BM", b"II", b"MM"),
     *NETPBM,
 )
-"""How files of these formats begin; without that, no decoder takes a file for its own."""
+"""How files of these formats begin."""
 MAX_BYTES: Final = 256 * 2**20
 MIN_SIDE: Final = 2
-"""Images with a shorter side than this hold no shape to learn from."""
+"""Shortest side of an image that can be trained on."""
 SWAPPED: Final = (5, 6, 7, 8)
 """Exif orientations that exchange width and height."""
 
 
 class BadImage(Exception):  # noqa: N818  (a finding about a file, not a failure of the program)
-    """An image that cannot be used; `reason` says why.
-
-    Reasons: not-an-image, truncated, too-large, too-small, unreadable.
-    """
+    """An image that is not-an-image, truncated, too-large, too-small or unreadable (`reason`)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -41,7 +38,7 @@ class BadImage(Exception):  # noqa: N818  (a finding about a file, not a failure
 
 
 class Header(NamedTuple):
-    """An image's format, and its size in pixels as one looks at it (after exif orientation)."""
+    """An image's format, and its size in pixels after exif orientation."""
 
     format: str
     width: int
@@ -51,7 +48,7 @@ class Header(NamedTuple):
 class _Quiet:
     """Ignores warnings while any thread is inside.
 
-    With `warnings.catch_warnings` alone, two threads that overlap restore each other's filters.
+    With `warnings.catch_warnings` alone, overlapping threads restore each other's filters.
     """
 
     def __init__(self) -> None:
@@ -78,9 +75,9 @@ quiet = _Quiet()
 
 @contextmanager
 def opened(encoded: bytes) -> Iterator[Image.Image]:
-    """The image, identified and within the limits, but not yet decoded.
+    """The image, identified and within the limits, not yet decoded.
 
-    Inside the block, whatever Pillow raises becomes a `BadImage`, and its warnings are dropped.
+    Inside the block, whatever Pillow raises becomes a `BadImage`, and its warnings are ignored.
     """
     if len(encoded) > MAX_BYTES:
         raise BadImage("too-large")
@@ -116,17 +113,15 @@ def _reason(error: Exception, encoded: bytes) -> str:
 
 
 def orientation(image: Image.Image) -> int:
-    """The exif orientation, 1 to 8, still to be applied; 1 where it is absent or broken.
-
-    Pillow applies a TIFF's own. A PNG's exif counts only where it precedes the pixels, for
-    otherwise its header could not be read without decoding it all.
-    """
+    """The exif orientation, 1 to 8, still to be applied; 1 where it is absent or broken."""
+    # Pillow applies a TIFF's own. A PNG's exif counts only before the pixels: further back, its
+    # header could not be read without decoding all of it.
     pending = image.format != "PNG" or {"exif", "Raw profile type exif"} & image.info.keys()
     if image.format == "TIFF" or not pending:
         return 1
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # exif is an ornament: a broken one must not cost the image
+    except Exception:  # a broken exif block must not cost the image
         return 1
     return value if value in range(1, 9) else 1
 
@@ -141,7 +136,7 @@ def header(encoded: bytes) -> Header:
     """Format and size of an encoded image, or of its beginning.
 
     Raises:
-        BadImage: it is not an image of an allowed format and size.
+        BadImage: It is not an image of an allowed format and size.
     """
     with opened(encoded) as image:
         # The multi-image variant of JPEG is, for its first image, a JPEG.
@@ -171,14 +166,13 @@ def decode(encoded: bytes, *, min_side: int | None = None) -> Image.Image:
     smallest and largest value. Of an animation, the first frame counts.
 
     Args:
-        encoded: the file's bytes.
-        min_side: where given, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long as its
-            shorter side keeps at least this many pixels, which is several times faster.
+        encoded: The file's bytes.
+        min_side: A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, several times faster, as
+            long as its shorter side keeps this many pixels; None for the full size.
 
     Raises:
-        BadImage: not-an-image, truncated, too-large (over 256 MiB, or over the 179 million
-            pixels at which Pillow suspects a bomb; `open_images` admits fewer), too-small (a
-            side of one pixel) or unreadable.
+        BadImage: It is larger than 256 MiB or 179 million pixels, has a side of one pixel, or
+            cannot be decoded.
     """
     with opened(encoded) as image:
         return load(image, min_side)
@@ -249,7 +243,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 MIDDLE_GRAY: Final = 128
 CENTER: Final = 0.875
-"""Share of the shorter side that the evaluation view keeps (256 pixels cropped to 224)."""
+"""Share of the shorter side in the evaluation view (224 of 256 pixels)."""
 
 
 def crops(
@@ -259,16 +253,16 @@ def crops(
 ) -> list[UInt8[np.ndarray, "_ _ 3"]]:
     """Cut several square views out of an image that is decoded once.
 
-    Decodes at the smallest scale that still gives every crop the pixels it needs. Resampling
-    is bicubic with antialiasing, as in the papers.
+    Decodes at the smallest scale that gives every crop the pixels it needs. Resampling is
+    bicubic with antialiasing, as in the papers.
 
     Args:
-        source: the file's bytes, or pixels.
-        boxes: left, top, width and height of each crop, as fractions of the upright image.
-        sizes: the side of each view in pixels.
+        source: The file's bytes, or pixels.
+        boxes: Left, top, width and height of each crop, as shares of the upright image.
+        sizes: The side of each view in pixels.
 
     Raises:
-        BadImage: as `decode` does.
+        BadImage: As `decode` does.
     """
     if isinstance(source, bytes):
         image = _decode_for(source, boxes, sizes)
@@ -289,13 +283,13 @@ def _decode_for(
 def center(
     source: bytes | UInt8[np.ndarray, "_ _ 3"], size: int
 ) -> UInt8[np.ndarray, "{size} {size} 3"]:
-    """The evaluation view: the middle of an image, without randomness.
+    """The evaluation view: the center crop of an image.
 
-    Keeps the central square of .875 of the shorter side, as the papers do at 224 pixels; the
-    whole shorter side for views below 64 pixels or an image that already has the right size.
+    Its side is .875 of the shorter side, as in the papers at 224 pixels; the whole shorter side
+    for views below 64 pixels and for an image that already has the right size.
 
     Raises:
-        BadImage: as `decode` does.
+        BadImage: As `decode` does.
     """
     if isinstance(source, bytes):
         image = decode(source, min_side=math.ceil(size / CENTER))

@@ -45,10 +45,10 @@ from nearkin.types import UNKNOWN
 
 
 def find_files(path: Path) -> tuple[ImageFiles, dict[str, Row] | None]:
-    """Find the images in a folder, an archive or a table; and, of a table, its rows.
+    """The images in a folder, an archive or a table, and the rows of a table.
 
     Raises:
-        DataError: it is none of these, is damaged, or holds no images.
+        DataError: It is none of these, is damaged, or holds no images.
     """
     if path.is_dir():
         return list_folder(path), None
@@ -78,7 +78,7 @@ class Images:
     groups: Int64[np.ndarray, " images"]
     """Images of one group, such as near-duplicates, never fall on two sides of a split."""
     splits: Shaped[np.ndarray, " images"]
-    """The side of the split that the data themselves name: 'train', 'test', or '' for none."""
+    """The side of the split that the data declare: 'train', 'test', or '' for none."""
     classes: tuple[str, ...]
     """The class names; a label is a position among them."""
     sizes: Int32[np.ndarray, "images 2"]
@@ -91,11 +91,11 @@ class Images:
     """When each file was last written, in nanoseconds."""
     source: Source
     key: str = ""
-    """The data's absolute path, by which findings are remembered; '' where none are to be."""
+    """The absolute path that indices are filed under; '' where none are stored."""
     bad: tuple[BadFile, ...] = ()
     """Files of the whole data that cannot be used."""
     notes: tuple[str, ...] = ()
-    """What else the user should know about the data, one line each."""
+    """Notes for the user, one line each."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -104,7 +104,7 @@ class Images:
         """An image's encoded bytes or, from arrays, its uint8 pixels (height, width, 3).
 
         Raises:
-            BadImage: the file has become unreadable.
+            BadImage: The file has become unreadable.
         """
         try:
             return self.source.read(self.names[row.__index__()])
@@ -112,10 +112,10 @@ class Images:
             raise BadImage("unreadable") from error
 
     def subset(self, rows: Shaped[np.ndarray, " rows"]) -> "Images":
-        """The images in these rows, given in ascending order, with the same classes.
+        """The images in these rows, in ascending order, with the same classes.
 
         Raises:
-            ValueError: rows are out of order, so the subset would not be sorted by name.
+            ValueError: The rows are out of order, so the subset would not be sorted by name.
         """
         if (np.diff(rows) <= 0).any():
             raise ValueError("rows must ascend, each once; sort them")
@@ -139,7 +139,7 @@ class Images:
 
     @property
     def states(self) -> Int64[np.ndarray, "images 2"]:
-        """What tells that a file has changed: its bytes, and when it was last written."""
+        """Bytes and time of the last write of each file, which tell whether it has changed."""
         return np.stack([self.num_bytes, self.modified], axis=1)
 
     @property
@@ -149,7 +149,7 @@ class Images:
 
     @property
     def is_small(self) -> bool:
-        """Whether all pixels are to be held in memory: no side is above 64 pixels."""
+        """Whether no side is above 64 pixels, so that all pixels are held in memory."""
         return bool((self.sizes <= SMALL_SIDE).all())
 
     @cached_property
