@@ -16,7 +16,7 @@ from nearkin.data.scan import index_path, load_index, save_index
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 
 SIDE: Final = 16
-"""Of a thumbnail. Finer ones tell resized copies apart."""
+"""Side of a thumbnail; larger ones tell resized copies apart."""
 DIGEST: Final = 32
 """Bytes of a SHA-256."""
 THREADS: Final = 8
@@ -66,7 +66,7 @@ def _thumbnail(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 ALIKE: Final = 0.98
-"""Least correlation of two thumbnails of copies."""
+"""Smallest correlation of the thumbnails of near duplicates."""
 ALIKE_SMALL: Final = 0.995
 """The same for images up to 64 pixels: handwritten digits reach .98 without being copies."""
 PLAIN: Final = 3.0
@@ -82,14 +82,14 @@ BLOCK: Final = 2**11
 
 @dataclass(frozen=True, eq=False)
 class Duplicates:
-    """Which images show the same."""
+    """Groups of duplicates."""
 
     groups: Int64[np.ndarray, " images"]
-    """Each image's group: the first row of all its copies, and of the groups it had before."""
+    """Each image's group: the first row of its duplicates and of the group it had before."""
     num_exact: int
-    """Images that are byte for byte a copy of an earlier one."""
+    """Images with the bytes of an earlier one."""
     num_near: int
-    """Further images that look the same as an earlier one."""
+    """Further images that look like an earlier one."""
 
 
 def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) -> Duplicates:
@@ -103,7 +103,7 @@ def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) 
     """
     digests, tiny = thumbnails(images, on_progress)
     first: dict[bytes | int, int] = {}
-    # An image that cannot be read has no digest, and is nobody's copy.
+    # An image that cannot be read has no digest and no duplicate.
     keys = (digest.tobytes() if digest.any() else row for row, digest in enumerate(digests))
     exact = np.array([first.setdefault(key, row) for row, key in enumerate(keys)], np.int64)
     copies = _merge_near(exact, tiny, ALIKE_SMALL if images.is_small else ALIKE)
@@ -139,13 +139,13 @@ def _merge_near(
     rows, keys = _keys(tiny, np.flatnonzero(groups == np.arange(len(groups))))
     for table in keys:
         order = np.argsort(table, kind="stable")
-        found = [np.zeros((0, 2), np.int64)]
+        alike_pairs = [np.zeros((0, 2), np.int64)]
         for near in _neighbors(table[order]):
             pairs = rows[order[near]]
             pairs = pairs[groups[pairs[:, 0]] != groups[pairs[:, 1]]]
             left, right = _vectors(tiny[pairs[:, 0]]), _vectors(tiny[pairs[:, 1]])
-            found.append(pairs[np.einsum("ij,ij->i", left, right) >= alike])
-        groups = _merge(groups, np.concatenate(found))
+            alike_pairs.append(pairs[np.einsum("ij,ij->i", left, right) >= alike])
+        groups = _merge(groups, np.concatenate(alike_pairs))
     return groups
 
 
@@ -160,19 +160,19 @@ def _vectors(tiny: UInt8[np.ndarray, "batch features"]) -> Float[np.ndarray, "ba
 
 def _keys(
     tiny: UInt8[np.ndarray, "images features"], rows: Int64[np.ndarray, " chosen"]
-) -> tuple[Int64[np.ndarray, " shown"], Int64[np.ndarray, "tables shown"]]:
-    """Those of the rows that show anything, and their key in each table."""
+) -> tuple[Int64[np.ndarray, " visible"], Int64[np.ndarray, "tables visible"]]:
+    """The rows whose thumbnail is not plain, and their key in each table."""
     features = tiny.shape[1]
     planes = np.random.default_rng(0).standard_normal((TABLES, features, BITS), np.float32)
     flat = planes.transpose(1, 0, 2).reshape(features, TABLES * BITS)
-    shown, keys = [], []
+    visible_rows, keys = [], []
     for block in np.array_split(rows, len(rows) // BLOCK + 1):
         vectors = _vectors(tiny[block])
         visible = vectors.any(axis=1)
         signs = (vectors[visible] @ flat > 0).reshape(-1, TABLES, BITS)
-        shown.append(block[visible])
+        visible_rows.append(block[visible])
         keys.append(signs @ (1 << np.arange(BITS, dtype=np.int64)))
-    return np.concatenate(shown), np.concatenate(keys).T
+    return np.concatenate(visible_rows), np.concatenate(keys).T
 
 
 def _neighbors(keys: Int64[np.ndarray, " images"]) -> Iterator[Int64[np.ndarray, "pairs 2"]]:

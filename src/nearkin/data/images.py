@@ -291,18 +291,17 @@ def _from_source(
     on_progress: ProgressCallback,
 ) -> Images:
     """The images of a user's own source."""
-    given = [str(name) for name in source.names]
-    if len(set(given)) < len(given) or not given:
-        raise DataError(f"{where}: {len(given)} names; give at least one, each of its own")
-    rows = sorted(range(len(given)), key=lambda row: in_bytes(given[row]))
-    names, reader = tuple(given[row] for row in rows), CustomSource(source)
+    source_names = [str(name) for name in source.names]
+    names, reader = tuple(sorted(source_names, key=in_bytes)), CustomSource(source)
+    if len(set(names)) < len(names) or not names:
+        raise DataError(f"{where}: {len(names)} names; give at least one, each of its own")
     pixels = max_pixels if full else 0
     (kinds, sizes), states = scan_source(
         reader, names, decoded_pixels=pixels, on_progress=on_progress
     )
     images = _usable(ImageFiles("", reader, Files(names, states)), kinds, sizes, max_pixels, "")
     _require_images(images, where)
-    own = annotations_from_rows(_rows(source, where, given), images.names)
+    own = annotations_from_rows(_rows(source, where, source_names), images.names)
     return _annotated(images, own.or_else(annotations_from_folders(images.names, "none")), labels)
 
 

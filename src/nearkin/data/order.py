@@ -2,36 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64
 
 from nearkin.data.rng import permutation
 from nearkin.errors import DataError
-
-
-@runtime_checkable
-class BatchOrder(Protocol):
-    """Says which images each step sees: a function of the step alone."""
-
-    @property
-    def batch_size(self) -> int:
-        """Images per step, over all processes."""
-
-    @property
-    def seed(self) -> int:
-        """Also the seed of the views."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches in a pass over the images."""
-
-    def epoch(self, step: int) -> int:
-        """The epoch, from 0, that a step belongs to."""
-
-    def rows(self, step: int) -> np.ndarray:
-        """The images of one step, over all processes; int64 of shape (batch,)."""
 
 
 @dataclass(frozen=True)
@@ -133,3 +109,7 @@ class Streams:
     @cached_property
     def _unlabeled_order(self) -> Order:
         return Order(len(self.unlabeled), self.batch_size - self.num_labeled, self.seed)
+
+
+BatchOrder = Order | Streams
+"""Says which images each step sees: a function of the step alone."""

@@ -168,9 +168,9 @@ def is_image(name: str) -> bool:
 def no_images(where: str, others: Iterable[str]) -> DataError:
     """The error for data without images, which says what there is instead."""
     counts = Counter(splitext(name)[1].lower() or "no extension" for name in others)
-    found = ", ".join(f"{count} x {suffix}" for suffix, count in counts.most_common(5))
+    present = ", ".join(f"{count} x {suffix}" for suffix, count in counts.most_common(5))
     return DataError(
-        f"{where}: no images ({f'found {found}' if found else 'it is empty'}); "
+        f"{where}: no images ({f'found {present}' if present else 'it is empty'}); "
         f"give files ending in {' '.join(sorted(EXTENSIONS))}"
     )
 
@@ -276,9 +276,9 @@ def state(root: Path, name: str) -> os.stat_result | BadFile:
 def _state(root: Path, name: str) -> os.stat_result | BadFile:
     """The same for a file in a folder that is known to be below the root."""
     try:
-        found = os.lstat(f"{root}/{name}")
-        if not stat.S_ISLNK(found.st_mode):
-            return found
+        entry = os.lstat(f"{root}/{name}")
+        if not stat.S_ISLNK(entry.st_mode):
+            return entry
         path = root / name
         if not path.resolve().is_relative_to(root):
             return BadFile(name, "link leaves the folder", 0)
@@ -379,7 +379,7 @@ class Archive:
     def _bytes(self, archive: Path | bytes, offset: int, count: int) -> bytes:
         if isinstance(archive, bytes):
             return archive[offset : offset + count]
-        opened = _opened(archive, self.modified)  # held, or another thread might have it closed
+        opened = _opened(archive, self.modified)  # a reference, or the cache might close it
         return os.pread(opened.descriptor, count, offset)
 
 
