@@ -91,7 +91,6 @@ WALKS: Mapping[str, Sequence[str]] = {
         "report/pages.py",
         "report/training_report.py",
         "report/image_map.py",
-        "report/page/values.py",
         "report/page/sections.py",
         "report/page/map.py",
         "report/page/html.py",

@@ -22,16 +22,15 @@ from PIL import Image
 import nearkin
 from nearkin.data.images import open_images
 from nearkin.report.image_map import thumbnails
-from nearkin.report.page.html import Html, element, line_chart, round_ticks, text
-from nearkin.report.page.sections import discovery_page
-from nearkin.report.page.values import (
-    Chart,
+from nearkin.report.page.html import Chart, Html, element, line_chart, round_ticks, text
+from nearkin.report.page.sections import (
     ClassView,
     Confusion,
     DiscoveryReport,
     RunInfo,
     Table,
     Tile,
+    discovery_page,
 )
 
 DOT = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="

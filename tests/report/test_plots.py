@@ -17,8 +17,15 @@ from nearkin.data.order import Order
 from nearkin.data.sheets import save_sheet, shortened
 from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring, ImageMap
-from nearkin.report.page.values import Chart, ClassView, Confusion, DiscoveryReport, RunInfo, Tile
+from nearkin.report.page.sections import (
+    ClassView,
+    Confusion,
+    DiscoveryReport,
+    RunInfo,
+    Tile,
+)
 from nearkin.report.plots import (
     COLORS,
     confusion_plot,

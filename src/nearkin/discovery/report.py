@@ -16,7 +16,14 @@ from nearkin.discovery.outcome import OURS, Outcome, summary, write_tables
 from nearkin.discovery.scores import Score
 from nearkin.discovery.trials import MODE_METHOD, TUNED
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
-from nearkin.report.page.values import Chart, ClassView, Confusion, DiscoveryReport, Table, Tile
+from nearkin.report.page.html import Chart
+from nearkin.report.page.sections import (
+    ClassView,
+    Confusion,
+    DiscoveryReport,
+    Table,
+    Tile,
+)
 from nearkin.report.pages import store_report, write_page
 from nearkin.report.training_report import run_info
 from nearkin.run.folder import lines

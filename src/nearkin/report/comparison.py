@@ -10,8 +10,11 @@ from typing import Any, Final
 from nearkin.errors import UsageError
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.measure import Measure
-from nearkin.report.page.sections import comparison_page
-from nearkin.report.page.values import Chart, Table
+from nearkin.report.page.html import Chart
+from nearkin.report.page.sections import (
+    Table,
+    comparison_page,
+)
 from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
 from nearkin.tables import usable

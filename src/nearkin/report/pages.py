@@ -13,8 +13,14 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
 from nearkin.report.image_map import image_map, thumbnails
 from nearkin.report.page.map import ImageMap
-from nearkin.report.page.sections import discovery_page, training_page
-from nearkin.report.page.values import ClassView, DiscoveryReport, Tile, TrainingReport
+from nearkin.report.page.sections import (
+    ClassView,
+    DiscoveryReport,
+    Tile,
+    TrainingReport,
+    discovery_page,
+    training_page,
+)
 from nearkin.report.plots import neighbor_sheet, write_figures
 from nearkin.report.training_report import training_report
 from nearkin.run.folder import RunFolder

@@ -17,8 +17,13 @@ from nearkin.data.sheets import COLUMNS, class_sheet, save_sheet, shortened
 from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings, as_text
 from nearkin.measures.neighbors import nearest
+from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring, ImageMap
-from nearkin.report.page.values import Chart, Confusion, DiscoveryReport, TrainingReport
+from nearkin.report.page.sections import (
+    Confusion,
+    DiscoveryReport,
+    TrainingReport,
+)
 from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
 

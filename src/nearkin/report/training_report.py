@@ -14,7 +14,13 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.knn import knn_classes
 from nearkin.evaluation.measure import Measure
-from nearkin.report.page.values import Chart, Confusion, Points, RunInfo, Table, TrainingReport
+from nearkin.report.page.html import Chart, Points
+from nearkin.report.page.sections import (
+    Confusion,
+    RunInfo,
+    Table,
+    TrainingReport,
+)
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings.describe import command
 from nearkin.tables import read_numbers

@@ -4,11 +4,10 @@ import base64
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
-
-from nearkin.report.page.values import Chart, Number, Points
 
 SHADES: Final = 10
 """Background shades of a table cell, besides none."""
@@ -214,6 +213,27 @@ def listing(kind: str, items: Iterable[tuple[str, str]]) -> Html:
         for sentence, command in items
     ]
     return element(kind, *entries) if entries else Html()
+
+
+Number = int | float
+Points = Sequence[tuple[Number, Number]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Lines over a common x axis."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Mapping[str, Points]
+    """The (x, y) points of each line by name; points that are not finite are left out."""
+    note: str = ""
+    """How to read it."""
+    chosen: Number | None = None
+    """An x to mark."""
+    interval: tuple[Number, Number] | None = None
+    """An uncertainty range of x to shade."""
 
 
 WIDTH: Final = 640
