@@ -12,10 +12,9 @@ is `off_diagonal`.
 Queries: the dimensions of view 1. Keys: the dimensions of view 2.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.config import Dim, Range, Weight
@@ -56,8 +55,8 @@ class BarlowTwins(Method[None]):
         self.online = Branch(backbone, mlp(backbone.feature_dim, dim, dim, dim))
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
-        return [self.online(view) for view in batch.views]
+    def encode(self, batch: Batch) -> Encoded:
+        return tuple(self.online(view) for view in batch.views)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:

@@ -13,11 +13,10 @@ unit vectors; m is `momentum`, at step k of K.
 Queries: predictions from either view. Keys: the target's embedding of the other view.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.config import Dim, DimOrZero, Momentum
@@ -67,7 +66,7 @@ class BYOL(Method[None]):
         self.predictor = mlp(dim, hidden_dim, dim)
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
+    def encode(self, batch: Batch) -> Encoded:
         p1, p2 = (unit(self.predictor(self.online(view))) for view in batch.views)
         with torch.no_grad():
             z1, z2 = (unit(self.target(view)) for view in batch.views)

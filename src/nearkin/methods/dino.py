@@ -15,7 +15,7 @@ one.
 Queries: online embeddings of all views. Keys: prototypes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -116,7 +116,7 @@ class DINO(Method[Tensor]):
         self.register_buffer("center", torch.zeros(num_prototypes))
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
+    def encode(self, batch: Batch) -> Encoded:
         with torch.no_grad():
             large = run_by_size(self.target, batch.views[:2])
         return *large, *run_by_size(self.online, batch.views)

@@ -19,7 +19,6 @@ v is the embedding of image i and v_j row j of the bank of n, of which m are dra
 Queries: online embeddings. Keys: rows of the bank, the image's own and the noise.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
@@ -91,8 +90,8 @@ class InstDisc(Method[Estimate]):
         self.register_buffer("normalizer", torch.zeros(()))  # zero: not yet estimated
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
-        return [unit(self.online(batch.views[0]))]
+    def encode(self, batch: Batch) -> Encoded:
+        return (unit(self.online(batch.views[0])),)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[Estimate]:

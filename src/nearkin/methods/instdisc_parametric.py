@@ -13,11 +13,10 @@ v is the embedding of image i, a unit vector, and w_j are learned, of any length
 Queries: online embeddings. Keys: learned weights, a vector per image.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.config import Dim, Temperature
@@ -57,8 +56,8 @@ class InstDiscParametric(Method[None]):
         self.weights = nn.Parameter(unit(torch.randn(num_images, dim)))
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
-        return [unit(self.online(batch.views[0]))]
+    def encode(self, batch: Batch) -> Encoded:
+        return (unit(self.online(batch.views[0])),)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:

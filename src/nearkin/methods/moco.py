@@ -12,11 +12,10 @@ that show other images; t is `temperature`, m is `momentum`.
 Queries: online embeddings of view 1. Keys: the target's embedding of view 2, and the queue.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.config import BatchGroups, Dim, DimOrZero, Momentum, QueueSize, Range, Temperature
@@ -76,7 +75,7 @@ class MoCo(Method[KeyUpdate]):
         self.queue = Queue(queue_size, dim)
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
+    def encode(self, batch: Batch) -> Encoded:
         x1, x2 = batch.views
         pairs = [(x1, x2), (x2, x1)] if self.symmetric else [(x1, x2)]
         q = [unit(self.online(x)) for x, _ in pairs]

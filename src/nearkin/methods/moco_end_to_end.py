@@ -11,10 +11,9 @@ Queries: online embeddings of view 1. Keys: embeddings of view 2.
 """
 
 import copy
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.config import BatchGroups, Dim, DimOrZero, Range, Temperature
@@ -71,7 +70,7 @@ class MoCoEndToEnd(Method[None]):
             self.key_branch = Branch(backbone, copy.deepcopy(layers))
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
+    def encode(self, batch: Batch) -> Encoded:
         x1, x2 = batch.views
         return unit(self.online(x1)), unit(shuffle_bn(self.key_branch, x2))
 

@@ -12,11 +12,10 @@ images; t is `temperature`, m is `momentum`.
 Queries: online embeddings. Keys: rows of the bank, the image's own and those drawn.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.config import EMA, Dim, DimOrZero, MemorySize, Range, Temperature
@@ -68,8 +67,8 @@ class MoCoMemoryBank(Method[KeyUpdate]):
         self.bank = MemoryBank(num_images, dim, momentum)
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
-        return [unit(self.online(batch.views[0]))]
+    def encode(self, batch: Batch) -> Encoded:
+        return (unit(self.online(batch.views[0])),)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[KeyUpdate]:

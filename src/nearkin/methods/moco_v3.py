@@ -14,11 +14,10 @@ Queries: predictions from either view. Keys: the target's embeddings of the othe
 whole batch.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.config import Dim, DimOrZero, Momentum, Temperature
@@ -68,7 +67,7 @@ class MoCoV3(Method[None]):
         self.predictor = mlp(dim, hidden_dim, dim)
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
+    def encode(self, batch: Batch) -> Encoded:
         q1, q2 = (unit(self.predictor(self.online(view))) for view in batch.views)
         with torch.no_grad():
             k1, k2 = (unit(self.target(view)) for view in batch.views)

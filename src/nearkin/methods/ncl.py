@@ -22,7 +22,6 @@ Queries: unit features of view 1. Keys: unit features of view 2, the queue of th
 and mixtures of both queues.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
@@ -137,8 +136,8 @@ class NCL(Method[LabeledUpdate]):
         self.novel_queue = Queue(queue_size, features)
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
-        return [self.online(view) for view in batch.views]
+    def encode(self, batch: Batch) -> Encoded:
+        return tuple(self.online(view) for view in batch.views)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[LabeledUpdate]:

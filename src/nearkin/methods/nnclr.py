@@ -18,7 +18,6 @@ Queries: nearest neighbors of embeddings of one view. Keys: predictions from the
 the whole batch.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -91,7 +90,7 @@ class NNCLR(Method[KeyUpdate]):
         self.support_set = Queue(support_size, dim)
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
+    def encode(self, batch: Batch) -> Encoded:
         z1, z2 = (self.online(view) for view in batch.views)
         p1, p2 = (unit(self.predictor(z)) for z in (z1, z2))
         z1, z2 = unit(z1.detach()), unit(z2.detach())

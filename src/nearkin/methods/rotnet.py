@@ -10,11 +10,10 @@ h_y are the features of a view that was turned by y quarters, and y is 0, 1, 2 a
 Queries: features of all four turns. Keys: learned weights, a vector per turn.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, Method
@@ -47,7 +46,7 @@ class RotNet(Method[None]):
         self.turns = nn.Linear(backbone.feature_dim, QUARTERS)
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
+    def encode(self, batch: Batch) -> Encoded:
         turned = [torch.rot90(batch.views[0], turn, dims=(2, 3)) for turn in range(QUARTERS)]
         h = self.online(torch.cat(turned))  # one pass: shared batch-norm statistics
         return torch.chunk(h, QUARTERS)

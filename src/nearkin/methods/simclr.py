@@ -14,11 +14,10 @@ ones; t is `temperature`.
 Queries: online embeddings of all views. Keys: the same, less the query itself.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.config import Dim, DimOrZero, Temperature
@@ -60,7 +59,7 @@ class SimCLR(Method[None]):
         self.online = Branch(backbone, mlp(features, hidden_dim or features, dim))
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
+    def encode(self, batch: Batch) -> Encoded:
         z = unit(self.online(torch.cat(batch.views)))  # one pass: shared batch-norm statistics
         return z.chunk(2)
 

@@ -21,7 +21,6 @@ Queries: unit features and embeddings of all views. Keys: prototypes of all clas
 embeddings of all other views.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -103,7 +102,7 @@ class SimGCD(Method[None]):
         self.heads = CosineHead(features, classes, temperature)
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
+    def encode(self, batch: Batch) -> Encoded:
         h = self.online.features(torch.cat(batch.views))  # one pass: shared statistics
         return h.chunk(2)
 

@@ -11,10 +11,10 @@ passes stop.
 Queries: predictions from either view. Keys: the embedding of the other view.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.config import Count, Dim
@@ -65,7 +65,7 @@ class SimSiam(Method[None]):
         self.predictor = mlp(dim, predictor_dim, dim) if predictor else nn.Identity()
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
+    def encode(self, batch: Batch) -> Encoded:
         z1, z2 = (self.online(view) for view in batch.views)
         p1, p2 = (unit(self.predictor(z)) for z in (z1, z2))
         if self.stop_gradient:

@@ -11,10 +11,9 @@ h are the features of an image that has a label; images without one count for no
 Queries: features of labeled images. Keys: learned weights, a vector per known class.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, Method
@@ -43,8 +42,8 @@ class Supervised(Method[None]):
         self.known = nn.Linear(backbone.feature_dim, num_known_classes)
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
-        return [self.online(batch.views[0])]
+    def encode(self, batch: Batch) -> Encoded:
+        return (self.online(batch.views[0]),)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:

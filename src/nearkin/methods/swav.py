@@ -13,7 +13,7 @@ large ones, and j is any; t is `temperature`.
 Queries: online embeddings of all views. Keys: prototypes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import torch
@@ -84,8 +84,8 @@ class SwAV(Method[KeyUpdate]):
         self.queue = Queue(queue_size, 2 * dim)  # an image's two large views side by side
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
-        return [unit(z) for z in run_by_size(self.online, batch.views)]
+    def encode(self, batch: Batch) -> Encoded:
+        return tuple(unit(z) for z in run_by_size(self.online, batch.views))
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[KeyUpdate]:

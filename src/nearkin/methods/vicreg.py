@@ -15,10 +15,9 @@ the official code, s is a mean over dimensions as well, and v the mean of both v
 Queries: online embeddings of view 1. Keys: the embedding of view 2.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.config import Dim, Weight
@@ -61,8 +60,8 @@ class VICReg(Method[None]):
         self.online = Branch(backbone, mlp(backbone.feature_dim, dim, dim, dim))
 
     @override
-    def encode(self, batch: Batch) -> Sequence[Tensor]:
-        return [self.online(view) for view in batch.views]
+    def encode(self, batch: Batch) -> Encoded:
+        return tuple(self.online(view) for view in batch.views)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
