@@ -117,8 +117,8 @@ def augmentation(augment: Augment) -> tuple[View, ...]:
     Args:
         augment: A name of `AUGMENTATIONS`, or one that an installed package declares;
             FILE.py:NAME or module:NAME of a view, of several, or of a function that returns them;
-            the path of a .toml file with one [[views]] table
-            per view; or views, each a `View` or a dictionary of its fields.
+            the path of a .toml file with one [[views]] table per view; or views, each a `View`
+            or a dictionary of its fields.
 
     Raises:
         UsageError: If there is no such name or file, or a view is not valid.
@@ -193,7 +193,7 @@ def views_of(
         UsageError: If the augmentation has no view of a kind, or several but too few.
     """
     own = augmentation(augment)
-    name = augment if isinstance(augment, str) else "given"
+    name = augment if isinstance(augment, str) else "of your own"
     views = []
     for place, kind in enumerate(kinds):
         if isinstance(kind, View):
