@@ -235,7 +235,7 @@ def test_known_classes_are_learned_from_and_the_others_stay_hidden(tmp_path):
         (["--backbone", "resnet19"], 2, "Did you mean"),
         (["--temperature", "0"], 2, "--temperature"),
         (["--temperature", "warm"], 2, "--temperature warm"),
-        (["--method", "moco", "--queue-size", "1000"], 2, "--queue-size 1000"),
+        (["--method", "moco", "--queue-size", "70000"], 2, "--queue-size 70000"),
         (["--batch-size", "1000"], 2, "--batch-size 1000"),
         (["--batch-size", "1"], 2, "--batch-size 1"),
         (["--epochs", "0"], 2, "--epochs 0"),
@@ -285,7 +285,7 @@ def test_values_of_the_wrong_kind_in_a_file_are_refused(images, tmp_path):
     cases = {
         "epochs = 'ten'": "--epochs ten is not a whole number or auto",
         "options = 3": "--options 3 is not a table",
-        "precision = 'fp16'": "--precision fp16 is not auto or fp32 or bf16",
+        "precision = 'fp16'": "--precision fp16 is not auto or fp32 or bf16. Did you mean bf16?",
         "seed = true": "--seed True is not a whole number",
     }
     for number, content in enumerate(cases):
@@ -310,10 +310,20 @@ def test_what_is_typed_goes_before_the_file_even_where_it_is_the_default(images,
     assert (settings["seed"], settings["method"], settings["epochs"]) == (0, "simclr", 1)
 
 
+def test_a_memory_as_large_as_the_papers_is_allowed_with_a_warning(images, tmp_path):
+    arguments = ["train", images, "-o", tmp_path / "run", "--epochs", 1, *QUICK, "-q"]
+    arguments += ["--method", "nnclr", "--support-size", 1000, "--dim", 8, "--hidden-dim", 8]
+    assert main([str(argument) for argument in arguments]) == 0
+    settings = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert settings["options"]["support_size"] == 1000
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert "warning: --support-size 1000 is more than half of the " in log
+
+
 def test_a_refused_setting_does_not_stand_in_the_way_of_the_right_one(images, tmp_path, capsys):
     arguments = ["train", images, "-o", tmp_path / "run", "--epochs", 1, *QUICK, "-q"]
     failure([*arguments, "--method", "simclrr"], capsys)
-    failure([*arguments, "--method", "moco", "--queue-size", 1000], capsys)
+    failure([*arguments, "--method", "moco", "--queue-size", 70_000], capsys)
     assert main([str(argument) for argument in arguments]) == 0
 
 

@@ -276,7 +276,7 @@ def test_the_command_line_needs_nothing_that_only_unix_has(data, tmp_path, monke
     code = f"import sys; sys.modules.update({absent}); import nearkin.cli as c; c.main(['--help'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
     assert done.returncode == 0, done.stderr
-    assert b"Learn from images" in done.stdout
+    assert b"Self-supervised contrastive learning" in done.stdout
     monkeypatch.setitem(sys.modules, "fcntl", None)
     assert main(["train", str(data), "-o", str(tmp_path / "run")]) == 2
     assert "WSL" in capsys.readouterr().err

@@ -96,7 +96,7 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the networks; auto: bf16 where the device supports it natively."""
     compile: Literal["auto", "off", "on", "graphs"] = "auto"
-    """torch.compile, with CUDA graphs if wanted; auto: on in long runs on one GPU."""
+    """Use of torch.compile, with CUDA graphs if wanted; auto: on in long runs on one GPU."""
     workers: CountOrZero = "auto"
     """Processes that decode image files."""
     cache: Literal["auto", "ram", "disk", "off"] = "auto"

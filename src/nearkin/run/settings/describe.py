@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from nearkin.config import Config, TrainConfig, option
+from nearkin.config import Config, MemorySize, TrainConfig, metadata, option
 from nearkin.extensions import label
-from nearkin.methods import method_class
+from nearkin.methods import method_class, option_types
 from nearkin.run.settings.build import USUAL_BATCH
 from nearkin.run.settings.options import USUAL_GROUP, default_options, fitted_options
 
@@ -25,13 +25,20 @@ def describe(config: TrainConfig) -> str:
 
 
 def shrunk(config: TrainConfig, num_images: int) -> list[str]:
-    """A line for each size left to `auto` that is smaller than usual for want of images."""
+    """A line for each size that `auto` has reduced, or that is large for so few images."""
     lines = []
     if config.batch_size == num_images < USUAL_BATCH:
         lines.append(f"note   --batch-size {config.batch_size}: there are no more images")
     cls = method_class(config.method)
     usual = default_options(cls)
+    kinds = option_types(cls)
     for key in fitted_options(cls):
+        if metadata(kinds[key], MemorySize) and config.options[key] > num_images // 2:
+            # The papers' sizes are allowed, but hold old entries of most images.
+            lines.append(
+                f"warning: {option(key)} {config.options[key]} is more than half of the "
+                f"{num_images} images"
+            )
         if config.options[key] < usual[key]:
             value = f"{option(key)} {config.options[key]}"
             lines.append(f"note   {value} for {usual[key]}: {_why(key, config.chunk_size)}")
