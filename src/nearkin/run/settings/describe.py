@@ -33,7 +33,7 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
     usual = default_options(cls)
     kinds = option_types(cls)
     for key in fitted_options(cls):
-        if metadata(kinds[key], MemorySize) and config.options[key] > num_images // 2:
+        if metadata(kinds[key], MemorySize) and int(config.options[key]) > num_images // 2:
             # The papers' sizes are allowed, but hold old entries of most images.
             lines.append(
                 f"warning: {option(key)} {config.options[key]} is more than half of the "
