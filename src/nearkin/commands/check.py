@@ -115,7 +115,7 @@ def check(
         data: What `open_images` takes.
         labels: Where labels come from, as for `TrainConfig`.
         scan: `headers` opens every file, `full` decodes every image.
-        reporter: Who is told how it goes.
+        reporter: Receives log lines and progress; None is silent.
     """
     on_progress = (reporter or Silent()).progress
     images = open_images(data, labels=labels, full=scan == "full", on_progress=on_progress)

@@ -51,7 +51,7 @@ def demo(
     Args:
         out: The folder of the two run folders, `train` and `discover`.
         overwrite: Replace an earlier demo.
-        reporter: Who is told how it goes.
+        reporter: Receives log lines and progress; None is silent.
     """
     log, folder = reporter or Silent(), Path(out)
     settings = TrainConfig(method="simclr", epochs=90, val=0.2, options={"temperature": 0.2})
