@@ -12,8 +12,7 @@ display may show the first part only."""
 
 Batch = TypeVar("Batch", bound=Sized)
 
-MARKS: Final = 60
-"""Points in time, at least a second apart, over which speed is averaged."""
+MARKS: Final = 60  # Points in time, at least a second apart, over which speed is averaged
 
 
 def ignore_progress(done: int, total: int, text: str) -> None:

@@ -11,8 +11,7 @@ from uuid import uuid4
 
 from nearkin.errors import CheckpointError, ResourceError
 
-PARTIAL: Final = ".partial."
-"""Marks the temporary file of an atomic write: `.NAME.partial.NUMBER`."""
+PARTIAL: Final = ".partial."  # Marks the temporary file of an atomic write: `.NAME.partial.NUMBER`
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 """First characters of cells that a spreadsheet takes for formulas."""

@@ -25,8 +25,7 @@ from nearkin.training.fit import seconds_per_epoch
 
 TIMED_BATCH = 32
 """Images per step when the cost of photographs is estimated: a full batch takes minutes."""
-LOOKED_AT = 2_000
-"""Images, at most, that the looks at color and orientation need."""
+LOOKED_AT = 2_000  # Images, at most, that the looks at color and orientation need
 
 
 @dataclass(frozen=True)

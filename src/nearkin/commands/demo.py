@@ -22,10 +22,7 @@ class Demo:
     @property
     def summary(self) -> dict[str, Any]:
         """What was measured of both."""
-        return {
-            "train": dict(self.trained.summary),
-            "discover": dict(self.discovered.summary),
-        }
+        return {"train": dict(self.trained.summary), "discover": dict(self.discovered.summary)}
 
     def lines(self) -> list[str]:
         """What was measured of both, for people."""

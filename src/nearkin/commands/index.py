@@ -16,31 +16,24 @@ from nearkin.evaluation.shards import digest, whole
 from nearkin.evaluation.table import EmbeddingTable, open_table
 from nearkin.tables import usable
 
-FLAT: Final = 50_000
-"""Below so many images, all are compared; above, those of the nearest lists."""
+FLAT: Final = 50_000  # Below so many images, all are compared; above, those of the nearest lists
 MOST_LISTS: Final = 65_536
 TRAINED: Final = 50
 """Images per list, and per code, that they are learned from; faiss asks for 39 at least."""
-CODES: Final = 64
-"""Bytes, at most, that an image takes in the index, beside 8 for its place."""
-PROBES: Final = 64
-"""Lists that a search scans."""
-SHORTLIST: Final = 10
-"""Candidates per requested image, which are compared by their true features."""
+CODES: Final = 64  # Bytes, at most, that an image takes in the index, beside 8 for its place
+PROBES: Final = 64  # Lists that a search scans
+SHORTLIST: Final = 10  # Candidates per requested image, which are compared by their true features
 
 
 @dataclass(frozen=True)
 class Made:
     """The description of an index, which is stored beside it."""
 
-    kind: str
-    """As the index_factory of faiss reads it."""
+    kind: str  # As the index_factory of faiss reads it
     images: int
     dim: int
-    vectors: str
-    """The fingerprint of the indexed vectors."""
-    index: str
-    """The SHA-256 of its file."""
+    vectors: str  # The fingerprint of the indexed vectors
+    index: str  # The SHA-256 of its file
 
 
 def build_index(vectors: str | Path, output: str | Path) -> Made:

@@ -23,8 +23,7 @@ from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.session import build
 from nearkin.types import Batch
 
-NAMED: Final = 5
-"""Images of the batch, or tensors of the state, whose names are given."""
+NAMED: Final = 5  # Images of the batch, or tensors of the state, whose names are given
 
 
 def replay(

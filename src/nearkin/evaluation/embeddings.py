@@ -36,15 +36,13 @@ class Embeddings:
 
     vectors: Float32[np.ndarray, "n dim"]
     """As the encoder gives them, or of length one; see `normalized`."""
-    labels: Int[np.ndarray, " n"]
-    """Class numbers, positions in `classes`; -1 where unknown."""
+    labels: Int[np.ndarray, " n"]  # Class numbers, positions in `classes`; -1 where unknown
     groups: Int[np.ndarray, " n"] | None = None
     """Images of one group (a person, a burst) are never split when something is chosen."""
     rows: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Each image's position among those that were to be encoded."""
     paths: Sequence[str] = ()
-    classes: Sequence[str] = ()
-    """The class names."""
+    classes: Sequence[str] = ()  # The class names
     splits: Shaped[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.str_))
     """`train` or `test`; empty where the data name no split."""
     bad: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 FORMAT = "1"
 AGAIN = "train it again"
-CUSTOM = "custom"
-"""Name of a backbone that was passed from Python."""
+CUSTOM = "custom"  # Name of a backbone that was passed from Python
 
 
 class Encoder(nn.Module):

@@ -38,12 +38,9 @@ TITLES = {"untrained": "untrained encoder", "pixels": "raw pixels"}
 class Evaluation:
     """The measures of each table of features: `encoder`, `untrained`, `pixels`."""
 
-    sizes: Mapping[str, int]
-    """Number of images of each split."""
-    measures: Mapping[str, list[Measure]]
-    """By table of features."""
-    left_out: Mapping[str, str]
-    """What could not be measured, and why."""
+    sizes: Mapping[str, int]  # Number of images of each split
+    measures: Mapping[str, list[Measure]]  # By table of features
+    left_out: Mapping[str, str]  # What could not be measured, and why
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -129,20 +126,14 @@ def evaluate_tables(
     sizes = {part: len(features.labels) for part, features in parts}
     for name, (train, test) in tables.items():
         measures[name], reasons = evaluate_features(
-            train,
-            test,
-            seed=seed,
-            k=k,
-            on_progress=under(name, on_progress),
+            train, test, seed=seed, k=k, on_progress=under(name, on_progress)
         )
         left_out |= reasons
     return Evaluation(sizes, measures, left_out)
 
 
-SIDE = 32
-"""Larger images are shrunk to this many pixels a side."""
-PIECE = 1024
-"""Images that are converted at once."""
+SIDE = 32  # Larger images are shrunk to this many pixels a side
+PIECE = 1024  # Images that are converted at once
 
 
 def mean_pixels(images: UInt8[np.ndarray, "n h w 3"]) -> Float[Tensor, " d"]:

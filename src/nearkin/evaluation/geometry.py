@@ -86,8 +86,7 @@ def mean_cosine(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     return others / max(n * (n - 1), 1)
 
 
-LIMIT = 5_000
-"""Images, at the most, that are measured; evenly spaced among all."""
+LIMIT = 5_000  # Images, at the most, that are measured; evenly spaced among all
 NEIGHBORS = 10
 
 

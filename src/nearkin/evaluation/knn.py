@@ -12,8 +12,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measure import Measure, accuracy, known, unseen
 from nearkin.measures.neighbors import vote
 
-TEMPERATURE: Final = 0.1
-"""Temperature of the votes in the papers."""
+TEMPERATURE: Final = 0.1  # Temperature of the votes in the papers
 
 
 def num_neighbors(bank: int) -> int:

@@ -15,11 +15,9 @@ class Measure:
 
     name: str
     value: float
-    low: float | None
-    """Lower end of the interval; None if the number has none."""
+    low: float | None  # Lower end of the interval; None if the number has none
     high: float | None
-    protocol: str
-    """All that must be the same for two numbers to be compared, in words."""
+    protocol: str  # All that must be the same for two numbers to be compared, in words
 
     def __str__(self) -> str:
         """The value and its interval, to three digits."""

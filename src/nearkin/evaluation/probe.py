@@ -12,15 +12,11 @@ from torch import Tensor
 from nearkin.errors import DataError
 from nearkin.evaluation.measure import Measure, accuracy, known, unseen
 
-STEPS = 300
-"""L-BFGS steps at the most, for each strength."""
+STEPS = 300  # L-BFGS steps at the most, for each strength
 
 
 def fit_path(
-    x: Float[Tensor, "n dim"],
-    y: Int[Tensor, " n"],
-    num_classes: int,
-    strengths: Sequence[float],
+    x: Float[Tensor, "n dim"], y: Int[Tensor, " n"], num_classes: int, strengths: Sequence[float]
 ) -> list[tuple[Float[Tensor, "dim classes"], Float[Tensor, " classes"]]]:
     """Fit weights and biases for each strength in turn, each starting where the last one ended.
 
@@ -66,12 +62,10 @@ def _minimize(
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Values of `C` to choose from, the strongest regularization first."""
-HELD_OUT = 0.15
-"""Share of the training images that decides between them."""
+HELD_OUT = 0.15  # Share of the training images that decides between them
 WIDEST, KEPT = 2_048, 512
 """Features wider than the first, such as raw pixels, are reduced to the second."""
-CHOICE_LIMIT = 12_000
-"""Training images, at the most, that the choice is made with."""
+CHOICE_LIMIT = 12_000  # Training images, at the most, that the choice is made with
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,31 +18,25 @@ from nearkin.tables import PARTIAL, usable
 NOTE: Final = "_parts.json"
 """What a folder is of. Readers of Parquet folders pass over names that begin so."""
 BAD_FILES: Final = "_bad_files.csv"
-BLOCK_SIZE: Final = 4_096
-"""Images that can be read from a part at once."""
+BLOCK_SIZE: Final = 4_096  # Images that can be read from a part at once
 BAD: Final = b"nearkin.bad"
 """Where a part notes its images that could not be read, so that both appear at once."""
 MOST: Final = 1_000_000
 """Parts; from there on, their names would no longer be in the order of the images."""
 
 
-SHARD: Final = 65_536
-"""Images of a part."""
+SHARD: Final = 65_536  # Images of a part
 
 
 @dataclass(frozen=True)
 class PartsWritten:
     """Progress of a folder of parts."""
 
-    now: int
-    """Parts that were made just now."""
-    missing: int
-    """Parts that other processes have yet to make."""
+    now: int  # Parts that were made just now
+    missing: int  # Parts that other processes have yet to make
     num_parts: int
-    count: int = 0
-    """Images with features, once no part is missing."""
-    bad: int = 0
-    """Unreadable images, once no part is missing."""
+    count: int = 0  # Images with features, once no part is missing
+    bad: int = 0  # Unreadable images, once no part is missing
 
     def lines(self, folder: Path) -> list[str]:
         """Lines of text."""
@@ -59,13 +53,10 @@ class PartsWritten:
 class Note:
     """What the parts of a folder were computed from."""
 
-    encoder: str
-    """The SHA-256 of its file."""
-    data: str
-    """The fingerprint of the images, their labels and their splits."""
+    encoder: str  # The SHA-256 of its file
+    data: str  # The fingerprint of the images, their labels and their splits
     images: int
-    shard: int
-    """Images of a part; the last may have fewer."""
+    shard: int  # Images of a part; the last may have fewer
 
     @property
     def num_parts(self) -> int:

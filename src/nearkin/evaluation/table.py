@@ -70,10 +70,8 @@ class Block:
     Its text stays as pyarrow has it: of a million rows, a search needs the paths of ten.
     """
 
-    rows: Int[np.ndarray, " rows"]
-    """Their positions in the table, ascending."""
-    vectors: Float[Tensor, "rows dim"]
-    """Each of length one."""
+    rows: Int[np.ndarray, " rows"]  # Their positions in the table, ascending
+    vectors: Float[Tensor, "rows dim"]  # Each of length one
     paths: Any
     labels: Any
 
@@ -89,10 +87,8 @@ class EmbeddingTable:
     """Embeddings on disk, of which nothing is in memory: a folder of parts, .parquet or .npz."""
 
     path: Path
-    files: tuple[Path, ...]
-    """In the order of the images."""
-    encoder: str = ""
-    """The SHA-256 of the encoder that they are from, if that is known."""
+    files: tuple[Path, ...]  # In the order of the images
+    encoder: str = ""  # The SHA-256 of the encoder that they are from, if that is known
 
     @property
     def fingerprint(self) -> str:
@@ -145,8 +141,7 @@ def open_table(path: Path) -> EmbeddingTable:
     return EmbeddingTable(path, (path,))
 
 
-Read = Callable[[], Iterator[Any]]
-"""Reads a row group of a file as record batches."""
+Read = Callable[[], Iterator[Any]]  # Reads a row group of a file as record batches
 
 
 def _groups(file: Path) -> Iterator[tuple[int, Read]]:
@@ -240,11 +235,9 @@ ROUNDING: Final = 1e-3
 class Neighbor:
     """An image of a table, and how similar it is."""
 
-    similarity: float
-    """The cosine."""
+    similarity: float  # The cosine
     path: str
-    label: str
-    """Empty where unknown."""
+    label: str  # Empty where unknown
 
 
 @dataclass(frozen=True)
@@ -252,8 +245,7 @@ class Neighbors:
     """The images of a table that an image is most similar to."""
 
     image: str
-    neighbors: list[Neighbor]
-    """The most similar first; equals in the order of the table."""
+    neighbors: list[Neighbor]  # The most similar first; equals in the order of the table
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

@@ -19,20 +19,17 @@ DRAWS: Final = 20
 """Rows drawn for each first center, at most. Labeled rows hold centers where they are, so that
 k-means repairs a bad start less than without; the usual 2 + log k draws leave classes out."""
 
-ROUNDING: Final = 1e-24
-"""A squared distance below this share of the longest row's square is none."""
+ROUNDING: Final = 1e-24  # A squared distance below this share of the longest row's square is none
 
 
 @dataclass(frozen=True, eq=False)
 class Clustering:
     """Rows in clusters, the mean of each cluster, and what is left within them."""
 
-    cluster: Int[np.ndarray, " n"]
-    """The cluster of each row, 0 to `k - 1`."""
+    cluster: Int[np.ndarray, " n"]  # The cluster of each row, 0 to `k - 1`
     centers: Float[np.ndarray, "k dim"]
     """The mean of each cluster's rows; for an empty one, where it was last."""
-    inertia: float
-    """Sum of squared distances of the rows to the centers of their clusters."""
+    inertia: float  # Sum of squared distances of the rows to the centers of their clusters
 
 
 def compact(features: Float[Tensor, "n dim"]) -> Float[np.ndarray, "n kept"]:

@@ -13,17 +13,14 @@ from nearkin.objectives.fused import blocks, product
 SIMILARITIES = {"cpu": 2**22}
 """Similarities held at once, 16 MiB in float32: they stay in the CPU's cache."""
 
-MANY_SIMILARITIES = 2**25
-"""The same on other devices, 128 MiB in float32."""
+MANY_SIMILARITIES = 2**25  # The same on other devices, 128 MiB in float32
 
-WIDTH = {"cpu": 2**12}
-"""Rows of a bank that queries are compared with at once."""
+WIDTH = {"cpu": 2**12}  # Rows of a bank that queries are compared with at once
 
 LARGE_WIDTH = 2**20
 """The same on other devices, which are not waited for as long as one block is enough."""
 
-RUN = 32
-"""Neighboring similarities that are reduced to their maximum first."""
+RUN = 32  # Neighboring similarities that are reduced to their maximum first
 
 
 def held_at_once(device: torch.device) -> int:

@@ -48,58 +48,39 @@ class RunFolder:
 
     path: Path
 
-    lock = _Entry(MARKER)
-    """Locked, and signed, by the process that writes here."""
+    lock = _Entry(MARKER)  # Locked, and signed, by the process that writes here
     config = _Entry("config.toml")
     """The resolved settings; `nearkin train --config` repeats the run from it."""
-    checkpoints = _Entry("checkpoints")
-    """The folder of checkpoints."""
-    diverged = _Entry("diverged")
-    """The folder of the state at which the training diverged."""
-    machine = _Entry("machine.json")
-    """The machine the run was computed on, and from which step on."""
-    encoder = _Entry("encoder.safetensors")
-    """The trained backbone, which other tools load."""
-    metrics = _Entry("metrics.csv")
-    """A row per training step."""
-    summary = _Entry("summary.json")
-    """The final measures."""
-    log = _Entry("train.log")
-    """The log lines, with times."""
-    bad_files = _Entry("bad_files.csv")
-    """Images that could not be read, with the reason."""
+    checkpoints = _Entry("checkpoints")  # The folder of checkpoints
+    diverged = _Entry("diverged")  # The folder of the state at which the training diverged
+    machine = _Entry("machine.json")  # The machine the run was computed on, and from which step on
+    encoder = _Entry("encoder.safetensors")  # The trained backbone, which other tools load
+    metrics = _Entry("metrics.csv")  # A row per training step
+    summary = _Entry("summary.json")  # The final measures
+    log = _Entry("train.log")  # The log lines, with times
+    bad_files = _Entry("bad_files.csv")  # Images that could not be read, with the reason
     data = _Entry("data.json")
     """The number of images the run was started with, and their fingerprint."""
-    images = _Entry("images.csv")
-    """Names and sizes of these images."""
-    embeddings = _Entry("embeddings.parquet")
-    """Features of every image of the data."""
-    plots = _Entry("plots")
-    """The folder of plots and image sheets."""
-    assignments = _Entry("assignments.csv")
-    """The class of every image that came without one."""
-    clusters = _Entry("clusters.csv")
-    """The novel classes, with room for their names."""
+    images = _Entry("images.csv")  # Names and sizes of these images
+    embeddings = _Entry("embeddings.parquet")  # Features of every image of the data
+    plots = _Entry("plots")  # The folder of plots and image sheets
+    assignments = _Entry("assignments.csv")  # The class of every image that came without one
+    clusters = _Entry("clusters.csv")  # The novel classes, with room for their names
     original_assignments = _Entry("original-assignments.csv")
     """`assignments` as the discovery wrote it, before the user's edits."""
     original_clusters = _Entry("original-clusters.csv")
     """`clusters` as the discovery wrote it, before the user's edits."""
-    exports = _Entry("exports")
-    """The folder of what the user has copied out of the page."""
-    classes = _Entry("classes")
-    """The folder of sheets, one per class."""
+    exports = _Entry("exports")  # The folder of what the user has copied out of the page
+    classes = _Entry("classes")  # The folder of sheets, one per class
     classifier = _Entry("classifier.safetensors")
     """The layer and the heads that assign classes to features."""
-    report = _Entry("report.html")
-    """The page about the run."""
+    report = _Entry("report.html")  # The page about the run
     page = _Entry(f"{STAGES}/page.json")
     """The page about a discovery as plain values, without images."""
-    map = _Entry("map.npz")
-    """Coordinates of the images on the page's map."""
+    map = _Entry("map.npz")  # Coordinates of the images on the page's map
     cached_features = _Entry(f"{STAGES}/cached-features.safetensors")
     """Cached features of all images and of views of them."""
-    number = _Entry(f"{STAGES}/number.json")
-    """The estimate of the number of classes."""
+    number = _Entry(f"{STAGES}/number.json")  # The estimate of the number of classes
 
     def stage(self, name: str) -> "RunFolder":
         """The folder of one stage of several."""

@@ -44,8 +44,7 @@ def _refuse(places: Iterable[str], step: int) -> None:
         )
 
 
-FORMAT: Final = 1
-"""How the content of a file is arranged."""
+FORMAT: Final = 1  # How the content of a file is arranged
 
 NAME: Final = re.compile(r"ckpt-(\d{8,})\.pt")
 PLAIN: Final = (Tensor, bool, int, float, str, type(None))
@@ -57,12 +56,9 @@ State = dict[str, Any]
 class Restored:
     """The checkpoint that training continues from."""
 
-    step: int
-    """Steps that are done; 0 if there was no checkpoint."""
-    path: Path | None
-    """The checkpoint that was read."""
-    damaged: tuple[Path, ...]
-    """Newer ones that were damaged, under the names they now have."""
+    step: int  # Steps that are done; 0 if there was no checkpoint
+    path: Path | None  # The checkpoint that was read
+    damaged: tuple[Path, ...]  # Newer ones that were damaged, under the names they now have
 
 
 def save(
@@ -270,14 +266,12 @@ def _options(state: State) -> set[str]:
     return {option for group in state["optimizer"]["param_groups"] for option in group}
 
 
-PATIENCE: Final = 3
-"""How many checkpoints in a row may fail before the run stops."""
+PATIENCE: Final = 3  # How many checkpoints in a row may fail before the run stops
 
 INTERVAL: Final = 60.0
 """Seconds between checkpoints, unless their number of steps is given; more if one takes long."""
 
-SHARE: Final = 0.02
-"""Of the time of a training, at most, that goes into checkpoints."""
+SHARE: Final = 0.02  # Of the time of a training, at most, that goes into checkpoints
 
 
 class Checkpointer:

@@ -34,12 +34,7 @@ from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Checkpointer
 from nearkin.training.loop import steps
-from nearkin.training.monitor import (
-    Evaluate,
-    PeriodicEvaluation,
-    evaluation_due,
-    metric_texts,
-)
+from nearkin.training.monitor import Evaluate, PeriodicEvaluation, evaluation_due, metric_texts
 from nearkin.training.optimizer import (
     build_optimizer,
     restore_optimizer,
@@ -54,8 +49,7 @@ COLUMNS = (
 )  # fmt: skip
 """Of metrics.csv. Nothing in it depends on the clock, so equal runs have equal files."""
 
-TIMED = 8
-"""Steps timed to estimate a run; the first two are left out."""
+TIMED = 8  # Steps timed to estimate a run; the first two are left out
 
 
 def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optimizer:

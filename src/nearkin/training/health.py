@@ -16,8 +16,7 @@ from nearkin.evaluation.geometry import effective_rank, feature_std, mean_cosine
 from nearkin.method import HealthBounds, Method
 from nearkin.objectives import unit
 
-PATIENCE: Final = 3
-"""Evaluations in a row that must show a collapse before it is reported."""
+PATIENCE: Final = 3  # Evaluations in a row that must show a collapse before it is reported
 
 SETTLED: Final = 0.25
 """Share of a training before which embeddings may be as alike as those of an untrained network."""
@@ -38,8 +37,7 @@ BOUNDS: Final[Mapping[str, HealthBounds]] = {
     "Supervised": HealthBounds(min_rank=0.17, min_std=0.3, max_cosine=0.81),
     "SwAV": HealthBounds(min_rank=0.05, min_std=0.25, max_cosine=0.82),
     "VICReg": HealthBounds(min_rank=0.14, min_std=0.32, max_cosine=0.79),
-}
-"""Measured bounds by the name of the method's class; the others have the defaults."""
+}  # Measured bounds by the name of the method's class; the others have the defaults
 
 
 def bounds_of(method: type[Method[Any]]) -> HealthBounds:

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 from typing_extensions import override
 
-EPSILON = 1e-8
-"""Keeps the trust ratio finite where a layer's gradient and weight decay vanish."""
+EPSILON = 1e-8  # Keeps the trust ratio finite where a layer's gradient and weight decay vanish
 
 
 class LARS(Optimizer):

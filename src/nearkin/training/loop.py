@@ -21,8 +21,7 @@ from nearkin.training.optimizer import set_learning_rates
 from nearkin.types import Batch, Step
 
 M_TRIM_THRESHOLD: Final = -1
-M_MMAP_THRESHOLD: Final = -3
-"""Options of glibc's `mallopt`, numbered as in malloc.h."""
+M_MMAP_THRESHOLD: Final = -3  # Options of glibc's `mallopt`, numbered as in malloc.h
 MEGABYTE: Final = 2**20
 
 

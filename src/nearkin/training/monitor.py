@@ -24,8 +24,7 @@ from nearkin.training.signals import Interrupts
 
 BANK, QUERIES = 5_000, 1_000
 """Images that are encoded, at most: enough for a curve, little beside an epoch."""
-PIECE = 256
-"""Images encoded at once."""
+PIECE = 256  # Images encoded at once
 
 
 class Monitor:

@@ -9,8 +9,7 @@ from nearkin.errors import CollapsedError, StoppedError
 
 STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")
 SAVING = "SIGUSR1"
-COLLAPSE = 1_000
-"""Stands in for the number of a signal when the run stops itself."""
+COLLAPSE = 1_000  # Stands in for the number of a signal when the run stops itself
 
 
 class Interrupts:

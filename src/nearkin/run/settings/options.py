@@ -124,10 +124,8 @@ def _check_memory(
         )
 
 
-SMALLEST_GROUP = 2
-"""Images that batch statistics can be taken over."""
-USUAL_GROUP = 16
-"""Images in a group that `auto` leaves at least."""
+SMALLEST_GROUP = 2  # Images that batch statistics can be taken over
+USUAL_GROUP = 16  # Images in a group that `auto` leaves at least
 
 
 def _check_groups(key: str, groups: int, batch_size: int) -> None:
