@@ -24,8 +24,7 @@ from nearkin.errors import UsageError
 
 REFERENCE: Final = re.compile(r"(?P<home>.*\.py|\w+(\.\w+)*):(?P<name>\w[\w.<>]*)")
 """`FILE.py:NAME` or `module:NAME`."""
-_PASSED: dict[str, Any] = {}
-"""Objects that were passed from Python, by their reference."""
+_PASSED: dict[str, Any] = {}  # objects that were passed from Python, by their reference
 
 
 def is_reference(text: str) -> bool:

@@ -18,14 +18,11 @@ if TYPE_CHECKING:
 
 err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
-OFTEN: Final = 0.1
-"""Seconds from one drawing of the line to the next."""
+OFTEN: Final = 0.1  # seconds from one drawing of the line to the next
 SELDOM: Final = 30
 """Seconds of silence after which a line tells how far it is, where none can be drawn anew."""
-PLAIN: Final = ("NO_COLOR", "CI")
-"""Variables of the environment that ask for plain lines."""
-BAR_SIZE: Final = 4, 40
-"""Characters of the bar, at least and at most."""
+PLAIN: Final = ("NO_COLOR", "CI")  # variables of the environment that ask for plain lines
+BAR_SIZE: Final = 4, 40  # characters of the bar, at least and at most
 
 
 class Terminal:

@@ -158,13 +158,7 @@ def assign(
 
 
 @app.command
-def report(
-    run: Path,
-    data: str | None = None,
-    /,
-    *,
-    output: Output = None,
-) -> None:
+def report(run: Path, data: str | None = None, /, *, output: Output = None) -> None:
     """Make the page of a run anew: report.html, one file that opens by a double-click.
 
     Args:
@@ -203,11 +197,7 @@ def explore(
 
 
 @app.command
-def compare(
-    *runs: Path,
-    output: Output = None,
-    json: Flag = False,
-) -> None:
+def compare(*runs: Path, output: Output = None, json: Flag = False) -> None:
     """Put finished runs side by side: what differs in their settings, and what they are worth.
 
     Args:

@@ -11,8 +11,7 @@ from nearkin.errors import UsageError
 
 Config = TrainConfig | DiscoverConfig
 Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
-MAX_BYTES: Final = 1_000_000
-"""Of a file of settings."""
+MAX_BYTES: Final = 1_000_000  # of a file of settings
 
 
 def read_toml(path: Path, kind: type[Config] = TrainConfig) -> dict[str, Any]:

@@ -30,8 +30,7 @@ Mark = TypeVar("Mark")
 
 MAX: Final = 1e9
 """The largest value of a setting without a bound of its own; sums of such values stay finite."""
-MAX_IMAGE_SIZE: Final = 4096
-"""Side in pixels of the largest views a network is built for."""
+MAX_IMAGE_SIZE: Final = 4096  # side in pixels of the largest views a network is built for
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,12 @@ class BatchGroups:
 class EMA:
     """Marks a coefficient of an exponential moving average."""
 
-    unit: str = "steps"
-    """What its half-life is counted in."""
+    unit: str = "steps"  # what its half-life is counted in
 
 
 Count = Annotated[int, Range(1)]
 Dim = Annotated[int, Range(1)]
-DimOrZero = Annotated[int, Range(0)]
-"""A width whose 0 has a meaning of its own."""
+DimOrZero = Annotated[int, Range(0)]  # a width whose 0 has a meaning of its own
 Weight = Annotated[float, Range(0)]
 Fraction = Annotated[float, Range(0, 1)]
 Momentum = Annotated[float, Range(0, 1), EMA()]
@@ -116,8 +113,7 @@ def check_settings(config: Any) -> None:
         check_value(entry.name, getattr(config, entry.name), kinds[entry.name])
 
 
-MILESTONES: Final = r"(0?\.\d+(, *0?\.\d+)*)?"
-"""How shares of a training are written."""
+MILESTONES: Final = r"(0?\.\d+(, *0?\.\d+)*)?"  # how shares of a training are written
 
 
 def check_milestones(milestones: str) -> None:

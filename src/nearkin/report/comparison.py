@@ -11,10 +11,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.measure import Measure
 from nearkin.report.page.html import Chart
-from nearkin.report.page.sections import (
-    Table,
-    comparison_page,
-)
+from nearkin.report.page.sections import Table, comparison_page
 from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
 from nearkin.tables import usable
@@ -23,10 +20,8 @@ TRAININGS: Final = "trainings"
 DISCOVERIES: Final = "discoveries"
 SUMMARY_SETTINGS: Final = ("novel", "nearkin", "torch", "python", "threads")
 """Entries of summary.json that count as settings."""
-FLOOR_MEASURES: Final = ("kNN top-1", "linear probe")
-"""Measures whose floors are compared too."""
-MAX_LINES: Final = 4
-"""In one chart: a page has no more line styles."""
+FLOOR_MEASURES: Final = ("kNN top-1", "linear probe")  # measures whose floors are compared too
+MAX_LINES: Final = 4  # in one chart: a page has no more line styles
 NOTE: Final = (
     "The best is marked if its 95 % confidence interval excludes the next. Intervals cover the "
     "sampling of test images, not the random seed: for that, compare runs of several seeds."
@@ -38,16 +33,12 @@ class FinishedRun:
     """A finished run."""
 
     folder: RunFolder
-    kind: str
-    """`TRAININGS` or `DISCOVERIES`."""
+    kind: str  # `TRAININGS` or `DISCOVERIES`
     settings: Mapping[str, str]
     measures: Mapping[str, Measure]
-    images: str
-    """Fingerprint of its images."""
-    split: str
-    """Fingerprint of which of them were held out."""
-    seconds: float | None
-    """Duration; None if the run was interrupted."""
+    images: str  # fingerprint of its images
+    split: str  # fingerprint of which of them were held out
+    seconds: float | None  # duration; None if the run was interrupted
 
     @property
     def time(self) -> str:
@@ -130,8 +121,7 @@ class ComparedMeasure:
     """A measure of several runs."""
 
     name: str
-    values: tuple[Measure | None, ...]
-    """By run; None if it has none."""
+    values: tuple[Measure | None, ...]  # by run; None if it has none
     same_images: bool
 
     @property
@@ -177,10 +167,8 @@ class Comparison:
 
     runs: tuple[FinishedRun, ...]
     measures: tuple[ComparedMeasure, ...]
-    settings: Mapping[str, tuple[str, ...]]
-    """Those that differ, by name: the value of each run."""
-    notes: tuple[str, ...]
-    """Caveats, a sentence each."""
+    settings: Mapping[str, tuple[str, ...]]  # those that differ, by name: the value of each run
+    notes: tuple[str, ...]  # caveats, a sentence each
 
     @property
     def names(self) -> list[str]:

@@ -28,18 +28,13 @@ from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, usable, write_whole
 
-MAX_IMAGES: Final = 20_000
-"""A map of more images shows a sample that is balanced over classes."""
+MAX_IMAGES: Final = 20_000  # a map of more images shows a sample that is balanced over classes
 NEIGHBORS: Final = 12
-FEW: Final = 10_000
-"""Images up to which t-SNE is as fast in one thread as in several."""
+FEW: Final = 10_000  # images up to which t-SNE is as fast in one thread as in several
 PERPLEXITY: Final = 30
-MIN_TSNE: Final = 4
-"""Of fewer images, the principal components show everything."""
-BLOCK: Final = 1024
-"""Rows compared with all others at once."""
-ANCHORS: Final = 10
-"""Images by which a new one is placed."""
+MIN_TSNE: Final = 4  # of fewer images, the principal components show everything
+BLOCK: Final = 1024  # rows compared with all others at once
+ANCHORS: Final = 10  # images by which a new one is placed
 
 
 def image_map(folder: RunFolder, embeddings: Embeddings, images: Images) -> ImageMap | None:
@@ -134,9 +129,7 @@ def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Colorin
 
     names = map(class_name, assigned, embeddings.class_names.tolist())
     yield by_name(
-        "Class",
-        np.array(list(names)),
-        note="The predicted class; of labeled images, their label.",
+        "Class", np.array(list(names)), note="The predicted class; of labeled images, their label."
     )
     kinds = np.array(list(map(kind, assigned)))
     yield by_name("Known or novel", kinds, note="Labeled images came with their class.")
@@ -300,15 +293,13 @@ def _drop_self(
     return neighbors[~own].reshape(shape), similarity[~own].reshape(shape)
 
 
-QUALITY: Final = 80
-"""Of WebP: 4 KB for a photograph of 96 pixels."""
+QUALITY: Final = 80  # of WebP: 4 KB for a photograph of 96 pixels
 SIDE: Final = 48
 COLUMNS: Final = 16
 PER_SHEET: Final = COLUMNS**2
 MAX_BYTES: Final = 9_000_000
 """Of all sheets: a page of 20,000 images must stay below 15 MB, and base64 adds a third."""
-QUALITIES: Final = (60, 35, 15)
-"""Of WebP, tried in turn until all sheets are small enough."""
+QUALITIES: Final = (60, 35, 15)  # of WebP, tried in turn until all sheets are small enough
 
 
 def thumbnails(
@@ -334,8 +325,7 @@ class Tiles:
 
     sheets: tuple[bytes, ...]
     """WebP images of `PER_SHEET` tiles, `COLUMNS` in a row; the last one may have fewer."""
-    side: int
-    """Pixels on a side of a tile."""
+    side: int  # pixels on a side of a tile
 
 
 def tiles(images: Images, workers: int = 0) -> Tiles:

@@ -19,11 +19,7 @@ from nearkin.evaluation.embeddings import Embeddings, as_text
 from nearkin.measures.neighbors import nearest
 from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring, ImageMap
-from nearkin.report.page.sections import (
-    Confusion,
-    DiscoveryReport,
-    TrainingReport,
-)
+from nearkin.report.page.sections import Confusion, DiscoveryReport, TrainingReport
 from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
 
@@ -53,23 +49,16 @@ STYLE: Final[dict[Any, Any]] = {
     "savefig.dpi": 150,
     "text.parse_math": False,  # a class may be called "$"
 }
-MAX_DOTS: Final = 40
-"""A line of more points is drawn without dots."""
-MAX_LEGEND: Final = 12
-"""Classes in a legend; the smallest of more classes share one color."""
-MAX_COUNTS: Final = 20
-"""A confusion matrix of more classes has no numbers."""
-MAX_TICKS: Final = 150
-"""A confusion matrix of more classes has no names."""
-MAX_NAME: Final = 24
-"""Characters of a class name."""
-MAX_ROWS: Final = 40
-"""Classes on the sheet of novel classes, the largest of more."""
+MAX_DOTS: Final = 40  # a line of more points is drawn without dots
+MAX_LEGEND: Final = 12  # classes in a legend; the smallest of more classes share one color
+MAX_COUNTS: Final = 20  # a confusion matrix of more classes has no numbers
+MAX_TICKS: Final = 150  # a confusion matrix of more classes has no names
+MAX_NAME: Final = 24  # characters of a class name
+MAX_ROWS: Final = 40  # classes on the sheet of novel classes, the largest of more
 EXAMPLES: Final = 8
 NEIGHBORS: Final = 8
 NEIGHBOR_SIDE: Final = 80
-CONTACT_SIDE: Final = 112
-"""Wider, since file names stand below."""
+CONTACT_SIDE: Final = 112  # wider, since file names stand below
 CaptionedTile = tuple[Tensor, Sequence[str]]
 
 

@@ -23,15 +23,11 @@ from typing_extensions import Buffer, override
 from nearkin.errors import DataError, NearkinError, PortError, UsageError
 from nearkin.report.site import Json, RunSite
 
-LOOPBACK: Final = ("127.0.0.1", "localhost")
-"""Names of this computer in its own browsers."""
-MAX_BODY: Final = 32 * 2**20
-"""Bytes of a request body."""
+LOOPBACK: Final = ("127.0.0.1", "localhost")  # names of this computer in its own browsers
+MAX_BODY: Final = 32 * 2**20  # bytes of a request body
 MAX_CONNECTIONS: Final = 64
-HEAD_TIMEOUT: Final = 10.0
-"""Seconds for the head of a request."""
-TRANSFER_TIMEOUT: Final = 300.0
-"""Seconds for a request body or an answer."""
+HEAD_TIMEOUT: Final = 10.0  # seconds for the head of a request
+TRANSFER_TIMEOUT: Final = 300.0  # seconds for a request body or an answer
 LINGER: Final = 1.0
 """Seconds to discard what a client still sends after its answer. If the connection were closed at
 once, the client would see a reset instead of the answer."""

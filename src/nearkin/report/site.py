@@ -32,21 +32,16 @@ from nearkin.report.pages import page_html
 from nearkin.run.folder import RunFolder, locked
 from nearkin.tables import read_csv, replace_csv, usable, write_whole
 
-TOP: Final = 24
-"""Images that a search returns."""
-LARGE: Final = 1600
-"""The longest side of an image at full size."""
+TOP: Final = 24  # images that a search returns
+LARGE: Final = 1600  # the longest side of an image at full size
 SMALL: Final = 96
-MAX_DECODERS: Final = 4
-"""Images decoded at once: each may take hundreds of megabytes."""
-MAX_NAME: Final = 100
-"""Characters of a class name."""
+MAX_DECODERS: Final = 4  # images decoded at once: each may take hundreds of megabytes
+MAX_NAME: Final = 100  # characters of a class name
 CLUSTER_COLUMNS: Final = ("cluster", "name", "kind")
 ASSIGNMENT_COLUMNS: Final = ("path", "cluster", "flag")
 """Columns that are required, of clusters.csv and assignments.csv."""
 
-Json = Mapping[str, Any]
-"""Plain values."""
+Json = Mapping[str, Any]  # plain values
 Row = dict[str, str]
 
 
@@ -59,8 +54,7 @@ class RunSite:
         self._page = page_html(folder, images, served=True)
         self._policy = html.policy(script(), served=True)
         self._device = choose_device("auto")
-        self._lock = threading.Lock()
-        """Held during changes and searches."""
+        self._lock = threading.Lock()  # held during changes and searches
         self._decoders = threading.Semaphore(MAX_DECODERS)
 
     def page(self) -> str:

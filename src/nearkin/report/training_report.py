@@ -15,12 +15,7 @@ from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.knn import knn_classes
 from nearkin.evaluation.measure import Measure
 from nearkin.report.page.html import Chart, Points
-from nearkin.report.page.sections import (
-    Confusion,
-    RunInfo,
-    Table,
-    TrainingReport,
-)
+from nearkin.report.page.sections import Confusion, RunInfo, Table, TrainingReport
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings.describe import command
 from nearkin.tables import read_numbers
@@ -40,8 +35,7 @@ CURVES: Final = {
     ),
 }
 """Title and note of a chart, by the column of metrics.csv."""
-MAX_POINTS: Final = 300
-"""Longer curves are thinned out."""
+MAX_POINTS: Final = 300  # longer curves are thinned out
 MEANINGS: Final = {
     "kNN top-1": "Accuracy of a weighted kNN classifier on held-out images. Nothing is trained: "
     "it measures the embedding as it is.",

@@ -9,16 +9,14 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
-SHADES: Final = 10
-"""Background shades of a table cell, besides none."""
+SHADES: Final = 10  # background shades of a table cell, besides none
 
 STYLE: Final = (files(__package__) / "style.css").read_text(encoding="utf-8") + "".join(
     f".shade{step} {{ background: rgb(var(--shade) / {0.07 * step:.2f}) }}\n"
     for step in range(1, SHADES + 1)
 )
 
-VOID = frozenset({"img", "input", "link", "meta"})
-"""Elements without an end tag."""
+VOID = frozenset({"img", "input", "link", "meta"})  # elements without an end tag
 
 
 class Html(str):
@@ -108,8 +106,7 @@ def findings(messages: Iterable[str]) -> Html:
     return element("ul", *items, class_="findings") if items else Html()
 
 
-Section = tuple[str, Html]
-"""A heading and its content."""
+Section = tuple[str, Html]  # a heading and its content
 
 
 def document(
@@ -228,12 +225,9 @@ class Chart:
     y_label: str
     series: Mapping[str, Points]
     """The (x, y) points of each line by name; points that are not finite are left out."""
-    note: str = ""
-    """How to read it."""
-    chosen: Number | None = None
-    """An x to mark."""
-    interval: tuple[Number, Number] | None = None
-    """An uncertainty range of x to shade."""
+    note: str = ""  # how to read it
+    chosen: Number | None = None  # an x to mark
+    interval: tuple[Number, Number] | None = None  # an uncertainty range of x to shade
 
 
 WIDTH: Final = 640
@@ -241,10 +235,8 @@ HEIGHT: Final = 300
 LEFT: Final = 56
 RIGHT: Final = 624
 TOP: Final = 40
-BOTTOM: Final = 248
-"""LEFT to BOTTOM are the edges of the plot area."""
-MAX_DOTS: Final = 40
-"""A line of more points is drawn without dots."""
+BOTTOM: Final = 248  # LEFT to BOTTOM are the edges of the plot area
+MAX_DOTS: Final = 40  # a line of more points is drawn without dots
 DOTS: Final = (
     None,  # a disk
     [(-3, -3), (3, -3), (3, 3), (-3, 3)],
@@ -257,8 +249,7 @@ DOTS: Final = (
 class Axis(NamedTuple):
     """A linear scale from values to SVG coordinates."""
 
-    ticks: tuple[float, ...]
-    """Round numbers, the first and last at the two ends."""
+    ticks: tuple[float, ...]  # round numbers, the first and last at the two ends
     start: Number
     end: Number
 

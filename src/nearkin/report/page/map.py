@@ -44,8 +44,7 @@ class Coloring:
     values: Int[np.ndarray, " n"] | Float[np.ndarray, " n"]
     """The class of every image, -1 if unknown; without classes a number, NaN if unknown."""
     classes: tuple[str, ...] = ()
-    note: str = ""
-    """A sentence on how to read it."""
+    note: str = ""  # a sentence on how to read it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,25 +53,18 @@ class ImageMap:
 
     number: Int[np.ndarray, " n"]
     """Index of each image in the data, by which the page asks its server."""
-    names: tuple[str, ...]
-    """Paths in the data, which may hold anything."""
+    names: tuple[str, ...]  # paths in the data, which may hold anything
     xy: Float[np.ndarray, "n 2"]
     neighbors: Int[np.ndarray, "n k"]
     """Rows of this map, most similar first, without the image itself."""
-    similarity: Float32[np.ndarray, "n k"]
-    """Cosine."""
+    similarity: Float32[np.ndarray, "n k"]  # cosine
     colorings: tuple[Coloring, ...]
     """The first is selected at first; without any, all points look alike."""
-    sheets: tuple[bytes, ...]
-    """WebP images of thumbnails, row by row in the order of the images."""
-    side: int
-    """Pixels of a thumbnail's side."""
-    columns: int
-    """Thumbnails in a row of a sheet."""
-    per_sheet: int
-    """Thumbnails on every sheet but the last."""
-    total: int
-    """Images in the run, of which these may be a sample."""
+    sheets: tuple[bytes, ...]  # WebP images of thumbnails, row by row in the order of the images
+    side: int  # pixels of a thumbnail's side
+    columns: int  # thumbnails in a row of a sheet
+    per_sheet: int  # thumbnails on every sheet but the last
+    total: int  # images in the run, of which these may be a sample
 
 
 def map_section(image_map: ImageMap) -> Html:
@@ -81,11 +73,7 @@ def map_section(image_map: ImageMap) -> Html:
     sample = f" A sample of {sampled:,} of {total:,} images, balanced over classes."
     options = [element("option", each.name, value=n) for n, each in enumerate(image_map.colorings)]
     search = element(
-        "input",
-        type="search",
-        id="map-filter",
-        placeholder="name or class",
-        autocomplete="off",
+        "input", type="search", id="map-filter", placeholder="name or class", autocomplete="off"
     )
     bar = (
         element("label", "Color by ", element("select", *options, id="map-coloring")),

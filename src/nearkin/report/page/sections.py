@@ -31,12 +31,9 @@ from nearkin.report.page.map import ImageMap, map_section, script
 class Tile:
     """A thumbnail of an image."""
 
-    path: str
-    """Its name in the data."""
-    uri: str
-    """Its pixels, as a `data:` URI."""
-    score: float
-    """Confidence of the classifier in its class."""
+    path: str  # its name in the data
+    uri: str  # its pixels, as a `data:` URI
+    score: float  # confidence of the classifier in its class
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +41,16 @@ class ClassView:
     """A known or novel class, with the unlabeled images assigned to it."""
 
     name: str
-    size: int
-    """Number of images assigned to it."""
-    medoid: Tile | None = None
-    """The most central image; None if it cannot be displayed."""
-    core: tuple[Tile, ...] = ()
-    """The most typical images, most typical first."""
-    border: tuple[Tile, ...] = ()
-    """The images with the lowest scores, lowest first."""
-    score: float | None = None
-    """Mean over its images."""
-    stability: float | None = None
-    """Jaccard overlap with the matching class of other seeds."""
-    silhouette: float | None = None
-    """Mean over its images."""
-    nearest_known: str = ""
-    """The most similar known class."""
-    merge: tuple[str, ...] = ()
-    """Classes that may be the same."""
-    truth: str = ""
-    """A sentence on its true classes, where known."""
+    size: int  # number of images assigned to it
+    medoid: Tile | None = None  # the most central image; None if it cannot be displayed
+    core: tuple[Tile, ...] = ()  # the most typical images, most typical first
+    border: tuple[Tile, ...] = ()  # the images with the lowest scores, lowest first
+    score: float | None = None  # mean over its images
+    stability: float | None = None  # Jaccard overlap with the matching class of other seeds
+    silhouette: float | None = None  # mean over its images
+    nearest_known: str = ""  # the most similar known class
+    merge: tuple[str, ...] = ()  # classes that may be the same
+    truth: str = ""  # a sentence on its true classes, where known
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +58,9 @@ class Table:
     """Results as formatted text."""
 
     title: str
-    columns: tuple[str, ...]
-    """Headings, that of the row names first."""
-    rows: tuple[tuple[str, ...], ...]
-    """The name and the cells of each row."""
-    note: str = ""
-    """How to read it."""
+    columns: tuple[str, ...]  # headings, that of the row names first
+    rows: tuple[tuple[str, ...], ...]  # the name and the cells of each row
+    note: str = ""  # how to read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +69,20 @@ class Confusion:
 
     true: tuple[str, ...]
     predicted: tuple[str, ...]
-    counts: tuple[tuple[int, ...], ...]
-    """A row per true class."""
+    counts: tuple[tuple[int, ...], ...]  # a row per true class
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
     """What the pages of all kinds of runs tell of a run."""
 
-    data: str
-    """Name of the data."""
-    protocol: tuple[str, ...] = ()
-    """What was trained on what and scored on what, a sentence each."""
+    data: str  # name of the data
+    protocol: tuple[str, ...] = ()  # what was trained on what and scored on what, a sentence each
     configuration: Mapping[str, Any] | None = None
     versions: Mapping[str, str] | None = None
-    command: str = ""
-    """Repeats the run."""
-    steps: tuple[tuple[str, str], ...] = ()
-    """What to do next: a sentence, and its command or ''."""
-    tiny: bool = False
-    """Images are so small that pages enlarge them without blur."""
+    command: str = ""  # repeats the run
+    steps: tuple[tuple[str, str], ...] = ()  # what to do next: a sentence, and its command or ''
+    tiny: bool = False  # images are so small that pages enlarge them without blur
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +90,12 @@ class TrainingReport:
     """Content of the page of a training."""
 
     run: RunInfo
-    lead: str
-    """What was trained on what, in a paragraph."""
-    health: str
-    """Whether embeddings collapsed, in a sentence."""
-    findings: tuple[str, ...] = ()
-    """What to know before using the encoder, a sentence or two each."""
-    results: Table | None = None
-    """Measures of the encoder beside its floors."""
-    meanings: tuple[tuple[str, str], ...] = ()
-    """Each measure with its definition."""
-    confusion: Confusion | None = None
-    """kNN predictions of held-out images."""
+    lead: str  # what was trained on what, in a paragraph
+    health: str  # whether embeddings collapsed, in a sentence
+    findings: tuple[str, ...] = ()  # what to know before using the encoder, a sentence or two each
+    results: Table | None = None  # measures of the encoder beside its floors
+    meanings: tuple[tuple[str, str], ...] = ()  # each measure with its definition
+    confusion: Confusion | None = None  # kNN predictions of held-out images
     curves: tuple[Chart, ...] = ()
 
 
@@ -134,35 +106,27 @@ class DiscoveryReport:
     run: RunInfo
     mode: Literal["gcd", "ncd"]
     """Whether an unlabeled image may be of a known class (gcd) or not (ncd)."""
-    known: tuple[str, ...]
-    """Names of the known classes."""
+    known: tuple[str, ...]  # names of the known classes
     num_labeled: int
     num_unlabeled: int
-    novel: tuple[ClassView, ...]
-    """Novel classes in display order."""
+    novel: tuple[ClassView, ...]  # novel classes in display order
     num_novel_source: str
     """How the number of novel classes was set, as a participle: `given`, `estimated by ...`."""
-    score_meaning: str
-    """What a score means, in a sentence."""
+    score_meaning: str  # what a score means, in a sentence
     assigned: tuple[ClassView, ...] = ()
     """Known classes with the unlabeled images assigned to them."""
     interval: tuple[int, int] | None = None
     """Range of the estimates of the number of novel classes."""
-    findings: tuple[str, ...] = ()
-    """What to know before using the classes, a sentence or two each."""
-    results: tuple[Table, ...] = ()
-    """Scores against the ground truth, where known."""
+    findings: tuple[str, ...] = ()  # what to know before using the classes, a sentence or two each
+    results: tuple[Table, ...] = ()  # scores against the ground truth, where known
     confusion: Confusion | None = None
     num_novel_curves: tuple[Chart, ...] = ()
     """Curves of the criteria by which the number of novel classes was estimated."""
-    curves: tuple[Chart, ...] = ()
-    """Training curves."""
+    curves: tuple[Chart, ...] = ()  # training curves
 
 
-MAX_OPEN_CLASSES: Final = 20
-"""A confusion matrix of more classes is folded."""
-MAX_LEAD_CLASSES: Final = 12
-"""Known classes named in the first paragraph."""
+MAX_OPEN_CLASSES: Final = 20  # a confusion matrix of more classes is folded
+MAX_LEAD_CLASSES: Final = 12  # known classes named in the first paragraph
 CONFUSION: Final = "Images of each true class (rows) by predicted class (columns)"
 DEFINITIONS: Final = {
     "Images": "assigned to it, and their share of all unlabeled images",
@@ -374,11 +338,7 @@ def _assigned(report: DiscoveryReport) -> Html:
         card = _card(view, report.num_unlabeled, anchors)
         cards.append(
             element(
-                "details",
-                element("summary", heading),
-                card,
-                class_="class",
-                id=anchors[view.name],
+                "details", element("summary", heading), card, class_="class", id=anchors[view.name]
             )
         )
     return join([element("p", intro), _overview(report.assigned, anchors), *cards])
