@@ -12,16 +12,7 @@ from torch.utils.data import default_collate
 
 from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation, views_of
 from nearkin.data.decode import check_range, crops, rgb, rgb_pixels
-from nearkin.data.views import (
-    MEAN,
-    STD,
-    View,
-    ViewParams,
-    augment,
-    crop,
-    normalize,
-    sample_view,
-)
+from nearkin.data.views import MEAN, STD, View, ViewParams, augment, crop, normalize, sample_view
 
 __all__ = ["AUGMENTATIONS", "MEAN", "STD", "View", "ViewTransform", "augmentation", "normalize"]
 

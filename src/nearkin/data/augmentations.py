@@ -45,11 +45,9 @@ SMALL: Final = replace(MOCO, scale=(0.08, 1.0), blur=0.0)
 BYOL: Final = replace(SIMCLR, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1)
 """Grill et al. 2020, appendix B, what the two views have in common."""
 
-SWAV: Final = replace(SIMCLR, scale=(0.14, 1.0))
-"""Caron et al. 2020, the large views."""
+SWAV: Final = replace(SIMCLR, scale=(0.14, 1.0))  # Caron et al. 2020, the large views.
 
-NCL: Final = View(scale=(0.5, 1.0), flip=0.5)
-"""Zhong et al. 2021, official code for ImageNet."""
+NCL: Final = View(scale=(0.5, 1.0), flip=0.5)  # Zhong et al. 2021, official code for ImageNet.
 
 CHARACTERS: Final = View(
     scale=(0.6, 1.0), jitter=0.8, brightness=0.4, contrast=0.4, rotate=15.0, translate=0.1
@@ -104,8 +102,7 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
 """The views of each augmentation; a single one serves for any number of views."""
 
 MAX_VIEWS: Final = 64
-MAX_BYTES: Final = 1_000_000
-"""Of a file of views."""
+MAX_BYTES: Final = 1_000_000  # Of a file of views
 
 Augment = str | Sequence[View] | Sequence[dict[str, Any]]
 """A name of `AUGMENTATIONS`, the path of a .toml file, or the views themselves."""

@@ -24,8 +24,7 @@ from nearkin.types import UNKNOWN, Batch
 
 SUBSTITUTE: Final = 255
 """The view number whose random numbers choose a substitute for an unreadable image."""
-SUBSTITUTES: Final = 8
-"""Substitutes that are tried for one image."""
+SUBSTITUTES: Final = 8  # Substitutes that are tried for one image
 
 
 class ViewSampler:
@@ -90,10 +89,8 @@ class Crops:
 
     views: tuple[UInt8[Tensor, "batch _ _ channel"], ...]
     epoch: int
-    rows: np.ndarray
-    """The images that were cropped, substitutes included."""
-    bad: dict[int, str]
-    """Images that could not be read, with the reason."""
+    rows: np.ndarray  # The images that were cropped, substitutes included
+    bad: dict[int, str]  # Images that could not be read, with the reason
 
 
 class Photographs(Dataset[Crops]):
@@ -202,15 +199,13 @@ class Batches:
         self.workers = workers
         self.labels = np.full(len(images), UNKNOWN) if labels is None else labels
         self.sampler = ViewSampler(images, views, image_size=image_size, seed=order.seed)
-        self.sizes = self.sampler.sizes
-        """Side in pixels of each view."""
+        self.sizes = self.sampler.sizes  # Side in pixels of each view
         in_files = cache == "off" or images.is_small
         decoded = None if in_files else Cache(images, image_size, cache)
         self.photographs = Photographs(self.sampler, order, decoded)
         self.bad: dict[int, str] = {}
         """Rows that turned out unreadable, with the reason; others took their place."""
-        self.pixels: Tensor | None = None
-        """All images, if they are small."""
+        self.pixels: Tensor | None = None  # All images, if they are small
         if images.is_small:
             pixels, self.bad = center_crops(images, range(len(images)), image_size)
             self.pixels = channels_first(torch.from_numpy(pixels)).to(device)

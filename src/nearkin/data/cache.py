@@ -23,12 +23,9 @@ from nearkin.data.scan import cache_folder
 from nearkin.distributed import control_groups
 from nearkin.errors import ResourceError, UsageError
 
-VERSION: Final = 1
-"""Of the files; another version has other names."""
-DETAIL: Final = 2
-"""The shorter side of a cached image, in sides of a view."""
-LONGEST: Final = 4
-"""Largest aspect ratio that is cached with all of that detail."""
+VERSION: Final = 1  # Of the files; another version has other names
+DETAIL: Final = 2  # The shorter side of a cached image, in sides of a view
+LONGEST: Final = 4  # Largest aspect ratio that is cached with all of that detail
 
 
 def cached_sizes(

@@ -18,8 +18,7 @@ from nearkin.errors import OutputError, UsageError
 
 MAX_STEM: Final = 230
 """Characters of a file name; with a number and `.png` behind it, it fits in 255 bytes."""
-MAX_SUFFIX: Final = 8
-"""Characters of a file extension; what is longer belongs to the name."""
+MAX_SUFFIX: Final = 8  # Characters of a file extension; what is longer belongs to the name
 
 
 def copy_to(

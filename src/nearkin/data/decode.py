@@ -23,10 +23,8 @@ MAGIC: Final = (
 )
 """How files of these formats begin."""
 MAX_BYTES: Final = 256 * 2**20
-MIN_SIDE: Final = 2
-"""Shortest side of an image that can be trained on."""
-SWAPPED: Final = (5, 6, 7, 8)
-"""Exif orientations that exchange width and height."""
+MIN_SIDE: Final = 2  # Shortest side of an image that can be trained on
+SWAPPED: Final = (5, 6, 7, 8)  # Exif orientations that exchange width and height
 
 
 class BadImage(Exception):  # noqa: N818  (a finding about a file, not a failure of the program)
@@ -154,8 +152,7 @@ UPRIGHT: Final = {
     8: Image.Transpose.ROTATE_90,
 }
 """What undoes each exif orientation."""
-BITS_PER_SAMPLE: Final = 258
-"""A TIFF tag."""
+BITS_PER_SAMPLE: Final = 258  # A TIFF tag
 
 
 def decode(encoded: bytes, *, min_side: int | None = None) -> Image.Image:
@@ -242,8 +239,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 MIDDLE_GRAY: Final = 128
-CENTER: Final = 0.875
-"""Share of the shorter side in the evaluation view (224 of 256 pixels)."""
+CENTER: Final = 0.875  # Share of the shorter side in the evaluation view (224 of 256 pixels)
 
 
 def crops(

@@ -15,13 +15,10 @@ from nearkin.data.images import Images
 from nearkin.data.scan import index_path, load_index, save_index
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 
-SIDE: Final = 16
-"""Side of a thumbnail; larger ones tell resized copies apart."""
-DIGEST: Final = 32
-"""Bytes of a SHA-256."""
+SIDE: Final = 16  # Side of a thumbnail; larger ones tell resized copies apart
+DIGEST: Final = 32  # Bytes of a SHA-256
 THREADS: Final = 8
-READ_BLOCK: Final = 2**10
-"""Images between two calls of `on_progress`."""
+READ_BLOCK: Final = 2**10  # Images between two calls of `on_progress`
 
 
 def thumbnails(
@@ -65,8 +62,7 @@ def _thumbnail(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
     return digest, np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
 
 
-ALIKE: Final = 0.98
-"""Smallest correlation of the thumbnails of near duplicates."""
+ALIKE: Final = 0.98  # Smallest correlation of the thumbnails of near duplicates
 ALIKE_SMALL: Final = 0.995
 """The same for images up to 64 pixels: handwritten digits reach .98 without being copies."""
 PLAIN: Final = 3.0
@@ -76,8 +72,7 @@ BITS: Final = 24
 """Per table: two thumbnails that correlate by .98 share at least one key at 99.9 %."""
 REACH: Final = 16
 """Images compared with one another in a bucket; keeps thousands of like ones affordable."""
-BLOCK: Final = 2**11
-"""Thumbnails held as floats, or pairs correlated, at a time."""
+BLOCK: Final = 2**11  # Thumbnails held as floats, or pairs correlated, at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +81,8 @@ class Duplicates:
 
     groups: Int64[np.ndarray, " images"]
     """Each image's group: the first row of its duplicates and of the group it had before."""
-    num_exact: int
-    """Images with the bytes of an earlier one."""
-    num_near: int
-    """Further images that look like an earlier one."""
+    num_exact: int  # Images with the bytes of an earlier one
+    num_near: int  # Further images that look like an earlier one
 
 
 def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) -> Duplicates:

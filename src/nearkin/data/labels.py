@@ -144,8 +144,7 @@ class Row(NamedTuple):
     label: str
     group: str
     split: str
-    line: int
-    """In a CSV the line, in Parquet the row, from 1."""
+    line: int  # In a CSV the line, in Parquet the row, from 1
 
 
 def read_table(path: Path, required: Sequence[str] = ("path",)) -> dict[str, Row]:

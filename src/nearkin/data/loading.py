@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 Loaded = TypeVar("Loaded")
 
-PATIENCE: Final = 120
-"""Seconds after which a worker counts as hung; more for very large batches."""
+PATIENCE: Final = 120  # Seconds after which a worker counts as hung; more for very large batches
 
 
 def worker_lost(error: Exception) -> bool:

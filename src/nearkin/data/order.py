@@ -15,8 +15,7 @@ class Order:
     """A new permutation of the images every epoch, cut into batches."""
 
     num_images: int
-    batch_size: int
-    """Images per step, over all processes."""
+    batch_size: int  # Images per step, over all processes
     seed: int
 
     @property
@@ -53,12 +52,9 @@ class Streams:
         ValueError: If `share` leaves no part for them.
     """
 
-    labeled: Int64[np.ndarray, " labeled"]
-    """Rows of the labeled images; there may be none."""
-    unlabeled: Int64[np.ndarray, " unlabeled"]
-    """Rows of the unlabeled images."""
-    batch_size: int
-    """Images per step, over all processes."""
+    labeled: Int64[np.ndarray, " labeled"]  # Rows of the labeled images; there may be none
+    unlabeled: Int64[np.ndarray, " unlabeled"]  # Rows of the unlabeled images
+    batch_size: int  # Images per step, over all processes
     seed: int
     share: float = 0.5
     """Labeled share of a batch, from 0 to below 1; less where there are too few images."""
@@ -111,5 +107,4 @@ class Streams:
         return Order(len(self.unlabeled), self.batch_size - self.num_labeled, self.seed)
 
 
-BatchOrder = Order | Streams
-"""Says which images each step sees: a function of the step alone."""
+BatchOrder = Order | Streams  # Says which images each step sees: a function of the step alone

@@ -34,10 +34,8 @@ class Either:
 
     first: Source
     second: Source
-    prefix: str
-    """Of the names of the second source's images."""
-    added: frozenset[str]
-    """These names, with the prefix."""
+    prefix: str  # Of the names of the second source's images
+    added: frozenset[str]  # These names, with the prefix
 
     def read(self, name: str, limit: int | None = None) -> bytes | np.ndarray:
         """Return the image's bytes, or the first `limit` of them; or its pixels."""
@@ -114,11 +112,9 @@ def copies(images: Images, rows: Iterable[int]) -> list[list[int]]:
 class Recognized:
     """Labeled images: some in the data, by their paths, and some outside."""
 
-    classes: dict[str, str]
-    """The class of each by its name in the union of the data and `outside`."""
+    classes: dict[str, str]  # The class of each by its name in the union of the data and `outside`
     outside: Images
-    prefix: str
-    """Of the names of `outside` in that union."""
+    prefix: str  # Of the names of `outside` in that union
 
 
 def recognize(images: Images, labeled: str) -> Recognized:

@@ -27,8 +27,7 @@ from nearkin.distributed import available_cpus
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 
-VERSION: Final = 1
-"""Of the index; another version has other file names."""
+VERSION: Final = 1  # Of the index; another version has other file names
 
 
 def cache_folder(kind: str) -> Path:
@@ -96,18 +95,14 @@ def save_index(
             own.unlink()
 
 
-THREADS: Final = 8
-"""Enough to hide the latency of a disk or of a network."""
-BLOCK: Final = 2**10
-"""Files between two calls of `on_progress`."""
-MANY: Final = 2**14
-"""Files from which on starting processes pays."""
+THREADS: Final = 8  # Enough to hide the latency of a disk or of a network
+BLOCK: Final = 2**10  # Files between two calls of `on_progress`
+MANY: Final = 2**14  # Files from which on starting processes pays
 WHOLE: Final = (b"II", b"MM", b"RIFF")
 """TIFF and WebP: formats whose header may lie anywhere in the file."""
 FURTHER: Final = 2**24
 """Bytes that hold the header of any other format; a JPEG with more before it is a trap."""
-PREFIX: Final = 2**16
-"""Bytes that nearly always hold the whole header."""
+PREFIX: Final = 2**16  # Bytes that nearly always hold the whole header
 LARGE: Final = 2**25
 """Bytes of a file, or pixels, from which on at most two threads work at once, to bound memory."""
 _large: Final = BoundedSemaphore(2)
@@ -118,8 +113,7 @@ class Headers(NamedTuple):
 
     kinds: Shaped[np.ndarray, " files"]
     """The format or, of a bad file, the reason of a `BadImage`; ASCII, a byte a letter."""
-    sizes: Int32[np.ndarray, "files 2"]
-    """Width and height; of a bad file, zeros."""
+    sizes: Int32[np.ndarray, "files 2"]  # Width and height; of a bad file, zeros
 
     @staticmethod
     def empty(count: int) -> "Headers":

@@ -15,17 +15,12 @@ from nearkin.data.batches import Batches, CenterCrops, squares
 from nearkin.data.images import Images
 from nearkin.tables import printable
 
-MIN_SIDE: Final = 64
-"""Smaller images are enlarged to about this many pixels."""
-COLUMNS: Final = 12
-"""Images in a row of a class."""
+MIN_SIDE: Final = 64  # Smaller images are enlarged to about this many pixels
+COLUMNS: Final = 12  # Images in a row of a class
 SIDE: Final = 96
-LINE: Final = 15
-"""Pixels between two lines of text."""
-LABEL_SIZE, CAPTION_SIZE = 14, 11
-"""Font sizes in pixels."""
-MAX_LABEL: Final = 40
-"""Characters of a label."""
+LINE: Final = 15  # Pixels between two lines of text
+LABEL_SIZE, CAPTION_SIZE = 14, 11  # Font sizes in pixels
+MAX_LABEL: Final = 40  # Characters of a label
 Lines = Sequence[str]
 
 
@@ -136,10 +131,7 @@ def shortened(text: str, max_length: int) -> str:
 
 
 def class_sheet(
-    images: Images,
-    groups: Mapping[str, Int[np.ndarray, " members"]],
-    path: Path,
-    workers: int = 0,
+    images: Images, groups: Mapping[str, Int[np.ndarray, " members"]], path: Path, workers: int = 0
 ) -> Path:
     """Save groups of images (rows of `images`), such as `core` and `border`, each with its label.
 
@@ -162,8 +154,7 @@ def class_sheet(
 
 
 EXAMPLES: Final = 8
-EPOCHS: Final = 4
-"""Epochs in the sheet of augmentations."""
+EPOCHS: Final = 4  # Epochs in the sheet of augmentations
 
 
 def augmentation_sheet(batches: Batches, path: Path) -> Path:

@@ -94,8 +94,7 @@ class BadFile:
 class Files(NamedTuple):
     """Any number of files, and what tells whether they have changed."""
 
-    names: tuple[str, ...]
-    """Unique, in the order of their bytes."""
+    names: tuple[str, ...]  # Unique, in the order of their bytes
     states: Int64[np.ndarray, "files 2"]
     """Bytes, and time of the last write in nanoseconds (of a member, that of its archive)."""
 
@@ -104,8 +103,7 @@ class Files(NamedTuple):
 class ImageFiles:
     """The files that have the name of an image, before any of them is opened."""
 
-    key: str
-    """The absolute path, which the index of headers is filed under."""
+    key: str  # The absolute path, which the index of headers is filed under
     source: Source
     files: Files
     bad: list[BadFile] = field(default_factory=list[BadFile])
@@ -292,12 +290,10 @@ def _state(root: Path, name: str) -> os.stat_result | BadFile:
 ARCHIVES: Final = (".zip", ".tar", ".tar.gz", ".tgz")
 MAX_UNPACKED: Final = 2**30
 """A .tar.gz has no index, so it is unpacked into memory, up to this many bytes."""
-MAX_OPEN: Final = 128
-"""Archives that a process keeps open; the data may be thousands of shards."""
+MAX_OPEN: Final = 128  # Archives that a process keeps open; the data may be thousands of shards
 LABEL_SUFFIX: Final = ".cls"
 """A member of this suffix holds, as text, the label of the image of the same stem."""
-MAX_LABEL: Final = 200
-"""Bytes of it that are read."""
+MAX_LABEL: Final = 200  # Bytes of it that are read
 DAMAGED: Final = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error),
     *(EOFError, OSError, OverflowError),
@@ -309,10 +305,8 @@ BARE, STORED, DEFLATED = range(3)
 class Place(NamedTuple):
     """Where in an archive a file lies."""
 
-    offset: int
-    """Of a zip member, its local header; of a tar member, its first byte."""
-    packed: int
-    """Its bytes in the archive."""
+    offset: int  # Of a zip member, its local header; of a tar member, its first byte
+    packed: int  # Its bytes in the archive
     bytes: int
     form: int = BARE
 
@@ -337,12 +331,9 @@ class Archive:
     """Reads members of archives, from any number of threads and processes at once."""
 
     archives: Sequence[Path | bytes]
-    modified: int
-    """When the last of them was written, in nanoseconds."""
-    names: Sequence[str]
-    """In the order of their bytes."""
-    places: Int64[np.ndarray, "members 5"]
-    """Of each name: which archive, and its `Place` there."""
+    modified: int  # When the last of them was written, in nanoseconds
+    names: Sequence[str]  # In the order of their bytes
+    places: Int64[np.ndarray, "members 5"]  # Of each name: which archive, and its `Place` there
 
     def read(self, name: str, limit: int | None = None) -> bytes:
         """The member's first `limit` bytes, or all of it.

@@ -18,8 +18,7 @@ from nearkin.pace import ProgressCallback, ignore_progress
 MAX_COMPARED: Final = 100_000
 """Images among which near-duplicates are searched, at most: it takes half a millisecond each."""
 
-NAMED: Final = 10
-"""Unreadable images that an error names."""
+NAMED: Final = 10  # Unreadable images that an error names
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +27,8 @@ class Split:
 
     images: Images
     train_rows: np.ndarray
-    test_rows: np.ndarray
-    """Held out: scored, never trained on. Empty if nothing is held out."""
-    num_exact: int = 0
-    """Images that are exact copies of others, among those that were compared."""
+    test_rows: np.ndarray  # Held out: scored, never trained on. Empty if nothing is held out.
+    num_exact: int = 0  # Images that are exact copies of others, among those that were compared
 
     @cached_property
     def train(self) -> Images:

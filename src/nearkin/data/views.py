@@ -17,8 +17,7 @@ from nearkin.data.rng import uniform
 from nearkin.distributed import to_device
 from nearkin.errors import UsageError
 
-ATTEMPTS = 10
-"""Boxes that are tried before the largest central one is used."""
+ATTEMPTS = 10  # Boxes that are tried before the largest central one is used
 
 
 def between(
@@ -100,9 +99,7 @@ def hue(images: Images, turns: PerImage) -> Images:
         high == red,
         green - blue,
         torch.where(
-            high == green,
-            (blue - red).add_(chroma, alpha=2),
-            (red - green).add_(chroma, alpha=4),
+            high == green, (blue - red).add_(chroma, alpha=2), (red - green).add_(chroma, alpha=4)
         ),
     ).div_(chroma.clamp(min=torch.finfo(chroma.dtype).tiny))
     sixths = sixths.add_(6 * turns[:, None, None]).remainder_(6)[:, None]
@@ -184,16 +181,13 @@ def flip(images: Images) -> Images:
 
 
 MEAN: Final = (0.485, 0.456, 0.406)
-STD: Final = (0.229, 0.224, 0.225)
-"""Of red, green and blue in ImageNet."""
+STD: Final = (0.229, 0.224, 0.225)  # Of red, green and blue in ImageNet
 
 JITTER: Final = (brightness, contrast, saturation, hue)
-NEUTRAL: Final = np.array([1.0, 1.0, 1.0, 0.0])
-"""Strengths of `JITTER` that change nothing."""
+NEUTRAL: Final = np.array([1.0, 1.0, 1.0, 0.0])  # Strengths of `JITTER` that change nothing
 LOWEST: Final = np.array([0.0, 0.0, 0.0, -0.5])
 ORDERS: Final = np.array(list(permutations(range(len(JITTER)))))
-SLOTS: Final = 2 * ATTEMPTS + 2 + 14
-"""Uniform numbers per view, each with one fixed use."""
+SLOTS: Final = 2 * ATTEMPTS + 2 + 14  # Uniform numbers per view, each with one fixed use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,14 +300,10 @@ class ViewParams:
 
     box: Float32[np.ndarray, "batch 4"]
     """Left, top, width and height of the crop, as shares of the image."""
-    angle: Float32[np.ndarray, " batch"]
-    """Degrees, clockwise."""
-    shift: Float32[np.ndarray, "batch 2"]
-    """To the right and down, as shares of the side."""
-    jitter: Float32[np.ndarray, "batch 4"]
-    """Strengths of `JITTER`; `NEUTRAL` where there is none."""
-    order: Int[np.ndarray, "batch 4"]
-    """Positions in `JITTER`, first to last."""
+    angle: Float32[np.ndarray, " batch"]  # Degrees, clockwise
+    shift: Float32[np.ndarray, "batch 2"]  # To the right and down, as shares of the side
+    jitter: Float32[np.ndarray, "batch 4"]  # Strengths of `JITTER`; `NEUTRAL` where there is none
+    order: Int[np.ndarray, "batch 4"]  # Positions in `JITTER`, first to last
     gray: Bool[np.ndarray, " batch"]
     sigma: Float32[np.ndarray, " batch"]
     """Standard deviation of the blur in pixels; 0 where there is none."""
