@@ -42,11 +42,7 @@ class Part:
 
 
 def join(where: str, parts: Sequence[Part]) -> tuple[Arrays, Annotations]:
-    """Join the parts in one array, and name each image by its split and number.
-
-    Raises:
-        DataError: The arrays are not images, or images and labels do not fit together.
-    """
+    """Join the parts in one array, and name each image by its split and number."""
     parts = sorted(parts, key=lambda part: part.split)
     pixels = [_images(where, part.pixels) for part in parts]
     if len({array.shape[1:] for array in pixels}) > 1:
@@ -114,9 +110,6 @@ def from_npz(path: Path) -> list[Part]:
 
     Without x_test, x_val is held out; with it, x_val is not used. The key class_names, if there,
     names the classes 0, 1, ... Nothing is ever unpickled.
-
-    Raises:
-        DataError: It is damaged, or has none of these keys.
     """
     try:
         with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
@@ -155,14 +148,7 @@ def is_name(data: str) -> bool:
 
 
 def from_name(data: str) -> list[Part]:
-    """The images of "digits" or "torchvision:NAME". Nothing is ever downloaded.
-
-    The root of torchvision's data sets is the environment variable NEARKIN_TORCHVISION, or
-    ~/.cache/nearkin/torchvision.
-
-    Raises:
-        DataError: The name is not known, or the files are not there.
-    """
+    """The images of "digits" or "torchvision:NAME", from disk. Nothing is ever downloaded."""
     if data == "digits":
         return [digits()]
     name = data.removeprefix(PREFIX)

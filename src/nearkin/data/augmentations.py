@@ -116,9 +116,6 @@ def augmentation(augment: Augment) -> tuple[View, ...]:
             FILE.py:NAME or module:NAME of a view, of several, or of a function that returns them;
             the path of a .toml file with one [[views]] table per view; or views, each a `View`
             or a dictionary of its fields.
-
-    Raises:
-        UsageError: If there is no such name or file, or a view is not valid.
     """
     if not isinstance(augment, str):
         return _views(list(augment), "augment")
@@ -179,15 +176,8 @@ def views_of(
 
     A `View` among `kinds` is taken as it is. A kind takes the augmentation's views of that kind
     in their order; a single one serves any number of times. "weak", "small" and "gray" are derived
-    from the augmentation's first view where it has none of them.
-
-    Args:
-        augment: See `augmentation`.
-        kinds: What the method declares as its `views`.
-        more: Append all further views of the augmentation (multi-crop).
-
-    Raises:
-        UsageError: If the augmentation has no view of a kind, or several but too few.
+    from the augmentation's first view where it has none of them. `more` appends all further views
+    of the augmentation (multi-crop).
     """
     own = augmentation(augment)
     name = augment if isinstance(augment, str) else "of your own"

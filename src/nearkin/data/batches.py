@@ -31,13 +31,8 @@ class ViewSampler:
     """Samples the views of images, and the substitutes of unreadable ones.
 
     Both are functions of the seed, the epoch and the image alone, so that they are the same with
-    any number of workers, from memory and from files.
-
-    Args:
-        images: The images.
-        views: The views of each image.
-        image_size: Side in pixels of views of size 1, and of small images before the crop.
-        seed: The run's seed.
+    any number of workers, from memory and from files. Views of size 1 have a side of `image_size`
+    pixels; small images are resized to it before the crop.
     """
 
     def __init__(
@@ -69,11 +64,7 @@ class ViewSampler:
         ]
 
     def candidates(self, epoch: int, row: int) -> Iterator[int]:
-        """The image itself, then its substitutes, one by one.
-
-        Raises:
-            DataError: If more than `SUBSTITUTES` of them are needed.
-        """
+        """The image itself, then its substitutes, one by one; a DataError when they run out."""
         yield row
         u = uniform(self.seed, epoch, np.array([row]), SUBSTITUTE, SUBSTITUTES)[0]
         yield from (u * len(self.images)).astype(int).tolist()
@@ -94,13 +85,7 @@ class Crops:
 
 
 class Photographs(Dataset[Crops]):
-    """The crops of each step, for the workers of a `DataLoader`; its items are steps.
-
-    Args:
-        sampler: The views.
-        order: Which images each step sees.
-        cache: Decoded images; without it, each crop is decoded when it is needed.
-    """
+    """The crops of each step, for the workers of a `DataLoader`; its items are steps."""
 
     def __init__(
         self, sampler: ViewSampler, order: BatchOrder, cache: Cache | None = None
@@ -170,10 +155,6 @@ class Batches:
         workers: Processes that decode photographs; 0 decodes in this one.
         cache: "ram" or "disk" to decode photographs once, at a bounded size; see `Cache`.
         labels: Classes for a method that uses labels; unknown ones if None.
-
-    Raises:
-        DataError: If the images do not fill a batch.
-        UsageError, ResourceError: If `cache` cannot be made.
     """
 
     def __init__(
@@ -224,10 +205,7 @@ class Batches:
             yield self._batch(*self._from_files(cropped))
 
     def views(self, epoch: int, rows: np.ndarray) -> Views:
-        """The views of these images in one epoch, as values in [0, 1].
-
-        An image that cannot be read is replaced as in training.
-        """
+        """The views of these images, in [0, 1]; unreadable ones are replaced as in training."""
         if self.pixels is None:
             return self._from_files(self.photographs.load(epoch, rows))[0]
         return self._from_memory(self.pixels, epoch, rows)[0]
@@ -274,10 +252,7 @@ def channels_first(
 def center_crops(
     images: Images, rows: Sequence[int], size: int
 ) -> tuple[UInt8[np.ndarray, "rows {size} {size} 3"], dict[int, str]]:
-    """The center crops of these images, and the reason for each row that cannot be read.
-
-    An unreadable image is mid-gray, so that all others keep their positions.
-    """
+    """The center crops, mid-gray where unreadable, and the reason for each such row."""
     pixels = np.full((len(rows), size, size, 3), MIDDLE_GRAY, np.uint8)
     bad: dict[int, str] = {}
     for position, row in enumerate(rows):
@@ -309,12 +284,7 @@ class CenterCrops:
     """All images in order, batch by batch: uint8 of shape (batch, 3, size, size).
 
     Unreadable images are mid-gray and listed in `bad`; leave them out of whatever is computed.
-
-    Args:
-        images: Which images.
-        size: Side of the crops in pixels.
-        batch_size: Images per batch.
-        workers: Processes that decode photographs; 0 decodes in this one.
+    Photographs are decoded by `workers` processes, by this one if 0.
     """
 
     def __init__(

@@ -36,10 +36,6 @@ def cached_sizes(
     The shorter side has twice the pixels of a view, so that a crop of a quarter of the area still
     has as many pixels as its view; smaller crops are enlarged. No image is enlarged, and one
     longer than 4:1 is shrunk to the area of a 4:1 image.
-
-    Args:
-        sizes: The images' widths and heights.
-        image_size: Side of views of size 1, in pixels.
     """
     side, area = DETAIL * image_size, sizes.prod(axis=1, dtype=np.int64)
     scale = np.minimum(side / sizes.min(axis=1), side * np.sqrt(LONGEST / area)).clip(max=1)
@@ -51,18 +47,10 @@ class Cache:
     """Reads photographs as pixels of their `cached_sizes`, and decodes each of them once.
 
     The pixels depend on the image and the image size alone: not on which process decoded them,
-    nor when, nor where they are stored. A checksum is written after the pixels of an image, and
-    each process verifies it before its first use, so that a half written image is decoded again.
-    Can be pickled: every process of this machine may open it as long as this one lives.
-
-    Args:
-        images: The photographs.
-        image_size: Side of views of size 1, in pixels.
-        place: "ram" or "disk".
-
-    Raises:
-        UsageError: This system cannot share memory by a file descriptor.
-        ResourceError: The disk cannot be written.
+    nor when, nor where they are stored ("ram" or "disk"). A checksum is written after the pixels
+    of an image, and each process verifies it before its first use, so that a half written image is
+    decoded again. Can be pickled: every process of this machine may open it as long as this one
+    lives.
     """
 
     def __init__(self, images: Images, image_size: int, place: str) -> None:
@@ -95,11 +83,7 @@ class Cache:
         self._open(os.open(self.path, os.O_RDWR))
 
     def read(self, row: int) -> UInt8[np.ndarray, "_ _ 3"]:
-        """An image's pixels, decoded unless a process has done so.
-
-        Raises:
-            BadImage: It has to be decoded, and cannot be.
-        """
+        """An image's pixels, decoded (or a `BadImage`) unless a process has done so."""
         width, height = self.sizes[row].tolist()
         end, place = int(self.ends[row]), 4 * row  # of the pixels, and of their checksum
         start = end - 3 * width * height
@@ -165,16 +149,10 @@ MIN_RATIO: Final = {"ram": 4, "disk": 8}
 
 
 def cache_for(images: Images, image_size: int, *, memory: int, disk: int) -> str:
-    """The value of `--cache auto`: ram, disk or off.
+    """The value of `--cache auto`, by the free bytes: ram, disk or off.
 
     Photographs are cached if they are much larger than their cached pixels, in the first place
     where these take at most half of the free bytes.
-
-    Args:
-        images: The images.
-        image_size: Side of views of size 1, in pixels.
-        memory: Free bytes; see `free_memory`.
-        disk: Free bytes; see `free_disk`.
     """
     if images.is_small or (images.kinds == "array").all():
         return "off"
@@ -195,11 +173,7 @@ def free_disk() -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Free bytes of the machine and of the control group; 0 where there is no cache in memory.
-
-    Args:
-        root: The folder of proc and sys.
-    """
+    """Free bytes of the machine and of the control group; 0 where no cache in memory can be."""
     meminfo = root / "proc/meminfo"
     free = re.search(r"MemAvailable:\s*(\d+)", meminfo.read_text()) if meminfo.exists() else None
     if free is None or not hasattr(os, "memfd_create"):

@@ -29,24 +29,17 @@ def copy_to(
     *,
     data: Iterable[str],
 ) -> int:
-    """Write a copy of each image into the folder of its class.
+    """Write a copy of each image into the folder of its class; return the number of copies.
 
     Encoded images keep their bytes, pixels become a PNG. Names are those of `file_names`; the
-    folders that an image was in become a part of its name.
+    folders that an image was in become a part of its name. Unreadable images are left out.
 
     Args:
-        folder: A new folder, or an empty one.
+        folder: A new folder, or an empty one, outside of the data.
         images: The images.
         rows: Which of them.
         classes: The name of the class of each row.
         data: The source of the images, as the user wrote it.
-
-    Returns:
-        The number of copies. Unreadable images are left out.
-
-    Raises:
-        UsageError: If the folder lies inside the data, where the next run would find the copies.
-        OutputError: If it is not empty, is a link, or cannot be written.
     """
     check_destination(folder, data)
     members: defaultdict[str, list[int]] = defaultdict(list)
@@ -65,11 +58,7 @@ def copy_to(
 
 
 def check_destination(folder: Path, data: Iterable[str]) -> None:
-    """Refuse a folder for copies before anything has been computed.
-
-    Raises:
-        UsageError, OutputError: As `copy_to` does.
-    """
+    """Refuse a folder for copies before anything has been computed."""
     for root in (Path(name).expanduser() for name in data):
         if root.is_dir() and _real(folder).is_relative_to(_real(root)):
             raise UsageError(

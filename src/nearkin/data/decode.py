@@ -44,10 +44,7 @@ class Header(NamedTuple):
 
 
 class _Quiet:
-    """Ignores warnings while any thread is inside.
-
-    With `warnings.catch_warnings` alone, overlapping threads restore each other's filters.
-    """
+    """Ignores warnings while any thread is inside; `catch_warnings` alone is not thread-safe."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -73,10 +70,7 @@ quiet = _Quiet()
 
 @contextmanager
 def opened(encoded: bytes) -> Iterator[Image.Image]:
-    """The image, identified and within the limits, not yet decoded.
-
-    Inside the block, whatever Pillow raises becomes a `BadImage`, and its warnings are ignored.
-    """
+    """The image, identified, within the limits, not decoded; Pillow's errors become `BadImage`."""
     if len(encoded) > MAX_BYTES:
         raise BadImage("too-large")
     with quiet:
@@ -131,11 +125,7 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
 
 
 def header(encoded: bytes) -> Header:
-    """Format and size of an encoded image, or of its beginning.
-
-    Raises:
-        BadImage: It is not an image of an allowed format and size.
-    """
+    """Format and size of an encoded image, or of its beginning; a `BadImage` without any."""
     with opened(encoded) as image:
         # The multi-image variant of JPEG is, for its first image, a JPEG.
         name = "JPEG" if image.format == "MPO" else str(image.format)
@@ -306,11 +296,7 @@ def _crop(
 
 
 def rgb_pixels(image: np.ndarray) -> UInt8[np.ndarray, "_ _ 3"]:
-    """An array (height, width[, 1 or 3]) of uint8, or of floats from 0 to 1, as RGB of 8 bits.
-
-    Raises:
-        TypeError, ValueError: If it is none of these.
-    """
+    """An array (height, width[, 1 or 3]) of uint8, or of floats from 0 to 1, as RGB of 8 bits."""
     if not isinstance(image, np.ndarray):
         kind = type(image).__name__
         raise TypeError(f"{kind} is no image; give a PIL image, an array or a tensor")
@@ -328,11 +314,7 @@ def rgb_pixels(image: np.ndarray) -> UInt8[np.ndarray, "_ _ 3"]:
 
 
 def check_range(low: float, high: float) -> None:
-    """Refuse floats that are no pixels.
-
-    Raises:
-        ValueError: If they are not from 0 to 1.
-    """
+    """Refuse floats that are not from 0 to 1."""
     if not (low >= 0 and high <= 1):  # false for NaN, too
         raise ValueError(
             f"floats from {low:g} to {high:g}; give values from 0 to 1, not yet normalized"

@@ -24,10 +24,7 @@ READ_BLOCK: Final = 2**10  # Images between two calls of `on_progress`
 def thumbnails(
     images: Images, on_progress: ProgressCallback = ignore_progress
 ) -> tuple[UInt8[np.ndarray, "images digest"], UInt8[np.ndarray, "images features"]]:
-    """The SHA-256 and the thumbnail of each image; zeros for one that cannot be read.
-
-    Those of files are stored in an index, so that none is decoded twice unless it changes.
-    """
+    """The SHA-256 and thumbnail of each image, kept in an index; zeros if unreadable."""
     digests = np.zeros((len(images), DIGEST), np.uint8)
     tiny = np.zeros((len(images), 3 * SIDE**2), np.uint8)
     columns = {"digests": digests, "thumbnails": tiny}

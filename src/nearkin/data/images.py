@@ -45,11 +45,7 @@ from nearkin.types import UNKNOWN
 
 
 def find_files(path: Path) -> tuple[ImageFiles, dict[str, Row] | None]:
-    """The images in a folder, an archive or a table, and the rows of a table.
-
-    Raises:
-        DataError: It is none of these, is damaged, or holds no images.
-    """
+    """The images in a folder, an archive or a table, and the rows of a table."""
     if path.is_dir():
         return list_folder(path), None
     if path.name.lower().endswith(ARCHIVES):
@@ -66,10 +62,7 @@ MAX_PIXELS: Final = 50_000_000
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images in a fixed order: that of their names' bytes. An image's row is its index.
-
-    Can be pickled, and read from any thread or worker process.
-    """
+    """Images in the order of their names' bytes, an image's row its index. Can be pickled."""
 
     names: Sequence[str]
     """Unique and sorted; relative to the data, with '/'."""
@@ -101,22 +94,14 @@ class Images:
         return len(self.names)
 
     def read(self, row: SupportsIndex) -> bytes | np.ndarray:
-        """An image's encoded bytes or, from arrays, its uint8 pixels (height, width, 3).
-
-        Raises:
-            BadImage: The file has become unreadable.
-        """
+        """An image's encoded bytes or, from arrays, its uint8 pixels (height, width, 3)."""
         try:
             return self.source.read(self.names[row.__index__()])
         except OSError as error:
             raise BadImage("unreadable") from error
 
     def subset(self, rows: Shaped[np.ndarray, " rows"]) -> "Images":
-        """The images in these rows, in ascending order, with the same classes.
-
-        Raises:
-            ValueError: The rows are out of order, so the subset would not be sorted by name.
-        """
+        """The images in these ascending rows, with the same classes."""
         if (np.diff(rows) <= 0).any():
             raise ValueError("rows must ascend, each once; sort them")
         rows = rows.astype(np.int64)

@@ -54,10 +54,7 @@ class Annotations:
         return Annotations(self.labels, groups, splits)
 
     def numbered(self) -> tuple[tuple[str, ...], Int64[np.ndarray, " images"]]:
-        """The class names, in order, and each image's position among them.
-
-        Classes that are all whole numbers are ordered as numbers, others by their bytes.
-        """
+        """The class names, whole numbers by value, others by bytes; each image's position."""
         names = set(self.labels) - {""}
         if all(name.isascii() and name.isdecimal() for name in names):
             classes = sorted(names, key=lambda name: (int(name), name))
@@ -79,14 +76,8 @@ def annotations_from_folders(names: Sequence[str], labels: str) -> Annotations:
     A single folder around everything is skipped. If all top-level folders are then called train,
     val, test or the like, they are the splits. Of what remains, an image's folder is its label, if
     the folders look like classes: every image lies in one, all equally deep, at least two of
-    them, with two images or more on average. A .tar shard is no folder.
-
-    Args:
-        names: The images' names.
-        labels: "auto", "folders" to insist on classes, or "none" for splits alone.
-
-    Raises:
-        DataError: An image lies in no folder, with "folders".
+    them, with two images or more on average. A .tar shard is no folder. `labels` is "auto",
+    "folders" to insist on classes, or "none" for splits alone.
     """
     folders: dict[str, int] = {}
     numbers = (folders.setdefault(name.rpartition("/")[0], len(folders)) for name in names)
@@ -152,9 +143,6 @@ def read_table(path: Path, required: Sequence[str] = ("path",)) -> dict[str, Row
 
     A CSV is UTF-8, with commas or semicolons. Cells are text and nothing else: no formula is
     ever evaluated. An image listed twice alike counts once.
-
-    Raises:
-        DataError: the file cannot be read, lacks a required column or contradicts itself.
     """
     rows: dict[str, Row] = {}
     read = _parquet if path.suffix.lower() == ".parquet" else _csv
@@ -220,11 +208,7 @@ def _check_columns(path: Path, columns: Sequence[str], required: Sequence[str]) 
 
 
 def list_table(path: Path, rows: Mapping[str, Row]) -> tuple[ImageFiles, dict[str, Row]]:
-    """The images that a table lists, by paths relative to its folder, and its rows by image name.
-
-    Raises:
-        DataError: A path leads out of the folder, or to no file.
-    """
+    """The images that a table lists, by paths relative to its folder; its rows by image name."""
     root = path.resolve().parent
     named = {_name(path, written, row): row for written, row in rows.items()}
     missing = [name for name in named if not os.path.lexists(root / name)]
@@ -261,11 +245,7 @@ def _name(path: Path, written: str, row: Row) -> str:
 def match(
     path: Path, rows: Mapping[str, Row], names: Collection[str]
 ) -> tuple[dict[str, Row], tuple[str, ...]]:
-    """The rows of a table of labels by image name, and a note on rows without an image.
-
-    Raises:
-        DataError: No row belongs to any image.
-    """
+    """The rows of a table of labels by image name, and a note on rows without an image."""
     known = frozenset(names)
     written = {(name if name in known else name.replace("\\", "/")): name for name in rows}
     matched = {name: rows[written[name]] for name in written.keys() & known}

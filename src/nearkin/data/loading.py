@@ -34,17 +34,8 @@ def prefetch(
     """The items of the steps from `start` to before `stop`, in order.
 
     If a worker dies or hangs, all are replaced, once, and continue at the same step: no step
-    depends on another, so the result is the same.
-
-    Args:
-        data: Its items are steps.
-        start: The first step.
-        stop: The step after the last.
-        workers: Processes; with 0, this process loads each item when it is needed.
-        images: Images per step; very many may take longer before a worker counts as hung.
-
-    Raises:
-        RuntimeError, ConnectionError, EOFError: If workers are lost a second time.
+    depends on another, so the result is the same. With 0 workers, this process loads each item
+    when it is needed. Very many `images` per step may take longer before a worker counts as hung.
     """
     seconds = max(PATIENCE, images // 4)
     step, replaced = start, False
@@ -93,11 +84,8 @@ def _identity(item: Loaded) -> Loaded:
 def _with_timeout(
     items: Iterator[Loaded], processes: set[BaseProcess], seconds: int
 ) -> Iterator[Loaded]:
-    """The same items; workers that take longer for one are killed.
-
-    torch's own timeout does not hold while a worker sends shared memory.
-    """
-    while True:
+    """The same items; kills workers that take longer for one."""
+    while True:  # torch's own timeout does not hold while a worker sends shared memory
         timer = threading.Timer(seconds, _kill, [processes])
         timer.daemon = True
         if processes:

@@ -46,10 +46,6 @@ class Streams:
     An epoch is one pass over the unlabeled images. The labeled ones start again, in a new
     order, whenever they do not fill another batch. Images that are left over at the end of a
     pass differ from pass to pass, and no batch has an image twice.
-
-    Raises:
-        DataError: If the unlabeled images do not fill their part of one batch.
-        ValueError: If `share` leaves no part for them.
     """
 
     labeled: Int64[np.ndarray, " labeled"]  # Rows of the labeled images; there may be none
@@ -84,10 +80,7 @@ class Streams:
         return self._unlabeled_order.epoch(step)
 
     def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
-        """The images of one step, over all processes.
-
-        Both streams are spread evenly over the batch, so that every process has its share.
-        """
+        """The images of one step; both streams spread evenly, so each process has its share."""
         unlabeled: np.ndarray = self.unlabeled[self._unlabeled_order.rows(step)]
         if self.num_labeled == 0:
             return unlabeled

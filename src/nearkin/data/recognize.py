@@ -48,9 +48,6 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     """Return the images of both: the first's under their names, the second's under prefix + name.
 
     Classes of one name become one; groups stay separate.
-
-    Raises:
-        DataError: If an image of the second would have the name of one of the first.
     """
     added = [prefix + name for name in second.names]
     duplicates = sorted(set(added).intersection(first.names))
@@ -85,11 +82,7 @@ def union(first: Images, second: Images, prefix: str) -> Images:
 
 
 def copies(images: Images, rows: Iterable[int]) -> list[list[int]]:
-    """Return groups of exact copies of these rows: ascending rows, with the given one among them.
-
-    Copies are files with the same SHA-256, or arrays with the same pixels. Unreadable images have
-    none.
-    """
+    """Return groups of exact copies of these rows (equal bytes, or pixels), rows ascending."""
     requested = set(rows)
     # Copies have the same size, in bytes and in pixels, so few images need to be read.
     sizes = list(zip(images.num_bytes.tolist(), *images.sizes.T.tolist(), strict=True))
@@ -120,15 +113,9 @@ class Recognized:
 def recognize(images: Images, labeled: str) -> Recognized:
     """Read labels, and look their images up in the data by path.
 
-    Args:
-        images: The data.
-        labeled: Class folders, an archive of them, or arrays with labels; or a table with the
-            columns path and label, whose paths are names in the data, absolute, or relative to
-            the table. Rows with an empty label are ignored.
-
-    Raises:
-        DataError: If it cannot be read, names files that do not exist, contradicts itself, or
-            names no class at all.
+    `labeled` are class folders, an archive of them, or arrays with labels; or a table with the
+    columns path and label, whose paths are names in the data, absolute, or relative to the table.
+    Rows with an empty label are ignored.
     """
     data = _Data(images)
     return _table(data, Path(labeled)) if is_table(labeled) else _images(data, labeled)
@@ -140,11 +127,7 @@ def is_table(where: str) -> bool:
 
 
 def read_classes(where: str) -> tuple[Images, list[str]]:
-    """Return all images of class folders, an archive of them or arrays, and the class of each.
-
-    Raises:
-        DataError: If there are no images, or some lie in no class folder.
-    """
+    """Return all images of class folders, an archive or arrays, and the class of each."""
     images = open_images(where)
     if isinstance(images.source, Arrays):
         return images, class_names(images)
@@ -187,10 +170,7 @@ class _Data:
         return None
 
     def find(self, folder: str, path_in_table: str) -> str | None:
-        """Return the name of the image that a table in this folder means.
-
-        An absolute path for a file outside the data; None if there is no such file.
-        """
+        """The name, or absolute path if outside the data, of a path in a table of this folder."""
         for spelled in map(normpath, (path_in_table, path_in_table.replace("\\", "/"))):
             if spelled in self.names:
                 return spelled

@@ -22,12 +22,8 @@ def uniform(
 ) -> Float64[np.ndarray, "batch count"]:
     """Numbers in [0, 1), a row for each image, which depends on its own arguments only.
 
-    Args:
-        seed: Any integer, of which the lowest 64 bits count; so do epoch and view.
-        epoch: Which pass over the data.
-        index: Which images.
-        view: Which view of the image.
-        count: Numbers per image; a larger count leaves the first ones as they are.
+    The lowest 64 bits of seed, epoch and view count. A larger `count` of numbers per image leaves
+    the first ones as they are.
     """
     key = _hash(_image_keys(seed, epoch, index), _word(view))
     bits = _hash(key[:, None], np.arange(count, dtype=np.uint64))

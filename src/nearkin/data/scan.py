@@ -130,12 +130,7 @@ def scan(
 ) -> Headers:
     """Read the header of every file, or load it from the index if the file has not changed.
 
-    Args:
-        files: The files.
-        decoded_pixels: Decode every image of at most this many pixels, which finds damage
-            behind the header.
-        cache: Use and write the index.
-        on_progress: Progress in files.
+    Every image of at most `decoded_pixels` is decoded, which finds damage behind the header.
     """
     names, states = files.files
     headers = Headers.empty(len(names))
@@ -168,9 +163,6 @@ def scan_source(
     Returns:
         The headers, and of each image its bytes and a checksum, which stands where files have
         the time of their last write.
-
-    Raises:
-        DataError: Not one image can be read.
     """
     headers, states = Headers.empty(len(names)), np.zeros((len(names), 2), np.int64)
     errors = list[OSError]()

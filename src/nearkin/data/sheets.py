@@ -133,10 +133,7 @@ def shortened(text: str, max_length: int) -> str:
 def class_sheet(
     images: Images, groups: Mapping[str, Int[np.ndarray, " members"]], path: Path, workers: int = 0
 ) -> Path:
-    """Save groups of images (rows of `images`), such as `core` and `border`, each with its label.
-
-    Unreadable images are left out.
-    """
+    """Save groups of rows of images, each with its label; unreadable images are left out."""
     rows = np.concatenate(list(groups.values()))
     pixels = dict(squares(images, rows, SIDE, workers))
     side = next((square.shape[-1] for square in pixels.values()), SIDE)

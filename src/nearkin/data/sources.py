@@ -41,11 +41,7 @@ class Source(Protocol):
     """Reads images by name."""
 
     def read(self, name: str, limit: int | None = None) -> bytes | np.ndarray:
-        """An image's encoded bytes (the first `limit` of them) or its pixels.
-
-        Raises:
-            OSError: It cannot be read.
-        """
+        """An image's encoded bytes (the first `limit` of them) or its pixels; else an OSError."""
 
 
 @runtime_checkable
@@ -198,9 +194,6 @@ def list_folder(root: Path) -> ImageFiles:
     Hidden files and folders and the folders of runs are skipped. A link is followed only to a
     target inside the folder. Every folder is entered once, real ones before links to them, which
     cuts loops.
-
-    Raises:
-        DataError: There are none.
     """
     root = root.resolve()
     files, bad, others = FileCollector(2), list[BadFile](), list[str]()
@@ -259,8 +252,7 @@ def _entries(root: Path, folder: str) -> Iterator[tuple[str, os.stat_result | Ba
 def state(root: Path, name: str) -> os.stat_result | BadFile:
     """The state of a file below a (resolved) folder, or what is wrong with it.
 
-    Checks the links on the whole way to the file: a name from a table may be one that no walk
-    comes to.
+    Checks all links on the way: a name from a table may be one that no walk comes to.
     """
     folder = name
     while folder := folder.rpartition("/")[0]:
@@ -336,11 +328,7 @@ class Archive:
     places: Int64[np.ndarray, "members 5"]  # Of each name: which archive, and its `Place` there
 
     def read(self, name: str, limit: int | None = None) -> bytes:
-        """The member's first `limit` bytes, or all of it.
-
-        Raises:
-            OSError: The archive is gone or damaged there.
-        """
+        """The member's first `limit` bytes, or all of it; an OSError if it is damaged."""
         row = bisect_left(self.names, in_bytes(name), key=in_bytes)
         return self.read_place(self.places[row], limit)
 
@@ -379,9 +367,6 @@ def list_archive(path: Path) -> ImageFiles:
 
     Listed as bad are members with an absolute name, a '..' or the name of an earlier one, links,
     devices, encrypted members and those of an unusual compression.
-
-    Raises:
-        DataError: It is damaged, too large to unpack, or holds no images.
     """
     return _list_archives(path, {"": path})
 

@@ -67,14 +67,7 @@ def open_split(
 ) -> Split:
     """Open the data and hold some of the images out.
 
-    Args:
-        data: What `open_images` takes.
-        config: How they are read and split.
-        on_progress: Receives how many files have been read.
-        on_open: Receives the images before any are refused, to record the unreadable ones.
-
-    Raises:
-        DataError: If there are no images, or more than `max_bad` of them are unreadable.
+    `on_open` receives the images before any are refused, to record the unreadable ones.
     """
     images = open_images(
         data, labels=config.labels, full=config.scan == "full", on_progress=on_progress
@@ -85,11 +78,7 @@ def open_split(
 
 
 def refuse_bad(images: Images, max_share: float) -> None:
-    """Refuse data of which too large a share cannot be read.
-
-    Raises:
-        DataError: Naming some of them.
-    """
+    """Refuse data of which more than this share cannot be read, naming some of them."""
     bad, count = len(images.bad), len(images) + len(images.bad)
     if bad > max_share * count:
         first = ", ".join(f"{bad.name!r} ({bad.reason})" for bad in images.bad[:NAMED])
@@ -137,14 +126,6 @@ def split_rows(
     lies below `share`. So an image stays on its side when others come or go. A group larger than
     the whole share always trains. Only where this would leave a side empty does one group change
     over: the one with the most extreme hash or, where all are that large, a smallest one.
-
-    Args:
-        images: The images; no group is divided.
-        share: How much to hold out, between 0 and 1.
-        seed: Another seed, another split.
-
-    Raises:
-        DataError: If a side would be empty.
     """
     test = images.splits == "test" if has_test_split(images) else _held_out(images, share, seed)
     if test.all() or not test.any():

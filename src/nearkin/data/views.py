@@ -137,10 +137,9 @@ def separable(
 
 
 def triangle(start: PerImage, extent: PerImage, pixels: int, size: int) -> Tensor:
-    """Weights (batch, size, pixels) that resample an interval of a line of pixels.
+    """Weights (batch, size, pixels) that resample an interval (shares) of a line of pixels.
 
-    The bilinear filter with antialiasing, as in Pillow's `resize`. `start` and `extent` of the
-    interval are shares of the line.
+    The bilinear filter with antialiasing, as in Pillow's `resize`.
     """
     step = extent * pixels / size
     places = torch.arange(size, device=start.device) + 0.5
@@ -246,11 +245,7 @@ class View:
 
     @classmethod
     def from_dict(cls, values: Any) -> "View":
-        """A view from its fields, as in a [[views]] table of a .toml file.
-
-        Raises:
-            UsageError: If a key is no field, or a value is not valid.
-        """
+        """A view from its fields, as in a [[views]] table of a .toml file."""
         known = [entry.name for entry in fields(cls)]
         if not isinstance(values, dict):
             raise UsageError(f"{values!r} is no view; give a table of {', '.join(known)}")
@@ -324,16 +319,7 @@ def sample_view(
     """Sample one view of each image: a function of the seed, the epoch, the image and the number.
 
     The parameters are numpy arrays, so that loader workers can sample them and no decision waits
-    for an accelerator.
-
-    Args:
-        view: What may happen.
-        seed: The run's seed.
-        epoch: Which pass over the data.
-        index: Which images.
-        number: Which view of the images.
-        width: The images' widths in pixels; crops are whole pixels of them.
-        height: The images' heights in pixels.
+    for an accelerator. Crops are whole pixels of images of this width and height.
     """
     u = uniform(seed, epoch, index, number, SLOTS)
     # Every parameter has its own slots, used or not: switching one on leaves the others alone.
@@ -366,14 +352,7 @@ def crop(
     """Crop each image by its own box and resample it, as Pillow's `resize(box=...)` does.
 
     Meant for small images in memory; a photograph is better cropped while it is decoded.
-
-    Args:
-        images: Bytes, or floats from 0 to 1.
-        box: Left, top, width and height as shares of the image.
-        size: Side of the result in pixels.
-
-    Returns:
-        Values from 0 to 1.
+    Returns values from 0 to 1.
     """
     pixels = images.contiguous().float()
     if images.dtype == torch.uint8:
@@ -389,8 +368,7 @@ def augment(
 ) -> Float32[Tensor, "batch channel side side"]:
     """Apply everything but the crop: warp, jitter, gray, blur, solarize, flip.
 
-    Values are from 0 to 1, before and after. The result is channels_last in memory, the fastest
-    layout for convolutions.
+    Values are in [0, 1]. The result is channels_last, the fastest layout for convolutions.
     """
     views = images.clone(memory_format=torch.contiguous_format)
     change = partial(_change, views)
