@@ -7,8 +7,7 @@ import torch
 from nearkin.config import Dim, Momentum, QueueSize, Temperature
 from nearkin.memory import KeyUpdate, Queue
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import Backbone
-from nearkin.networks.branch import Branch, ema_update, frozen_copy, mlp
+from nearkin.networks.branch import Backbone, Branch, ema_update, frozen_copy, mlp
 from nearkin.objectives import look_up, soft_match, unit
 from nearkin.types import Batch, Encoded, Step
 

@@ -11,7 +11,7 @@ from torch import nn
 from nearkin.distributed import process_group
 from nearkin.method import Method
 from nearkin.methods import METHODS
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Backbone
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine

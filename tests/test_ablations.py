@@ -14,7 +14,7 @@ import torch
 
 from nearkin.errors import DataError
 from nearkin.methods import METHODS
-from nearkin.networks.backbone import as_backbone
+from nearkin.networks.branch import as_backbone
 from nearkin.objectives import unit
 from nearkin.run.settings.options import checked_options, fitted_options
 

@@ -27,7 +27,8 @@ from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.methods.nnclr import NNCLR
 from nearkin.methods.swav import SwAV
-from nearkin.networks.backbone import Block, as_backbone, conv_norm
+from nearkin.networks.backbone import Block, conv_norm
+from nearkin.networks.branch import as_backbone
 from nearkin.objectives import sinkhorn, unit
 from nearkin.training.health import health
 from nearkin.training.loop import steps

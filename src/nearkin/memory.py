@@ -38,12 +38,8 @@ class KeyUpdate(NamedTuple):
 class Queue(nn.Module):
     """The latest `size` keys; the oldest are overwritten first (He et al. 2020, section 3.2).
 
-    It starts full of random unit vectors that belong to no image, as in the papers.
-
-    Args:
-        size: Number of keys.
-        dim: Dimension of a key.
-        labeled: Whether to store the class of each key's image as well.
+    It starts full of random unit vectors that belong to no image. If `labeled`, it also stores
+    the class of each key's image.
     """
 
     keys: Tensor

@@ -25,8 +25,8 @@ from nearkin.data.views import View
 from nearkin.distributed import process_group
 from nearkin.method import Method
 from nearkin.methods import option_types, parameters
-from nearkin.networks.backbone import Backbone
 from nearkin.networks.batch_norm import normalize_in_groups
+from nearkin.networks.branch import Backbone
 from nearkin.run.settings.options import from_text
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine

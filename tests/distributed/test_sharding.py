@@ -18,8 +18,9 @@ from nearkin.config import TrainConfig
 from nearkin.distributed import all_reduce_max, full_weights, gather_weights
 from nearkin.errors import DivergedError, UsageError
 from nearkin.methods import METHODS
-from nearkin.networks.backbone import Backbone, build_backbone, small_resnet
+from nearkin.networks.backbone import build_backbone, small_resnet
 from nearkin.networks.batch_norm import normalize_in_groups
+from nearkin.networks.branch import Backbone
 from nearkin.training import checkpoint
 from nearkin.training.optimizer import build_optimizer
 

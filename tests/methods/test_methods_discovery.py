@@ -20,7 +20,7 @@ from nearkin.errors import UsageError
 from nearkin.methods.rotnet import RotNet
 from nearkin.methods.simgcd import SimGCD
 from nearkin.methods.supervised import Supervised
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Backbone
 from nearkin.objectives import classify, mean_entropy, nt_xent, sup_con
 from nearkin.run.settings.options import checked_options
 from nearkin.types import UNKNOWN, Batch

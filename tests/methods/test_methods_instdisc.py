@@ -10,7 +10,7 @@ from small import NUM_IMAGES, SIDE, as_double, batch_at, run, small
 from torch import nn
 
 from nearkin.methods.instdisc import InstDisc
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Backbone
 from nearkin.objectives import unit
 from nearkin.training import checkpoint
 from nearkin.types import UNKNOWN, Batch

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from small import BATCH, as_double, batch_at, run, small
 from torch import nn
 
-from nearkin.networks.batch_norm import shuffle_bn
+from nearkin.networks.branch import shuffle_bn
 from nearkin.objectives import unit
 from nearkin.training.optimizer import build_optimizer
 from nearkin.types import UNKNOWN, Batch

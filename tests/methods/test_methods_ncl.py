@@ -15,7 +15,7 @@ from small import BATCH, SIDE, as_double, batch_for, run, small
 from torch import nn
 
 from nearkin.methods.ncl import NCL
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Backbone
 from nearkin.types import UNKNOWN, Batch
 
 SEED = 7

@@ -10,7 +10,7 @@ from small import BATCH, SMALL, as_double, batch_at, run, small
 from torch import nn
 
 from nearkin.methods import METHODS
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Backbone
 from nearkin.types import Batch
 
 both_methods = pytest.mark.parametrize("name", ["swav", "dino"])

@@ -11,7 +11,7 @@ from torch import nn
 from nearkin.errors import UsageError
 from nearkin.memory import MemoryBank, Queue
 from nearkin.methods import METHODS
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Backbone
 from nearkin.objectives import in_batch, info_nce, nt_xent, unit
 from nearkin.types import Batch
 

@@ -13,9 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from nearkin.errors import UsageError
 from nearkin.methods import METHODS
-from nearkin.networks.backbone import Backbone
 from nearkin.networks.batch_norm import normalize_in_groups
-from nearkin.networks.branch import Branch, mlp, run_by_size, set_chunk_size
+from nearkin.networks.branch import Backbone, Branch, mlp, run_by_size, set_chunk_size
 
 SIZE = 4
 TOGETHER = {"dino": 2, "rotnet": 4, "simclr": 2, "simgcd": 2, "swav": 2}

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from nearkin.errors import UsageError
-from nearkin.networks.backbone import as_backbone, build_backbone
-from nearkin.networks.branch import Branch, ema_update, frozen_copy, mlp
+from nearkin.networks.backbone import build_backbone
+from nearkin.networks.branch import Branch, as_backbone, ema_update, frozen_copy, mlp
 
 
 @pytest.mark.parametrize(

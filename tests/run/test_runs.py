@@ -21,7 +21,8 @@ from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.encoder import CUSTOM, Encoder, initialize, load, write_encoder
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.methods import METHODS
-from nearkin.networks.backbone import as_backbone, build_backbone
+from nearkin.networks.backbone import build_backbone
+from nearkin.networks.branch import as_backbone
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings.build import resolve
 from nearkin.training.monitor import Monitor

@@ -15,8 +15,7 @@ from torch import nn
 
 from nearkin.errors import UsageError
 from nearkin.method import Method
-from nearkin.networks.backbone import Backbone
-from nearkin.networks.branch import Branch, frozen_copy, mlp
+from nearkin.networks.branch import Backbone, Branch, frozen_copy, mlp
 from nearkin.training.lars import LARS
 from nearkin.training.optimizer import (
     build_optimizer,

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from nearkin.discovery.assignments import Assignments, class_sums, nearest_known_class, rounded
 from nearkin.discovery.classifier import Predictions
-from nearkin.objectives.numerics import MIN_LENGTH
+from nearkin.objectives.contrast import MIN_LENGTH
 from nearkin.types import UNKNOWN
 
 COLUMNS: Final = (

@@ -24,7 +24,7 @@ from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import encode
 from nearkin.evaluation.encoder import Encoder, read_tensors
 from nearkin.method import Method
-from nearkin.networks.backbone import Backbone
+from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import trainable_layer
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.run.settings.build import views_for

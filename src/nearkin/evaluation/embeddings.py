@@ -15,7 +15,7 @@ from nearkin.data.batches import CenterCrops, to_input
 from nearkin.data.images import Images
 from nearkin.errors import DataError, OutputError, UsageError
 from nearkin.evaluation.encoder import Encoder
-from nearkin.networks.backbone import eval_mode
+from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.tables import write_csv

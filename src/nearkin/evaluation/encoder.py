@@ -16,7 +16,8 @@ from typing_extensions import override
 
 from nearkin.config.values import MAX_IMAGE_SIZE
 from nearkin.errors import UsageError
-from nearkin.networks.backbone import Backbone, as_backbone, build_backbone
+from nearkin.networks.backbone import build_backbone
+from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.run.folder import RunFolder
 from nearkin.tables import usable, write_whole
 from nearkin.version import __version__

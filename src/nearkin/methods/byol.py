@@ -21,8 +21,14 @@ from typing_extensions import override
 
 from nearkin.config import Dim, DimOrZero, Momentum
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import as_backbone
-from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, mlp
+from nearkin.networks.branch import (
+    Branch,
+    as_backbone,
+    cosine_to_one,
+    ema_update,
+    frozen_copy,
+    mlp,
+)
 from nearkin.objectives import alignment, unit
 from nearkin.types import Batch, Encoded, Step
 

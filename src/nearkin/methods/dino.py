@@ -25,9 +25,9 @@ from typing_extensions import override
 
 from nearkin.config import Count, Dim, DimOrZero, Fraction, Momentum, Temperature
 from nearkin.method import Defaults, Method, Schedule
-from nearkin.networks.backbone import as_backbone
 from nearkin.networks.branch import (
     Branch,
+    as_backbone,
     cosine_to_one,
     ema_update,
     frozen_copy,

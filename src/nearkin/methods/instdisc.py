@@ -29,8 +29,7 @@ from typing_extensions import override
 from nearkin.config import EMA, Count, Dim, Range, Temperature, Weight
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import as_backbone
-from nearkin.networks.branch import Branch
+from nearkin.networks.branch import Branch, as_backbone
 from nearkin.objectives import alignment, info_nce, look_up, mean_over_rows, nce, unit
 from nearkin.types import Batch, Encoded, Step
 

@@ -22,8 +22,7 @@ from typing_extensions import override
 from nearkin.config import Dim, Temperature
 from nearkin.memory import same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import as_backbone
-from nearkin.networks.branch import Branch
+from nearkin.networks.branch import Branch, as_backbone
 from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Encoded, Step
 

@@ -21,9 +21,7 @@ from typing_extensions import override
 from nearkin.config import BatchGroups, Dim, DimOrZero, Momentum, QueueSize, Range, Temperature
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import as_backbone
-from nearkin.networks.batch_norm import normalize_in_groups, shuffle_bn
-from nearkin.networks.branch import Branch, ema_update, frozen_copy, mlp
+from nearkin.networks.branch import Branch, as_backbone, ema_update, frozen_copy, mlp, shuffle_bn
 from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -69,8 +67,7 @@ class MoCo(Method[KeyUpdate]):
         self.temperature = temperature
         features = backbone.feature_dim
         hidden = (hidden_dim or features,) if projector == "mlp" else ()
-        self.online = Branch(backbone, mlp(features, *hidden, dim, norm=False))
-        normalize_in_groups(self.online, bn_groups)
+        self.online = Branch(backbone, mlp(features, *hidden, dim, norm=False), bn_groups)
         self.target = frozen_copy(self.online)
         self.queue = Queue(queue_size, dim)
 

@@ -18,9 +18,7 @@ from typing_extensions import override
 
 from nearkin.config import BatchGroups, Dim, DimOrZero, Range, Temperature
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import as_backbone
-from nearkin.networks.batch_norm import normalize_in_groups, shuffle_bn
-from nearkin.networks.branch import Branch, mlp
+from nearkin.networks.branch import Branch, as_backbone, mlp, shuffle_bn
 from nearkin.objectives import in_batch, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -60,8 +58,7 @@ class MoCoEndToEnd(Method[None]):
         features = backbone.feature_dim
         hidden = (hidden_dim or features,) if projector == "mlp" else ()
         layers = mlp(features, *hidden, dim, norm=False)
-        self.online = Branch(backbone, layers)
-        normalize_in_groups(self.online, bn_groups)
+        self.online = Branch(backbone, layers, bn_groups)
         if key_encoder == "same":
             self.key_branch = self.online
         elif key_encoder == "separate":

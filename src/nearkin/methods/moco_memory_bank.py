@@ -21,8 +21,7 @@ from typing_extensions import override
 from nearkin.config import EMA, Dim, DimOrZero, MemorySize, Range, Temperature
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import as_backbone
-from nearkin.networks.branch import Branch, mlp
+from nearkin.networks.branch import Branch, as_backbone, mlp
 from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Encoded, Step
 

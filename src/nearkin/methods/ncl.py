@@ -33,8 +33,7 @@ from typing_extensions import override
 from nearkin.config import Count, Fraction, QueueSize, Range, Temperature, Weight
 from nearkin.memory import Queue, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import as_backbone
-from nearkin.networks.branch import Branch
+from nearkin.networks.branch import Branch, as_backbone
 from nearkin.networks.heads import Heads
 from nearkin.objectives import (
     class_targets,

@@ -30,8 +30,7 @@ from nearkin.errors import UsageError
 from nearkin.measures.neighbors import nearest
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import as_backbone
-from nearkin.networks.branch import Branch, mlp
+from nearkin.networks.branch import Branch, as_backbone, mlp
 from nearkin.objectives import in_batch, unit
 from nearkin.types import Batch, Encoded, Step
 

@@ -17,8 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import as_backbone
-from nearkin.networks.branch import Branch
+from nearkin.networks.branch import Branch, as_backbone
 from nearkin.objectives import classify
 from nearkin.types import Batch, Encoded, Step
 

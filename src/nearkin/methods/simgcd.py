@@ -30,8 +30,7 @@ from typing_extensions import override
 
 from nearkin.config import Count, Dim, DimOrZero, Fraction, Temperature, Weight
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import as_backbone
-from nearkin.networks.branch import Branch, mlp
+from nearkin.networks.branch import Branch, as_backbone, mlp
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import (
     classify,

@@ -19,8 +19,7 @@ from typing_extensions import override
 
 from nearkin.config import Count, Dim
 from nearkin.method import Defaults, Method, Schedule
-from nearkin.networks.backbone import as_backbone
-from nearkin.networks.branch import Branch, mlp
+from nearkin.networks.branch import Branch, as_backbone, mlp
 from nearkin.objectives import alignment, unit
 from nearkin.types import Batch, Encoded, Step
 

@@ -25,8 +25,7 @@ from typing_extensions import override
 from nearkin.config import Count, Dim, DimOrZero, Fraction, QueueSize, Range, Temperature
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method, Schedule
-from nearkin.networks.backbone import as_backbone
-from nearkin.networks.branch import Branch, mlp, run_by_size
+from nearkin.networks.branch import Branch, as_backbone, mlp, run_by_size
 from nearkin.objectives import look_up, mean_over_rows, sinkhorn, swapped_match, unit
 from nearkin.types import Batch, Encoded, Step
 

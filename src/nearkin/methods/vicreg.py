@@ -22,8 +22,7 @@ from typing_extensions import override
 
 from nearkin.config import Dim, Weight
 from nearkin.method import Defaults, Method
-from nearkin.networks.backbone import as_backbone
-from nearkin.networks.branch import Branch, mlp
+from nearkin.networks.branch import Branch, as_backbone, mlp
 from nearkin.objectives import vicreg
 from nearkin.types import Batch, Encoded, Step
 

@@ -1,12 +1,10 @@
-"""Backbones: networks from images to features, by name or of one's own."""
+"""Backbones by name: small ones, torchvision's, timm's, and those of extensions."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
@@ -14,6 +12,7 @@ from typing_extensions import override
 from nearkin.config import suggestion
 from nearkin.errors import UsageError
 from nearkin.extensions import is_reference, load_extension
+from nearkin.networks.branch import Backbone, as_backbone, size_error
 
 
 def conv_norm(fan_in: int, fan_out: int, size: int, stride: int = 1) -> nn.Sequential:
@@ -61,30 +60,6 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
 SMALL_IMAGE: Final = 64
 """Below this size in pixels, residual networks get a stem that does not shrink the image."""
 
-TRIED_SIZES: Final = (32, 224)
-"""Sizes of images that a network is tried with if none is given."""
-
-
-class Backbone(nn.Module):
-    """A network from images to features, and their number.
-
-    Args:
-        body: The network.
-        feature_dim: Number of features per image.
-        name: Name in messages; by default that of the network's class.
-    """
-
-    def __init__(self, body: nn.Module, feature_dim: int, name: str = "") -> None:
-        super().__init__()
-        self.body = body
-        self.feature_dim = feature_dim
-        self.name = name or type(body).__name__
-
-    @override
-    def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
-        features: Tensor = self.body(images)
-        return features.flatten(1)
-
 
 def build_backbone(name: str, image_size: int) -> Backbone:
     """Return the backbone of that name, untrained, for RGB images of `image_size` pixels.
@@ -104,82 +79,10 @@ def build_backbone(name: str, image_size: int) -> Backbone:
     try:
         body = _build(name, image_size)
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise _size_error(name, image_size, error) from error
+        raise size_error(name, image_size, error) from error
     if image_size < SMALL_IMAGE and not is_reference(name):
         small_stem(body)
     return as_backbone(body, image_size, name=name)
-
-
-def as_backbone(
-    body: nn.Module,
-    image_size: int | None = None,
-    feature_dim: int | None = None,
-    *,
-    name: str = "",
-) -> Backbone:
-    """Return any network as a backbone; a `Backbone` is returned unchanged.
-
-    Args:
-        body: A network from images to features. Its state is left as it is.
-        image_size: Side of the images in pixels, or None if it takes any size.
-        feature_dim: Number of features per image; by default found by running the network once.
-        name: Name in messages; by default that of the network's class.
-
-    Raises:
-        UsageError: If it cannot take such images, or does not give a row of numbers for each.
-    """
-    if isinstance(body, Backbone):
-        return body
-    if feature_dim is None:
-        features = _try_sizes(body, image_size, name or type(body).__name__)
-        feature_dim = features.flatten(1).shape[1]
-    return Backbone(body, feature_dim, name)
-
-
-def _try_sizes(body: nn.Module, image_size: int | None, name: str) -> Tensor:
-    """Return the features of two images, of the size given or of the first that fits."""
-    sizes = TRIED_SIZES if image_size is None else (image_size,)
-    for size in sizes[:-1]:
-        with suppress(UsageError):
-            return _run_once(body, size, name)
-    return _run_once(body, sizes[-1], name)
-
-
-def _run_once(body: nn.Module, image_size: int, name: str) -> Tensor:
-    """Return what a network gives for two images."""
-    device = next(body.parameters(), torch.zeros(())).device
-    try:
-        with torch.no_grad(), eval_mode(body):
-            features = body(torch.zeros(2, 3, image_size, image_size, device=device))
-    except Exception as error:  # a network of the user's may raise anything
-        raise _size_error(name, image_size, error) from error
-    if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != 2:
-        actual = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise UsageError(
-            f"backbone {name} gives {actual} for two images; give a network whose result is a "
-            "tensor with a row of features per image"
-        )
-    return features
-
-
-def _size_error(name: str, image_size: int, error: Exception) -> UsageError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return UsageError(
-        f"backbone {name} cannot take images of {image_size} px ({reason}); "
-        "choose another --image-size, mostly a larger one, or another --backbone"
-    )
-
-
-@contextmanager
-def eval_mode(network: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode for a `with` block, then each back as it was."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:  # not `network.train()`: some modules may have been frozen
-        for module, training in modes:
-            module.training = training
 
 
 def _build(name: str, image_size: int) -> nn.Module:

@@ -1,6 +1,6 @@
 """Batch norm over groups of the batch: over several processes, parts of one, or chunks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
-from nearkin.distributed import gather, group_of_rank, rows_of_rank, world_size
+from nearkin.distributed import gather, group_of_rank, world_size
 from nearkin.errors import UsageError
 
 
@@ -145,19 +145,6 @@ def _update_running(norms: list["ChunkedBatchNorm"]) -> None:
         norm.num_batches_tracked.add_(1)
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(var)
-
-
-def shuffle_bn(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Run a network on the rows of all processes in a random order (He et al. 2020, section 3.3).
-
-    So keys do not share batch statistics with the queries that they belong to. Returns this
-    process's rows in their own order, with gradients to the network but not to `x`.
-    """
-    order = torch.randperm(len(x) * world_size(), device=x.device)
-    own = rows_of_rank(len(order))
-    with torch.no_grad():
-        shuffled = gather(x)[order[own]]
-    return gather(network(shuffled))[order.argsort()[own]]
 
 
 class GroupedBatchNorm(_BatchNorm):

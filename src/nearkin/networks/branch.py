@@ -1,10 +1,11 @@
-"""A backbone with a projector on top, the papers' projectors, and momentum encoders."""
+"""The networks of a method: any backbone, a projector on top, momentum encoders."""
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import groupby, pairwise
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -12,49 +13,104 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from nearkin.distributed import world_size
+from nearkin.distributed import gather, rows_of_rank, world_size
 from nearkin.errors import UsageError
-from nearkin.networks.backbone import Backbone
-from nearkin.networks.batch_norm import accumulate_statistics, normalize_by_chunk
+from nearkin.networks.batch_norm import (
+    accumulate_statistics,
+    normalize_by_chunk,
+    normalize_in_groups,
+)
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
+TRIED_SIZES: Final = (32, 224)
+"""Sizes of images that a network is tried with if none is given."""
+
+
+class Backbone(nn.Module):
+    """A network from images to features, and their number.
+
+    Args:
+        body: The network.
+        feature_dim: Number of features per image.
+        name: Name in messages; by default that of the network's class.
+    """
+
+    def __init__(self, body: nn.Module, feature_dim: int, name: str = "") -> None:
+        super().__init__()
+        self.body = body
+        self.feature_dim = feature_dim
+        self.name = name or type(body).__name__
+
+    @override
+    def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
+        features: Tensor = self.body(images)
+        return features.flatten(1)
+
+
+def as_backbone(
+    body: nn.Module, image_size: int | None = None, feature_dim: int | None = None, name: str = ""
+) -> Backbone:
+    """Return any network from images to features as a backbone; a `Backbone` unchanged.
+
+    Args:
+        body: The network. Its state is left as it is.
+        image_size: Side of the images in pixels, or None if it takes any size.
+        feature_dim: Number of features; by default found by running the network once.
+        name: Name in messages; by default that of the network's class.
+
+    Raises:
+        UsageError: If it cannot take such images, or does not give a row of numbers for each.
+    """
+    if isinstance(body, Backbone):
+        return body
+    if feature_dim is None:
+        features = _try_sizes(body, image_size, name or type(body).__name__)
+        feature_dim = features.flatten(1).shape[1]
+    return Backbone(body, feature_dim, name)
+
+
 class Branch(nn.Module):
-    """A backbone and the projector on top of it. Gives embeddings in full precision."""
+    """A backbone and the projector on top of it. Gives embeddings in full precision.
+
+    If `bn_groups`, batch norms take their statistics over that many equal parts of the batch.
+    """
 
     chunk_size: int = 0
     """Rows that training computes at a time, by `set_chunk_size`; 0 means all."""
 
-    def __init__(self, backbone: Backbone, projector: nn.Module) -> None:
+    def __init__(self, backbone: Backbone, projector: nn.Module, bn_groups: int = 0) -> None:
         super().__init__()
         self.backbone = backbone
         self.projector = projector
+        if bn_groups:
+            normalize_in_groups(self, bn_groups)
 
     @override
     def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch dim"]:
-        embedding = self._run(lambda rows: self.projector(self.backbone(rows)), images)
+        embedding = _run_chunks(self, lambda rows: self.projector(self.backbone(rows)), images)
         return embedding.to(torch.promote_types(embedding.dtype, torch.float32))
 
     def features(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
         """Return the features of the backbone, without the projector."""
-        return self._run(self.backbone, images)
+        return _run_chunks(self, self.backbone, images)
 
-    def _run(self, network: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        if not self.chunk_size or not self.training:
-            return network(images)
-        if len(images) % self.chunk_size:
-            raise UsageError(f"{len(images)} rows are not chunks of {self.chunk_size} each")
-        with accumulate_statistics(self):
-            chunks = images.split(self.chunk_size)
-            return torch.cat([checkpoint(network, rows, use_reentrant=False) for rows in chunks])
+
+def _run_chunks(branch: Branch, network: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Run a network of a branch in its chunks, if it has a size of chunks and is being trained."""
+    size = branch.chunk_size
+    if not size or not branch.training:
+        return network(images)
+    if len(images) % size:
+        raise UsageError(f"{len(images)} rows are not chunks of {size} each")
+    with accumulate_statistics(branch):
+        chunks = images.split(size)
+        return torch.cat([checkpoint(network, rows, use_reentrant=False) for rows in chunks])
 
 
 def mlp(
-    *sizes: int,
-    norm: bool = True,
-    last_norm: bool = False,
-    activation: Callable[[], nn.Module] = nn.ReLU,
+    *sizes: int, norm: bool = True, last_norm: bool = False, activation: type[nn.Module] = nn.ReLU
 ) -> nn.Sequential:
     """Return linear layers with an activation between them, batch-normalized if `norm`.
 
@@ -77,12 +133,20 @@ def frozen_copy(module: Module) -> Module:
 
 @torch.no_grad()
 def ema_update(target: nn.Module, online: nn.Module, momentum: float) -> None:
-    """Move the target's parameters towards the online ones (He et al. 2020, eq. 2).
-
-    `t <- m t + (1 - m) o`. Parameters only: batch-norm statistics are the target's own, as in the
-    papers' code.
-    """
+    """Move parameters, `t <- m t + (1 - m) o`; batch-norm statistics remain the target's own."""
     torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), 1 - momentum)
+
+
+def shuffle_bn(network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Run a network on the rows of all processes in a random order (He et al. 2020, section 3.3).
+
+    So keys do not share batch statistics with their queries. The result is in the order of `x`.
+    """
+    order = torch.randperm(len(x) * world_size(), device=x.device)
+    own = rows_of_rank(len(order))
+    with torch.no_grad():
+        shuffled = gather(x)[order[own]]
+    return gather(network(shuffled))[order.argsort()[own]]
 
 
 def cosine_to_one(momentum: float, progress: float) -> float:
@@ -133,3 +197,50 @@ def set_chunk_size(network: nn.Module, size: int, batch_size: int) -> None:
         if isinstance(branch, Branch):
             normalize_by_chunk(branch, batch_size // size)
             branch.chunk_size = size
+
+
+@contextmanager
+def eval_mode(network: nn.Module) -> Iterator[None]:
+    """Put every module into evaluation mode for a `with` block, then each back as it was."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:  # not `network.train()`: some modules may have been frozen
+        for module, training in modes:
+            module.training = training
+
+
+def _try_sizes(body: nn.Module, image_size: int | None, name: str) -> Tensor:
+    """Return the features of two images, of the size given or of the first that fits."""
+    sizes = TRIED_SIZES if image_size is None else (image_size,)
+    for size in sizes[:-1]:
+        with suppress(UsageError):
+            return _run_once(body, size, name)
+    return _run_once(body, sizes[-1], name)
+
+
+def _run_once(body: nn.Module, image_size: int, name: str) -> Tensor:
+    """Return what a network gives for two images."""
+    device = next(body.parameters(), torch.zeros(())).device
+    try:
+        with torch.no_grad(), eval_mode(body):
+            features = body(torch.zeros(2, 3, image_size, image_size, device=device))
+    except Exception as error:  # a network of the user's may raise anything
+        raise size_error(name, image_size, error) from error
+    if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != 2:
+        actual = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise UsageError(
+            f"backbone {name} gives {actual} for two images; give a network whose result is a "
+            "tensor with a row of features per image"
+        )
+    return features
+
+
+def size_error(name: str, image_size: int, error: Exception) -> UsageError:
+    """Say that a network cannot take images of a size."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return UsageError(
+        f"backbone {name} cannot take images of {image_size} px ({reason}); "
+        "choose another --image-size, mostly a larger one, or another --backbone"
+    )

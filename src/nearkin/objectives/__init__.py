@@ -23,6 +23,7 @@ from nearkin.objectives.contrast import sinkhorn as sinkhorn
 from nearkin.objectives.contrast import soft_match as soft_match
 from nearkin.objectives.contrast import sup_con as sup_con
 from nearkin.objectives.contrast import swapped_match as swapped_match
+from nearkin.objectives.contrast import unit as unit
 from nearkin.objectives.discovery import class_targets as class_targets
 from nearkin.objectives.discovery import classify as classify
 from nearkin.objectives.discovery import close as close
@@ -35,5 +36,4 @@ from nearkin.objectives.discovery import pairwise_bce as pairwise_bce
 from nearkin.objectives.discovery import ramp as ramp
 from nearkin.objectives.discovery import same_ranks as same_ranks
 from nearkin.objectives.numerics import full_precision as full_precision
-from nearkin.objectives.numerics import unit as unit
 from nearkin.objectives.rows import mean_over_rows as mean_over_rows

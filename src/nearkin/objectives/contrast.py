@@ -22,6 +22,25 @@ ALL: Final = slice(None)
 """Every row of a batch."""
 
 
+MIN_LENGTH: Final = 1e-6
+"""Vectors shorter than this have no reliable direction: `unit` leaves them shorter than one."""
+
+
+@full_precision
+def unit(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+    """Scale each vector to length one, whatever its length: squares cannot overflow or vanish.
+
+    Near zero the gradient, which is one over the length, is held at `1 / MIN_LENGTH`.
+
+    >>> unit(torch.tensor([3.0, 4.0]))
+    tensor([0.6000, 0.8000])
+    """
+    largest = x.detach().abs().amax(dim=-1, keepdim=True)
+    scaled = x / largest.clamp(min=MIN_LENGTH)
+    length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    return scaled / torch.where(largest < MIN_LENGTH, length.clamp(min=1), length)
+
+
 @full_precision
 def look_up(
     query: Float[Tensor, "batch dim"],
@@ -57,8 +76,7 @@ def info_nce(
         key: The positive of each query.
         negatives: A dictionary shared by all queries.
         temperature: Divides the similarities; above 0.
-        same: Which negatives show the query's own image. They are left out: an older key of
-            the same image is not a negative.
+        same: Which negatives show the query's own image; they are left out.
 
     Returns:
         The mean over the queries, between 0 and `log(1 + keys) + 2 / temperature`.

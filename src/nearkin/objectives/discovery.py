@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nearkin.objectives.numerics import full_precision, unit
+from nearkin.objectives.contrast import unit
+from nearkin.objectives.numerics import full_precision
 from nearkin.types import UNKNOWN
 
 EPSILON: Final = 1e-7

@@ -1,8 +1,8 @@
-"""Numerics that the objectives share: full precision, unit vectors, sums of exponentials."""
+"""Numerics that the objectives share: full precision, sums of exponentials."""
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Final, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,9 +12,6 @@ from nearkin.types import checked
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-
-MIN_LENGTH: Final = 1e-6
-"""Vectors shorter than this have no reliable direction: `unit` leaves them shorter than one."""
 
 
 def full_precision(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -38,21 +35,6 @@ def full_precision(function: Callable[Parameters, Result]) -> Callable[Parameter
             return function(*map(widen, args), **wide)  # type: ignore[arg-type]
 
     return run
-
-
-@full_precision
-def unit(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-    """Scale each vector to length one, whatever its length: squares cannot overflow or vanish.
-
-    Near zero the gradient, which is one over the length, is held at `1 / MIN_LENGTH`.
-
-    >>> unit(torch.tensor([3.0, 4.0]))
-    tensor([0.6000, 0.8000])
-    """
-    largest = x.detach().abs().amax(dim=-1, keepdim=True)
-    scaled = x / largest.clamp(min=MIN_LENGTH)
-    length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-    return scaled / torch.where(largest < MIN_LENGTH, length.clamp(min=1), length)
 
 
 def masked_logsumexp(

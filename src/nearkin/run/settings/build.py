@@ -23,7 +23,8 @@ from nearkin.extensions import absolute, is_reference, load_extension, source_of
 from nearkin.method import Defaults, Method
 from nearkin.methods import method_class
 from nearkin.networks import compilation
-from nearkin.networks.backbone import SMALL_IMAGE, Backbone
+from nearkin.networks.backbone import SMALL_IMAGE
+from nearkin.networks.branch import Backbone
 from nearkin.run.settings.options import known_classes, method_options
 
 Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
@@ -203,7 +204,8 @@ def build_method(config: TrainConfig, backbone: Backbone, images: Images) -> Met
 
 def named_backbone(config: TrainConfig, network: nn.Module | None) -> Backbone:
     """The backbone a resolved configuration names, or the user's own network."""
-    from nearkin.networks.backbone import as_backbone, build_backbone
+    from nearkin.networks.backbone import build_backbone
+    from nearkin.networks.branch import as_backbone
 
     size = int(config.image_size)
     return (
