@@ -173,6 +173,16 @@ class EncodesOneNumber(Good):
         return *super().encode(batch)[:1], batch.views[0].mean()[None]
 
 
+class NormalizesInTheLoss(Good):
+    def __init__(self, backbone, *, dim: Dim = 8):
+        super().__init__(backbone, dim=dim)
+        self.norm = nn.BatchNorm1d(dim)
+
+    def compute_loss(self, encoded, batch, progress):
+        query, key = encoded
+        return super().compute_loss((unit(self.norm(query)), key), batch, progress)
+
+
 class ComputesInSingle(Good):
     def compute_loss(self, encoded, batch, progress):
         step = super().compute_loss(encoded, batch, progress)
@@ -248,6 +258,7 @@ BROKEN = [
         "the contract of a step .*: metric spread is not a scalar without gradient",
     ),
     (EncodesOneNumber, r"law 2 .*: encode returns \[1\] as tensor 1, not a row per image"),
+    (NormalizesInTheLoss, "law 2 .*: compute_loss runs the batch norm norm; run it in encode"),
     (ComputesInSingle, "the contract of number formats .*: in float64 it fails: "),
     (
         FlattensTheImages,

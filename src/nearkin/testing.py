@@ -221,6 +221,21 @@ def _check_encoding(subject: _Subject) -> None:
             )
 
 
+def _check_norms(subject: _Subject) -> None:
+    method, batch = subject.build().train(), subject.batch(0)
+    encoded = tuple(method.encode(batch))
+
+    def refuse(module: nn.Module, _: Any) -> None:
+        if module.training:  # one process has the statistics of the whole batch, several do not
+            name = next(name for name, other in method.named_modules() if other is module)
+            subject.breaks(RANKS, f"compute_loss runs the batch norm {name}; run it in encode")
+
+    for module in method.modules():
+        if isinstance(module, _BatchNorm):
+            module.register_forward_pre_hook(refuse)
+    method.compute_loss(encoded, Batch((), batch.index, batch.label), 0.5)
+
+
 def _check_step(subject: _Subject) -> None:
     step = subject.forward(subject.build())
     if step.loss.ndim or not step.loss.isfinite():
@@ -397,6 +412,7 @@ def _check_channels_last(subject: _Subject) -> None:
 
 CHECKS: Final[Sequence[Callable[[_Subject], None]]] = (
     _check_encoding,
+    _check_norms,
     _check_reading,
     _check_step,
     _check_gradients,
