@@ -145,7 +145,10 @@ def _batch(images: Sequence[ImageLike] | np.ndarray | Tensor) -> list[np.ndarray
         raise ValueError("a batch of no images; give at least one")
     tensors = [image for image in images if isinstance(image, Tensor)]
     if not tensors:
-        return [_pixels(image) for image in images]
+        return [
+            np.asarray(rgb(image)) if isinstance(image, Image.Image) else rgb_pixels(image)  # type: ignore[arg-type]
+            for image in images
+        ]
     shapes = {tuple(image.shape) for image in tensors}
     if len(shapes) > 1 or len(tensors) < len(images):
         raise ValueError(
@@ -165,7 +168,3 @@ def _tensors(images: Tensor) -> Tensor:
     elif images.dtype != torch.uint8:
         raise TypeError(f"a tensor of {images.dtype}; give uint8, or floats from 0 to 1")
     return images.expand(-1, 3, -1, -1)
-
-
-def _pixels(image: ImageLike) -> np.ndarray:
-    return np.asarray(rgb(image)) if isinstance(image, Image.Image) else rgb_pixels(image)  # type: ignore[arg-type]

@@ -88,12 +88,7 @@ def _labels(where: str, part: Part) -> list[str]:
         raise DataError(f"{where}: labels of type {labels.dtype}; give whole numbers or text")
     if labels.dtype.kind in "US":
         return [str(label) for label in labels.astype(np.str_)]
-    return _named(where, labels, part.classes)
-
-
-def _named(where: str, labels: np.ndarray, classes: tuple[str, ...] | None) -> list[str]:
-    """Labels that are numbers as class names or, without any, as digits."""
-    numbers = np.unique(labels).tolist()
+    numbers, classes = np.unique(labels).tolist(), part.classes
     if numbers[0] < UNKNOWN or (classes is not None and numbers[-1] >= len(classes)):
         known = "" if classes is None else f" for {len(classes)} classes"
         raise DataError(

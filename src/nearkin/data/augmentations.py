@@ -20,12 +20,10 @@ from nearkin.extensions import load_extension
 
 INSTDISC: Final = View(
     flip=0.5, jitter=1.0, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.4, gray=0.2
-)
-"""Wu et al. 2018; He et al. 2020."""
-
+)  # Wu et al. 2018; He et al. 2020
+# Chen, Fan et al. 2020 (MoCo v2); Chen & He 2021 (SimSiam)
 MOCO: Final = replace(INSTDISC, jitter=0.8, hue=0.1, blur=0.5)
-"""Chen, Fan et al. 2020 (MoCo v2); Chen & He 2021 (SimSiam)."""
-
+# Chen, Kornblith et al. 2020, appendix A, color distortion of strength 1
 SIMCLR: Final = View(
     scale=(0.08, 1.0),
     flip=0.5,
@@ -37,22 +35,16 @@ SIMCLR: Final = View(
     gray=0.2,
     blur=0.5,
 )
-"""Chen, Kornblith et al. 2020, appendix A, color distortion of strength 1."""
-
+# The CIFAR-10 demonstration of MoCo, and SimCLR's appendix B.9: strength 0.5, no blur
 SMALL: Final = replace(MOCO, scale=(0.08, 1.0), blur=0.0)
-"""The CIFAR-10 demonstration of MoCo, and SimCLR's appendix B.9: strength 0.5, no blur."""
-
+# Grill et al. 2020, appendix B, what the two views have in common
 BYOL: Final = replace(SIMCLR, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1)
-"""Grill et al. 2020, appendix B, what the two views have in common."""
-
-SWAV: Final = replace(SIMCLR, scale=(0.14, 1.0))  # Caron et al. 2020, the large views.
-
-NCL: Final = View(scale=(0.5, 1.0), flip=0.5)  # Zhong et al. 2021, official code for ImageNet.
-
+SWAV: Final = replace(SIMCLR, scale=(0.14, 1.0))  # Caron et al. 2020, the large views
+NCL: Final = View(scale=(0.5, 1.0), flip=0.5)  # Zhong et al. 2021, official code for ImageNet
+# For digits and letters: a flip turns them into others, and their color carries no meaning
 CHARACTERS: Final = View(
     scale=(0.6, 1.0), jitter=0.8, brightness=0.4, contrast=0.4, rotate=15.0, translate=0.1
 )
-"""For digits and letters: a flip turns them into others, and their color carries no meaning."""
 
 
 def weak(view: View) -> View:

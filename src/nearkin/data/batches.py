@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -38,9 +38,7 @@ class ViewSampler:
     def __init__(
         self, images: Images, views: Sequence[View], *, image_size: int, seed: int
     ) -> None:
-        self.images = images
-        self.views = views
-        self.seed = seed
+        self.images, self.views, self.seed = images, views, seed
         self.sizes = [max(1, round(view.size * image_size)) for view in views]
         """Side in pixels of each view."""
         small = np.full((len(images), 2), image_size, np.int32)
@@ -50,18 +48,9 @@ class ViewSampler:
     def sample(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> list[ViewParams]:
         """The parameters of each view of these images in one epoch."""
         width, height = self.source_sizes[rows].T
-        return [
-            sample_view(
-                view,
-                seed=self.seed,
-                epoch=epoch,
-                index=rows,
-                number=number,
-                width=width,
-                height=height,
-            )
-            for number, view in enumerate(self.views)
-        ]
+        where: dict[str, Any] = {"seed": self.seed, "epoch": epoch, "index": rows}
+        where |= {"width": width, "height": height}
+        return [sample_view(view, number=n, **where) for n, view in enumerate(self.views)]
 
     def candidates(self, epoch: int, row: int) -> Iterator[int]:
         """The image itself, then its substitutes, one by one; a DataError when they run out."""
@@ -90,8 +79,7 @@ class Photographs(Dataset[Crops]):
     def __init__(
         self, sampler: ViewSampler, order: BatchOrder, cache: Cache | None = None
     ) -> None:
-        self.sampler = sampler
-        self.order = order
+        self.sampler, self.order = sampler, order
         self.source = cache or sampler.images
         self.share = rows_of_rank(order.batch_size)
 
@@ -104,10 +92,8 @@ class Photographs(Dataset[Crops]):
         bad: dict[int, str] = {}
         readable, cropped = [], []
         for row in rows.tolist():
-            attempts = (
-                (candidate, self._crops(epoch, candidate, bad))
-                for candidate in self.sampler.candidates(epoch, row)
-            )
+            candidates = self.sampler.candidates(epoch, row)
+            attempts = ((each, self._crops(epoch, each, bad)) for each in candidates)
             candidate, views = next(attempt for attempt in attempts if attempt[1])
             readable.append(candidate)
             cropped.append(views)
@@ -174,10 +160,8 @@ class Batches:
                 f"{len(images)} images do not fill a batch of {order.batch_size}; "
                 "give a smaller --batch-size or more images"
             )
-        self.images = images
-        self.order = order
-        self.device = device
-        self.workers = workers
+        self.images, self.order = images, order
+        self.device, self.workers = device, workers
         self.labels = np.full(len(images), UNKNOWN) if labels is None else labels
         self.sampler = ViewSampler(images, views, image_size=image_size, seed=order.seed)
         self.sizes = self.sampler.sizes  # Side in pixels of each view
@@ -267,9 +251,7 @@ class _CenterCropBatches(Dataset[tuple[Tensor, dict[int, str]]]):
     """The center crops of consecutive images; its items are batches."""
 
     def __init__(self, images: Images, size: int, batch_size: int) -> None:
-        self.images = images
-        self.size = size
-        self.batch_size = batch_size
+        self.images, self.size, self.batch_size = images, size, batch_size
 
     def __len__(self) -> int:
         return math.ceil(len(self.images) / self.batch_size)

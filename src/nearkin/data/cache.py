@@ -17,7 +17,7 @@ import PIL
 from jaxtyping import Int, Int64, UInt8
 from PIL import Image, features
 
-from nearkin.data.decode import decode
+from nearkin.data.decode import as_image
 from nearkin.data.images import Images
 from nearkin.data.scan import cache_folder
 from nearkin.distributed import control_groups
@@ -100,11 +100,7 @@ class Cache:
         return pixels.reshape(height, width, 3)
 
     def _decode(self, row: int, width: int, height: int) -> UInt8[np.ndarray, "_ _ 3"]:
-        content = self.images.read(row)
-        if isinstance(content, bytes):
-            image = decode(content, min_side=min(width, height))
-        else:
-            image = Image.fromarray(content)
+        image = as_image(self.images.read(row), min_side=min(width, height))
         return np.array(image.resize((width, height), Image.Resampling.BICUBIC))
 
 

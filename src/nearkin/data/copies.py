@@ -60,7 +60,8 @@ def copy_to(
 def check_destination(folder: Path, data: Iterable[str]) -> None:
     """Refuse a folder for copies before anything has been computed."""
     for root in (Path(name).expanduser() for name in data):
-        if root.is_dir() and _real(folder).is_relative_to(_real(root)):
+        # Path.resolve would raise on a loop of links.
+        if root.is_dir() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(root)):
             raise UsageError(
                 f"{folder} lies inside {root}, where the next run would read the copies too; "
                 "choose a --copy-to outside"
@@ -126,10 +127,6 @@ def _copy(images: Images, row: int, path: Path) -> bool:
             path.unlink()
             raise
     return True
-
-
-def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))  # Path.resolve raises on a loop of links
 
 
 def _unwritable(folder: Path, error: OSError, when: str = "") -> OutputError:

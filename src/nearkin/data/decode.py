@@ -165,6 +165,13 @@ def decode(encoded: bytes, *, min_side: int | None = None) -> Image.Image:
         return load(image, min_side)
 
 
+def as_image(content: bytes | np.ndarray, min_side: int) -> Image.Image:
+    """Encoded bytes (see `decode`) or pixels as an image."""
+    if isinstance(content, bytes):
+        return decode(content, min_side=min_side)
+    return Image.fromarray(content)
+
+
 def load(image: Image.Image, min_side: int | None) -> Image.Image:
     """Decode an opened image; only to be called inside `opened`."""
     turn = orientation(image)
@@ -209,23 +216,18 @@ def _netpbm(image: ImageFile.ImageFile) -> Image.Image:
 
 def rgb(image: Image.Image) -> Image.Image:
     """An image of any mode as RGB of 8 bits; transparent pixels are laid over white."""
-    if image.mode.startswith("I") or image.mode == "F":
-        return _eight_bits(image).convert("RGB")
+    if image.mode.startswith("I") or image.mode == "F":  # gray of 16 bits, 32 bits or floats
+        pixels = np.nan_to_num(np.asarray(image, np.float64), posinf=0, neginf=0)
+        low, high = pixels.min(), pixels.max()
+        if image.mode.startswith("I;16"):
+            tags = getattr(image, "tag_v2", {})
+            low, high = 0.0, 2.0 ** int(tags.get(BITS_PER_SAMPLE, (16,))[0]) - 1
+        scaled = ((pixels - low) / max(high - low, np.finfo(np.float64).tiny)).clip(0, 1)
+        return Image.fromarray(np.rint(255 * scaled).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
     return image.convert("RGB")
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Gray of 16 bits, 32 bits or floats as gray of 8 bits."""
-    pixels = np.nan_to_num(np.asarray(image, np.float64), posinf=0, neginf=0)
-    low, high = pixels.min(), pixels.max()
-    if image.mode.startswith("I;16"):
-        tags = getattr(image, "tag_v2", {})
-        low, high = 0.0, 2.0 ** int(tags.get(BITS_PER_SAMPLE, (16,))[0]) - 1
-    scaled = (pixels - low) / max(high - low, np.finfo(np.float64).tiny)
-    return Image.fromarray(np.rint(255 * scaled.clip(0, 1)).astype(np.uint8))
 
 
 MIDDLE_GRAY: Final = 128
@@ -251,19 +253,13 @@ def crops(
         BadImage: As `decode` does.
     """
     if isinstance(source, bytes):
-        image = _decode_for(source, boxes, sizes)
+        with opened(source) as file:
+            size = upright_size(file)
+            needed = np.asarray(sizes)[:, None] / (boxes[:, 2:] * size)
+            image = load(file, math.ceil(min(size) * needed.max()))
     else:
         image = Image.fromarray(source)
     return [_crop(image, box, side) for box, side in zip(boxes, sizes, strict=True)]
-
-
-def _decode_for(
-    encoded: bytes, boxes: Float[np.ndarray, "views 4"], sizes: Sequence[int]
-) -> Image.Image:
-    with opened(encoded) as image:
-        size = upright_size(image)
-        needed = np.asarray(sizes)[:, None] / (boxes[:, 2:] * size)
-        return load(image, math.ceil(min(size) * needed.max()))
 
 
 def center(
@@ -277,10 +273,7 @@ def center(
     Raises:
         BadImage: As `decode` does.
     """
-    if isinstance(source, bytes):
-        image = decode(source, min_side=math.ceil(size / CENTER))
-    else:
-        image = Image.fromarray(source)
+    image = as_image(source, min_side=math.ceil(size / CENTER))
     whole = size < 64 or image.size == (size, size)
     extent = np.minimum(1, min(image.size) * (1 if whole else CENTER) / np.array(image.size))
     return _crop(image, np.concatenate([(1 - extent) / 2, extent]), size)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 
-from nearkin.data.decode import BadImage, decode
+from nearkin.data.decode import BadImage, as_image
 from nearkin.data.images import Images
 from nearkin.data.scan import index_path, load_index, save_index
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
@@ -48,14 +48,11 @@ def thumbnails(
 def _thumbnail(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
     try:
         content = images.read(row)
-        if isinstance(content, bytes):
-            image = decode(content, min_side=4 * SIDE)
-        else:
-            image = Image.fromarray(content)
-            content = content.tobytes()
+        image = as_image(content, min_side=4 * SIDE)
     except BadImage:
         return np.zeros(DIGEST, np.uint8), np.zeros(3 * SIDE**2, np.uint8)
-    digest = np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
+    encoded = content if isinstance(content, bytes) else content.tobytes()
+    digest = np.frombuffer(hashlib.sha256(encoded).digest(), np.uint8)
     return digest, np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
 
 

@@ -20,7 +20,6 @@ from nearkin.data.labels import (
     Row,
     annotations_from_folders,
     annotations_from_rows,
-    annotations_from_sidecars,
     list_table,
     match,
     read_table,
@@ -35,8 +34,9 @@ from nearkin.data.sources import (
     ImageSource,
     Source,
     in_bytes,
-    list_archive,
+    list_archives,
     list_folder,
+    stem,
 )
 from nearkin.errors import DataError, UsageError
 from nearkin.extensions import load_extension
@@ -49,7 +49,7 @@ def find_files(path: Path) -> tuple[ImageFiles, dict[str, Row] | None]:
     if path.is_dir():
         return list_folder(path), None
     if path.name.lower().endswith(ARCHIVES):
-        return list_archive(path), None
+        return list_archives(path, {"": path}), None
     if path.suffix.lower() in TABLES:
         return list_table(path, read_table(path))
     kinds = ", ".join((*ARCHIVES, *TABLES, ".npz"))
@@ -58,6 +58,7 @@ def find_files(path: Path) -> tuple[ImageFiles, dict[str, Row] | None]:
 
 SMALL_SIDE: Final = 64
 MAX_PIXELS: Final = 50_000_000
+COLUMNS: Final = ("labels", "groups", "splits", "sizes", "num_bytes", "kinds", "modified")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,17 +106,8 @@ class Images:
         if (np.diff(rows) <= 0).any():
             raise ValueError("rows must ascend, each once; sort them")
         rows = rows.astype(np.int64)
-        return replace(
-            self,
-            names=tuple(map(self.names.__getitem__, rows.tolist())),
-            labels=self.labels[rows],
-            groups=self.groups[rows],
-            splits=self.splits[rows],
-            sizes=self.sizes[rows],
-            num_bytes=self.num_bytes[rows],
-            kinds=self.kinds[rows],
-            modified=self.modified[rows],
-        )
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
+        return replace(self, names=tuple(map(self.names.__getitem__, rows.tolist())), **columns)
 
     def spread(self, count: int) -> "Images":
         """At most `count` images, evenly spread over the rows, first and last included."""
@@ -200,8 +192,9 @@ def open_images(
     )
     _require_images(images, path)
     own = annotations_from_rows(rows, images.names) if rows is not None else None
-    if files.labels:
-        own = annotations_from_sidecars(images.names, files.labels)
+    if files.labels:  # files beside the images, as in WebDataset; splits are those of folders
+        beside = [files.labels.get(stem(name), "") for name in images.names]
+        own = replace(annotations_from_folders(images.names, "none"), labels=beside)
     return _annotated(images, own, labels)
 
 
@@ -305,10 +298,8 @@ def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Ro
     unknown = sorted({side for side in sides if side and side not in SIDES})
     if unknown:
         raise DataError(f"{where}: split {unknown[0]!r}; say train, val or test")
-    return {
-        name: Row(label, group, SIDES.get(side, ""), 0)
-        for name, label, group, side in zip(names, *columns, strict=True)
-    }
+    rows = zip(names, *columns, strict=True)
+    return {name: Row(label, group, SIDES.get(side, ""), 0) for name, label, group, side in rows}
 
 
 def _from_parts(where: str, parts: Sequence[Part], labels: str) -> Images:

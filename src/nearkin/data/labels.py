@@ -20,7 +20,6 @@ from nearkin.data.sources import (
     ImageFiles,
     in_bytes,
     state,
-    stem,
 )
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
@@ -82,7 +81,8 @@ def annotations_from_folders(names: Sequence[str], labels: str) -> Annotations:
     folders: dict[str, int] = {}
     numbers = (folders.setdefault(name.rpartition("/")[0], len(folders)) for name in names)
     folder = np.fromiter(numbers, np.int64, len(names))
-    paths = _unwrapped([[part for part in path.split("/") if is_folder(part)] for path in folders])
+    parts = ([part for part in path.split("/") if part] for path in folders)
+    paths = _unwrapped([[part for part in p if not part.lower().endswith(".tar")] for p in parts])
     sided = all(path and path[0].lower() in SIDES for path in paths)
     splits = [SIDES[path[0].lower()] if sided else "" for path in paths]
     classes = [path[1:] if side else path for path, side in zip(paths, splits, strict=True)]
@@ -98,18 +98,6 @@ def annotations_from_folders(names: Sequence[str], labels: str) -> Annotations:
     return Annotations(
         of_each(["/".join(path) for path in classes]), [""] * len(names), of_each(splits)
     )
-
-
-def annotations_from_sidecars(names: Sequence[str], labels: Mapping[str, str]) -> Annotations:
-    """Labels from files beside the images, as in WebDataset; splits from folders."""
-    nothing = [""] * len(names)
-    own = Annotations([labels.get(stem(name), "") for name in names], nothing, nothing)
-    return own.or_else(annotations_from_folders(names, "none"))
-
-
-def is_folder(part: str) -> bool:
-    """Whether this part of a name is a folder, not a .tar shard."""
-    return part != "" and not part.lower().endswith(".tar")
 
 
 def _unwrapped(paths: list[list[str]]) -> list[list[str]]:
@@ -215,7 +203,7 @@ def list_table(path: Path, rows: Mapping[str, Row]) -> tuple[ImageFiles, dict[st
     if missing:
         raise DataError(
             f"{path}: {len(missing)} of {len(named)} files do not exist below {root}, such as "
-            f"{_examples(missing)}; give paths relative to the table"
+            f"{examples(missing)}; give paths relative to the table"
         )
     files, bad = FileCollector(2), list[BadFile]()
     for name in named:
@@ -251,14 +239,14 @@ def match(
     matched = {name: rows[written[name]] for name in written.keys() & known}
     if not matched:
         raise DataError(
-            f"{path}: labels {_examples(rows)}, but the images are called "
-            f"{_examples(names)}; write the paths as they are below the data"
+            f"{path}: labels {examples(rows)}, but the images are called "
+            f"{examples(names)}; write the paths as they are below the data"
         )
     stray = [name for name in written if name not in known]
     if not stray:
         return matched, ()
     note = f"{path}: {len(stray)} of {len(rows)} rows belong to no usable image"
-    return matched, (f"{note}, such as {_examples(stray)}",)
+    return matched, (f"{note}, such as {examples(stray)}",)
 
 
 def annotations_from_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Annotations:
@@ -268,5 +256,6 @@ def annotations_from_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Anno
     return Annotations([r.label for r in own], [r.group for r in own], [r.split for r in own])
 
 
-def _examples(names: Iterable[str]) -> str:
+def examples(names: Iterable[str]) -> str:
+    """Format the first three for a message: on one line, whatever they contain."""
     return ", ".join(map(repr, islice(names, 3)))

@@ -6,20 +6,21 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from posixpath import join, normpath, split
+from typing import Any
 
 import numpy as np
 
 from nearkin.data.arrays import Arrays, is_name
 from nearkin.data.decode import BadImage
-from nearkin.data.images import Images, open_files, open_images
+from nearkin.data.images import COLUMNS, Images, open_files, open_images
 from nearkin.data.labels import (
     TABLES,
     Annotations,
     Row,
     annotations_from_folders,
+    examples,
     list_table,
     read_table,
 )
@@ -64,16 +65,14 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     groups = np.concatenate([first.groups, second.groups + first.groups.max(initial=-1) + 1])
     _, start, group = np.unique(groups[rows], return_index=True, return_inverse=True)
     second_bad = (BadFile(prefix + bad.name, bad.reason, bad.bytes) for bad in second.bad)
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(first, name), getattr(second, name)])[rows]
+        for name in COLUMNS
+    }
     return Images(
+        **columns | {"labels": labels[rows], "groups": start[group]},
         names=tuple(names[row] for row in rows),
-        labels=labels[rows],
-        groups=start[group],
-        splits=np.concatenate([first.splits, second.splits])[rows],
         classes=classes,
-        sizes=np.concatenate([first.sizes, second.sizes])[rows],
-        num_bytes=np.concatenate([first.num_bytes, second.num_bytes])[rows],
-        kinds=np.concatenate([first.kinds, second.kinds])[rows],
-        modified=np.concatenate([first.modified, second.modified])[rows],
         source=Either(first.source, second.source, prefix, frozenset(added)),
         key="\0".join((first.key, prefix, second.key)) if first.key and second.key else "",
         bad=tuple(sorted((*first.bad, *second_bad), key=lambda bad: in_bytes(bad.name))),
@@ -144,11 +143,6 @@ def class_names(images: Images) -> list[str]:
     """Return each image's class, '' where it has none."""
     names = (*images.classes, "")
     return [names[label] for label in images.labels.tolist()]
-
-
-def examples(names: Iterable[str]) -> str:
-    """Format the first three for a message: on one line, whatever they contain."""
-    return ", ".join(map(repr, islice(names, 3)))
 
 
 class _Data:

@@ -209,7 +209,7 @@ def list_folder(root: Path) -> ImageFiles:
     shards = sorted(name for name in others if name.lower().endswith(".tar"))
     if shards and not files.names:
         # Shards of WebDataset: each counts as a folder of that name.
-        in_shards = _list_archives(root, {f"{shard}/": root / shard for shard in shards})
+        in_shards = list_archives(root, {f"{shard}/": root / shard for shard in shards})
         return replace(in_shards, bad=in_shards.bad + bad)
     if not files.names and not bad:
         raise no_images(str(root), others)
@@ -306,16 +306,14 @@ class Place(NamedTuple):
 class _Opened:
     """A file that stays open as long as this object lives."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, modified: int) -> None:
+        del modified  # a part of the key of the cache
         self.descriptor = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self.descriptor)
 
 
-@lru_cache(maxsize=MAX_OPEN)
-def _opened(path: Path, modified: int) -> _Opened:
-    """An archive, opened once by a process, and for its forks, until it is written again."""
-    del modified
-    return _Opened(path)
+# An archive is opened once by a process, and for its forks, until it is written again.
+_opened = lru_cache(maxsize=MAX_OPEN)(_Opened)
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,17 +360,12 @@ class Archive:
         return os.pread(opened.descriptor, count, offset)
 
 
-def list_archive(path: Path) -> ImageFiles:
-    """Find the images in an archive.
+def list_archives(where: Path, archives: dict[str, Path]) -> ImageFiles:
+    """Find the images in archives, given by the prefix of their members' names.
 
     Listed as bad are members with an absolute name, a '..' or the name of an earlier one, links,
     devices, encrypted members and those of an unusual compression.
     """
-    return _list_archives(path, {"": path})
-
-
-def _list_archives(where: Path, archives: dict[str, Path]) -> ImageFiles:
-    """Find the images in archives, given by the prefix of their members' names."""
     contents: list[Path | bytes] = []
     files, label_files = FileCollector(2 + 5), FileCollector(5)
     bad, others = list[BadFile](), list[str]()
@@ -416,11 +409,8 @@ def _open(path: Path) -> tuple[Path | bytes, Iterator[tuple[str, Place, str]]]:
     """What to read from, and each visible file's name, place and reason to refuse it."""
     if path.suffix.lower() == ".zip":
         return path, _zip_members(path)
-    content = path if path.suffix.lower() == ".tar" else _unpack(path)
-    return content, _tar_members(content)
-
-
-def _unpack(path: Path) -> bytes:
+    if path.suffix.lower() == ".tar":
+        return path, _tar_members(path)
     with gzip.open(path) as file:
         content = file.read(MAX_UNPACKED + 1)
     if len(content) > MAX_UNPACKED:
@@ -428,7 +418,7 @@ def _unpack(path: Path) -> bytes:
             f"{path}: over {MAX_UNPACKED >> 20} MiB unpacked, too much for a compressed tar, "
             "which is read into memory; give it as .tar or .zip"
         )
-    return content
+    return content, _tar_members(content)
 
 
 def _zip_members(path: Path) -> Iterator[tuple[str, Place, str]]:

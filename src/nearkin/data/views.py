@@ -236,7 +236,6 @@ class View:
     """Side of the view, as a share of the run's image size, 0.05 to 1."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be carried out."""
         for name, (low, high) in RANGES.items():
             value = _checked(name, getattr(self, name))
             ends = value if isinstance(value, tuple) else (value, value)

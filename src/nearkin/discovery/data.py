@@ -11,11 +11,10 @@ from jaxtyping import Bool, Int64
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.images import Images, open_images
-from nearkin.data.labels import Annotations, match, read_table
+from nearkin.data.labels import Annotations, examples, match, read_table
 from nearkin.data.recognize import (
     class_names,
     copies,
-    examples,
     is_table,
     read_classes,
     recognize,
