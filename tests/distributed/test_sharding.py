@@ -221,5 +221,5 @@ def test_a_weight_that_cannot_be_divided_is_refused(tmp_path):
 
 
 def test_chunks_are_refused():
-    with pytest.raises(UsageError, match="leave one out"):
+    with pytest.raises(UsageError, match="exclude each other"):
         TrainConfig(fsdp=True, chunk_size=8)
