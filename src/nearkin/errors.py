@@ -1,17 +1,14 @@
-"""What can go wrong, and the exit code each kind of failure has.
-
-Every message is one line that says what went wrong, with which file or value, and what to do.
-"""
+"""Exceptions with their exit codes. A message is one line: what failed, on what, what to do."""
 
 
 class NearkinError(Exception):
-    """A failure that nearkin foresees. Its class decides the exit code of the command."""
+    """An expected failure. Its class sets the exit code of the command."""
 
     exit_code = 1
 
 
 class UsageError(NearkinError):
-    """An option or a configuration that cannot be carried out."""
+    """An invalid option or configuration."""
 
     exit_code = 2
 
@@ -41,34 +38,34 @@ class DivergedError(NearkinError):
 
 
 class CollapsedError(NearkinError):
-    """Embeddings that have become alike, in a run that was to stop then."""
+    """Collapsed embeddings, in a run with `--on-collapse stop`."""
 
     exit_code = 7
 
 
 class ResourceError(NearkinError):
-    """Too little disk, memory or something else of the machine."""
+    """Not enough disk, memory or another resource of the machine."""
 
     exit_code = 8
 
 
 class WorkerError(NearkinError):
-    """A loader worker or a rank that failed or hung."""
+    """A failed or hanging loader worker or rank."""
 
     exit_code = 9
 
 
 class PortError(NearkinError):
-    """A port that cannot be listened on."""
+    """A port that is not available."""
 
     exit_code = 10
 
 
 class StoppedError(NearkinError):
-    """The run was asked to stop, and saved what it had done.
+    """The run was stopped by a signal, after saving a checkpoint.
 
     Args:
-        message: What stopped it and how to go on.
+        message: What stopped it and how to resume.
         exit_code: 128 plus the number of the signal.
     """
 

@@ -61,15 +61,7 @@ def reference_to(thing: Any) -> str:
 
 
 def load_reference(reference: str, kind: str) -> Any:
-    """Import the object that a reference names.
-
-    Args:
-        reference: `FILE.py:NAME` or `module:NAME`.
-        kind: What it is, such as `method`, for messages.
-
-    Raises:
-        UsageError: If there is no such file, module or name, or its import fails.
-    """
+    """Import the object that a reference names."""
     if reference in _PASSED:
         return _PASSED[reference]
     match = REFERENCE.fullmatch(reference)
@@ -148,11 +140,7 @@ def declared(group: str) -> tuple[EntryPoint, ...]:
 
 
 def declared_names(group: str, built_in: Collection[str] = ()) -> list[str]:
-    """Names that installed packages add to those of nearkin.
-
-    Raises:
-        UsageError: If a name is taken.
-    """
+    """Names that installed packages add to those of nearkin."""
     counts = Counter(point.name for point in declared(group))
     for name, count in counts.items():
         if count > 1 or name in built_in:
@@ -161,16 +149,7 @@ def declared_names(group: str, built_in: Collection[str] = ()) -> list[str]:
 
 
 def load_extension(group: str, name: str, *, built_in: bool = False) -> Any:
-    """The object outside of the package that a setting names; None if there is none.
-
-    Args:
-        group: `methods`, `backbones`, `augmentations` or `sources`.
-        name: A reference, or the name of an entry point of that group.
-        built_in: Whether nearkin has something of that name.
-
-    Raises:
-        UsageError: If the name is taken twice, or the object cannot be imported.
-    """
+    """The object outside of the package that a setting names; None if there is none."""
     if is_reference(name):
         return load_reference(name, group[:-1])
     points = [point for point in declared(group) if point.name == name]

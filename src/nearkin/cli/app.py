@@ -31,8 +31,7 @@ Flag = Annotated[bool, Parameter(negative="", group=GROUPS["Output"])]
 Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], negative="", group=GROUPS["Output"])]
 Options = Annotated[str, Parameter(group=GROUPS["Method"])]
 
-OTHER_VARIABLES: Final = ("NEARKIN_TORCHVISION", "NEARKIN_TRACEBACK")
-"""Variables of the environment that are read elsewhere, and are no settings."""
+OTHER_VARIABLES: Final = ("NEARKIN_TORCHVISION", "NEARKIN_TRACEBACK")  # they are no settings
 
 
 class Given:

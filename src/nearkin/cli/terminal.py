@@ -1,7 +1,4 @@
-"""How a run shows itself: a line that is drawn anew on a terminal, plain lines elsewhere.
-
-On standard error.
-"""
+"""Progress on standard error: a bar that is redrawn on a terminal, plain lines elsewhere."""
 
 import os
 import time
@@ -19,14 +16,13 @@ if TYPE_CHECKING:
 err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 OFTEN: Final = 0.1  # seconds from one drawing of the line to the next
-SELDOM: Final = 30
-"""Seconds of silence after which a line tells how far it is, where none can be drawn anew."""
+SELDOM: Final = 30  # seconds between plain lines, where the bar cannot be redrawn
 PLAIN: Final = ("NO_COLOR", "CI")  # variables of the environment that ask for plain lines
 BAR_SIZE: Final = 4, 40  # characters of the bar, at least and at most
 
 
 class Terminal:
-    """Shows how a run goes. It leaves nothing of its bar on the screen, whatever ends it."""
+    """A reporter that prints. The bar is removed from the screen, whatever ends the run."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -40,19 +36,19 @@ class Terminal:
         self._clear()
 
     def info(self, text: str) -> None:
-        """Show a line, above the one that is drawn anew."""
+        """Print a log line above the bar."""
         if not self._quiet:
             err.print(printable(text))
             self._shown = time.monotonic()
 
     def progress(self, done: int, total: int, text: str) -> None:
-        """Show how far it is, now and then."""
-        drawn = draws_anew()
+        """Update the bar, at most every `OFTEN` seconds."""
+        redrawn = can_redraw()
         if done == total:
             self._clear()
-        elif time.monotonic() - self._shown >= (OFTEN if drawn else SELDOM) and not self._quiet:
+        elif time.monotonic() - self._shown >= (OFTEN if redrawn else SELDOM) and not self._quiet:
             self._shown = time.monotonic()
-            if drawn:
+            if redrawn:
                 self._draw(Standing(done, total, text))
             else:
                 err.print(f"{_percent(done, total)}  {printable(text)}")
@@ -75,31 +71,25 @@ class Terminal:
             self._live = None
 
 
-def draws_anew() -> bool:
-    """Whether a line can be drawn over another: on a terminal, if nothing asks for plain lines."""
-    able = err.file.isatty() and err.is_terminal and not err.is_dumb_terminal
-    return able and not any(map(os.environ.get, PLAIN))
+def can_redraw() -> bool:
+    """Return whether this is a terminal, and no variable asks for plain lines."""
+    capable = err.file.isatty() and err.is_terminal and not err.is_dumb_terminal
+    return capable and not any(map(os.environ.get, PLAIN))
 
 
 class Standing:
-    """How far something is, as a line that fits into the width there is.
-
-    Args:
-        done: How much of it is done.
-        total: How much there is.
-        text: How it stands: parts two spaces apart, shown as far as there is room for them.
-    """
+    """A progress bar and text; of its parts, two spaces apart, those that fit are shown."""
 
     def __init__(self, done: int, total: int, text: str) -> None:
         self.done, self.total = done, total
         self.parts = printable(text).split("  ")
 
     def __rich_console__(self, console: Console, options: "ConsoleOptions") -> "RenderResult":
-        """As rich wants it."""
+        """Render for rich."""
         yield self.line(options.max_width - 1, ascii_only=options.ascii_only)  # 1: or it may wrap
 
     def line(self, width: int, *, ascii_only: bool) -> Text:
-        """A line of at most so many characters: percentage, bar, and the text."""
+        """Return the percentage, the bar and the text in at most `width` characters."""
         least, most = BAR_SIZE
         head, tail = f"{_percent(self.done, self.total):>4} ", ""
         for part in self.parts:

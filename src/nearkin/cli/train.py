@@ -1,18 +1,16 @@
 """Commands that train: an encoder, or the classes of a discovery."""
 
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from nearkin.cli.app import GROUPS, Flag, Given, Options, Quiet, app, grouped, merged, show
 from nearkin.cli.terminal import Terminal
-from nearkin.config import DiscoverConfig, TrainConfig, option, read_toml
+from nearkin.config import Config, DiscoverConfig, TrainConfig, option, read_toml
 from nearkin.errors import UsageError
-
-ConfigFile = Annotated[Path | None, Parameter(name="--config", group=GROUPS["Data"])]
-Out = Annotated[Path | None, Parameter(name=["--out", "-o"], group=GROUPS["Output"])]
 
 
 @grouped
@@ -23,6 +21,25 @@ class TypedTrain(Given, TrainConfig):
 @grouped
 class TypedDiscover(Given, DiscoverConfig):
     """Settings of a discovery as they were typed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What is typed beside the settings: files, and what is printed."""
+
+    config_file: Annotated[Path | None, Parameter(name="--config", group=GROUPS["Data"])] = None
+    """A TOML file of settings, such as the config.toml of a run. What is typed or set in the
+    environment goes before it."""
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"], group=GROUPS["Output"])] = None
+    """The run folder; runs/DATA-METHOD or runs/DATA-MODE if not given."""
+    resume: Flag = False
+    """Continue the run that is in the folder."""
+    overwrite: Flag = False
+    """Replace the run that is in the folder."""
+    json: Flag = False
+    """Print the measures as JSON."""
+    quiet: Quiet = False
+    """Show no progress."""
 
 
 @app.command
@@ -36,8 +53,8 @@ def demo(*, out: Path = Path("runs/demo"), json: Flag = False) -> None:
     from nearkin.commands.demo import demo as run_demo
 
     with Terminal(json) as terminal:
-        shown = run_demo(out=out, reporter=terminal)
-    show(shown.summary, json, shown.lines())
+        result = run_demo(out=out, reporter=terminal)
+    show(result.summary, json, result.lines())
 
 
 @app.command
@@ -49,20 +66,20 @@ def check(
     scan: Literal["headers", "full"] = "headers",
     json: Flag = False,
 ) -> None:
-    """Look at images before training: counts, sizes, bad files, duplicates, proposed settings.
+    """Check images before training: counts, sizes, bad files, duplicates, proposed settings.
 
     Args:
         data: A folder, a CSV or Parquet table, a zip or tar, an .npz, a name such as digits, or
             FILE.py:NAME.
         labels: For scoring only: auto, none, folders, or a table with columns path and label.
         scan: headers opens every file; full decodes every image.
-        json: Print the findings as JSON.
+        json: Print the result as JSON.
     """
     from nearkin.commands.check import check as run_check
 
     with Terminal(json) as terminal:
-        found = run_check(data, labels=labels, scan=scan, reporter=terminal)
-    show(found.to_dict(), json, found.lines())
+        result = run_check(data, labels=labels, scan=scan, reporter=terminal)
+    show(result.to_dict(), json, result.lines())
 
 
 @app.command
@@ -71,12 +88,7 @@ def train(
     /,
     *,
     config: Annotated[TypedTrain, Parameter(name="*")] | None = None,
-    config_file: ConfigFile = None,
-    out: Out = None,
-    resume: Flag = False,
-    overwrite: Flag = False,
-    json: Flag = False,
-    quiet: Quiet = False,
+    run: Annotated[RunOptions, Parameter(name="*")] | None = None,
     **options: Options,
 ) -> None:
     """Train an encoder on images without labels, and measure it.
@@ -85,34 +97,10 @@ def train(
         data: A folder, a CSV or Parquet table, a zip or tar, an .npz, a name such as digits, or
             FILE.py:NAME.
         config: Settings.
-        config_file: A TOML file of settings, such as the config.toml of a run. What is typed or
-            set in the environment goes before it.
-        out: The run folder; runs/DATA-METHOD if not given.
-        resume: Continue the run that is in the folder.
-        overwrite: Replace the run that is in the folder.
-        json: Print the measures as JSON.
-        quiet: Show no progress.
+        run: Files, and what is printed.
         options: Options of the method, such as --temperature 0.2. --method NAME --help lists them.
     """
-    settings = read_toml(config_file) if config_file else {}
-    stored, settings = settings.pop("data", None), merged(settings, config, options)
-    if data is None and stored is None:
-        raise UsageError("no images given; say nearkin train DATA, or --config with a data key")
-    from nearkin.commands.train import train as run_train
-    from nearkin.distributed import is_main_process
-    from nearkin.evaluation.evaluate import rows_of
-
-    with Terminal(quiet or json or not is_main_process()) as terminal:
-        run = run_train(
-            data or stored,
-            TrainConfig(**settings),
-            out=out,
-            resume=resume,
-            overwrite=overwrite,
-            reporter=terminal,
-        )
-    if is_main_process():
-        show(run.summary, json, rows_of(run.summary))
+    _run(TrainConfig, data, config, run or RunOptions(), options)
 
 
 @app.command
@@ -121,12 +109,7 @@ def discover(
     /,
     *,
     config: Annotated[TypedDiscover, Parameter(name="*")] | None = None,
-    config_file: ConfigFile = None,
-    out: Out = None,
-    resume: Flag = False,
-    overwrite: Flag = False,
-    json: Flag = False,
-    quiet: Quiet = False,
+    run: Annotated[RunOptions, Parameter(name="*")] | None = None,
     **options: Options,
 ) -> None:
     """Find the classes among images of which some have a known class.
@@ -135,34 +118,39 @@ def discover(
         data: A folder, a CSV or Parquet table, a zip or tar, an .npz, a name such as digits, or
             FILE.py:NAME.
         config: Settings.
-        config_file: A TOML file of settings, such as the config.toml of a discovery. What is
-            typed or set in the environment goes before it.
-        out: The run folder; runs/DATA-MODE if not given.
-        resume: Continue the run that is in the folder.
-        overwrite: Replace the run that is in the folder.
-        json: Print the summary as JSON.
-        quiet: Show no progress.
+        run: Files, and what is printed.
         options: Options of the last stage's method, ncl or simgcd. --mode MODE --help lists them.
     """
-    settings = read_toml(config_file, DiscoverConfig) if config_file else {}
-    stored, settings = settings.pop("data", None), merged(settings, config, options)
-    if data is None and stored is None:
-        raise UsageError("no images given; say nearkin discover DATA, or --config with a data key")
-    from nearkin.commands.discover import discover as run_discover
-    from nearkin.distributed import is_main_process
-    from nearkin.run.folder import lines
+    _run(DiscoverConfig, data, config, run or RunOptions(), options)
 
-    with Terminal(quiet or json or not is_main_process()) as terminal:
-        run = run_discover(
-            data or stored,
-            DiscoverConfig(**settings),
-            out=out,
-            resume=resume,
-            overwrite=overwrite,
-            reporter=terminal,
-        )
+
+def _run(
+    kind: type[Config],
+    data: str | None,
+    typed: Given | None,
+    run: RunOptions,
+    options: Mapping[str, str],
+) -> None:
+    """Train or discover; the first process shows how it goes, and prints the result."""
+    settings = read_toml(run.config_file, kind) if run.config_file else {}
+    stored, settings = settings.pop("data", None), merged(settings, typed, options)
+    data, verb = data or stored, "train" if kind is TrainConfig else "discover"
+    if data is None:
+        raise UsageError(f"no images given; say nearkin {verb} DATA, or --config with a data key")
+    from nearkin.distributed import is_main_process
+
+    if kind is TrainConfig:
+        from nearkin.commands.train import train as command
+        from nearkin.evaluation.evaluate import rows_of as lines
+    else:
+        from nearkin.commands.discover import discover as command  # type: ignore[assignment]
+        from nearkin.run.folder import lines
+    config: Any = kind(**settings)
+    files: dict[str, Any] = {"out": run.out, "resume": run.resume, "overwrite": run.overwrite}
+    with Terminal(run.quiet or run.json or not is_main_process()) as terminal:
+        finished = command(data, config, **files, reporter=terminal)
     if is_main_process():
-        show(run.summary, json, lines(run.summary))
+        show(finished.summary, run.json, lines(finished.summary))
 
 
 @app.command
@@ -178,8 +166,7 @@ def replay(run: Path, data: str | None = None, /) -> None:
     show(None, False, run_replay(run, data))
 
 
-STAGE_METHODS = {"gcd": "simgcd", "ncd": "ncl"}
-"""The method of a discovery's last stage, whose options `nearkin discover` takes."""
+STAGE_METHODS = {"gcd": "simgcd", "ncd": "ncl"}  # of a discovery's last stage, by mode
 
 
 def show_method_options(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""`nearkin check`: what there is to know about images before training on them."""
+"""`nearkin check`: counts, sizes, duplicates and proposed settings, before training."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -23,14 +23,13 @@ from nearkin.run.settings.build import build_method, named_backbone, resolve, vi
 from nearkin.run.settings.describe import describe
 from nearkin.training.fit import seconds_per_epoch
 
-TIMED_BATCH = 32
-"""Images per step when the cost of photographs is estimated: a full batch takes minutes."""
-LOOKED_AT = 2_000  # Images, at most, that the looks at color and orientation need
+TIMED_BATCH = 32  # for large images, where measuring a full batch takes minutes
+MAX_THUMBNAILS = 2_000  # sampled images by which effects of augmentation are estimated
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What was found about some images."""
+class DataReport:
+    """What `nearkin check` reports on images."""
 
     images: Images
     exact: int
@@ -42,11 +41,12 @@ class Findings:
     megabytes: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
+        counts = Counter(self.images.labels.tolist())
         return {
             "images": len(self.images),
             "formats": dict(self.images.formats),
-            "classes": self._classes(),
+            "classes": {name: counts[label] for label, name in enumerate(self.images.classes)},
             "width": _range(self.images.sizes[:, 0]),
             "height": _range(self.images.sizes[:, 1]),
             "bad": [{"path": bad.name, "reason": bad.reason} for bad in self.images.bad],
@@ -58,20 +58,16 @@ class Findings:
             "megabytes": self.megabytes,
         }
 
-    def _classes(self) -> dict[str, int]:
-        counts = Counter(self.images.labels.tolist())
-        return {name: counts[label] for label, name in enumerate(self.images.classes)}
-
     def lines(self) -> list[str]:
-        """The findings for people."""
-        found = self.to_dict()
-        (low, middle, high), (least, median, most) = found["width"], found["height"]
-        formats = ", ".join(f"{count} {kind}" for kind, count in found["formats"].items())
+        """Return lines of text, for people."""
+        values = self.to_dict()
+        (low, middle, high), (least, median, most) = values["width"], values["height"]
+        formats = ", ".join(f"{count} {kind}" for kind, count in values["formats"].items())
         lines = [
-            f"images    {found['images']} ({formats})",
+            f"images    {values['images']} ({formats})",
             f"width       {low} to {high} px, median {middle}",
             f"height      {least} to {most} px, median {median}",
-            f"labels      {_summary(found['classes'])}",
+            f"labels      {_summary(values['classes'])}",
             f"duplicates  {self.exact} exact, {self.near} near",
             f"unreadable  {len(self.images.bad)}",
             *(f"            {bad.name}: {bad.reason}" for bad in self.images.bad[:10]),
@@ -80,9 +76,9 @@ class Findings:
             f"proposal    {self.proposal}",
         ]
         if self.hours is not None:
-            lines.append(
-                f"            about {_duration(self.hours)}, {self.megabytes:.0f} MB of disk"
-            )
+            minutes = f"{max(1, round(self.hours * 60))} min"
+            time = f"{self.hours:.1f} hours" if self.hours >= 1 else minutes
+            lines.append(f"            about {time}, {self.megabytes:.0f} MB of disk")
         return lines
 
 
@@ -97,18 +93,14 @@ def _summary(classes: dict[str, int]) -> str:
     return f"{len(classes)} classes of {min(counts)} to {max(counts)} images, for scoring only"
 
 
-def _duration(hours: float) -> str:
-    return f"{hours:.1f} hours" if hours >= 1 else f"{max(1, round(hours * 60))} min"
-
-
 def check(
     data: Any,
     *,
     labels: str = "auto",
     scan: Literal["headers", "full"] = "headers",
     reporter: Reporter | None = None,
-) -> Findings:
-    """Look at images: counts, sizes, bad files, duplicates, proposed settings.
+) -> DataReport:
+    """Check images before training: counts, sizes, bad files, duplicates, proposed settings.
 
     Args:
         data: What `open_images` takes.
@@ -118,25 +110,25 @@ def check(
     """
     on_progress = (reporter or Silent()).progress
     images = open_images(data, labels=labels, full=scan == "full", on_progress=on_progress)
-    found = duplicates(images, on_progress)
-    warnings = duplicate_warnings(found.num_exact, "exact", images)
-    warnings += duplicate_warnings(found.num_near, "near", images)
+    copies = duplicates(images, on_progress)
+    warnings = duplicate_warnings(copies.num_exact, "exact", images)
+    warnings += duplicate_warnings(copies.num_near, "near", images)
     hours, megabytes = None, None
     try:
         device = choose_device("auto")
         config = resolve(TrainConfig(), images, device)
         hours, megabytes = cost(config, images, device)
-        warnings += erased(images, config.augment)
+        warnings += augmentation_warnings(images, config.augment)
         proposal = describe(config)
     except NearkinError as error:
         proposal = f"none: {error}"
-    return Findings(
-        images, found.num_exact, found.num_near, tuple(warnings), proposal, hours, megabytes
+    return DataReport(
+        images, copies.num_exact, copies.num_near, tuple(warnings), proposal, hours, megabytes
     )
 
 
 def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[float, float]:
-    """How many hours a run takes here, and how many megabytes of disk."""
+    """Estimate the hours that a run takes on this machine, and its megabytes of disk."""
     with seeded(config.seed, torch.device("cpu")):
         method = build_method(config, named_backbone(config, None), images)
     method.to(device)
@@ -157,40 +149,41 @@ def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[flo
     return hours, (copies * weights + features) / 1e6
 
 
-def erased(images: Images, augment: Augment) -> list[str]:
-    """Warnings that an augmentation erases what tells the classes of these images apart.
+def augmentation_warnings(images: Images, augment: Augment) -> list[str]:
+    """Warn of augmentations that remove what distinguishes the classes, by kNN of thumbnails.
 
-    Whether color alone names the classes, or a mirror image does no longer, is found by the
-    nearest neighbors of thumbnails. Without labels nothing can be said.
+    That is color, where the mean color alone predicts the class, and orientation, where mirrored
+    images are not recognized. Without labels there are no warnings.
     """
     view = views_of(augment, ("strong",))[0]
-    shown = images.subset(np.flatnonzero(images.splits != "test")).spread(LOOKED_AT)
-    small = torch.cat(list(CenterCrops(shown, 16))).float() / 255
+    sample = images.subset(np.flatnonzero(images.splits != "test")).spread(MAX_THUMBNAILS)
+    small = torch.cat(list(CenterCrops(sample, 16))).float() / 255
     color = torch.cat([small.mean(dim=(2, 3)), small.std(dim=(2, 3))], dim=1)
-    known = shown.labels[shown.labels >= 0]
+    known = sample.labels[sample.labels >= 0]
     chance = np.bincount(known).max() / len(known) if len(known) else 1.0
-    by_color = _accuracy(color, color, shown.labels)
-    straight = _accuracy(small, small, shown.labels)
-    mirrored = _accuracy(small, small.flip(3), shown.labels)
+    by_color = _accuracy(color, color, sample.labels)
+    straight = _accuracy(small, small, sample.labels)
+    mirrored = _accuracy(small, small.flip(3), sample.labels)
     warnings = []
     if (view.jitter * (view.hue + view.saturation) or view.gray) and by_color > (1 + chance) / 2:
         warnings.append(
-            f"mean color alone tells {by_color:.0%} of the classes, and augmentation {augment} "
+            f"mean color alone predicts {by_color:.0%} of the labels, and augmentation {augment} "
             "changes it; try --augment characters"
         )
     if view.flip and mirrored < straight - 0.3:
         warnings.append(
-            f"thumbnails tell {straight:.0%} of the classes but {mirrored:.0%} once mirrored, as "
-            f"in writing, and augmentation {augment} flips; try --augment characters"
+            f"kNN on thumbnails predicts {straight:.0%} of the labels, but {mirrored:.0%} of "
+            f"mirrored ones, as in writing, and augmentation {augment} flips; try --augment "
+            "characters"
         )
     return warnings
 
 
 def _accuracy(bank: torch.Tensor, queries: torch.Tensor, labels: np.ndarray) -> float:
-    """Accuracy of kNN for every second image by the others; 0 without labels."""
+    """Return the kNN accuracy of every second image by the others; 0 without labels."""
     mean = bank.flatten(1).mean(dim=0)
-    known, asked = bank.flatten(1)[::2] - mean, queries.flatten(1)[1::2] - mean
+    train, test = bank.flatten(1)[::2] - mean, queries.flatten(1)[1::2] - mean
     try:
-        return knn(known, labels[::2], asked, labels[1::2], k=20).value
+        return knn(train, labels[::2], test, labels[1::2], k=20).value
     except NearkinError:
         return 0.0

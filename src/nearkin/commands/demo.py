@@ -1,4 +1,4 @@
-"""`nearkin demo`: the whole way on real handwritten digits that come with scikit-learn."""
+"""`nearkin demo`: train, evaluate and discover on the handwritten digits of scikit-learn."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +14,18 @@ from nearkin.run.reporter import Reporter, Silent
 
 @dataclass(frozen=True)
 class Demo:
-    """Two finished runs: an encoder, and the classes that were found with it."""
+    """Two finished runs: a training, and a discovery with its encoder."""
 
     trained: Run
     discovered: Run
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What was measured of both."""
+        """The summaries of both runs."""
         return {"train": dict(self.trained.summary), "discover": dict(self.discovered.summary)}
 
     def lines(self) -> list[str]:
-        """What was measured of both, for people."""
+        """Return the summaries of both runs as text."""
         page = self.discovered.folder.report.resolve()
         return [
             *rows_of(self.trained.summary),
@@ -33,7 +33,7 @@ class Demo:
             *lines(self.discovered.summary),
             "",
             f"open   {page}",
-            "next   nearkin train YOUR_PICTURES",
+            "next   nearkin train YOUR_IMAGES",
         ]
 
 
@@ -43,11 +43,11 @@ def demo(
     overwrite: bool = True,
     reporter: Reporter | None = None,
 ) -> Demo:
-    """Train on digits without labels; then name 0 to 4 and find the other five among the rest.
+    """Train on digits without labels; then discover 5 to 9 as novel classes, with 0 to 4 labeled.
 
     Args:
         out: The folder of the two run folders, `train` and `discover`.
-        overwrite: Replace an earlier demo.
+        overwrite: Replace an earlier demo in this folder.
         reporter: Receives log lines and progress; None is silent.
     """
     log, folder = reporter or Silent(), Path(out)
@@ -55,7 +55,7 @@ def demo(
     log.info("1/2 train: digits, without labels")
     trained = train("digits", settings, out=folder / "train", overwrite=overwrite, reporter=log)
     log.info("2/2 discover: labels for 0 to 4 only")
-    found = DiscoverConfig(
+    config = DiscoverConfig(
         known="0,1,2,3,4",
         mode="ncd",
         truth="data",
@@ -64,6 +64,6 @@ def demo(
         num_views=4,
     )
     discovered = discover(
-        "digits", found, out=folder / "discover", overwrite=overwrite, reporter=log
+        "digits", config, out=folder / "discover", overwrite=overwrite, reporter=log
     )
     return Demo(trained, discovered)

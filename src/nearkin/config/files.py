@@ -15,11 +15,7 @@ MAX_BYTES: Final = 1_000_000  # of a file of settings
 
 
 def read_toml(path: Path, kind: type[Config] = TrainConfig) -> dict[str, Any]:
-    """The settings in a file: names of that kind, `data`, and the tables `options` and `views`.
-
-    Raises:
-        UsageError: If it cannot be read, is not TOML, or has a key that is no setting.
-    """
+    """The settings in a file: names of that kind, `data`, and the tables `options` and `views`."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
@@ -62,9 +58,6 @@ def continued(asked: Settings, stored: Settings) -> Settings:
     """The stored settings of a run, if what is asked for now does not contradict them.
 
     What is left to `auto` is taken from the run, so that the same command continues it.
-
-    Raises:
-        UsageError: Naming every setting that differs.
     """
     differences = []
     for entry in fields(stored):

@@ -87,11 +87,7 @@ def metadata(kind: Any, mark: type[Mark]) -> Mark | None:
 
 
 def check_value(name: str, value: object, kind: Any) -> None:
-    """Refuse a value of the wrong type or out of range.
-
-    Raises:
-        UsageError: Naming the option, the value and what fits.
-    """
+    """Refuse a value of the wrong type or out of range."""
     if not fits(value, kind):
         near = suggestion(str(value), choices(kind))
         raise UsageError(f"{option(name)} {value} is not {spelled(kind)}{near and '.' + near}")
@@ -103,11 +99,7 @@ def check_value(name: str, value: object, kind: Any) -> None:
 
 
 def check_settings(config: Any) -> None:
-    """Refuse the first field of a data class that has the wrong type or is out of range.
-
-    Raises:
-        UsageError: Naming it.
-    """
+    """Refuse the first field of a data class that has the wrong type or is out of range."""
     kinds = get_type_hints(type(config), include_extras=True)
     for entry in fields(config):
         check_value(entry.name, getattr(config, entry.name), kinds[entry.name])
@@ -117,11 +109,7 @@ MILESTONES: Final = r"(0?\.\d+(, *0?\.\d+)*)?"  # how shares of a training are w
 
 
 def check_milestones(milestones: str) -> None:
-    """Refuse what are no shares of a training.
-
-    Raises:
-        UsageError: Saying how they are written.
-    """
+    """Refuse what are no shares of a training."""
     if not re.fullmatch(MILESTONES, milestones):
         raise UsageError(f"--lr-milestones {milestones} are not shares; write them as 0.6,0.8")
 

@@ -50,12 +50,7 @@ class FinishedRun:
 
 
 def read_finished(run: str | Path) -> FinishedRun:
-    """Read a run from its files.
-
-    Raises:
-        UsageError: If it is no run, or not finished.
-        CheckpointError: If its files are damaged.
-    """
+    """Read a run from its files."""
     folder = RunFolder(Path(run))
     trained = not folder.classifier.exists()
     config, data = folder.settings() if trained else folder.discovery_settings()

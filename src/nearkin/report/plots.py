@@ -280,17 +280,7 @@ def neighbor_sheet(embeddings: Embeddings, images: Images, path: Path) -> Path |
 def contact_sheet(
     results: Sequence[tuple[str, Sequence[tuple[str, float]]]], images: Images, path: Path
 ) -> Path:
-    """Save a sheet of query images, one per row, beside their neighbors.
-
-    Args:
-        results: The file of each query, and the names and similarities of its neighbors.
-        images: The images that were searched. Those that are missing or unreadable are gray.
-        path: The file.
-
-    Raises:
-        DataError: If none of the neighbors is among these images.
-        OutputError: If the file cannot be written.
-    """
+    """Save a sheet of query images, one per row, beside their neighbors."""
     row = {as_text(name): number for number, name in enumerate(images.names)}
     if not any(name in row for _, neighbors in results for name, _ in neighbors):
         raise DataError("none of the neighbors is among these images; give --data those of them")

@@ -138,15 +138,6 @@ class Server(ThreadingMixIn, TCPServer):
 
     When all are taken, a new connection replaces the oldest that has not sent its request yet; if
     there is none, it is refused. Closing the server waits for the answers under way.
-
-    Args:
-        host: Address to listen on; if not a loopback address, the only host name that is answered.
-        port: 0 is any that is free.
-        head_timeout: Seconds for the head of a request.
-        log: Called with a line about each internal error.
-
-    Raises:
-        PortError: If the address is not available.
     """
 
     allow_reuse_address = os.name == "posix"  # elsewhere, two servers could share a port

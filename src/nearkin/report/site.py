@@ -88,12 +88,7 @@ class RunSite:
         return file.getvalue()
 
     def search(self, encoded: bytes) -> Json:
-        """Return the nearest neighbors of an image file, and its coordinates on the map.
-
-        Raises:
-            DataError: If the file cannot be decoded.
-            CheckpointError: If the encoder or the embeddings are damaged or do not match.
-        """
+        """Return the nearest neighbors of an image file, and its coordinates on the map."""
         with self._lock:
             query, stored = self._encode(encoded), self._embeddings
             if stored.vectors.shape[1] != query.shape[1]:
@@ -210,13 +205,7 @@ def is_discovery(folder: RunFolder) -> bool:
 
 
 def name_classes(folder: RunFolder, clusters: Collection[str], name: str) -> None:
-    """Name clusters of clusters.csv; those of one name are one class, '' removes their names.
-
-    Raises:
-        UsageError: If there is no such cluster, or the name is invalid.
-        OutputError: If another process writes there, or nothing can be written.
-        CheckpointError: If the tables are damaged.
-    """
+    """Name clusters of clusters.csv; those of one name are one class, '' removes their names."""
     name = _valid(name)
     with _editing(folder):
         rows = _read(folder.clusters, CLUSTER_COLUMNS)
@@ -232,9 +221,6 @@ def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
     """Make unlabeled images a new class, whose cluster (such as `new-1`) is returned.
 
     They are its core, since the user selected them by hand.
-
-    Raises:
-        UsageError: If there are no images, or some came with a label; else as `name_classes`.
     """
     name = _valid(name)
     with _editing(folder):
@@ -260,11 +246,7 @@ def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
 
 
 def classes(folder: RunFolder, names: Sequence[str]) -> dict[str, Any]:
-    """Return the classes of a discovery, and the cluster of each image; empty for a training.
-
-    Raises:
-        CheckpointError: If the tables are damaged.
-    """
+    """Return the classes of a discovery, and the cluster of each image; empty for a training."""
     if not is_discovery(folder):
         return {"editable": False, "classes": [], "cluster_of": {}}
     assigned = _clusters(folder)

@@ -123,15 +123,6 @@ def document(
 
     A Content-Security-Policy in its head keeps browsers from loading, running or sending anything
     but the page's own script, in case some text is ever taken for markup.
-
-    Args:
-        title: The main heading.
-        kicker: The line above it.
-        lead: The first paragraph.
-        sections: In order.
-        script: JavaScript, if any.
-        tiny: Enlarge images without blur, since they are only a few pixels wide.
-        served: Allow requests to the page's server.
     """
     nonempty = [section for section in sections if section[1]]
     links = [element("li", element("a", name, href=f"#{_anchor(name)}")) for name, _ in nonempty]
