@@ -111,10 +111,10 @@ def test_votes_are_the_answers_behind_the_knn_accuracy(trained):
 
 def test_tiles_are_the_images_in_their_order(trained):
     images = images_of(trained)
-    made = tiles(images)
-    assert made.side == 8
-    assert len(made.sheets) == 1
-    sheet = np.asarray(Image.open(io.BytesIO(made.sheets[0])))
+    sheets, side = tiles(images)
+    assert side == 8
+    assert len(sheets) == 1
+    sheet = np.asarray(Image.open(io.BytesIO(sheets[0])))
     assert PER_SHEET == COLUMNS**2
     for row in (0, 17, 10 * EACH - 1):
         top, left = 8 * (row // COLUMNS), 8 * (row % COLUMNS)

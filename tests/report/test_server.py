@@ -30,12 +30,7 @@ class Shop(RunSite):
         self.asked = []
         self.error = None
         self.log = []
-
-    def page(self):
-        return PAGE
-
-    def policy(self):
-        return POLICY
+        self.page, self.policy = PAGE, POLICY
 
     def image(self, number):
         self.asked.append(("image", number))

@@ -10,8 +10,8 @@ from typing import Any, Final
 from nearkin.errors import UsageError
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.measure import Measure
-from nearkin.report.page.html import Chart
-from nearkin.report.page.sections import Table, comparison_page
+from nearkin.report.page.html import Chart, Html, document, element, findings, join, line_chart
+from nearkin.report.page.sections import Table, result_table
 from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
 from nearkin.tables import usable
@@ -198,15 +198,20 @@ class Comparison:
     def page(self) -> str:
         """Return an HTML page."""
         columns = ("", *self.names)
-        measures = tuple((measure.name, *measure.cells()) for measure in self.measures)
-        settings = tuple((name, *values) for name, values in self._settings())
-        return comparison_page(
-            self.runs[0].kind,
-            self.names,
-            self.notes,
-            Table("Measures with 95 % confidence intervals", columns, measures, NOTE),
-            Table("Different settings", columns, settings),
-            self._curves(),
+        measures = tuple((one.name, *map(_marked, one.cells())) for one in self.measures)
+        rows = tuple((name, *values) for name, values in self._settings())
+        settings = result_table(Table("Different settings", columns, rows))
+        title = "Measures with 95 % confidence intervals"
+        return document(
+            title=f"{len(self.names)} {self.runs[0].kind} compared",
+            kicker="nearkin compare",
+            lead=", ".join(self.names),
+            sections=[
+                ("Findings", findings(self.notes)),
+                ("Measures", result_table(Table(title, columns, measures, NOTE))),
+                ("Settings", settings if rows else element("p", "They have the same settings.")),
+                ("Training curves", join(map(line_chart, self._curves()))),
+            ],
         )
 
     def _settings(self) -> list[tuple[str, tuple[str, ...]]]:
@@ -223,6 +228,13 @@ class Comparison:
         # The losses of different methods do not compare.
         columns = ["knn", "effective_rank"] + ["loss"] * ("method" not in self.settings)
         return [chart for column in columns for chart in _merged(column, charts)]
+
+
+def _marked(cell: str) -> str:
+    """Mark the best in words too, for screen readers."""
+    if not cell.startswith("*"):
+        return cell
+    return join([element("strong", cell.removeprefix("*")), Html(" (best)")])
 
 
 def _merged(column: str, charts: Mapping[str, Mapping[str, Chart]]) -> Iterator[Chart]:

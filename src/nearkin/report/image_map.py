@@ -4,9 +4,7 @@ import base64
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -48,7 +46,7 @@ def image_map(folder: RunFolder, embeddings: Embeddings, images: Images) -> Imag
     rows = balanced(embeddings.class_names, MAX_IMAGES)
     vectors = torch.from_numpy(embeddings.vectors[rows])
     similarity, neighbors = nearest(vectors, vectors, NEIGHBORS, exclude_self=True)
-    thumbnails = tiles(images.subset(embeddings.rows[rows]), workers=available_cpus())
+    sheets, side = tiles(images.subset(embeddings.rows[rows]), workers=available_cpus())
     return ImageMap(
         number=embeddings.rows[rows],
         names=tuple(embeddings.paths[row] for row in rows.tolist()),
@@ -56,8 +54,8 @@ def image_map(folder: RunFolder, embeddings: Embeddings, images: Images) -> Imag
         neighbors=neighbors.numpy().astype(np.int32),
         similarity=similarity.numpy(),
         colorings=colorings(folder, embeddings, rows),
-        sheets=thumbnails.sheets,
-        side=thumbnails.side,
+        sheets=sheets,
+        side=side,
         columns=COLUMNS,
         per_sheet=PER_SHEET,
         total=len(embeddings.rows),
@@ -99,12 +97,9 @@ def colorings(
     return tuple(
         Coloring(one.name, one.values[rows], one.classes, one.note)
         for one in candidates
-        if len(one.classes) != 1 and _any_known(one.values[rows])
+        if len(one.classes) != 1
+        and ((one.values[rows] >= 0) if one.classes else np.isfinite(one.values[rows])).any()
     )
-
-
-def _any_known(values: np.ndarray) -> bool:
-    return bool((values >= 0).any() if values.dtype.kind == "i" else np.isfinite(values).any())
 
 
 def _of_training(embeddings: Embeddings) -> Iterator[Coloring]:
@@ -180,20 +175,18 @@ def coordinates(
     In a folder that cannot be written to, they are computed each time.
     """
     fingerprint = digest(folder.embeddings)
-    stored = _stored(folder.map) if folder.map.exists() else {}
-    if stored.get("fingerprint") == fingerprint and np.array_equal(stored["rows"], rows):
-        return np.asarray(stored["xy"])
+    if folder.map.exists():
+        advice = "remove it, and it is made anew"
+        with usable(folder.map, advice), np.load(folder.map, allow_pickle=False) as file:
+            stored = {name: file[name] for name in ("fingerprint", "rows", "xy")}
+        if str(stored["fingerprint"]) == fingerprint and np.array_equal(stored["rows"], rows):
+            return np.asarray(stored["xy"])
     xy = tsne(vectors, threads=available_cpus() if len(rows) > FEW else 1)
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, fingerprint=np.array(fingerprint), rows=rows, xy=xy)
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, fingerprint=np.array(fingerprint), rows=rows, xy=xy)
     with suppress(OSError):
-        write_whole(folder.map, file.getvalue())
+        write_whole(folder.map, content.getvalue())
     return xy
-
-
-def _stored(path: Path) -> dict[str, Any]:
-    with usable(path, "remove it, and it is made anew"), np.load(path, allow_pickle=False) as file:
-        return {"fingerprint": str(file["fingerprint"]), "rows": file["rows"], "xy": file["xy"]}
 
 
 def tsne(features: Float32[np.ndarray, "n d"], *, threads: int = 1) -> Float[np.ndarray, "n 2"]:
@@ -319,18 +312,10 @@ def _uri(square: UInt8[Tensor, "3 side side"]) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-@dataclass(frozen=True, eq=False)
-class Tiles:
-    """The central squares of images, in their order."""
+def tiles(images: Images, workers: int = 0) -> tuple[tuple[bytes, ...], int]:
+    """Return sheets of the central squares of all images, and the side of a square in pixels.
 
-    sheets: tuple[bytes, ...]
-    """WebP images of `PER_SHEET` tiles, `COLUMNS` in a row; the last one may have fewer."""
-    side: int  # pixels on a side of a tile
-
-
-def tiles(images: Images, workers: int = 0) -> Tiles:
-    """Return tiles of all images, gray for unreadable ones.
-
+    Sheets are WebP images of `PER_SHEET` squares, `COLUMNS` in a row; unreadable images are gray.
     Images that are all smaller than a tile keep the size of the largest of them.
     """
     side = min(SIDE, int(images.sizes.min(axis=1).max()))
@@ -339,7 +324,7 @@ def tiles(images: Images, workers: int = 0) -> Tiles:
         sheets = tuple(_webp(sheet, quality, side) for sheet in arrays)
         if sum(map(len, sheets)) <= MAX_BYTES:
             break
-    return Tiles(sheets, side)
+    return sheets, side
 
 
 def _sheets(

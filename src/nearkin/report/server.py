@@ -28,12 +28,12 @@ MAX_BODY: Final = 32 * 2**20  # bytes of a request body
 MAX_CONNECTIONS: Final = 64
 HEAD_TIMEOUT: Final = 10.0  # seconds for the head of a request
 TRANSFER_TIMEOUT: Final = 300.0  # seconds for a request body or an answer
+# Seconds to discard what a client still sends after its answer. If the connection were closed at
+# once, the client would see a reset instead of the answer.
 LINGER: Final = 1.0
-"""Seconds to discard what a client still sends after its answer. If the connection were closed at
-once, the client would see a reset instead of the answer."""
 START: Final = "/?token="
 IMAGE: Final = re.compile("/(image|thumbnail)/(0|[1-9][0-9]{0,8})")
-HEADERS: Final = {
+HEADERS: Final = {  # of every answer
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",  # tomorrow, another run may be served at the same address
@@ -41,7 +41,6 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Connection": "close",
 }
-"""Of every answer."""
 NO_CONTENT_POLICY: Final = "default-src 'none'; base-uri 'none'; form-action 'none'"
 """Content-Security-Policy of all answers but the page."""
 
@@ -70,11 +69,8 @@ class ExportRequest:
     numbers: list[int] | None
 
 
-REQUESTS: Final[Mapping[str, type]] = {
-    "/name": NameRequest,
-    "/split": SplitRequest,
-    "/export": ExportRequest,
-}
+# Each calls the method of RunSite of the same name, with its fields as arguments.
+REQUESTS: Final = {"/name": NameRequest, "/split": SplitRequest, "/export": ExportRequest}
 
 
 class Refused(Exception):  # noqa: N818  (an answer, not a failure of the program)
@@ -168,7 +164,7 @@ class Server(ThreadingMixIn, TCPServer):
         self.port = int(self.server_address[1])
         self.token = secrets.token_hex(16)
         self.cookie = f"nearkin-{self.port}"  # browsers send cookies to all ports of a host
-        names = LOOPBACK if host in LOOPBACK else (host,)
+        names = LOOPBACK if host in LOOPBACK else (host,)  # the only ones that are answered
         self.hosts = frozenset(f"{name}:{self.port}" for name in names)
         self.url = f"http://{host}:{self.port}{START}{self.token}"
 
@@ -299,10 +295,8 @@ class RequestHandler(BaseHTTPRequestHandler):
         if self.command != "POST" and self.path.startswith(START):
             if self._is_token(self.path.removeprefix(START)):
                 cookie = f"{self.server.cookie}={self.server.token}"
-                headers = {
-                    "Location": "/",
-                    "Set-Cookie": f"{cookie}; HttpOnly; SameSite=Strict; Path=/",
-                }
+                cookie += "; HttpOnly; SameSite=Strict; Path=/"
+                headers = {"Location": "/", "Set-Cookie": cookie}
                 return Reply(b"", "text/plain", HTTPStatus.SEE_OTHER, headers=headers)
         elif any(map(self._is_token, self._cookies())):
             return None
@@ -321,8 +315,8 @@ class RequestHandler(BaseHTTPRequestHandler):
     def _get(self) -> Reply:
         site = self.server.site
         if self.path == "/":
-            policy = f"{site.policy()}; frame-ancestors 'none'"
-            return Reply(site.page().encode(), "text/html; charset=utf-8", policy=policy)
+            policy = f"{site.policy}; frame-ancestors 'none'"
+            return Reply(site.page.encode(), "text/html; charset=utf-8", policy=policy)
         if self.path == "/classes":
             return json_reply(site.classes())
         if match := IMAGE.fullmatch(self.path):
@@ -342,13 +336,7 @@ class RequestHandler(BaseHTTPRequestHandler):
             request: Any = msgspec.json.decode(self._body(), type=REQUESTS[self.path])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise Refused(HTTPStatus.BAD_REQUEST, f"malformed request: {error}") from error
-        match request:
-            case NameRequest(clusters, name):
-                return json_reply(site.name(clusters, name))
-            case SplitRequest(numbers, name):
-                return json_reply(site.split(numbers, name))
-            case _:
-                return json_reply(site.export(request.folder, request.numbers))
+        return json_reply(getattr(site, self.path[1:])(**vars(request)))
 
     def _body(self) -> bytes:
         lengths = self.headers.get_all("Content-Length", [])

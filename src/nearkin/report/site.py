@@ -51,19 +51,11 @@ class RunSite:
     def __init__(self, folder: RunFolder, images: Images) -> None:
         self._folder = folder
         self._images = images
-        self._page = page_html(folder, images, served=True)
-        self._policy = html.policy(script(), served=True)
+        self.page = page_html(folder, images, served=True)  # it asks for later classes itself
+        self.policy = html.policy(script(), served=True)
         self._device = choose_device("auto")
         self._lock = threading.Lock()  # held during changes and searches
         self._decoders = threading.Semaphore(MAX_DECODERS)
-
-    def page(self) -> str:
-        """Return the page as of the start; it asks for the current classes itself."""
-        return self._page
-
-    def policy(self) -> str:
-        """Return the page's Content-Security-Policy."""
-        return self._policy
 
     def image(self, number: int) -> bytes | None:
         """Return an upright image of screen size as WebP; None if it is unreadable."""
@@ -100,14 +92,10 @@ class RunSite:
             xy = place(query.numpy(), *self._map)
             labels = self._labels()
         numbers = stored.rows[rows[0].numpy()].tolist()
+        names = self._images.names
         neighbors = [
-            {
-                "number": number,
-                "name": self._images.names[number],
-                "label": labels[number],
-                "similarity": cosine,
-            }
-            for number, cosine in zip(numbers, similarity[0].tolist(), strict=True)
+            {"number": n, "name": names[n], "label": labels[n], "similarity": cosine}
+            for n, cosine in zip(numbers, similarity[0].tolist(), strict=True)
         ]
         return {"xy": xy[0].tolist(), "neighbors": neighbors}
 

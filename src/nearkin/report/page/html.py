@@ -77,10 +77,9 @@ def table(caption: str, columns: Iterable[str], rows: Iterable[Html], *, class_:
     The first heading is that of the row names; without headings, the table has no head.
     """
     heading = [element("th", name, scope="col") for name in columns]
-    head = [element("thead", element("tr", *heading))] if heading else []
-    return element(
-        "table", element("caption", caption), *head, element("tbody", *rows), class_=class_
-    )
+    parts = [element("thead", element("tr", *heading))] if heading else []
+    parts = [element("caption", caption), *parts, element("tbody", *rows)]
+    return element("table", *parts, class_=class_)
 
 
 def row(name: str, cells: Iterable[str]) -> Html:
@@ -116,8 +115,8 @@ def document(
     lead: str,
     sections: Iterable[Section],
     script: str = "",
-    tiny: bool = False,
-    served: bool = False,
+    tiny: bool = False,  # enlarge images without blur, since they are only a few pixels wide
+    served: bool = False,  # allow requests to the page's server
 ) -> str:
     """Return a whole page; sections without content are left out.
 
@@ -133,23 +132,19 @@ def document(
         element("p", lead, class_="lead"),
         element("nav", element("ul", *links), aria_label="Contents"),
     )
-    main = element(
-        "main",
-        *(
-            element("section", element("h2", name), content, id=_anchor(name))
-            for name, content in nonempty
-        ),
-    )
+    main = [
+        element("section", element("h2", name), content, id=_anchor(name))
+        for name, content in nonempty
+    ]
     scripts = [element("script", Html(script))] if script else []
-    body = element("body", header, main, *scripts, class_="tiny" if tiny else "")
+    body = element("body", header, element("main", *main), *scripts, class_="tiny" if tiny else "")
     # Browsers ask a server for /favicon.ico unless the page names an icon.
     icon = [element("link", rel="icon", href="data:,")] if served else []
+    allowed = policy(script, served=served)
     head = element(
         "head",
         element("meta", charset="utf-8"),
-        element(
-            "meta", http_equiv="Content-Security-Policy", content=policy(script, served=served)
-        ),
+        element("meta", http_equiv="Content-Security-Policy", content=allowed),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("title", title),
@@ -182,16 +177,12 @@ def settings(command: str, configuration: Mapping[str, Any], versions: Mapping[s
     """Return the command that repeats a run, its configuration and its versions."""
     repeat = [element("p", "This command repeats the run:"), code(command)] if command else []
     tables = (("All settings", configuration), ("Versions", versions))
-    return join(
-        [
-            *repeat,
-            *(
-                folded(title, table(title, [], [row(name, [str(of[name])]) for name in of]))
-                for title, of in tables
-                if of
-            ),
-        ]
-    )
+    details = [
+        folded(title, table(title, [], [row(name, [str(of[name])]) for name in of]))
+        for title, of in tables
+        if of
+    ]
+    return join([*repeat, *details])
 
 
 def listing(kind: str, items: Iterable[tuple[str, str]]) -> Html:
@@ -275,21 +266,29 @@ def line_chart(chart: Chart) -> Html:
 
     A chart without finite points is empty.
     """
-    lines = {name: _finite(points) for name, points in chart.series.items()}
-    lines = {name: points for name, points in lines.items() if points}
+    lines = {name: finite for name in chart.series if (finite := _finite(chart.series[name]))}
     if not lines:
         return Html()
     marked = [x for x in (chart.chosen, *(chart.interval or ())) if x is not None]
     x = Axis(round_ticks([*_coordinates(lines.values(), 0), *marked]), LEFT, RIGHT)
     y = Axis(round_ticks(_coordinates(lines.values(), 1)), BOTTOM, TOP)
+    band, mark = [], []
+    if chart.interval is not None:
+        low, high = x(chart.interval[0]), x(chart.interval[1])
+        size = {"width": max(2.0, high - low), "height": BOTTOM - TOP}
+        band = [element("rect", x=low, y=TOP, **size, class_="band")]
+    if chart.chosen is not None:
+        at = x(chart.chosen)
+        label = _label(f"chosen: {chart.chosen:g}", at, TOP - 8, "middle", "mark")
+        mark = [element("line", x1=at, x2=at, y1=TOP, y2=BOTTOM, class_="mark"), label]
     svg = element(
         "svg",
         element("title", f"{chart.title}: {', '.join(lines)} over {chart.x_label}"),
-        *_interval(chart, x),
+        *band,
         *_grid(x, y),
         _label(chart.x_label, (LEFT + RIGHT) / 2, HEIGHT - 8, "middle"),
         _label(chart.y_label, 0, 12, "start"),
-        *_chosen(chart, x),
+        *mark,
         *(_line(style, points, x, y) for style, points in enumerate(lines.values())),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
@@ -319,22 +318,6 @@ def _grid(x: Axis, y: Axis) -> list[Html]:
 
 def _label(content: str, x: Number, y: Number, anchor: str, class_: str = "axis") -> Html:
     return element("text", content, x=x, y=y, text_anchor=anchor, class_=class_)
-
-
-def _interval(chart: Chart, x: Axis) -> list[Html]:
-    if chart.interval is None:
-        return []
-    low, high = x(chart.interval[0]), x(chart.interval[1])
-    width = max(2.0, high - low)
-    return [element("rect", x=low, y=TOP, width=width, height=BOTTOM - TOP, class_="band")]
-
-
-def _chosen(chart: Chart, x: Axis) -> list[Html]:
-    if chart.chosen is None:
-        return []
-    at = x(chart.chosen)
-    label = _label(f"chosen: {chart.chosen:g}", at, TOP - 8, "middle", "mark")
-    return [element("line", x1=at, x2=at, y1=TOP, y2=BOTTOM, class_="mark"), label]
 
 
 def _line(style: int, points: Points, x: Axis, y: Axis) -> Html:

@@ -1,7 +1,7 @@
 """The pages of trainings, discoveries and comparisons: their content as values, and as HTML."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -127,6 +127,10 @@ class DiscoveryReport:
 
 MAX_OPEN_CLASSES: Final = 20  # a confusion matrix of more classes is folded
 MAX_LEAD_CLASSES: Final = 12  # known classes named in the first paragraph
+RELIABILITY: Final = (
+    "A reliable class is large, stable across seeds, well separated (silhouette), and its least "
+    "confident images still look like its most typical ones."
+)
 CONFUSION: Final = "Images of each true class (rows) by predicted class (columns)"
 DEFINITIONS: Final = {
     "Images": "assigned to it, and their share of all unlabeled images",
@@ -145,10 +149,15 @@ def training_page(
 ) -> str:
     """Return the page of a training, without a map if there is none."""
     matrix = confusion_matrix(report.confusion) if report.confusion else Html()
+    measures = []
+    if report.results is not None:
+        rows = [row(name, [meaning]) for name, meaning in report.meanings]
+        meanings = folded("What the measures mean", table("What the measures mean", [], rows))
+        measures = [result_table(report.results), meanings]
     sections = [
         ("Summary", join([element("p", report.health), findings(report.findings)])),
         ("Map", map_section(image_map) if image_map else Html()),
-        ("Evaluation", _results(report)),
+        ("Evaluation", join(measures)),
         ("Confusion", matrix),
         ("Training curves", join(map(line_chart, report.curves))),
     ]
@@ -166,7 +175,7 @@ def discovery_page(
         ("Map", map_section(image_map) if image_map else Html()),
         ("Novel classes", _novel(report)),
         ("Known classes", _assigned(report)),
-        ("Confidence", _confidence(report)),
+        ("Confidence", join([element("p", report.score_meaning), element("p", RELIABILITY)])),
         ("Scores against the ground truth", join([*map(result_table, report.results), *matrix])),
         ("Number of classes", join(map(line_chart, report.num_novel_curves))),
         ("Training curves", join(map(line_chart, report.curves))),
@@ -202,45 +211,6 @@ def _page(
     )
 
 
-def comparison_page(
-    kind: str,
-    names: Sequence[str],
-    notes: Iterable[str],
-    measures: Table,
-    settings: Table,
-    curves: Iterable[Chart],
-) -> str:
-    """Return the page that compares runs of one kind.
-
-    `measures` has a row per measure and a column per run; a cell that begins with `*` is the best.
-    """
-    rows = tuple((name, *map(_marked, cells)) for name, *cells in measures.rows)
-    different = (
-        result_table(settings) if settings.rows else element("p", "They have the same settings.")
-    )
-    return document(
-        title=f"{len(names)} {kind} compared",
-        kicker="nearkin compare",
-        lead=", ".join(names),
-        sections=[
-            ("Findings", findings(notes)),
-            (
-                "Measures",
-                result_table(Table(measures.title, measures.columns, rows, measures.note)),
-            ),
-            ("Settings", different),
-            ("Training curves", join(map(line_chart, curves))),
-        ],
-    )
-
-
-def _marked(cell: str) -> str:
-    """Mark the best in words too, for screen readers."""
-    if not cell.startswith("*"):
-        return cell
-    return join([element("strong", cell.removeprefix("*")), Html(" (best)")])
-
-
 def result_table(results: Table) -> Html:
     """Return a titled table with its note."""
     rows = [row(name, cells) for name, *cells in results.rows]
@@ -250,23 +220,21 @@ def result_table(results: Table) -> Html:
 
 def confusion_matrix(confusion: Confusion) -> Html:
     """Return counts, each shaded by its share of its row."""
-    rows = [_matrix_row(*of) for of in zip(confusion.true, confusion.counts, strict=True)]
+    rows = []
+    for name, counts in zip(confusion.true, confusion.counts, strict=True):
+        # Rounded up, so that every count above 0 has a shade.
+        shades = [math.ceil(n / max(1, sum(counts)) * SHADES) for n in counts]
+        cells = [
+            element("td", f"{n:,}" if n else "", class_=f"shade{shade}")
+            for n, shade in zip(counts, shades, strict=True)
+        ]
+        rows.append(element("tr", element("th", name, scope="row"), *cells))
     heading = "Confusion matrix"
     matrix = table(CONFUSION, ["", *confusion.predicted], rows, class_="matrix")
     matrix = scrolling(matrix, heading)
     if max(len(confusion.true), len(confusion.predicted)) > MAX_OPEN_CLASSES:
         return folded(heading, matrix)
     return element("div", element("h3", heading), matrix)
-
-
-def _matrix_row(name: str, counts: Sequence[int]) -> Html:
-    total = max(1, sum(counts))
-    cells = (
-        # Rounded up, so that every count above 0 has a shade.
-        element("td", f"{n:,}" if n else "", class_=f"shade{math.ceil(n / total * SHADES)}")
-        for n in counts
-    )
-    return element("tr", element("th", name, scope="row"), *cells)
 
 
 def count(number: int, noun: str) -> str:
@@ -277,14 +245,6 @@ def count(number: int, noun: str) -> str:
     """
     plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{plural}"
-
-
-def _results(report: TrainingReport) -> Html:
-    if report.results is None:
-        return Html()
-    rows = [row(name, [meaning]) for name, meaning in report.meanings]
-    title = "What the measures mean"
-    return join([result_table(report.results), folded(title, table(title, [], rows))])
 
 
 def _lead(report: DiscoveryReport) -> str:
@@ -314,16 +274,11 @@ def _novel(report: DiscoveryReport) -> Html:
     if not report.novel:
         return element("p", "None: every image was assigned to a known class.")
     anchors = {view.name: f"new-{n}" for n, view in enumerate(report.novel, start=1)}
-    cards = [
-        element(
-            "article",
-            element("h3", element("bdi", view.name)),
-            _card(view, report.num_unlabeled, anchors),
-            class_="class",
-            id=anchors[view.name],
-        )
-        for view in report.novel
-    ]
+    cards = []
+    for view in report.novel:
+        heading = element("h3", element("bdi", view.name))
+        parts = heading, _card(view, report.num_unlabeled, anchors)
+        cards.append(element("article", *parts, class_="class", id=anchors[view.name]))
     return join([_overview(report.novel, anchors), *cards])
 
 
@@ -335,21 +290,9 @@ def _assigned(report: DiscoveryReport) -> Html:
     cards = []
     for view in report.assigned:
         heading = element("h3", element("bdi", view.name), f": {count(view.size, 'image')}")
-        card = _card(view, report.num_unlabeled, anchors)
-        cards.append(
-            element(
-                "details", element("summary", heading), card, class_="class", id=anchors[view.name]
-            )
-        )
+        parts = element("summary", heading), _card(view, report.num_unlabeled, anchors)
+        cards.append(element("details", *parts, class_="class", id=anchors[view.name]))
     return join([element("p", intro), _overview(report.assigned, anchors), *cards])
-
-
-def _confidence(report: DiscoveryReport) -> Html:
-    advice = (
-        "A reliable class is large, stable across seeds, well separated (silhouette), and its "
-        "least confident images still look like its most typical ones."
-    )
-    return join([element("p", report.score_meaning), element("p", advice)])
 
 
 def _overview(classes: Sequence[ClassView], anchors: Mapping[str, str]) -> Html:
