@@ -30,7 +30,7 @@ from nearkin.report.page.sections import (
     RunInfo,
     Table,
     Tile,
-    discovery_page,
+    report_page,
 )
 
 DOT = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
@@ -133,8 +133,8 @@ every_page = pytest.mark.parametrize("given_", PAGES.values(), ids=PAGES)
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_anywhere_changes_nothing_but_the_text(name):
-    page = discovery_page(report(name))
-    assert outline(page) == outline(discovery_page(report("cat")))
+    page = report_page(report(name))
+    assert outline(page) == outline(report_page(report("cat")))
     seen = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
     read = Read(page)
     assert seen in read.said("bdi")
@@ -145,7 +145,7 @@ def test_a_hostile_name_anywhere_changes_nothing_but_the_text(name):
 @settings(max_examples=20)
 @given(st.text(st.characters(exclude_categories=()), min_size=1))
 def test_any_name_changes_nothing_but_the_text(name):
-    assert outline(discovery_page(report(name))) == outline(discovery_page(report("cat")))
+    assert outline(report_page(report(name))) == outline(report_page(report("cat")))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_markup_inside_markup_is_not_escaped_twice_but_joined_to_a_string_it_is(
 
 @every_page
 def test_nothing_is_loaded_run_or_sent(given_):
-    page = discovery_page(given_)
+    page = report_page(given_)
     read = Read(page)
     assert not re.search(r"https?:|//|@import|url\(", re.sub(r'src="data:[^"]*"', "", page))
     assert all(source.startswith("data:image/") for source in read.values("src"))
@@ -191,7 +191,7 @@ def test_nothing_is_loaded_run_or_sent(given_):
 
 @every_page
 def test_the_policy_allows_this_style_and_images_in_the_page_and_nothing_else(given_):
-    page = discovery_page(given_)
+    page = report_page(given_)
     (policy,) = (
         meta["content"]
         for meta in Read(page).of("meta")
@@ -225,7 +225,7 @@ def test_pages_are_made_without_torch_or_numpy():
 
 @every_page
 def test_pages_can_be_used_without_eyes_or_a_mouse(given_):
-    read = Read(discovery_page(given_))
+    read = Read(report_page(given_))
     assert read.of("html") == [{"lang": "en"}]
     assert len(read.of("main")) == len(read.of("h1")) == 1
     levels = [int(tag[1]) for tag, _ in read.elements if re.fullmatch(r"h\d", tag)]
@@ -242,7 +242,7 @@ def test_pages_can_be_used_without_eyes_or_a_mouse(given_):
 
 @every_page
 def test_every_link_leads_somewhere_on_the_page(given_):
-    read = Read(discovery_page(given_))
+    read = Read(report_page(given_))
     ids = read.values("id")
     assert len(set(ids)) == len(ids)
     assert {target[1:] for target in read.values("href")} <= set(ids)
@@ -251,7 +251,7 @@ def test_every_link_leads_somewhere_on_the_page(given_):
 
 
 def test_the_image_of_a_class_is_shown_large_and_all_others_with_their_scores():
-    read = Read(discovery_page(report()))
+    read = Read(report_page(report()))
     assert len(read.of("figure")) == 2
     assert len(read.of("img")) == 2 * (1 + 1 + 3 + 1)  # overview, medoid, core, border
     assert read.said("span").count("0.99") == 2 * 4
@@ -261,7 +261,7 @@ def test_the_image_of_a_class_is_shown_large_and_all_others_with_their_scores():
 
 
 def words(given_):
-    return " ".join(data for _, data in Read(discovery_page(given_)).texts)
+    return " ".join(data for _, data in Read(report_page(given_)).texts)
 
 
 def test_the_first_paragraph_says_what_was_asked_and_found():
@@ -276,14 +276,14 @@ def test_the_first_paragraph_says_what_was_asked_and_found():
         num_novel_source="estimated by silhouette",
         interval=(2, 4),
     )
-    (lead,) = [said for said in Read(discovery_page(found)).said("p") if "came" in said]
+    (lead,) = [said for said in Read(report_page(found)).said("p") if "came" in said]
     assert lead == (
         "1 image of 14 known classes (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11 and 2 "
         "more) came with a label; 1,200 came without. Of these, 1,150 were clustered into 2 novel "
         "classes, and 50 were assigned to known classes. The number of novel classes was "
         "estimated by silhouette; estimates range from 2 to 4."
     )
-    assert Read(discovery_page(found)).said("h1") == ["2 novel classes in cats"]
+    assert Read(report_page(found)).said("h1") == ["2 novel classes in cats"]
 
 
 def test_where_known_classes_are_ruled_out_the_first_paragraph_says_so():
@@ -293,15 +293,15 @@ def test_where_known_classes_are_ruled_out_the_first_paragraph_says_so():
 
 
 def test_parts_without_content_are_left_out_and_not_in_the_contents():
-    headings = Read(discovery_page(bare())).said("h2")
+    headings = Read(report_page(bare())).said("h2")
     assert headings == ["Novel classes", "Confidence"]
-    assert Read(discovery_page(bare())).said("h1") == ["No novel class in cats"]
-    assert len(Read(discovery_page(report())).said("h2")) == 10
+    assert Read(report_page(bare())).said("h1") == ["No novel class in cats"]
+    assert len(Read(report_page(report())).said("h2")) == 10
 
 
 def test_new_classes_come_before_known_ones_which_can_be_opened():
     found = bare(novel=(ClassView("new-1", 3),), assigned=(ClassView("dog", 2),), num_unlabeled=5)
-    page = discovery_page(found)
+    page = report_page(found)
     assert page.index("<h3><bdi>new-1</bdi></h3>") < page.index("<summary><h3><bdi>dog</bdi>")
     assert ": 2 images" in words(found)
 
@@ -309,7 +309,7 @@ def test_new_classes_come_before_known_ones_which_can_be_opened():
 def test_numbers_of_a_class_that_are_not_known_are_not_shown():
     def rows(**known):
         read = Read(
-            discovery_page(bare(novel=(ClassView("new-1", 30, **known),), num_unlabeled=40))
+            report_page(bare(novel=(ClassView("new-1", 30, **known),), num_unlabeled=40))
         )
         return read.said("th"), read.said("td")
 
@@ -322,14 +322,14 @@ def test_numbers_of_a_class_that_are_not_known_are_not_shown():
 
 def test_a_class_it_may_be_one_with_is_linked_if_it_is_shown():
     views = ClassView("new-1", 3, merge=("new-2", "gone")), ClassView("new-2", 2)
-    page = discovery_page(bare(novel=views, num_unlabeled=5))
+    page = report_page(bare(novel=views, num_unlabeled=5))
     assert '<a href="#new-2">new-2</a>, gone</td>' in page
 
 
 def shades(counts):
     names = tuple(str(number) for number in range(len(counts)))
     found = tuple(str(number) for number in range(len(counts[0])))
-    read = Read(discovery_page(bare(confusion=Confusion(names, found, counts))))
+    read = Read(report_page(bare(confusion=Confusion(names, found, counts))))
     return [cell["class"] for cell in read.of("td")], read
 
 
@@ -394,7 +394,7 @@ def test_points_that_are_not_finite_are_left_out():
 def test_nothing_is_drawn_of_nothing(series):
     assert line_chart(Chart("Loss", "epoch", "loss", series)) == ""
     found = bare(curves=(Chart("Loss", "epoch", "loss", series),))
-    assert "Training curves" not in Read(discovery_page(found)).said("h2")
+    assert "Training curves" not in Read(report_page(found)).said("h2")
 
 
 @pytest.mark.parametrize(
@@ -465,7 +465,7 @@ def digits_report():
 
 @in_a_browser
 def test_a_browser_shows_the_page_light_by_day_and_dark_by_night(tmp_path):
-    page, means = discovery_page(digits_report()), {}
+    page, means = report_page(digits_report()), {}
     for scheme, number in (("dark", 0), ("light", 1)):
         shot = tmp_path / f"{scheme}.png"
         _, log = browse(
@@ -486,7 +486,7 @@ def test_a_browser_shows_the_page_light_by_day_and_dark_by_night(tmp_path):
 @in_a_browser
 def test_a_browser_takes_hostile_names_for_text(tmp_path):
     name = "".join(HOSTILE)
-    shown, log = browse(tmp_path, discovery_page(report(name)), "--dump-dom")
-    assert outline(shown)[-5:] == outline(discovery_page(report("cat")))[-5:]
-    assert Read(shown).elements == Read(discovery_page(report(name))).elements
+    shown, log = browse(tmp_path, report_page(report(name)), "--dump-dom")
+    assert outline(shown)[-5:] == outline(report_page(report("cat")))[-5:]
+    assert Read(shown).elements == Read(report_page(report(name))).elements
     assert "Content Security Policy" not in log

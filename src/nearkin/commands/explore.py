@@ -39,7 +39,13 @@ def explore(
         NearkinError: One line on what failed.
     """
     reporter = reporter or Silent()
-    _check_host(host, i_know)
+    if host in ("", "0.0.0.0"):
+        raise UsageError("--host must be the one address that browsers will ask for")
+    if host not in LOOPBACK and not i_know:
+        raise UsageError(
+            f"--host {host} is not encrypted on the way; tunnel the port through SSH "
+            "instead, or add --i-know"
+        )
     folder = RunFolder(Path(run))
     with Server(host=host, port=port, log=reporter.info) as server:
         site = RunSite(folder, images_of(folder, data))
@@ -48,13 +54,3 @@ def explore(
         # The command line turns SIGTERM and SIGHUP into SystemExit.
         with suppress(KeyboardInterrupt, SystemExit):
             server.serve(site)
-
-
-def _check_host(host: str, i_know: bool) -> None:
-    if host in ("", "0.0.0.0"):
-        raise UsageError("--host must be the one address that browsers will ask for")
-    if host not in LOOPBACK and not i_know:
-        raise UsageError(
-            f"--host {host} is not encrypted on the way; tunnel the port through SSH "
-            "instead, or add --i-know"
-        )

@@ -12,14 +12,12 @@ from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
 from nearkin.report.image_map import image_map, thumbnails
-from nearkin.report.page.map import ImageMap
 from nearkin.report.page.sections import (
     ClassView,
     DiscoveryReport,
     Tile,
     TrainingReport,
-    discovery_page,
-    training_page,
+    report_page,
 )
 from nearkin.report.plots import neighbor_sheet, write_figures
 from nearkin.report.training_report import training_report
@@ -34,7 +32,7 @@ def page_html(folder: RunFolder, images: Images, *, served: bool = False) -> str
     """Return the page of a finished run, for a server or as a file of its own."""
     embeddings = read_embeddings(folder.embeddings, images)
     report = report_of(folder, images, embeddings)
-    return _render(report, image_map(folder, embeddings, images), served=served)
+    return report_page(report, image_map(folder, embeddings, images), served=served)
 
 
 def write_page(folder: RunFolder, images: Images) -> None:
@@ -45,7 +43,7 @@ def write_page(folder: RunFolder, images: Images) -> None:
     write_figures(folder, report, map_, images)
     if isinstance(report, TrainingReport):
         neighbor_sheet(embeddings, images, folder.plots / "neighbors.png")
-    replace_text(folder.report, _render(report, map_))
+    replace_text(folder.report, report_page(report, map_))
 
 
 def report_of(
@@ -55,14 +53,6 @@ def report_of(
     if folder.page.exists():
         return _stored_report(folder, images)
     return training_report(folder, images, embeddings)
-
-
-def _render(
-    report: DiscoveryReport | TrainingReport, map_: ImageMap | None, *, served: bool = False
-) -> str:
-    if isinstance(report, DiscoveryReport):
-        return discovery_page(report, map_, served=served)
-    return training_page(report, map_, served=served)
 
 
 def store_report(folder: RunFolder, report: DiscoveryReport) -> None:

@@ -25,7 +25,6 @@ from nearkin.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
     from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
@@ -161,7 +160,14 @@ def map_plot(image_map: ImageMap, path: Path) -> Path:
         if coloring.classes:
             _scatter_classes(axis, image_map.xy, coloring)
         else:
-            scale = _scatter_numbers(axis, image_map.xy, coloring)
+            from matplotlib.cm import ScalarMappable
+            from matplotlib.colors import Normalize
+
+            xy, known = image_map.xy, np.isfinite(coloring.values)
+            low, high = np.quantile(coloring.values[known], (0, 1))
+            scale = ScalarMappable(Normalize(low, high), "cividis")
+            _scatter(axis, xy[~known], len(xy), GRAY)
+            _scatter(axis, xy[known], len(xy), scale.to_rgba(coloring.values[known]))
             fig.colorbar(scale, ax=axis, label=coloring.name, shrink=0.6)
     return path
 
@@ -205,20 +211,6 @@ def _scatter_classes(axis: "Axes", xy: Float[np.ndarray, "n 2"], coloring: Color
         handles.append(_scatter(axis, points, len(xy), COLORS[color], marker, hollow=round_ > 0))
         names.append(shortened(coloring.classes[class_], MAX_NAME))
     axis.legend(handles, names, markerscale=2, loc="center left", bbox_to_anchor=(1, 0.5))
-
-
-def _scatter_numbers(
-    axis: "Axes", xy: Float[np.ndarray, "n 2"], coloring: Coloring
-) -> "ScalarMappable":
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
-    known = np.isfinite(coloring.values)
-    low, high = np.quantile(coloring.values[known], (0, 1))
-    scale = ScalarMappable(Normalize(low, high), "cividis")
-    _scatter(axis, xy[~known], len(xy), GRAY)
-    _scatter(axis, xy[known], len(xy), scale.to_rgba(coloring.values[known]))
-    return scale
 
 
 def confusion_plot(confusion: Confusion, path: Path) -> Path:

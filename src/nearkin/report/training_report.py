@@ -65,18 +65,14 @@ def training_curves(folder: RunFolder) -> dict[str, Chart]:
     for column, (title, note) in CURVES.items():
         points = [(row["epoch"], row[column]) for row in rows if column in row]
         if points:
-            series = {title: _thinned(points)}
+            thinned = np.linspace(0, len(points) - 1, min(MAX_POINTS, len(points))).astype(int)
+            series: dict[str, Points] = {title: [points[row] for row in thinned]}
             if column == "knn":
                 ends = points[0][0], points[-1][0]
                 floors = _knn_floors(folder.read_summary().get("measures", {}))
                 series |= {name: [(x, floor) for x in ends] for name, floor in floors.items()}
             charts[column] = Chart(title, "epoch", "", series, note)
     return charts
-
-
-def _thinned(points: Sequence[tuple[float, float]]) -> Points:
-    rows = np.linspace(0, len(points) - 1, min(MAX_POINTS, len(points))).astype(int)
-    return [points[row] for row in rows]
 
 
 def _knn_floors(measures: Mapping[str, Any]) -> dict[str, float]:

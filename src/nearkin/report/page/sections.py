@@ -144,71 +144,72 @@ DEFINITIONS: Final = {
 """The rows of a class's table, each with its definition."""
 
 
-def training_page(
-    report: TrainingReport, image_map: ImageMap | None = None, *, served: bool = False
+def report_page(
+    report: TrainingReport | DiscoveryReport,
+    image_map: ImageMap | None = None,
+    *,
+    served: bool = False,
 ) -> str:
-    """Return the page of a training, without a map if there is none."""
-    matrix = confusion_matrix(report.confusion) if report.confusion else Html()
+    """Return the page of a run, without a map if there is none."""
+    run = report.run
+    if isinstance(report, TrainingReport):
+        verb, title, lead = "train", f"Encoder trained on {run.data}", report.lead
+        first, *sections = _training_sections(report)
+    else:
+        num_novel = count(len(report.novel), "novel class") if report.novel else "No novel class"
+        verb, title, lead = "discover", f"{num_novel} in {run.data}", _lead(report)
+        first, *sections = _discovery_sections(report)
+    return document(
+        title=title,
+        kicker=f"nearkin {verb}",
+        lead=lead,
+        sections=[
+            first,
+            ("Map", map_section(image_map) if image_map else Html()),
+            *sections,
+            ("Protocol", listing("ul", [(sentence, "") for sentence in run.protocol])),
+            ("Settings", settings(run.command, run.configuration or {}, run.versions or {})),
+            ("Next steps", listing("ol", run.steps)),
+        ],
+        script=script() if image_map else "",
+        tiny=run.tiny,
+        served=served,
+    )
+
+
+def _training_sections(report: TrainingReport) -> list[Section]:
     measures = []
     if report.results is not None:
         rows = [row(name, [meaning]) for name, meaning in report.meanings]
         meanings = folded("What the measures mean", table("What the measures mean", [], rows))
         measures = [result_table(report.results), meanings]
-    sections = [
+    return [
         ("Summary", join([element("p", report.health), findings(report.findings)])),
-        ("Map", map_section(image_map) if image_map else Html()),
         ("Evaluation", join(measures)),
-        ("Confusion", matrix),
+        ("Confusion", confusion_matrix(report.confusion) if report.confusion else Html()),
         ("Training curves", join(map(line_chart, report.curves))),
     ]
-    title = f"Encoder trained on {report.run.data}"
-    return _page(report.run, "train", title, report.lead, sections, image_map, served)
 
 
-def discovery_page(
-    report: DiscoveryReport, image_map: ImageMap | None = None, *, served: bool = False
-) -> str:
-    """Return the page of a discovery, without a map if there is none."""
+def _discovery_sections(report: DiscoveryReport) -> list[Section]:
+    novel = [element("p", "None: every image was assigned to a known class.")]
+    if report.novel:
+        novel = _class_cards(report.novel, "new", report.num_unlabeled)
+    assigned = []
+    if report.assigned:
+        intro = element("p", "Unlabeled images that were assigned to a known class.")
+        cards = _class_cards(report.assigned, "known", report.num_unlabeled, fold=True)
+        assigned = [intro, *cards]
     matrix = [confusion_matrix(report.confusion)] if report.confusion else []
-    sections = [
+    return [
         ("Findings", findings(report.findings)),
-        ("Map", map_section(image_map) if image_map else Html()),
-        ("Novel classes", _novel(report)),
-        ("Known classes", _assigned(report)),
+        ("Novel classes", join(novel)),
+        ("Known classes", join(assigned)),
         ("Confidence", join([element("p", report.score_meaning), element("p", RELIABILITY)])),
         ("Scores against the ground truth", join([*map(result_table, report.results), *matrix])),
         ("Number of classes", join(map(line_chart, report.num_novel_curves))),
         ("Training curves", join(map(line_chart, report.curves))),
     ]
-    num_novel = count(len(report.novel), "novel class") if report.novel else "No novel class"
-    title = f"{num_novel} in {report.run.data}"
-    return _page(report.run, "discover", title, _lead(report), sections, image_map, served)
-
-
-def _page(
-    run: RunInfo,
-    command: str,
-    title: str,
-    lead: str,
-    sections: Sequence[Section],
-    image_map: ImageMap | None,
-    served: bool,
-) -> str:
-    """The page of a run: its own sections, then those of any run."""
-    closing = [
-        ("Protocol", listing("ul", [(sentence, "") for sentence in run.protocol])),
-        ("Settings", settings(run.command, run.configuration or {}, run.versions or {})),
-        ("Next steps", listing("ol", run.steps)),
-    ]
-    return document(
-        title=title,
-        kicker=f"nearkin {command}",
-        lead=lead,
-        sections=[*sections, *closing],
-        script=script() if image_map else "",
-        tiny=run.tiny,
-        served=served,
-    )
 
 
 def result_table(results: Table) -> Html:
@@ -270,40 +271,21 @@ def _lead(report: DiscoveryReport) -> str:
     return f"{data} {result} {source}."
 
 
-def _novel(report: DiscoveryReport) -> Html:
-    if not report.novel:
-        return element("p", "None: every image was assigned to a known class.")
-    anchors = {view.name: f"new-{n}" for n, view in enumerate(report.novel, start=1)}
-    cards = []
-    for view in report.novel:
-        heading = element("h3", element("bdi", view.name))
-        parts = heading, _card(view, report.num_unlabeled, anchors)
-        cards.append(element("article", *parts, class_="class", id=anchors[view.name]))
-    return join([_overview(report.novel, anchors), *cards])
-
-
-def _assigned(report: DiscoveryReport) -> Html:
-    if not report.assigned:
-        return Html()
-    anchors = {view.name: f"known-{n}" for n, view in enumerate(report.assigned, start=1)}
-    intro = "Unlabeled images that were assigned to a known class."
-    cards = []
-    for view in report.assigned:
-        heading = element("h3", element("bdi", view.name), f": {count(view.size, 'image')}")
-        parts = element("summary", heading), _card(view, report.num_unlabeled, anchors)
-        cards.append(element("details", *parts, class_="class", id=anchors[view.name]))
-    return join([element("p", intro), _overview(report.assigned, anchors), *cards])
-
-
-def _overview(classes: Sequence[ClassView], anchors: Mapping[str, str]) -> Html:
-    """All classes at a glance, each a link to its card."""
-    items = []
+def _class_cards(
+    classes: Sequence[ClassView], prefix: str, num_unlabeled: int, *, fold: bool = False
+) -> list[Html]:
+    """All classes at a glance, each a link to its card; then the cards."""
+    anchors = {view.name: f"{prefix}-{n}" for n, view in enumerate(classes, start=1)}
+    items, cards = [], []
     for view in classes:
+        size, card = count(view.size, "image"), _card(view, num_unlabeled, anchors)
         image = [_image(view.medoid, "")] if view.medoid else []
-        name, size = element("b", view.name), element("span", count(view.size, "image"))
-        link = element("a", *image, name, size, href=f"#{anchors[view.name]}")
-        items.append(element("li", link))
-    return element("ol", *items, class_="overview")
+        parts = *image, element("b", view.name), element("span", size)
+        items.append(element("li", element("a", *parts, href=f"#{anchors[view.name]}")))
+        heading = element("h3", element("bdi", view.name), f": {size}" if fold else "")
+        tag, heading = ("details", element("summary", heading)) if fold else ("article", heading)
+        cards.append(element(tag, heading, card, class_="class", id=anchors[view.name]))
+    return [element("ol", *items, class_="overview"), *cards]
 
 
 def _card(view: ClassView, num_unlabeled: int, anchors: Mapping[str, str]) -> Html:
