@@ -308,9 +308,7 @@ def test_new_classes_come_before_known_ones_which_can_be_opened():
 
 def test_numbers_of_a_class_that_are_not_known_are_not_shown():
     def rows(**known):
-        read = Read(
-            report_page(bare(novel=(ClassView("new-1", 30, **known),), num_unlabeled=40))
-        )
+        read = Read(report_page(bare(novel=(ClassView("new-1", 30, **known),), num_unlabeled=40)))
         return read.said("th"), read.said("td")
 
     assert rows()[0] == ["Images"]
