@@ -24,10 +24,7 @@ from nearkin.training.optimizer import restore_optimizer
 
 
 def not_finite(value: object, place: str = "") -> Iterator[str]:
-    """Yield where a state has numbers that are not finite.
-
-    All processes must call this together for a state that is divided among them.
-    """
+    """Yield where a state is not finite. All processes of a sharded state call this together."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from not_finite(part, f"{place}.{key}")
@@ -46,9 +43,9 @@ def _refuse(places: Iterable[str], step: int) -> None:
 
 FORMAT: Final = 1  # How the content of a file is arranged
 
+NAME_FORMAT: Final = "ckpt-{:08d}.pt"
 NAME: Final = re.compile(r"ckpt-(\d{8,})\.pt")
 PLAIN: Final = (Tensor, bool, int, float, str, type(None))
-
 State = dict[str, Any]
 
 
@@ -77,9 +74,9 @@ def save(
     Args:
         folder: Where the checkpoints are; made if it does not exist.
         step: Steps that are done.
-        method: What is trained, with all that it remembers.
-        optimizer: What trains it.
-        keep: How many checkpoints stay; at least 1.
+        method: What is trained, with its memories.
+        optimizer: Its optimizer.
+        keep: Number of checkpoints that stay; at least 1.
         finite: Whether every number must be finite, as it must to train on from here.
 
     Raises:
@@ -91,7 +88,12 @@ def save(
     if keep < 1:
         raise UsageError(f"keep is {keep}; at least 1 checkpoint must stay")
     state = full_state(_state(step, method, optimizer))
-    path, content = folder / _name(step), _packed(state, finite)
+    for place in _foreign(state):
+        raise CheckpointError(f"the state holds {place}; make it a tensor or a plain number")
+    _refuse(not_finite(state) if finite else (), step)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    path, content = folder / NAME_FORMAT.format(step), buffer.getvalue()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sealed.remove_partial(folder)
@@ -108,11 +110,7 @@ def save(
 
 
 def join_save(step: int, method: Method[Any], optimizer: Optimizer, finite: bool = True) -> None:
-    """Take part, in the other processes, while the first saves a method that is divided.
-
-    Raises:
-        DivergedError: If a number of the state has to be finite and is not, as in `save`.
-    """
+    """Take part in the `save` of a sharded method, in the processes that write nothing."""
     places = list(not_finite(_state(step, method, optimizer)))  # all of them, as the first does
     _refuse(places if finite else (), step)
 
@@ -165,10 +163,6 @@ def load(folder: Path, method: Method[Any], optimizer: Optimizer) -> Restored:
     return Restored(0, None, ())
 
 
-def _name(step: int) -> str:
-    return f"ckpt-{step:08d}.pt"
-
-
 def _newest_first(folder: Path) -> list[Path]:
     names = {path: NAME.fullmatch(path.name) for path in folder.glob("ckpt-*.pt")}
     steps = {path: int(match[1]) for path, match in names.items() if match}
@@ -185,15 +179,6 @@ def _set_aside(path: Path) -> Path:
 def _state(step: int, method: Method[Any], optimizer: Optimizer) -> State:
     states = {"method": method.state_dict(), "optimizer": optimizer.state_dict()}
     return {"format": FORMAT, "step": step, **states}
-
-
-def _packed(state: State, finite: bool) -> bytes:
-    for place in _foreign(state):
-        raise CheckpointError(f"the state holds {place}; make it a tensor or a plain number")
-    _refuse(not_finite(state) if finite else (), state["step"])
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
 
 
 def _foreign(value: object, place: str = "") -> Iterator[str]:
@@ -223,7 +208,7 @@ def _restore(path: Path, content: bytes, method: Method[Any], optimizer: Optimiz
 def _unpacked(path: Path, content: bytes) -> State:
     try:
         state: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        version, name = state["format"], _name(state["step"])
+        version, name = state["format"], NAME_FORMAT.format(state["step"])
     except Exception as error:  # whatever foreign content does to the reader
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint ({type(error).__name__}); "
@@ -246,7 +231,8 @@ def _misfits(saved: State, here: State) -> Iterator[str]:
         before, after = then.get(place, "absent"), now.get(place, "absent")
         if before != after:
             yield f"{place} is {before} there and {after} here"
-    for option in sorted(_options(saved) - _options(here)):  # a newer torch may have more
+    options = (set().union(*state["optimizer"]["param_groups"]) for state in (saved, here))
+    for option in sorted(set.difference(*options)):  # a newer torch may have more
         yield f"its optimizer has the option {option}, the one here has not"
 
 
@@ -262,49 +248,24 @@ def _layout(state: State) -> dict[str, str]:
     return {**tensors, **groups}
 
 
-def _options(state: State) -> set[str]:
-    return {option for group in state["optimizer"]["param_groups"] for option in group}
-
-
 PATIENCE: Final = 3  # How many checkpoints in a row may fail before the run stops
-
-INTERVAL: Final = 60.0
-"""Seconds between checkpoints, unless their number of steps is given; more if one takes long."""
-
+INTERVAL: Final = 60.0  # Seconds between checkpoints with `auto`; more if saving takes long
 SHARE: Final = 0.02  # Of the time of a training, at most, that goes into checkpoints
 
 
+@dataclass(eq=False)
 class Checkpointer:
-    """Writes checkpoints when they are due. Saving changes no state, so a clock may decide when.
+    """Writes checkpoints when they are due: saving changes no state, so a clock may decide."""
 
-    Args:
-        folder: The run folder.
-        method: What is trained.
-        optimizer: What trains it.
-        journal: The metrics, of which a checkpoint is never ahead.
-        log: Receives warnings of checkpoints that failed.
-        every: Steps between checkpoints; `auto` is once a minute, or so rarely that saving takes
-            no more than two hundredths of the time.
-        done: Steps that are done.
-    """
+    folder: RunFolder
+    method: Method[Any]
+    optimizer: Optimizer
+    journal: Journal  # The metrics: a checkpoint is never ahead of them
+    log: Logger  # Receives warnings of checkpoints that failed
+    every: int | str  # Steps between checkpoints; `auto`: by `INTERVAL` and `SHARE`
+    done: int  # Steps that are done
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        method: Method[Any],
-        optimizer: Optimizer,
-        journal: Journal,
-        log: Logger,
-        every: int | str,
-        done: int,
-    ) -> None:
-        self.folder = folder
-        self.method = method
-        self.optimizer = optimizer
-        self.journal = journal
-        self.log = log
-        self.every = every
-        self.done = done
+    def __post_init__(self) -> None:
         self._failures = 0
         self._last, self._pause = time.monotonic(), INTERVAL
 
@@ -321,16 +282,15 @@ class Checkpointer:
             DivergedError: If what stands is no longer finite.
         """
         self.done = done
-        due = requested or last or self._due()
+        if self.every == "auto":
+            due = time.monotonic() - self._last >= self._pause
+        else:
+            due = done % int(self.every) == 0
+        due |= requested or last
         if is_sharded(self.method):
             due = bool(all_reduce_max(int(due)))  # the others take part
         if due:
             self._save(last)
-
-    def _due(self) -> bool:
-        if self.every != "auto":
-            return self.done % int(self.every) == 0
-        return time.monotonic() - self._last >= self._pause
 
     def _save(self, last: bool) -> None:
         started = time.monotonic()
@@ -356,6 +316,5 @@ class Checkpointer:
             state = self.method, self.optimizer
             with suppress(ResourceError):  # the divergence is the error to report
                 save(self.folder.diverged, self.done, *state, keep=1, finite=False)
-            raise DivergedError(
-                f"{error}; nearkin replay {self.folder.path} shows where it began"
-            ) from error
+            where = f"nearkin replay {self.folder.path} shows where it began"
+            raise DivergedError(f"{error}; {where}") from error

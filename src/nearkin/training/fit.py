@@ -44,10 +44,8 @@ from nearkin.training.optimizer import (
 from nearkin.training.signals import Interrupts
 from nearkin.types import Batch, Step
 
-COLUMNS = (
-    "step", "epoch", "loss", "lr", "feature_std", "effective_rank", "mean_cosine", "knn",
-)  # fmt: skip
-"""Of metrics.csv. Nothing in it depends on the clock, so equal runs have equal files."""
+# Of metrics.csv. Nothing in it depends on the clock, so equal runs have equal files.
+COLUMNS = ("step", "epoch", "loss", "lr", "feature_std", "effective_rank", "mean_cosine", "knn")
 
 TIMED = 8  # Steps timed to estimate a run; the first two are left out
 
@@ -220,14 +218,13 @@ def _resume(
         )
     if restored.step:
         log.info(f"resuming after step {restored.step} of {total}")
-    changes = note_machine(folder.machine, next(method.parameters()).device, restored.step)
-    if changes:
+    device = next(method.parameters()).device
+    if changes := note_machine(folder.machine, device, restored.step):
         log.info(f"warning: {changes}; from here on the bits are not those of an unbroken run")
     return restored.step
 
 
 def _means(rows: Sequence[Mapping[str, int | float]], names: Iterable[str]) -> list[str]:
-    """Format means over an epoch."""
     return [f"{name.replace('_', ' ')} {fmean(row[name] for row in rows):.3f}" for name in names]
 
 
@@ -236,16 +233,8 @@ def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -
     trial = copy.deepcopy(method)
     optimizer = optimizer_for(trial, config)
     laps, before = [], time.perf_counter()
-    for _ in steps(
-        sharded(config, trial, optimizer),
-        optimizer,
-        batches.between(0, TIMED),
-        start=0,
-        total=TIMED,
-        schedule=warmup_cosine(),
-        seed=config.seed,
-        precision=PRECISIONS[config.precision],
-    ):
+    trained, fed = sharded(config, trial, optimizer), batches.between(0, TIMED)
+    for _ in training_steps(config, trained, optimizer, fed, start=0, total=TIMED):
         laps.append(time.perf_counter() - before)
         before = time.perf_counter()
     return median(laps[2:]) * batches.order.steps_per_epoch
@@ -261,9 +250,7 @@ def with_epochs(config: TrainConfig, method: Method[Any], batches: Feed) -> Trai
 
 
 def epochs_within(duration: str, epoch_seconds: float) -> int:
-    """Return how many epochs of a measured length fit into a duration, at least one.
-
-    A fifteenth is left for evaluation during training and at the end.
+    """Return how many epochs fit into a duration less a fifteenth, which is for evaluation.
 
     >>> epochs_within("45m", epoch_seconds=60.0)
     42

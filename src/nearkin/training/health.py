@@ -17,12 +17,10 @@ from nearkin.method import HealthBounds, Method
 from nearkin.objectives import unit
 
 PATIENCE: Final = 3  # Evaluations in a row that must show a collapse before it is reported
-
-SETTLED: Final = 0.25
-"""Share of a training before which embeddings may be as alike as those of an untrained network."""
-
-RECOVERY: Final = 0.1
-"""Share of the way back to its bound that a measure must go in one evaluation to be recovering."""
+SETTLED: Final = 0.25  # Share of a training before which embeddings may still be alike
+RECOVERY: Final = (
+    0.1  # Share of the way back to its bound per evaluation that counts as recovering
+)
 
 BOUNDS: Final[Mapping[str, HealthBounds]] = {
     "DINO": HealthBounds(min_rank=0.04, min_std=0.3, max_cosine=0.79),
@@ -89,18 +87,13 @@ def violations(health: Mapping[str, float], method: type[Method[Any]]) -> dict[s
 def verdict(health: Mapping[str, float], method: type[Method[Any]]) -> str:
     """Say in one sentence how the embeddings are, and what to do if they have collapsed."""
     wrong = violations(health, method)
-    state = "collapsed" if wrong else "healthy"
     text = (
-        f"{state}: the embeddings use {health['effective_rank']:.0f} of "
-        f"{health['directions']:.0f} directions (spread {health['feature_std']:.2f}, "
-        f"mean cosine {health['mean_cosine']:.2f})"
+        f"{'collapsed' if wrong else 'healthy'}: the embeddings use "
+        f"{health['effective_rank']:.0f} of {health['directions']:.0f} directions "
+        f"(spread {health['feature_std']:.2f}, mean cosine {health['mean_cosine']:.2f})"
     )
-    if not wrong:
-        return text
-    return (
-        f"{text}, {' and '.join(wrong)}; try a lower learning rate, stronger augmentations or a "
-        "longer training"
-    )
+    advice = "try a lower learning rate, stronger augmentations or a longer training"
+    return f"{text}, {' and '.join(wrong)}; {advice}" if wrong else text
 
 
 class Alarm:
@@ -109,9 +102,6 @@ class Alarm:
     Embeddings may start out of bounds and still be on their way: a measure that has gone a tenth
     of the way back to its bound since the evaluation before is recovering, and no sign of a
     collapse. Fluctuations of collapsed embeddings are much smaller than that.
-
-    Args:
-        method: What trains them.
     """
 
     def __init__(self, method: type[Method[Any]]) -> None:

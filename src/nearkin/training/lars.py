@@ -73,7 +73,10 @@ class LARS(Optimizer):
     def _move(self, params: list[Tensor], group: dict[str, Any], adapted: bool) -> None:
         if not params:
             return
-        velocities = [self._velocity(p) for p in params]
+        for p in params:
+            if not self.state[p]:
+                self.state[p]["velocity"] = torch.zeros_like(p)
+        velocities = [self.state[p]["velocity"] for p in params]
         gradients = [p.grad for p in params if p.grad is not None]
         torch._foreach_mul_(velocities, group["momentum"])
         if adapted:  # without a copy of any layer: clearing its memory takes longer than the sums
@@ -83,12 +86,6 @@ class LARS(Optimizer):
         else:
             torch._foreach_add_(velocities, gradients)
         torch._foreach_add_(params, velocities, alpha=-group["lr"])
-
-    def _velocity(self, param: Tensor) -> Tensor:
-        state: dict[str, Tensor] = self.state[param]
-        if not state:
-            state["velocity"] = torch.zeros_like(param)
-        return state["velocity"]
 
 
 def _ratios(layers: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> Tensor:

@@ -20,8 +20,9 @@ from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.training.optimizer import set_learning_rates
 from nearkin.types import Batch, Step
 
+# Options of glibc's `mallopt`, numbered as in malloc.h.
 M_TRIM_THRESHOLD: Final = -1
-M_MMAP_THRESHOLD: Final = -3  # Options of glibc's `mallopt`, numbered as in malloc.h
+M_MMAP_THRESHOLD: Final = -3
 MEGABYTE: Final = 2**20
 
 
@@ -89,10 +90,9 @@ def check_finite(method: Method[Any], loss: Tensor, norm: Tensor, step: int) -> 
 
 def release_frozen(optimizer: torch.optim.Optimizer) -> None:
     """Drop the gradients of groups whose learning rate is zero: they would enter momentum."""
-    for group in optimizer.param_groups:
-        if group["lr"] == 0:
-            for parameter in group["params"]:
-                parameter.grad = None
+    frozen = (group for group in optimizer.param_groups if group["lr"] == 0)
+    for parameter in (parameter for group in frozen for parameter in group["params"]):
+        parameter.grad = None
 
 
 def steps(

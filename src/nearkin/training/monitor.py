@@ -1,6 +1,7 @@
 """Evaluation during training: health of the embeddings and kNN accuracy."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,11 @@ from nearkin.run.reporter import Logger
 from nearkin.training.health import Alarm, health
 from nearkin.training.signals import Interrupts
 
+# Images that are encoded, at most: enough for a curve, little beside an epoch.
 BANK, QUERIES = 5_000, 1_000
-"""Images that are encoded, at most: enough for a curve, little beside an epoch."""
 PIECE = 256  # Images encoded at once
+# Measures a method in training, and leaves it as it was.
+Evaluate = Callable[[Method[Any]], dict[str, float]]
 
 
 class Monitor:
@@ -89,61 +92,34 @@ def in_memory(
     return (pixels[torch.from_numpy(rows)] if source.bad else pixels), images.labels[rows]
 
 
-Evaluate = Callable[[Method[Any]], dict[str, float]]
-"""Measures a method in training, and leaves it as it was."""
-
-
 def evaluation_due(every: int, done: int, per_epoch: int, total: int) -> bool:
-    """Return whether to evaluate after `done` of `total` steps.
-
-    Args:
-        every: Epochs between evaluations; 0 means only at the end.
-        done: Steps that are done.
-        per_epoch: Steps in an epoch.
-        total: Steps of the training.
-    """
+    """Return whether to evaluate after `done` of `total` steps: every so many epochs, and last."""
     epoch, part = divmod(done, per_epoch)
     return done == total or bool(every and not part and epoch % every == 0)
 
 
+@dataclass(eq=False)
 class PeriodicEvaluation:
-    """Evaluates a method when it is due, and reports embeddings that stay collapsed.
+    """Evaluates a method when it is due, and reports embeddings that stay collapsed."""
 
-    Args:
-        evaluate: Measures the method.
-        config: When, and whether a collapse ends the run.
-        method: What is evaluated. It goes on in training mode.
-        trained: What takes the steps: the method, or what `shard` made of it.
-        log: Receives a warning of a collapse.
-        interrupts: Through which a collapse stops the run.
-    """
+    evaluate: Evaluate
+    config: TrainConfig  # When, and whether a collapse ends the run
+    method: Method[Any]  # What is evaluated. It goes on in training mode
+    trained: Method[Any]  # What takes the steps: the method, or what `shard` made of it
+    log: Logger  # Receives a warning of a collapse
+    interrupts: Interrupts  # Through which a collapse stops the run
 
-    def __init__(
-        self,
-        evaluate: Evaluate,
-        config: TrainConfig,
-        method: Method[Any],
-        trained: Method[Any],
-        log: Logger,
-        interrupts: Interrupts,
-    ) -> None:
-        self.evaluate = evaluate
-        self.every = int(config.evaluate_every)
-        self.stops = config.on_collapse == "stop"
-        self.method = method
-        self.trained = trained
-        self.log = log
-        self.interrupts = interrupts
-        self._alarm = Alarm(type(method))
+    def __post_init__(self) -> None:
+        self._alarm = Alarm(type(self.method))
 
     def after(self, done: int, per_epoch: int, total: int) -> dict[str, float]:
         """Return the measures after `done` of `total` steps; none if no evaluation is due."""
-        if not evaluation_due(self.every, done, per_epoch, total):
+        if not evaluation_due(int(self.config.evaluate_every), done, per_epoch, total):
             return {}
         with full_weights(self.method, self.trained):
             measured = self.evaluate(self.method)
         verdict = self._alarm.update(measured, done / total)
-        if verdict and self.stops and done < total:
+        if verdict and self.config.on_collapse == "stop" and done < total:
             self.interrupts.collapse(verdict)
         elif verdict:
             self.log.info(f"warning: {verdict}")

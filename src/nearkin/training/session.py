@@ -80,10 +80,10 @@ def train_encoder(
         monitor = Monitor(split, config, device, log.progress)
         trained = fit(folder, config, method, batches, monitor.evaluate, log)
     # Evaluation takes one process: the workers have left by now.
-    if trained or not folder.summary.exists():
-        _evaluate(folder, config, method, batches, monitor, split, network, log)
-        return True
-    return False
+    if not trained and folder.summary.exists():
+        return False
+    _evaluate(folder, config, method, batches, monitor, split, network, log)
+    return True
 
 
 def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
@@ -149,7 +149,16 @@ def _evaluate(
     log: Logger,
 ) -> None:
     """Write the encoder, its embeddings and its measures."""
-    details = _details(config)
+    # Where the weights come from, for the header of the encoder's file.
+    details: dict[str, Any] = {
+        "method": config.method,
+        "backbone": config.backbone,
+        "image_size": int(config.image_size),
+        "epochs": int(config.epochs),
+        "seed": config.seed,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
     write_encoder(folder.encoder, method.backbone, details)
     health = monitor.evaluate(method)
     state = verdict(health, type(method))
@@ -170,16 +179,3 @@ def _evaluate(
     details |= {"title": type(method).__name__, "health": health, "verdict": state}
     folder.write_summary({**details, **evaluation.to_dict()})
     log.debug("\n".join(table_lines(evaluation)))
-
-
-def _details(config: TrainConfig) -> dict[str, Any]:
-    """Return where the weights come from, for the header of the encoder's file."""
-    return {
-        "method": config.method,
-        "backbone": config.backbone,
-        "image_size": int(config.image_size),
-        "epochs": int(config.epochs),
-        "seed": config.seed,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }

@@ -23,7 +23,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._save = False
         self._verdict = ""
-        self._stop = 0
+        self.stop = 0  # The signal that stops the run, `COLLAPSE`, or 0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -37,14 +37,9 @@ class Interrupts:
     def __exit__(self, *error: object) -> None:
         self._restore()
 
-    @property
-    def stop(self) -> int:
-        """The signal that stops the run, `COLLAPSE`, or 0."""
-        return self._stop
-
     def collapse(self, verdict: str) -> None:
         """Stop because the embeddings have collapsed."""
-        self._stop, self._verdict = COLLAPSE, verdict
+        self.stop, self._verdict = COLLAPSE, verdict
 
     def take_save(self) -> bool:
         """Return whether a checkpoint was requested since the last call."""
@@ -69,7 +64,7 @@ class Interrupts:
         if signal.Signals(number).name == SAVING:
             self._save = True
             return
-        self._stop = number
+        self.stop = number
         self._restore()
 
     def _restore(self) -> None:
