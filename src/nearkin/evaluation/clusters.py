@@ -28,13 +28,18 @@ def clusters(
     Raises:
         DataError: If fewer than two classes have labels.
     """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     truth = labels[known(labels)]
     k = len(np.unique(truth))
     if k < 2:
         raise DataError("clusters need labeled test images of two classes or more")
-    assigned = _k_means(compact(features[known(labels)]), k, seed)
+    with warnings.catch_warnings():  # collapsed features have fewer points than clusters
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        kmeans = KMeans(k, n_init=10, random_state=seed)
+        assigned = kmeans.fit_predict(compact(features[known(labels)])).astype(np.int64)
     protocol = (
         f"k-means of {len(truth)} test images, k {k} (the number of classes), 10 starts, "
         f"unit features, {min(features.shape[1], WIDEST)} dimensions; "
@@ -44,27 +49,14 @@ def clusters(
     def score(
         name: str, statistic: Callable[[Labels, Labels], float], lowest: float = 0.0
     ) -> Measure:
-        value = float(statistic(truth, assigned))
-        low, high = bootstrap(
-            lambda rows: statistic(truth[rows], assigned[rows]),
-            len(truth),
-            seed=seed,
-            bounds=(lowest, 1.0),
-        )
-        return Measure(name, value, low, high, protocol)
+        def resampled(rows: Labels) -> float:
+            return statistic(truth[rows], assigned[rows])
+
+        interval = bootstrap(resampled, len(truth), seed=seed, bounds=(lowest, 1.0))
+        return Measure(name, float(statistic(truth, assigned)), *interval, protocol)
 
     return [
         score("cluster accuracy", lambda labels, clusters: cluster_accuracy(labels, clusters)[0]),
         score("NMI", normalized_mutual_info_score),
         score("ARI", adjusted_rand_score, lowest=-0.5),
     ]
-
-
-def _k_means(x: Float[np.ndarray, "n dim"], k: int, seed: int) -> Int[np.ndarray, " n"]:
-    from sklearn.cluster import KMeans
-    from sklearn.exceptions import ConvergenceWarning
-
-    with warnings.catch_warnings():  # collapsed features have fewer points than clusters
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        assigned = KMeans(k, n_init=10, random_state=seed).fit_predict(x)
-    return np.asarray(assigned, dtype=np.int64)

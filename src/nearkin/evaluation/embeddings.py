@@ -95,7 +95,10 @@ class Embeddings:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".parquet":
-                self._write_parquet(path)
+                from pyarrow import parquet
+
+                with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
+                    parquet.write_table(self.to_arrow(), file)
             elif path.suffix == ".npz":
                 np.savez(path, allow_pickle=False, **self._columns(), vector=self.vectors)
             else:
@@ -104,9 +107,8 @@ class Embeddings:
                 rows = zip(*columns.values(), strict=True)
                 write_csv(path.with_suffix(".csv"), tuple(columns), rows)
         except OSError as error:
-            raise OutputError(
-                f"cannot write {path}: {error.strerror}; choose another -o"
-            ) from error
+            remedy = "choose another -o"
+            raise OutputError(f"cannot write {path}: {error.strerror}; {remedy}") from error
 
     def to_arrow(self) -> "pyarrow.Table":
         """Return the columns path, split, label and vector."""
@@ -121,12 +123,6 @@ class Embeddings:
     def _columns(self) -> dict[str, list[str]]:
         columns = {"path": self.paths, "split": self.splits.tolist(), "label": self.class_names}
         return {name: list(map(as_text, column)) for name, column in columns.items()}
-
-    def _write_parquet(self, path: Path) -> None:
-        from pyarrow import parquet
-
-        with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
-            parquet.write_table(self.to_arrow(), file)
 
 
 def check_format(path: Path) -> None:
@@ -149,14 +145,7 @@ def embeddings_of(
     rows: Int[np.ndarray, " n"] | None = None,
     bad: Mapping[str, str] | None = None,
 ) -> Embeddings:
-    """Join features with what is known of their images.
-
-    Args:
-        images: As many as there are vectors, in their order.
-        vectors: Their features.
-        rows: Their positions among the images that were to be encoded; all of them if None.
-        bad: The images among those that cannot be read, with the reason.
-    """
+    """Join features with what is known of their images, in their order; `rows` None is all."""
     return Embeddings(
         vectors,
         images.labels,
@@ -222,9 +211,8 @@ def encode_images(
     """
     encoder.to(device).to(memory_format=torch.channels_last)
     pixels = CenterCrops(images, encoder.image_size, workers=workers)
-    features = encode_pixels(
-        encoder, tracked(pixels, len(images), "features", on_progress), device
-    )
+    pieces = tracked(pixels, len(images), "features", on_progress)
+    features = encode_pixels(encoder, pieces, device)
     if len(pixels.bad) == len(images) and not allow_none:
         raise DataError(f"none of the {len(images)} images can be read; look at the files")
     rows = np.delete(np.arange(len(images)), sorted(pixels.bad))

@@ -121,10 +121,10 @@ def _pixels(image: Any) -> UInt8[np.ndarray, "height width 3"]:
 
 
 def write_encoder(path: Path, backbone: Backbone, details: dict[str, Any]) -> None:
-    """Write a backbone's weights as safetensors, with what is needed to build it again.
+    """Write a backbone's weights as safetensors, whole or not at all.
 
     Args:
-        path: The file; written whole or not at all.
+        path: The file.
         backbone: The trained network.
         details: Plain values: backbone name, image_size and where the weights come from.
     """
@@ -171,16 +171,7 @@ def load(run: str | Path, *, backbone: nn.Module | None = None) -> Encoder:
 
 
 def initialize(backbone: Backbone, run: str | Path) -> None:
-    """Give a backbone the weights of a run's encoder, in place.
-
-    Args:
-        backbone: Of the same architecture, for images of any size that leaves it the same.
-        run: A run folder, or its encoder.safetensors.
-
-    Raises:
-        UsageError: If there is no encoder there, or it is of another architecture.
-        CheckpointError: If the file is damaged, or not what it says.
-    """
+    """Give a backbone of the same architecture the weights of a run's encoder, in place."""
     _read(run).fill(backbone)
 
 

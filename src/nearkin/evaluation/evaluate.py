@@ -30,8 +30,11 @@ from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked, under
 from nearkin.run.settings.build import named_backbone
 
+# Columns that are headed by another name than their own.
 TITLES = {"untrained": "untrained encoder", "pixels": "raw pixels"}
-"""Columns that are headed by another name than their own."""
+SIDE = 32  # Larger images are shrunk to this many pixels a side
+PIECE = 1024  # Images that are converted at once
+PIXEL_BANK = 50_000  # Training images, at most, whose raw pixels are measured; evenly spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +47,11 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {
-            "sizes": dict(self.sizes),
-            "measures": {
-                table: {measure.name: asdict(measure) for measure in measures}
-                for table, measures in self.measures.items()
-            },
-            "left_out": dict(self.left_out),
+        measures = {
+            table: {measure.name: asdict(measure) for measure in column}
+            for table, column in self.measures.items()
         }
+        return {"sizes": self.sizes, "measures": measures, "left_out": self.left_out}
 
     def rows(self) -> list[list[str]]:
         """Return cells of text: a heading, then a row per measure and a column per table."""
@@ -71,19 +71,19 @@ def evaluate_features(
 ) -> tuple[list[Measure], dict[str, str]]:
     """Measure test embeddings, with training embeddings as the bank and the training set.
 
-    Args:
-        train: The bank of kNN, and what the linear probe learns from.
-        test: What is scored. Its labels decide nothing but the scores.
-        seed: Decides held-out images, starts of k-means and resampling.
-        k: Neighbors of kNN.
-        on_progress: Receives the name of each measure.
+    The test labels decide nothing but the scores.
 
     Returns:
         The measures, and why others could not be taken, by name.
     """
     view = test.second_view
     for table in (train, test, view):
-        _refuse_not_finite(table)
+        if table is not None and not np.isfinite(table.vectors).all():
+            row = int((~np.isfinite(table.vectors)).any(axis=1).nonzero()[0][0])
+            raise DivergedError(
+                f"the features of image {row} are not finite numbers; "
+                "go back to an encoder from before its training diverged"
+            )
     second_view = (view.tensor, view.rows) if view is not None else ()
     known = (train.tensor, train.labels, test.tensor, test.labels)
     attempts: dict[str, Callable[[], list[Measure]]] = {
@@ -116,7 +116,7 @@ def evaluate_tables(
     Args:
         tables: Training and test features by name: `encoder`, whose numbers of images are
             reported, and the floors it has to beat.
-        seed: See `evaluate_features`, as for `k`.
+        seed: Decides held-out images, starts of k-means and resampling.
         k: Neighbors of kNN.
         on_progress: Receives the name of each measure.
     """
@@ -130,10 +130,6 @@ def evaluate_tables(
         )
         left_out |= reasons
     return Evaluation(sizes, measures, left_out)
-
-
-SIDE = 32  # Larger images are shrunk to this many pixels a side
-PIECE = 1024  # Images that are converted at once
 
 
 def mean_pixels(images: UInt8[np.ndarray, "n h w 3"]) -> Float[Tensor, " d"]:
@@ -163,10 +159,6 @@ def _pieces(images: UInt8[np.ndarray, "n h w 3"]) -> Iterator[Float[Tensor, "pie
     for start in range(0, len(images), PIECE):
         piece = torch.tensor(images[start : start + PIECE]).movedim(3, 1).float() / 255
         yield F.interpolate(piece, size=size, mode="area").flatten(1)
-
-
-PIXEL_BANK = 50_000
-"""Training images, at most, whose raw pixels are measured; evenly spread among all."""
 
 
 def evaluate_split(
@@ -228,10 +220,7 @@ def _tables(
 def _second_view(
     encoder: Encoder, images: Images, config: TrainConfig, device: torch.device
 ) -> Embeddings:
-    """Embeddings of some of the images, each augmented as in training.
-
-    They should hardly differ from those of the images themselves.
-    """
+    """Embeddings of some of the images, augmented as in training: they should hardly differ."""
     chosen = geometry_rows(len(images))
     some = images.subset(chosen)
     batches = Batches(
@@ -249,17 +238,14 @@ def _second_view(
 
 
 def _pixel_tables(
-    images: Mapping[str, Images], workers: int, on_progress: ProgressCallback = ignore_progress
+    images: Mapping[str, Images], workers: int, on_progress: ProgressCallback
 ) -> tuple[Embeddings, Embeddings]:
     train = images["train"].spread(PIXEL_BANK)
     test = images.get("test", train)
-    bank, queries = (
-        embeddings_of(part, vectors.numpy())
-        for part, vectors in zip(
-            (train, test), pixel_features(train, test, workers, on_progress), strict=True
-        )
-    )
-    return bank, queries if "test" in images else queries.unlabeled()
+    bank, queries = pixel_features(train, test, workers, on_progress)
+    scored = embeddings_of(test, queries.numpy())
+    scored = scored if "test" in images else scored.unlabeled()
+    return embeddings_of(train, bank.numpy()), scored
 
 
 def pixel_features(
@@ -268,9 +254,8 @@ def pixel_features(
     """Raw pixels as features, less the mean of the first."""
     decoded = []
     for part in (train,) if test is train else (train, test):
-        read = tracked(
-            CenterCrops(part, SIDE, workers=workers), len(part), "raw pixels", on_progress
-        )
+        crops = CenterCrops(part, SIDE, workers=workers)
+        read = tracked(crops, len(part), "raw pixels", on_progress)
         decoded.append(torch.cat(list(read)).movedim(1, 3).numpy())
     mean = mean_pixels(decoded[0])
     features = [pixels(part, mean) for part in decoded]
@@ -287,16 +272,6 @@ def _joined(split: Split, encoded: Mapping[str, Embeddings]) -> Embeddings:
     joined = embeddings_of(split.images.subset(rows[order]), vectors, rows[order], bad)
     splits = np.repeat(list(encoded), [len(part) for part in encoded.values()])
     return replace(joined, splits=splits[order]).normalized()
-
-
-def _refuse_not_finite(embeddings: Embeddings | None) -> None:
-    """Refuse what would make every measure meaningless."""
-    if embeddings is not None and not np.isfinite(embeddings.vectors).all():
-        row = int((~np.isfinite(embeddings.vectors)).any(axis=1).nonzero()[0][0])
-        raise DivergedError(
-            f"the features of image {row} are not finite numbers; "
-            "go back to an encoder from before its training diverged"
-        )
 
 
 def rows_of(summary: Mapping[str, Any]) -> list[str]:

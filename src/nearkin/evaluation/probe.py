@@ -33,38 +33,28 @@ def fit_path(
     bias = x.new_zeros(num_classes, requires_grad=True)
     fits = []
     for strength in strengths:
-        _minimize(x, y, weight, bias, ridge=1 / (strength * len(x)))
+        ridge = 1 / (strength * len(x))
+        optimizer = torch.optim.LBFGS(
+            [weight, bias], max_iter=STEPS, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
+        )
+
+        def closure(optimizer: torch.optim.Optimizer = optimizer, ridge: float = ridge) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(x @ weight + bias, y) + ridge / 2 * weight.square().sum()
+            loss.backward()
+            return loss
+
+        with torch.enable_grad():
+            optimizer.step(closure)
         fits.append((weight.detach().clone(), bias.detach().clone()))
     return fits
 
 
-def _minimize(
-    x: Float[Tensor, "n dim"],
-    y: Int[Tensor, " n"],
-    weight: Float[Tensor, "dim classes"],
-    bias: Float[Tensor, " classes"],
-    ridge: float,
-) -> None:
-    """Optimize the weights and biases in place."""
-    optimizer = torch.optim.LBFGS(
-        [weight, bias], max_iter=STEPS, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(x @ weight + bias, y) + ridge / 2 * weight.square().sum()
-        loss.backward()
-        return loss
-
-    with torch.enable_grad():
-        optimizer.step(closure)
-
-
+# Values of `C` to choose from, the strongest regularization first.
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
-"""Values of `C` to choose from, the strongest regularization first."""
 HELD_OUT = 0.15  # Share of the training images that decides between them
+# Features wider than the first, such as raw pixels, are reduced to the second.
 WIDEST, KEPT = 2_048, 512
-"""Features wider than the first, such as raw pixels, are reduced to the second."""
 CHOICE_LIMIT = 12_000  # Training images, at the most, that the choice is made with
 
 
@@ -74,13 +64,11 @@ class LinearProbe:
 
     mean: Float[Tensor, " dim"]
     std: Float[Tensor, " dim"]
-    basis: Float[Tensor, "dim reduced"] | None
-    """Principal components that very wide features are reduced to; None if they are not."""
+    basis: Float[Tensor, "dim reduced"] | None  # Principal components of very wide features
     weight: Float[Tensor, "reduced classes"]
     bias: Float[Tensor, " classes"]
     classes: Int[np.ndarray, " classes"]
-    strength: float
-    """The `C` that was chosen: the inverse of the regularization, as scikit-learn has it."""
+    strength: float  # The chosen `C`: the inverse of the regularization, as in scikit-learn
 
     def predict(self, features: Float[Tensor, "n dim"]) -> Int[np.ndarray, " n"]:
         """Return the most likely class of each row."""
@@ -144,7 +132,10 @@ def train_probe(
     if len(classes) < 2:
         raise DataError("the linear probe needs labeled training images of two classes or more")
     groups = rows if groups is None else groups[rows]
-    mean, std, x = _standardize(features[rows].float())
+    x = features[rows].float()
+    std, mean = torch.std_mean(x, dim=0, correction=0)
+    std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # a constant carries nothing but noise
+    x = (x - mean) / std
     basis = _leading(x, seed) if x.shape[1] > WIDEST else None
     x = x if basis is None else x @ basis
     y = torch.from_numpy(target).to(x.device)
@@ -169,14 +160,6 @@ def hold_out(
         own = order[labels[first][order] == label]
         chosen[own[: round(HELD_OUT * len(own))]] = True
     return np.asarray(chosen[member])
-
-
-def _standardize(
-    x: Float[Tensor, "n dim"],
-) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"], Float[Tensor, "n dim"]]:
-    std, mean = torch.std_mean(x, dim=0, correction=0)
-    std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # a constant carries nothing but noise
-    return mean, std, (x - mean) / std
 
 
 def _leading(x: Float[Tensor, "n dim"], seed: int) -> Float[Tensor, "dim reduced"]:

@@ -15,17 +15,13 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.run.data import write_bad_files
 from nearkin.tables import PARTIAL, usable
 
+# What a folder is of. Readers of Parquet folders pass over names that begin so.
 NOTE: Final = "_parts.json"
-"""What a folder is of. Readers of Parquet folders pass over names that begin so."""
 BAD_FILES: Final = "_bad_files.csv"
+BAD: Final = b"nearkin.bad"  # Where a part notes its bad images, so that both appear at once
 BLOCK_SIZE: Final = 4_096  # Images that can be read from a part at once
-BAD: Final = b"nearkin.bad"
-"""Where a part notes its images that could not be read, so that both appear at once."""
-MOST: Final = 1_000_000
-"""Parts; from there on, their names would no longer be in the order of the images."""
-
-
 SHARD: Final = 65_536  # Images of a part
+MOST: Final = 1_000_000  # Parts; from there on, their names are not in the order of the images
 
 
 @dataclass(frozen=True)
@@ -81,10 +77,8 @@ def digest(path: Path) -> str:
 
 def note_on(encoder: Path, images: Images, shard: int) -> Note:
     """Return the note of a folder of the embeddings of these images."""
-    labels = hashlib.sha256(images.labels.tobytes())
-    labels.update(
-        "\0".join((*images.classes, *images.splits.tolist())).encode(errors="surrogatepass")
-    )
+    labels, names = hashlib.sha256(images.labels.tobytes()), [*images.classes, *images.splits]
+    labels.update("\0".join(names).encode(errors="surrogatepass"))
     return Note(digest(encoder), f"{images.fingerprint}-{labels.hexdigest()}", len(images), shard)
 
 
@@ -109,10 +103,8 @@ def claim(folder: Path, note: Note) -> None:
     earlier = read_note(folder)
     if earlier != note:
         kinds = {"encoder": "encoder", "data": "data", "shard": f"--shard, {earlier.shard}"}
-        others = [
-            kind for name, kind in kinds.items() if getattr(earlier, name) != getattr(note, name)
-        ]
-        differs = " and another ".join(others or ["number of images"])
+        changed = [kind for name, kind in kinds.items() if vars(earlier)[name] != vars(note)[name]]
+        differs = " and another ".join(changed or ["number of images"])
         raise OutputError(
             f"{folder} was begun with another {differs}; choose a new folder with -o"
         )
@@ -137,11 +129,7 @@ def read_note(folder: Path) -> Note:
 
 
 def write_part(path: Path, embeddings: Embeddings) -> None:
-    """Write one part, and in it which of its images could not be read.
-
-    Raises:
-        OutputError: If it cannot be written.
-    """
+    """Write one part, and in it which of its images could not be read."""
     from pyarrow import parquet
 
     rows = embeddings.to_arrow()
@@ -152,26 +140,13 @@ def write_part(path: Path, embeddings: Embeddings) -> None:
 
 
 def read_footer(path: Path) -> tuple[int, Mapping[str, str]]:
-    """Return how many images a part has, and its unreadable ones with the reason.
-
-    Raises:
-        CheckpointError: If it is damaged.
-    """
+    """Return how many images a part has, and its unreadable ones with the reason."""
     from pyarrow import parquet
 
     with usable(path, "remove it and run nearkin embed again"), path.open("rb") as file:
         footer = parquet.read_metadata(file)
         bad = json.loads(footer.metadata[BAD])
         return footer.num_rows, {str(name): str(reason) for name, reason in bad.items()}
-
-
-def finish(folder: Path, images: Images, bad: Mapping[str, str]) -> None:
-    """List all images that could not be read, and remove what killed processes have left."""
-    if images.bad or bad:
-        with whole(folder / BAD_FILES) as partial:
-            write_bad_files(partial, images, bad)
-    for partial in folder.glob(f".part-*{PARTIAL}*"):
-        partial.unlink(missing_ok=True)
 
 
 def parts_written(folder: Path, note: Note, images: Images, now: int) -> PartsWritten:
@@ -184,7 +159,11 @@ def parts_written(folder: Path, note: Note, images: Images, now: int) -> PartsWr
         count, unread = read_footer(folder / note.part(number))
         total += count
         bad.update(unread)
-    finish(folder, images, bad)
+    if images.bad or bad:
+        with whole(folder / BAD_FILES) as partial:
+            write_bad_files(partial, images, bad)
+    for partial in folder.glob(f".part-*{PARTIAL}*"):  # of killed processes
+        partial.unlink(missing_ok=True)
     if not total:
         raise DataError(f"none of the {len(images)} images can be read; look at the files")
     return PartsWritten(now, 0, note.num_parts, total, len(images.bad) + len(bad))

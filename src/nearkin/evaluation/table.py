@@ -1,6 +1,6 @@
 """Embeddings that `nearkin embed` has written: read whole, or searched block by block."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -117,12 +117,7 @@ class EmbeddingTable:
 
 
 def open_table(path: Path) -> EmbeddingTable:
-    """Open a table of embeddings, of which nothing is read yet.
-
-    Raises:
-        UsageError: If there is none.
-        CheckpointError: If it is a folder that lacks some of its parts.
-    """
+    """Open a table of embeddings, of which nothing is read yet; refuse an incomplete folder."""
     if path.is_dir():
         note = read_note(path)
         if missing := note.missing(path):
@@ -227,8 +222,7 @@ def _block(batch: Any, rows: Int[np.ndarray, " rows"]) -> Block:
 
 # Search
 
-ROUNDING: Final = 1e-3
-"""What a cosine similarity in float32 is never off by, with up to 16,000 features."""
+ROUNDING: Final = 1e-3  # No cosine in float32 is off by as much, with up to 16,000 features
 
 
 @dataclass(frozen=True)
@@ -257,8 +251,8 @@ class Neighbors:
         return [self.image, *rows]
 
 
+# Minus the similarity, and the row: tuples of this kind sort as neighbors do.
 Candidate = tuple[float, int, Neighbor]
-"""Minus the similarity, and the row: tuples of this kind sort as neighbors do."""
 
 
 def most_similar(
@@ -288,22 +282,16 @@ def most_similar(
                 "vectors that nearkin embed has made of this run"
             )
         for query, rough, candidates in zip(queries, queries @ block.vectors.T, best, strict=True):
-            candidates += _exact(block, query, _promising(rough, candidates, top), top)
+            least = float(rough.topk(min(top, len(rough))).values[-1])
+            if len(candidates) == top:
+                least = max(least, -candidates[-1][0])
+            promising = (rough >= least - ROUNDING).nonzero().squeeze(1)
+            candidates += _exact(block, query, promising, top)
             candidates.sort(key=lambda one: one[:2])
             del candidates[top:]
     if not best[0]:
         raise DataError("there is no image to compare with; give vectors of some")
     return [[neighbor for _, _, neighbor in candidates] for candidates in best]
-
-
-def _promising(
-    rough: Float[Tensor, " rows"], candidates: Sequence[Candidate], top: int
-) -> Int[Tensor, " promising"]:
-    """Return the rows of a block that may be among the most similar so far."""
-    least = float(rough.topk(min(top, len(rough))).values[-1])
-    if len(candidates) == top:
-        least = max(least, -candidates[-1][0])
-    return (rough >= least - ROUNDING).nonzero().squeeze(1)
 
 
 def _exact(

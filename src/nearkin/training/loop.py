@@ -90,9 +90,10 @@ def check_finite(method: Method[Any], loss: Tensor, norm: Tensor, step: int) -> 
 
 def release_frozen(optimizer: torch.optim.Optimizer) -> None:
     """Drop the gradients of groups whose learning rate is zero: they would enter momentum."""
-    frozen = (group for group in optimizer.param_groups if group["lr"] == 0)
-    for parameter in (parameter for group in frozen for parameter in group["params"]):
-        parameter.grad = None
+    for group in optimizer.param_groups:
+        if group["lr"] == 0:
+            for parameter in group["params"]:
+                parameter.grad = None
 
 
 def steps(
