@@ -35,8 +35,7 @@ class DataReport:
     exact: int
     near: int
     warnings: tuple[str, ...]
-    proposal: str
-    """The settings `auto` comes to, in a line; why there are none, if training is impossible."""
+    proposal: str  # The settings of `auto`, or why there are none, if training is impossible
     hours: float | None
     megabytes: float | None
 
@@ -133,13 +132,12 @@ def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[flo
         method = build_method(config, named_backbone(config, None), images)
     method.to(device)
     batch = int(config.batch_size)
+    batch = batch if images.is_small else min(TIMED_BATCH, batch)
     batches = Batches(
         images,
         views_for(type(method), config.augment),
         image_size=int(config.image_size),
-        order=Order(
-            len(images), batch if images.is_small else min(TIMED_BATCH, batch), config.seed
-        ),
+        order=Order(len(images), batch, config.seed),
         device=device,
     )
     hours = seconds_per_epoch(config, method, batches) * int(config.epochs) / 3600

@@ -18,8 +18,7 @@ from nearkin.tables import usable
 
 FLAT: Final = 50_000  # Below so many images, all are compared; above, those of the nearest lists
 MOST_LISTS: Final = 65_536
-TRAINED: Final = 50
-"""Images per list, and per code, that they are learned from; faiss asks for 39 at least."""
+TRAINED: Final = 50  # Images per list, and per code, to learn from; faiss asks for 39 at least
 CODES: Final = 64  # Bytes, at most, that an image takes in the index, beside 8 for its place
 PROBES: Final = 64  # Lists that a search scans
 SHORTLIST: Final = 10  # Candidates per requested image, which are compared by their true features

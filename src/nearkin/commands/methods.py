@@ -69,11 +69,7 @@ def arguments(cls: type) -> dict[str, str]:
 
 
 def method_lines(name: str = "") -> list[str]:
-    """Each method in a sentence, or the page of one.
-
-    Raises:
-        UsageError: If there is no method of that name.
-    """
+    """Return each method in a sentence, or the page of one."""
     if name:
         console = Console(file=io.StringIO(), highlight=False, color_system=None)
         with console.capture() as text:
@@ -84,15 +80,7 @@ def method_lines(name: str = "") -> list[str]:
 
 
 def page(name: str, *more: str) -> str:
-    """All there is to say about a method, as Markdown.
-
-    Args:
-        name: Of the method.
-        more: Further sections, with their headings.
-
-    Raises:
-        UsageError: If there is no method of that name.
-    """
+    """Return all there is to say about a method, and further sections, as Markdown."""
     cls = method_class(name)
     about = paper(cls)
     _, *remarks = (inspect.getdoc(cls) or "").partition("\n\nArgs:")[0].split("\n\n")
@@ -110,7 +98,8 @@ def page(name: str, *more: str) -> str:
     if about:
         link = r"[arXiv:\1](https://arxiv.org/abs/\1)"
         sections += ["## Paper", re.sub(r"arXiv:(\d+\.\d+)", link, about.source)]
-    sections += ["## Settings", f"`auto` is: {automatic_text(cls.defaults)}."]
+    defaults = ", ".join(f"{key} {value}" for key, value in automatic(cls.defaults).items())
+    sections += ["## Settings", f"`auto` is: {defaults}."]
     if not more and name in METHODS:
         sections += [
             f"Recipes and measured results are in docs/methods/{name}.md in the repository."
@@ -204,11 +193,6 @@ def automatic(defaults: Defaults) -> dict[str, str]:
     }
 
 
-def automatic_text(defaults: Defaults) -> str:
-    """What `auto` means, in a line."""
-    return ", ".join(f"{key} {value}" for key, value in automatic(defaults).items())
-
-
 def config_lines(method: str) -> list[str]:
     """Every setting of a training by a method, as commented TOML."""
     cls = method_class(method)
@@ -225,9 +209,9 @@ def config_lines(method: str) -> list[str]:
     notes = arguments(cls)
     for name, default in default_options(cls).items():
         lines.append(f"# {notes.get(name, '')} Typed as {option(name)}.")
-        fitted = name in fitted_options(cls)  # as an explicit value it would have to fit
-        if fitted:
+        mark = ""
+        if name in fitted_options(cls):  # as an explicit value it would have to fit
             lines.append("# Left alone, it shrinks to what the images and the batch allow.")
-        mark = "# " if fitted else ""
+            mark = "# "
         lines.append(f"{mark}{name} = {toml_value(default)}")
     return lines

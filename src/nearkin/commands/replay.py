@@ -6,11 +6,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 
-from nearkin.config import TrainConfig
-from nearkin.data.images import Images
 from nearkin.data.split import open_split
 from nearkin.distributed import choose_device
 from nearkin.errors import DivergedError, UsageError
@@ -21,7 +18,6 @@ from nearkin.training import checkpoint
 from nearkin.training.checkpoint import not_finite
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.session import build
-from nearkin.types import Batch
 
 NAMED: Final = 5  # Images of the batch, or tensors of the state, whose names are given
 
@@ -57,32 +53,22 @@ def replay(
     before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"
     batch = next(batches.between(step, step + 1))
     total = int(config.epochs) * batches.order.steps_per_epoch
+    total = max(total, step + 1)
     with _watched(method) as places:
-        happened = _repeat(method, optimizer, batch, step, total, config)
+        try:
+            taken = training_steps(config, method, optimizer, [batch], start=step, total=total)
+            happened = f"the loss is {next(taken)[1].loss.item()}, and its gradient is finite"
+        except DivergedError as error:
+            happened = str(error).partition(" at step")[0]
+    low = min(view.min().item() for view in batch.views)
+    high = max(view.max().item() for view in batch.views)
+    names = ", ".join(repr(split.train.names[row]) for row in batch.index[:NAMED].tolist())
     return [
         f"step {step}, once more: {happened}",
         f"before it, not finite: {before}",
         f"first output that is not finite: {next(iter(places), 'none')}",
-        _shown(batch, split.train),
+        f"batch: {len(batch.index)} images, pixels from {low:.2f} to {high:.2f}: {names}, ...",
     ]
-
-
-def _repeat(
-    method: Method[Any],
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    step: int,
-    total: int,
-    config: TrainConfig,
-) -> str:
-    """Take one step, and describe the result."""
-    try:
-        taken = training_steps(
-            config, method, optimizer, [batch], start=step, total=max(total, step + 1)
-        )
-        return f"the loss is {next(taken)[1].loss.item()}, and its gradient is finite"
-    except DivergedError as error:
-        return str(error).partition(" at step")[0]
 
 
 @contextmanager
@@ -104,11 +90,3 @@ def _watched(method: Method[Any]) -> Iterator[list[str]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _shown(batch: Batch, images: Images) -> str:
-    """Describe the batch."""
-    low = min(view.min().item() for view in batch.views)
-    high = max(view.max().item() for view in batch.views)
-    names = ", ".join(repr(images.names[row]) for row in batch.index[:NAMED].tolist())
-    return f"batch: {len(batch.index)} images, pixels from {low:.2f} to {high:.2f}: {names}, ..."

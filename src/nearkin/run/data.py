@@ -42,9 +42,15 @@ def same_data(
         return []
     with usable(folder.data, "start anew with --init-from this run"):
         noted = json.loads(folder.data.read_text(encoding="utf-8"))
-        then = {name: noted[name] for name in now}
+        then, used = {name: noted[name] for name in now}, noted.get("sources", {})
+        warnings = [
+            f"warning: the source of the {kind}, {file['file']}, has changed since the run was "
+            f"started (SHA-256 {used[kind]['sha256'][:12]} then, {file['sha256'][:12]} now)"
+            for kind, file in (sources or {}).items()
+            if kind in used and used[kind]["sha256"] != file["sha256"]
+        ]
     if then == now:
-        return changed_sources(folder, sources or {})
+        return warnings
     with usable(folder.images, "start anew with --init-from this run"):
         before = {row["path"]: int(row["bytes"]) for row in read_csv(folder.images)}
     differences = _differences(before, dict(zip(names, sizes.tolist(), strict=True)))
@@ -53,18 +59,6 @@ def same_data(
         f"images to train on and {then['test']} held out then, {now['train']} and "
         f"{now['test']} now; bring them back, or start anew with --init-from this run"
     )
-
-
-def changed_sources(folder: RunFolder, sources: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """A warning for each source file whose SHA-256 is another than when the run was started."""
-    with usable(folder.data, "start anew with --init-from this run"):
-        before = json.loads(folder.data.read_text(encoding="utf-8")).get("sources", {})
-        return [
-            f"warning: the source of the {kind}, {now['file']}, has changed since the run was "
-            f"started (SHA-256 {before[kind]['sha256'][:12]} then, {now['sha256'][:12]} now)"
-            for kind, now in sources.items()
-            if kind in before and before[kind]["sha256"] != now["sha256"]
-        ]
 
 
 def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
@@ -115,13 +109,10 @@ def note_machine(path: Path, device: torch.device, step: int) -> str:
     if path.exists():
         with usable(path, "remove it; it only notes what the run is computed with"):
             before = json.loads(path.read_text(encoding="utf-8"))
-            changes = _changes(before[-1], now)
+            then = before[-1]
+            names = [name for name in now if then.get(name) != now[name]]
+            changes = "; ".join(f"{name} {then.get(name)} became {now[name]}" for name in names)
     if changes or not before:
         entries = [*before, {"after_step": step, **now}]
         replace_text(path, json.dumps(entries, indent=2) + "\n")
     return changes
-
-
-def _changes(then: Mapping[str, str | int], now: Mapping[str, str | int]) -> str:
-    names = [name for name in now if then.get(name) != now[name]]
-    return "; ".join(f"{name} {then.get(name)} became {now[name]}" for name in names)

@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain, count, islice, takewhile
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from nearkin.config import Config, DiscoverConfig, TrainConfig, read_toml, to_toml
 from nearkin.data.sources import MARKER
@@ -49,8 +48,7 @@ class RunFolder:
     path: Path
 
     lock = _Entry(MARKER)  # Locked, and signed, by the process that writes here
-    config = _Entry("config.toml")
-    """The resolved settings; `nearkin train --config` repeats the run from it."""
+    config = _Entry("config.toml")  # The resolved settings, which can repeat the run
     checkpoints = _Entry("checkpoints")  # The folder of checkpoints
     diverged = _Entry("diverged")  # The folder of the state at which the training diverged
     machine = _Entry("machine.json")  # The machine the run was computed on, and from which step on
@@ -59,27 +57,21 @@ class RunFolder:
     summary = _Entry("summary.json")  # The final measures
     log = _Entry("train.log")  # The log lines, with times
     bad_files = _Entry("bad_files.csv")  # Images that could not be read, with the reason
-    data = _Entry("data.json")
-    """The number of images the run was started with, and their fingerprint."""
+    data = _Entry("data.json")  # Number and fingerprint of the images
     images = _Entry("images.csv")  # Names and sizes of these images
     embeddings = _Entry("embeddings.parquet")  # Features of every image of the data
     plots = _Entry("plots")  # The folder of plots and image sheets
     assignments = _Entry("assignments.csv")  # The class of every image that came without one
     clusters = _Entry("clusters.csv")  # The novel classes, with room for their names
-    original_assignments = _Entry("original-assignments.csv")
-    """`assignments` as the discovery wrote it, before the user's edits."""
-    original_clusters = _Entry("original-clusters.csv")
-    """`clusters` as the discovery wrote it, before the user's edits."""
+    original_assignments = _Entry("original-assignments.csv")  # As the discovery wrote it
+    original_clusters = _Entry("original-clusters.csv")  # Before the user's edits
     exports = _Entry("exports")  # The folder of what the user has copied out of the page
     classes = _Entry("classes")  # The folder of sheets, one per class
-    classifier = _Entry("classifier.safetensors")
-    """The layer and the heads that assign classes to features."""
+    classifier = _Entry("classifier.safetensors")  # Assigns classes to features
     report = _Entry("report.html")  # The page about the run
-    page = _Entry(f"{STAGES}/page.json")
-    """The page about a discovery as plain values, without images."""
+    page = _Entry(f"{STAGES}/page.json")  # The page of a discovery as plain values
     map = _Entry("map.npz")  # Coordinates of the images on the page's map
-    cached_features = _Entry(f"{STAGES}/cached-features.safetensors")
-    """Cached features of all images and of views of them."""
+    cached_features = _Entry(f"{STAGES}/cached-features.safetensors")  # Of all images and of views
     number = _Entry(f"{STAGES}/number.json")  # The estimate of the number of classes
 
     def stage(self, name: str) -> "RunFolder":
@@ -87,11 +79,7 @@ class RunFolder:
         return RunFolder(self.path / STAGES / name)
 
     def settings(self) -> tuple[TrainConfig, str]:
-        """The stored configuration of a training, and the data it names.
-
-        Raises:
-            UsageError: If this is no folder of a training.
-        """
+        """The stored configuration of a training, and the data it names; or UsageError."""
         if self.classifier.exists():
             raise UsageError(
                 f"{self.path} is a discovery; look at its {self.report.name}, or give the run "
@@ -101,11 +89,7 @@ class RunFolder:
         return TrainConfig(**stored), data
 
     def discovery_settings(self) -> tuple[DiscoverConfig, str]:
-        """The stored configuration of a discovery, and the data it names.
-
-        Raises:
-            UsageError: If this is no folder of a discovery.
-        """
+        """The stored configuration of a discovery, and the data it names; or UsageError."""
         stored, data = self._stored(DiscoverConfig)
         return DiscoverConfig(**stored), data
 
@@ -126,11 +110,7 @@ class RunFolder:
         replace_text(self.summary, json.dumps(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """The stored measures; empty before there are any.
-
-        Raises:
-            CheckpointError: If the file is damaged.
-        """
+        """The stored measures; empty before there are any."""
         if not self.summary.exists():
             return {}
         with usable(self.summary, "remove it; the run's command with --resume measures anew"):
@@ -149,20 +129,11 @@ def data_name(data: Any) -> str:
 
 def clear(run: RunFolder) -> None:
     """Remove what an earlier run made, and nothing else: the folder may hold other things."""
-    made = [
-        run.config,
-        run.encoder,
-        run.metrics,
-        run.summary,
-        run.data,
-        run.images,
-        run.embeddings,
-    ]
-    made += [run.assignments, run.clusters, run.classifier, run.report, run.map]
+    made = [run.config, run.encoder, run.metrics, run.summary, run.data, run.images]
+    made += [run.embeddings, run.assignments, run.clusters, run.classifier, run.report, run.map]
     made += [run.original_assignments, run.original_clusters]
-    made += [run.machine, *run.diverged.glob("ckpt-*")]
-    made += [*run.checkpoints.glob("ckpt-*"), *run.classes.glob("*.png")]
-    for file in [*made, *(run.plots / plot for plot in PLOTS)]:
+    made += [run.machine, *run.diverged.glob("ckpt-*"), *run.checkpoints.glob("ckpt-*")]
+    for file in [*made, *run.classes.glob("*.png"), *(run.plots / plot for plot in PLOTS)]:
         file.unlink(missing_ok=True)
     shutil.rmtree(run.path / STAGES, ignore_errors=True)
 
@@ -193,19 +164,12 @@ def _table(scores: Mapping[str, list[dict[str, Any]]]) -> list[str]:
 def default_folder(data: Any, method: str, *, resume: bool) -> Path:
     """`runs/DATA-METHOD`, with a number behind it: the next that is free, or the newest."""
     stem = Path(data_name(data)).name.split(".")[0].replace(":", "-")
-    first = Path("runs") / f"{stem}-{method}"
-    taken = list(takewhile(_used, chain([first], _numbered(first))))
-    if resume and taken:
-        return taken[-1]
-    return next(islice(chain([first], _numbered(first)), len(taken), None))
-
-
-def _used(path: Path) -> bool:
-    return path.exists() and (not path.is_dir() or _occupied(RunFolder(path)))
-
-
-def _numbered(first: Path) -> Iterator[Path]:
-    return (first.with_name(f"{first.name}-{number}") for number in count(2))
+    path = first = Path("runs") / f"{stem}-{method}"
+    newest, number = None, 1
+    while path.exists() and (not path.is_dir() or _occupied(RunFolder(path))):
+        newest, number = path, number + 1
+        path = first.with_name(f"{first.name}-{number}")
+    return newest if resume and newest else path
 
 
 @contextmanager
@@ -266,7 +230,11 @@ def locked(run: RunFolder) -> Iterator[None]:
                 f"{run.path} is in use by {lock.readline().strip() or 'another run'}; "
                 "wait for it or choose another --out"
             ) from error
-        _sign(lock)
+        # Who holds the lock, for those who wait; the lock itself does not need it.
+        holder = f"process {os.getpid()} on {platform.node()}, started {time.ctime()}\n"
+        with suppress(OSError):  # on a full disk
+            lock.truncate(0)
+            os.write(lock.fileno(), holder.encode())
         yield
 
 
@@ -279,11 +247,3 @@ def _occupied(run: RunFolder) -> bool:
     left = {run.lock.name, run.log.name, run.bad_files.name}
     empty = {folder for folder in (run.checkpoints, run.plots) if not any(folder.glob("*"))}
     return any(entry.name not in left and entry not in empty for entry in run.path.iterdir())
-
-
-def _sign(lock: TextIO) -> None:
-    """Write down who holds the lock, for those who wait; the lock itself does not need it."""
-    holder = f"process {os.getpid()} on {platform.node()}, started {time.ctime()}\n"
-    with suppress(OSError):  # on a full disk
-        lock.truncate(0)
-        os.write(lock.fileno(), holder.encode())

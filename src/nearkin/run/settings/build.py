@@ -22,20 +22,18 @@ from nearkin.errors import DataError, UsageError
 from nearkin.extensions import absolute, is_reference, load_extension, source_of
 from nearkin.method import Defaults, Method
 from nearkin.methods import method_class
-from nearkin.networks import compilation
-from nearkin.networks.backbone import SMALL_IMAGE
-from nearkin.networks.branch import Backbone
+from nearkin.networks.backbone import SMALL_IMAGE, build_backbone
+from nearkin.networks.branch import Backbone, as_backbone
+from nearkin.networks.compilation import should_compile
 from nearkin.run.settings.options import known_classes, method_options
 
 Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
 
-SIZES = (32, 64, 96, 128, 160, 192, 224)
-"""Sides of views that `auto` chooses from for photographs, in pixels."""
+SIZES = (32, 64, 96, 128, 160, 192, 224)  # Sides of views of photographs in pixels, for `auto`
+LARGEST = {"cpu": 96, "mps": 128, "cuda": 224}  # The largest of these by device
 USUAL_BATCH = 256
-PICTURES_TO_SEE = {"cpu": 200_000, "mps": 1_000_000, "cuda": 20_000_000}
-"""What `--epochs auto` aims at, some hours at most; ten times as many if they are small."""
-LARGEST = {"cpu": 96, "mps": 128, "cuda": 224}
-"""The largest side of views that `auto` chooses, in pixels."""
+# What `--epochs auto` aims at, some hours at most; ten times as many if they are small.
+IMAGES_TO_TRAIN = {"cpu": 200_000, "mps": 1_000_000, "cuda": 20_000_000}
 
 
 def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainConfig:
@@ -83,19 +81,21 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         workers=_or(
             config.workers, lambda: 0 if images.is_small else cpus_per_process(config.devices)
         ),
-        cache=_or(config.cache, lambda: _cache(images, size, processes)),
+        # Each process keeps images of its own in memory, and all share a disk.
+        cache=_or(
+            config.cache,
+            lambda: cache_for(images, size, memory=free_memory() // processes, disk=free_disk()),
+        ),
         options=method_options(
             config.method, config.options, len(images), batch, config.chunk_size
         ),
         precision=_or(config.precision, lambda: precision_of(device)),
     )
-    look = _or(config.evaluate_every, lambda: max(1, int(resolved.epochs) // 20))
-    alone = processes == 1 and not config.chunk_size
-    pays = alone and compilation.should_compile(
-        device, int(resolved.epochs) * len(images) // batch
-    )
+    every = _or(config.evaluate_every, lambda: max(1, int(resolved.epochs) // 20))
+    total = int(resolved.epochs) * len(images) // batch
+    pays = processes == 1 and not config.chunk_size and should_compile(device, total)
     compiled = _or(config.compile, lambda: "on" if pays else "off")
-    return replace(resolved, evaluate_every=look, compile=compiled)
+    return replace(resolved, evaluate_every=every, compile=compiled)
 
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -105,11 +105,6 @@ def precision_of(device: torch.device) -> str:
     """The name of the arithmetic that the device computes natively."""
     native = native_precision(device)
     return next(name for name, dtype in PRECISIONS.items() if dtype == native)
-
-
-def _cache(images: Images, size: int, processes: int) -> str:
-    """Each process keeps images of its own in memory, and all share a disk."""
-    return cache_for(images, size, memory=free_memory() // processes, disk=free_disk())
 
 
 def _or(value: Any, automatic: Callable[[], Any]) -> Any:
@@ -168,7 +163,7 @@ def image_size(images: Images, device: torch.device) -> int:
 def is_gray(images: Images) -> bool:
     """Whether images have no color, by a look at some of them."""
     batches = CenterCrops(images.spread(64), 16)
-    return all(bool((shown == shown[:, :1]).all()) for shown in batches)  # unreadable: gray
+    return all(bool((batch == batch[:, :1]).all()) for batch in batches)  # unreadable: gray
 
 
 def backbone_for(size: int, device: torch.device) -> str:
@@ -181,10 +176,9 @@ def backbone_for(size: int, device: torch.device) -> str:
 
 
 def epochs_for(num_images: int, size: int, device: torch.device) -> int:
-    """Passes that show `PICTURES_TO_SEE`, between 20 and 400."""
-    images = PICTURES_TO_SEE.get(device.type, PICTURES_TO_SEE["mps"]) * (
-        10 if size < SMALL_IMAGE else 1
-    )
+    """Passes over the images that make `IMAGES_TO_TRAIN`, between 20 and 400."""
+    images = IMAGES_TO_TRAIN.get(device.type, IMAGES_TO_TRAIN["mps"])
+    images *= 10 if size < SMALL_IMAGE else 1
     return min(400, max(20, images // num_images))
 
 
@@ -196,20 +190,15 @@ def views_for(method: type[Method[Any]], augment: Augment) -> tuple[View, ...]:
 def build_method(config: TrainConfig, backbone: Backbone, images: Images) -> Method[Any]:
     """The method that a resolved configuration describes, around a backbone."""
     cls = method_class(config.method)
-    wanted = inspect.signature(cls.__init__).parameters
-    facts = {"num_images": len(images), "num_known_classes": len(known_classes(config))}
-    given = {name: fact for name, fact in facts.items() if name in wanted}
-    return cls(backbone, **given, **config.options)
+    accepted = inspect.signature(cls.__init__).parameters
+    counts = {"num_images": len(images), "num_known_classes": len(known_classes(config))}
+    counts = {name: count for name, count in counts.items() if name in accepted}
+    return cls(backbone, **counts, **config.options)
 
 
 def named_backbone(config: TrainConfig, network: nn.Module | None) -> Backbone:
     """The backbone a resolved configuration names, or the user's own network."""
-    from nearkin.networks.backbone import build_backbone
-    from nearkin.networks.branch import as_backbone
-
     size = int(config.image_size)
-    return (
-        as_backbone(copy.deepcopy(network), size)
-        if network is not None
-        else build_backbone(config.backbone, size)
-    )
+    if network is not None:
+        return as_backbone(copy.deepcopy(network), size)
+    return build_backbone(config.backbone, size)

@@ -40,17 +40,13 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
                 f"{num_images} images"
             )
         if config.options[key] < usual[key]:
-            value = f"{option(key)} {config.options[key]}"
-            lines.append(f"note   {value} for {usual[key]}: {_why(key, config.chunk_size)}")
+            why = "at most half of the images"
+            if key == "bn_groups" and config.chunk_size:
+                why = "one for each chunk of the batch"
+            elif key == "bn_groups":
+                why = f"equal parts of the batch, of {USUAL_GROUP} images or more"
+            lines.append(f"note   {option(key)} {config.options[key]} for {usual[key]}: {why}")
     return lines
-
-
-def _why(key: str, chunk_size: int) -> str:
-    if key == "bn_groups" and chunk_size:
-        return "one for each chunk of the batch"
-    if key == "bn_groups":
-        return f"equal parts of the batch, of {USUAL_GROUP} images or more"
-    return "at most half of the images"
 
 
 def command(verb: str, data: str, config: Config, usual: Mapping[str, Any]) -> str:
