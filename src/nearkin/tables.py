@@ -12,9 +12,7 @@ from uuid import uuid4
 from nearkin.errors import CheckpointError, ResourceError
 
 PARTIAL: Final = ".partial."  # Marks the temporary file of an atomic write: `.NAME.partial.NUMBER`
-
-FORMULAS = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of cells that a spreadsheet takes for formulas."""
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # How cells begin that spreadsheets take for formulas
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -117,8 +115,7 @@ def whole(path: Path) -> Iterator[Path]:
 def write_whole(path: Path, *parts: bytes) -> None:
     """Write a file of these parts, whole or not at all."""
     with whole(path) as partial, partial.open("xb") as file:
-        for part in parts:
-            file.write(part)
+        file.writelines(parts)
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -143,11 +140,8 @@ class Journal:
 
     def _lines(self) -> list[str]:
         """Read the complete rows: one that a kill cut short has no line end."""
-        if not self.path.exists():
-            return []
-        text = self.path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1].splitlines()
-        return whole[1:]
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        return text[: text.rfind("\n") + 1].splitlines()[1:]
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row; columns it does not name stay empty."""

@@ -65,13 +65,10 @@ def embed(
     on_progress = (reporter or Silent()).progress
     encoder, images = load(run, backbone=backbone), open_images(data, on_progress=on_progress)
     processes = available_cpus() if workers == "auto" else workers
+    where = choose_device(device)
     with resource_errors():
         embeddings = encode_images(
-            encoder,
-            images,
-            device=choose_device(device),
-            workers=processes,
-            on_progress=on_progress,
+            encoder, images, device=where, workers=processes, on_progress=on_progress
         ).normalized()
     if output is not None:
         embeddings.write(Path(output))
@@ -134,14 +131,13 @@ def embed_parts(
     for number in own:
         rows = np.arange(number * shard, min(len(images), (number + 1) * shard))
         name = f"part {number + 1} of {note.num_parts}"
-        on_progress = under(name, log.progress)
         with resource_errors():
             embeddings = encode_images(
                 encoder,
                 images.subset(rows),
                 device=choose_device(device),
                 workers=processes,
-                on_progress=on_progress,
+                on_progress=under(name, log.progress),
                 allow_none=True,
             ).normalized()
         write_part(folder / note.part(number), embeddings)

@@ -108,10 +108,7 @@ def geometry(
     Args:
         features: A row per image.
         second_view: The images in `rows`, in another view.
-        rows: The images to measure; `geometry_rows` if None.
-
-    Raises:
-        DataError: If there are fewer than two images.
+        rows: The images to measure, two or more; `geometry_rows` if None.
     """
     n = len(features)
     rows = geometry_rows(n) if rows is None else rows

@@ -33,9 +33,6 @@ def knn(
 
     The protocol of Wu et al. 2018 and of MoCo's CIFAR-10 demonstration. Images without a label
     are left out. Of classes with equal votes, the lowest number wins.
-
-    Raises:
-        DataError: If either side has no label.
     """
     in_bank, scored = known(bank_labels), known(query_labels)
     if not in_bank.any() or not scored.any():

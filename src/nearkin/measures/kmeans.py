@@ -12,13 +12,10 @@ from nearkin.errors import DataError
 from nearkin.objectives import unit
 from nearkin.types import UNKNOWN
 
-WIDEST: Final = 64
-"""Wider features are reduced to this many principal components; k-means is faster there."""
-
+WIDEST: Final = 64  # Wider features are reduced to as many principal components, for speed
+# Rows drawn for each first center, at most. Labeled rows hold centers where they are, so that
+# k-means repairs a bad start less than without; the usual 2 + log k draws leave classes out.
 DRAWS: Final = 20
-"""Rows drawn for each first center, at most. Labeled rows hold centers where they are, so that
-k-means repairs a bad start less than without; the usual 2 + log k draws leave classes out."""
-
 ROUNDING: Final = 1e-24  # A squared distance below this share of the longest row's square is none
 
 
@@ -27,8 +24,7 @@ class Clustering:
     """Rows in clusters, the mean of each cluster, and what is left within them."""
 
     cluster: Int[np.ndarray, " n"]  # The cluster of each row, 0 to `k - 1`
-    centers: Float[np.ndarray, "k dim"]
-    """The mean of each cluster's rows; for an empty one, where it was last."""
+    centers: Float[np.ndarray, "k dim"]  # The mean of its rows; for an empty one, where it was
     inertia: float  # Sum of squared distances of the rows to the centers of their clusters
 
 

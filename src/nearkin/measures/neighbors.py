@@ -10,16 +10,10 @@ from nearkin.errors import DataError
 from nearkin.objectives import unit
 from nearkin.objectives.fused import blocks, product
 
-SIMILARITIES = {"cpu": 2**22}
-"""Similarities held at once, 16 MiB in float32: they stay in the CPU's cache."""
-
+SIMILARITIES = {"cpu": 2**22}  # Held at once, 16 MiB in float32: they stay in the CPU's cache
 MANY_SIMILARITIES = 2**25  # The same on other devices, 128 MiB in float32
-
 WIDTH = {"cpu": 2**12}  # Rows of a bank that queries are compared with at once
-
-LARGE_WIDTH = 2**20
-"""The same on other devices, which are not waited for as long as one block is enough."""
-
+LARGE_WIDTH = 2**20  # The same on other devices: nothing waits for them while one block is enough
 RUN = 32  # Neighboring similarities that are reduced to their maximum first
 
 
@@ -128,10 +122,7 @@ def _improved(
     similarity: Float[Tensor, "rows block"],
     start: int,
 ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-    """Merge the largest `k` so far with further columns, which begin at `start`.
-
-    Most runs of columns hold nothing larger than the smallest so far, and are skipped.
-    """
+    """Merge the largest `k` so far with further columns; skip runs with nothing larger."""
     k, least = values.shape[1], values[:, -1:]
     if rest := -similarity.shape[1] % RUN:
         similarity = F.pad(similarity, (0, rest), value=-torch.inf)

@@ -45,15 +45,9 @@ def checked_options(
     requested: Mapping[str, Value],
     kind: type[TrainConfig | DiscoverConfig] = TrainConfig,
 ) -> dict[str, Any]:
-    """Options as the method's constructor wants them, from text if need be.
+    """Return options as a method's constructor takes them, or raise UsageError.
 
-    Args:
-        name: Of the method.
-        requested: The options.
-        kind: The settings beside them, among which a slip of the pen may be meant.
-
-    Raises:
-        UsageError: For an unknown option or a value of the wrong kind.
+    A suggestion for an unknown one may also be a setting of `kind`.
     """
     cls = method_class(name)
     options, kinds = parameters(cls), option_types(cls)
