@@ -52,7 +52,7 @@ def train(
     network: nn.Module | None = None,
     reporter: Reporter | None = None,
 ) -> Run:
-    """Train an encoder on images and measure it.
+    """Train an encoder on images and measure it; see `nearkin.train`.
 
     Args:
         data: What `open_images` takes: a folder, a table, an archive, arrays, or a name.
@@ -62,12 +62,6 @@ def train(
         overwrite: Replace the run that is in `out`.
         network: A network of your own instead of `config.backbone`, untrained.
         reporter: Receives log lines and progress.
-
-    Returns:
-        The finished run.
-
-    Raises:
-        NearkinError: One line on what cannot be done; see `nearkin.errors`.
     """
     if not is_main_process():
         return Run(run_worker(data, network))

@@ -159,16 +159,9 @@ def embeddings_of(
 
 
 def encode(encoder: nn.Module, batches: Iterable[Float[Tensor, "_ ..."]]) -> Float[Tensor, "n d"]:
-    """Compute the features of all images, in float32 on the CPU.
+    """Compute the features of all images, in float32 on the CPU; the encoder's state stays.
 
     Batch norm uses its running statistics, so no image's features depend on another image.
-
-    Args:
-        encoder: A network from images to features. Its state stays as it is.
-        batches: Images on the encoder's device.
-
-    Raises:
-        DataError: If there are no images.
     """
     features = []
     with eval_mode(encoder):
@@ -198,16 +191,8 @@ def encode_images(
 ) -> Embeddings:
     """Compute the features of those images that can be read. The encoder moves to the device.
 
-    Args:
-        encoder: A trained encoder.
-        images: The images.
-        device: Where to compute.
-        workers: Processes that decode photographs.
-        on_progress: Receives the number of images that are done.
-        allow_none: Whether it may be that none of the images can be read.
-
     Raises:
-        DataError: If there are no images, or none that can be read.
+        DataError: If there are no images, or none that can be read and not `allow_none`.
     """
     encoder.to(device).to(memory_format=torch.channels_last)
     pixels = CenterCrops(images, encoder.image_size, workers=workers)

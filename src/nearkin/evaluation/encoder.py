@@ -123,10 +123,7 @@ def _pixels(image: Any) -> UInt8[np.ndarray, "height width 3"]:
 def write_encoder(path: Path, backbone: Backbone, details: dict[str, Any]) -> None:
     """Write a backbone's weights as safetensors, whole or not at all.
 
-    Args:
-        path: The file.
-        backbone: The trained network.
-        details: Plain values: backbone name, image_size and where the weights come from.
+    `details` are plain values: backbone name, image_size and where the weights come from.
     """
     from safetensors.torch import save
 

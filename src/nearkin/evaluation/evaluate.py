@@ -113,12 +113,8 @@ def evaluate_tables(
 ) -> Evaluation:
     """Take the same measures of several tables of features of the same images.
 
-    Args:
-        tables: Training and test features by name: `encoder`, whose numbers of images are
-            reported, and the floors it has to beat.
-        seed: Decides held-out images, starts of k-means and resampling.
-        k: Neighbors of kNN.
-        on_progress: Receives the name of each measure.
+    The first of `tables` is the encoder's, whose numbers of images are reported; the others are
+    the floors it has to beat. Each has training and test features.
     """
     measures: dict[str, list[Measure]] = {}
     left_out: dict[str, str] = {}

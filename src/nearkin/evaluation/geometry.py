@@ -100,15 +100,10 @@ def geometry(
     second_view: Float[Tensor, "rows dim"] | None = None,
     rows: Int[np.ndarray, " rows"] | None = None,
 ) -> list[Measure]:
-    """Effective rank, spread and uniformity; with a second view also what the views share.
+    """Effective rank, spread and uniformity; with another view of the `rows` also what they share.
 
     Numbers about a sample: no intervals. Effective rank and neighbor agreement depend on the
-    number of images, which their protocol says.
-
-    Args:
-        features: A row per image.
-        second_view: The images in `rows`, in another view.
-        rows: The images to measure, two or more; `geometry_rows` if None.
+    number of images, which their protocol says. `rows` are two or more.
     """
     n = len(features)
     rows = geometry_rows(n) if rows is None else rows

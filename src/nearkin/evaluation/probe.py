@@ -18,16 +18,10 @@ STEPS = 300  # L-BFGS steps at the most, for each strength
 def fit_path(
     x: Float[Tensor, "n dim"], y: Int[Tensor, " n"], num_classes: int, strengths: Sequence[float]
 ) -> list[tuple[Float[Tensor, "dim classes"], Float[Tensor, " classes"]]]:
-    """Fit weights and biases for each strength in turn, each starting where the last one ended.
+    """Fit weights and biases for each strength `C` in turn, each starting where the last ended.
 
     Minimizes the mean cross-entropy plus the squared weights over `2 C n`; the optimum is that
-    of scikit-learn's `LogisticRegression`.
-
-    Args:
-        x: Standardized features.
-        y: Classes, from 0 to `num_classes - 1`.
-        num_classes: Number of classes.
-        strengths: Values of `C`, above 0. Fastest from the smallest to the largest.
+    of scikit-learn's `LogisticRegression`. Fastest from the smallest `C` to the largest.
     """
     weight = x.new_zeros(x.shape[1], num_classes, requires_grad=True)
     bias = x.new_zeros(num_classes, requires_grad=True)
@@ -118,14 +112,7 @@ def train_probe(
 ) -> LinearProbe:
     """Choose the regularization on a held-out slice of these images, then fit all of them.
 
-    Args:
-        features: Frozen features.
-        labels: Classes; images without one are left out.
-        seed: Decides which images are held out.
-        groups: Images of the same group are held out together, or not at all.
-
-    Raises:
-        DataError: If there are fewer than two classes.
+    Images without a label are left out; those of one group are held out together or not at all.
     """
     rows = np.flatnonzero(known(labels))
     classes, target = np.unique(labels[rows], return_inverse=True)

@@ -25,11 +25,7 @@ SUFFIXES: Final = (".parquet", ".npz")
 
 
 def read_embeddings(path: Path, images: Images) -> Embeddings:
-    """Read a run's embeddings whole: those of the given images, in their order, normalized.
-
-    Args:
-        path: A .parquet that `Embeddings.write` has written.
-        images: The run's images, or some of them. `rows` are positions among these.
+    """Read a run's embeddings: those of the given images, in their order, normalized.
 
     Raises:
         CheckpointError: If the file is damaged.
@@ -99,13 +95,9 @@ class EmbeddingTable:
         return sum(count for file in self.files for count, _ in _groups(file))
 
     def blocks(self, rows: Int[np.ndarray, " rows"] | None = None) -> Iterator[Block]:
-        """Yield the rows in order, at most `BLOCK_SIZE` at once; an .npz is in memory whole.
+        """Yield all rows, or these ascending ones, in order, at most `BLOCK_SIZE` at once.
 
-        Args:
-            rows: Only these positions, which ascend.
-
-        Raises:
-            CheckpointError: If a file is no such table.
+        An .npz is in memory whole. A file that is no such table is a CheckpointError.
         """
         start = 0
         for file in self.files:
@@ -258,20 +250,11 @@ Candidate = tuple[float, int, Neighbor]
 def most_similar(
     blocks: Iterable[Block], queries: Float[Tensor, "queries dim"], top: int
 ) -> list[list[Neighbor]]:
-    """Return the `top` rows most similar to each query, as if all blocks were one.
+    """Return the `top` rows most similar to each unit query, as if all blocks were one.
 
     A product of matrices rounds by their shapes, so that equal rows of two blocks, or at the edge
     of one, come out unequal. It only decides which rows are compared again, in float64 and each
     for itself. Similarities are those, in float32; equal ones are ordered by row.
-
-    Args:
-        blocks: In the order of their rows.
-        queries: Of length one.
-        top: How many, at least 1.
-
-    Raises:
-        CheckpointError: If the rows have another number of features.
-        DataError: If there are none.
     """
     best: list[list[Candidate]] = [[] for _ in queries]
     for block in blocks:

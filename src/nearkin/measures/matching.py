@@ -12,14 +12,8 @@ def cluster_accuracy(
     """Return the accuracy of clusters under the best one-to-one match with the classes.
 
     One Hungarian match over all images. If there are more clusters than classes, some clusters
-    match no class and their images count as wrong, and the other way round.
-
-    Args:
-        labels: The class of each image, as any numbers.
-        clusters: The cluster of each image, as any numbers.
-
-    Returns:
-        The accuracy, 0 if there are no images, and the class of each matched cluster.
+    match no class and their images count as wrong, and the other way round. Returns the accuracy,
+    0 if there are no images, and the class of each matched cluster.
 
     >>> cluster_accuracy(np.array([7, 7, 8, 9]), np.array([1, 1, 0, 0]))
     (0.75, {1: 7, 0: 8})
@@ -34,16 +28,10 @@ def match(
     clusters: Int[np.ndarray, " n"],
     weight: Int[np.ndarray, " n"] | None = None,
 ) -> dict[int, int]:
-    """Return the one-to-one match of clusters with classes that has the most images right.
+    """Return the class of each matched cluster, in the match that has the most images right.
 
-    Args:
-        labels: The class of each image, as any numbers.
-        clusters: The cluster of each image, as any numbers.
-        weight: Weight of each image, 1 by default; below 2^53 in total.
-
-    Returns:
-        The class of each matched cluster; as many as there are clusters or classes, whichever
-        are fewer.
+    As many are matched as there are clusters or classes, whichever are fewer. The `weight` of an
+    image is 1 by default; below 2^53 in total.
 
     >>> match(np.array([0, 0, 1]), np.array([5, 5, 5]), weight=np.array([1, 1, 3]))
     {5: 1}

@@ -152,19 +152,8 @@ def vote(
 ) -> Float[Tensor, "queries num_classes"]:
     """Score classes by the `k` nearest neighbors, weighted by `exp(cosine / temperature)`.
 
-    The classifier of Wu et al. 2018, section 3.4. The scores of a query sum to one.
-
-    Args:
-        bank: Features of any length.
-        bank_labels: Their classes, from 0 to `num_classes - 1`.
-        queries: Features of any length.
-        k: How many neighbors vote; the whole bank if it has fewer.
-        temperature: Above 0. The larger, the more alike the votes count.
-        num_classes: Number of classes.
-        exclude_self: The queries are the bank, and no image votes for itself.
-
-    Raises:
-        DataError: If the bank has no image that could vote.
+    The classifier of Wu et al. 2018, section 3.4. The scores of a query sum to one. With
+    `exclude_self` the queries are the bank, and no image votes for itself.
     """
     similarity, index = nearest(bank, queries, k, exclude_self=exclude_self)
     weights = torch.softmax(similarity / temperature, dim=1)

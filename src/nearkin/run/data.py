@@ -20,14 +20,8 @@ def same_data(
 ) -> list[str]:
     """Note in a run folder which images it has, or refuse others than those noted there.
 
-    Args:
-        folder: The run.
-        split: Its images.
-        sources: Files of the method and the backbone, and their SHA-256, where they are the
-            user's own.
-
-    Returns:
-        A warning for each of these files that has changed since the run was started.
+    `sources` are the files of the method and the backbone and their SHA-256, where they are the
+    user's own. Returns a warning for each that has changed since the run was started.
 
     Raises:
         CheckpointError: If a run is resumed on data that have changed: its order, its views and
@@ -94,15 +88,9 @@ def machine(device: torch.device) -> dict[str, str | int]:
 
 
 def note_machine(path: Path, device: torch.device, step: int) -> str:
-    """Record the machine that a run is computed on from a step on.
+    """Record the machine that a run is computed on from a step on, in a list of changes.
 
-    Args:
-        path: A JSON file, a list with an entry for every change.
-        device: Where it is computed.
-        step: Steps that are done.
-
-    Returns:
-        What has changed since the last time, in one line; nothing if nothing has.
+    Returns what has changed since the last time, in one line; nothing if nothing has.
     """
     now = machine(device)
     before, changes = [], ""

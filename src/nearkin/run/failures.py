@@ -12,14 +12,9 @@ from nearkin.errors import ResourceError, WorkerError
 
 @contextmanager
 def resource_errors(batch_size: int | None = None) -> Iterator[None]:
-    """Turn what torch and the system raise within a `with` block into errors with advice.
+    """Turn running out of memory or disk, and dead loader workers, into errors with advice.
 
-    Args:
-        batch_size: Of the training, which goes on with --resume; None if nothing is trained.
-
-    Raises:
-        ResourceError: Out of memory, or a full disk.
-        WorkerError: A loader worker that died.
+    `batch_size` is that of a training, which goes on with --resume; None if nothing is trained.
     """
     try:
         yield

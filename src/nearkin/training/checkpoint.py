@@ -270,15 +270,10 @@ class Checkpointer:
         self._last, self._pause = time.monotonic(), INTERVAL
 
     def after(self, done: int, *, requested: bool, last: bool) -> None:
-        """Save what stands after `done` steps, if that is due.
-
-        Args:
-            done: Steps that are done.
-            requested: Whether it was requested by a signal.
-            last: Whether no other checkpoint can follow, so that a failure is an error.
+        """Save what stands after `done` steps, if that is due or requested by a signal.
 
         Raises:
-            ResourceError: If the last, or three in a row, cannot be written.
+            ResourceError: If the `last` one, or three in a row, cannot be written.
             DivergedError: If what stands is no longer finite.
         """
         self.done = done

@@ -105,17 +105,8 @@ def fit(
 ) -> bool:
     """Train from the newest checkpoint of the run folder to the last step.
 
-    Args:
-        folder: Where checkpoints and metrics are written.
-        config: Resolved settings.
-        method: What to train.
-        batches: What to train it on.
-        evaluate: Measures the method now and then, leaving it as it was.
-        log: Receives log lines and progress.
-        terms: Metrics of the method to log beside the loss.
-
-    Returns:
-        Whether any steps were left to take.
+    `evaluate` measures the method now and then, leaving it as it was; `terms` are metrics of the
+    method to log beside the loss. Returns whether any steps were left to take.
     """
     per_epoch, batch_size = batches.order.steps_per_epoch, batches.order.batch_size
     total = int(config.epochs) * per_epoch

@@ -33,12 +33,8 @@ Evaluate = Callable[[Method[Any]], dict[str, float]]
 class Monitor:
     """Health of the embeddings, and kNN accuracy where there are labels, on fixed images.
 
-    Args:
-        split: Some images that are trained on are the bank; some that are held out are the
-            queries. Those with labels are preferred, those that cannot be read are left out.
-        config: The resolved settings.
-        device: Where the encoder is.
-        on_progress: Receives the number of images that are encoded.
+    Some images that are trained on are the bank; some that are held out are the queries. Those
+    with labels are preferred, those that cannot be read are left out.
     """
 
     def __init__(

@@ -45,20 +45,8 @@ def train_encoder(
 ) -> bool:
     """Train an encoder from the newest checkpoint of a run folder to the last step; evaluate it.
 
-    Writes everything of the run but its page. Other processes, if there are any, open the data
-    themselves and run `run_worker`.
-
-    Args:
-        folder: An opened run folder; see `nearkin.run.folder.opened`.
-        config: Resolved settings; see `nearkin.run.settings.build.resolve`.
-        split: The images, already opened and split.
-        data: Where they are from, for the other processes and for config.toml.
-        device: Where to train.
-        log: Receives log lines and progress.
-        network: A network of your own instead of `config.backbone`, untrained.
-
-    Returns:
-        Whether anything was left to do.
+    Writes everything of the run but its page. Other processes, if there are any, open `data`
+    themselves and run `run_worker`. Returns whether anything was left to do.
 
     Raises:
         CheckpointError: If the folder has checkpoints of other data.

@@ -37,12 +37,7 @@ IMAGES_TO_TRAIN = {"cpu": 200_000, "mps": 1_000_000, "cuda": 20_000_000}
 
 
 def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainConfig:
-    """The settings with every `auto` replaced, and the method's data-dependent sizes among them.
-
-    Args:
-        config: What was asked for.
-        images: What will be trained on.
-        device: Where.
+    """Replace every `auto`, and the method's data-dependent sizes among them.
 
     Raises:
         UsageError: If an explicit setting does not fit the method or the data.
@@ -126,12 +121,9 @@ def stored_views(augment: Augment) -> str | list[dict[str, Any]]:
 
 
 def self_contained(config: Settings) -> Settings:
-    """The settings in a form that holds from any working directory and without other files.
+    """Make the settings hold from any working directory and without other files.
 
     Paths of Python files become absolute, and an augmentation from a file becomes its views.
-
-    Raises:
-        UsageError: If there is no such method or augmentation.
     """
     method_class(config.method)
     changed: dict[str, Any] = {

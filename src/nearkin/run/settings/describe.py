@@ -50,14 +50,7 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
 
 
 def command(verb: str, data: str, config: Config, usual: Mapping[str, Any]) -> str:
-    """What repeats a run: every setting that is not the usual one.
-
-    Args:
-        verb: train or discover.
-        data: What the data are called.
-        config: The settings.
-        usual: What they are if nothing is said, by their names.
-    """
+    """Return the command that repeats a run: every setting that is not the `usual` one."""
     words = ["nearkin", verb, data]
     for name, default in usual.items():
         value = getattr(config, name)

@@ -71,13 +71,10 @@ def method_options(
     batch_size: int,
     chunk_size: int = 0,
 ) -> dict[str, Value]:
-    """All options of a method: as requested, or its defaults, fitted to the data and the batch.
+    """Return all options of a method: as requested, or its defaults, fitted to data and batch.
 
-    Chunks of a batch, where it is run in some, are the groups of its batch statistics.
-
-    Raises:
-        UsageError: For an unknown option, a value of the wrong type, a memory that is too large
-            or too small, or groups that do not divide the batch.
+    Chunks of a batch, where it is run in some, are the groups of its batch statistics. A value
+    that does not fit is a UsageError.
     """
     cls = method_class(name)
     options = default_options(cls) | checked_options(name, requested)
@@ -152,12 +149,7 @@ def from_text(text: str, kind: Any) -> Value:
 
 
 def known_classes(config: TrainConfig) -> list[str]:
-    """The names given with `--known`, in their order.
-
-    Raises:
-        UsageError: If the method uses labels and none are named, or the other way around, or if
-            a class is named twice.
-    """
+    """Return the names given with `--known`, in their order, or raise UsageError."""
     names = [name.strip() for name in config.known.split(",") if name.strip()]
     if len(set(names)) < len(names):
         raise UsageError(f"--known {config.known} names a class twice; name each once")
@@ -172,11 +164,7 @@ def known_classes(config: TrainConfig) -> list[str]:
 def known_labels(config: TrainConfig, images: Images) -> Int64[np.ndarray, " images"] | None:
     """Labels of the known classes, numbered in their order; `UNKNOWN` for all other images.
 
-    Returns:
-        None for a method that does not use labels: it never meets one.
-
-    Raises:
-        UsageError: If a name is not that of a class.
+    None for a method that does not use labels: it never meets one.
     """
     names = known_classes(config)
     if not names:
