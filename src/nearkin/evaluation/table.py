@@ -1,7 +1,6 @@
 """Embeddings that `nearkin embed` has written: read whole, or searched block by block."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from nearkin.types import UNKNOWN
 
 COLUMNS: Final = ("path", "label", "vector")
 SUFFIXES: Final = (".parquet", ".npz")
+AGAIN: Final = "write it again with nearkin embed"
 
 
 def read_embeddings(path: Path, images: Images) -> Embeddings:
@@ -34,7 +34,7 @@ def read_embeddings(path: Path, images: Images) -> Embeddings:
     from pyarrow import parquet
 
     blocks = list(open_table(path).blocks())
-    with _usable(path), path.open("rb") as file:  # pyarrow takes no path that is not UTF-8
+    with usable(path, AGAIN), path.open("rb") as file:  # pyarrow takes no path that is not UTF-8
         splits = parquet.read_table(file, columns=["split"])["split"].to_pylist()
     paths = [name for block in blocks for name in block.paths.to_pylist()]
     labels = [name or "" for block in blocks for name in block.labels.to_pylist()]
@@ -133,12 +133,8 @@ Read = Callable[[], Iterator[Any]]  # Reads a row group of a file as record batc
 
 def _groups(file: Path) -> Iterator[tuple[int, Read]]:
     """Yield how many rows each row group of a file has, and a way to read it."""
-    with _usable(file), file.open("rb") as opened:
+    with usable(file, AGAIN), file.open("rb") as opened:
         yield from (_npz_groups if file.suffix == ".npz" else _parquet_groups)(opened)
-
-
-def _usable(file: Path) -> AbstractContextManager[None]:
-    return usable(file, "write it again with nearkin embed")
 
 
 def _parquet_groups(file: BinaryIO) -> Iterator[tuple[int, Read]]:
@@ -173,7 +169,7 @@ def _blocks(
     file: Path, read: Read, start: int, rows: Int[np.ndarray, " rows"] | None
 ) -> Iterator[Block]:
     """Yield a row group that begins at a position, or only the given rows of it."""
-    with _usable(file):
+    with usable(file, AGAIN):
         for batch in read():
             end = start + batch.num_rows
             chosen = None if rows is None else _between(rows, start, end) - start

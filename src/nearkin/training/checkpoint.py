@@ -71,13 +71,7 @@ def save(
 
     Once this returns, the new file survives a crash of the machine and has been read back.
 
-    Args:
-        folder: Where the checkpoints are; made if it does not exist.
-        step: Steps that are done.
-        method: What is trained, with its memories.
-        optimizer: Its optimizer.
-        keep: Number of checkpoints that stay; at least 1.
-        finite: Whether every number must be finite, as it must to train on from here.
+    With `finite` every number must be finite, as it must be to train on from here.
 
     Raises:
         CheckpointError: If the state holds more than tensors and plain Python values.
