@@ -24,8 +24,14 @@ from nearkin.networks.compilation import compile_branches
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Logger
-from nearkin.run.settings.build import build_method, named_backbone, sources_of, views_for
-from nearkin.run.settings.describe import describe, shrunk
+from nearkin.run.settings.build import (
+    build_method,
+    describe,
+    named_backbone,
+    shrunk,
+    sources_of,
+    views_for,
+)
 from nearkin.run.settings.options import known_labels
 from nearkin.training.checkpoint import latest
 from nearkin.training.fit import fit, fit_worker, with_epochs

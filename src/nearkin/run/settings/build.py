@@ -1,9 +1,10 @@
-"""From settings to objects: what `auto` comes to, and the method with its networks."""
+"""From settings to objects: the values of `auto`, the method with its networks, a description."""
 
 import copy
 import inspect
 import math
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.config import Config, DiscoverConfig, MemorySize, TrainConfig, metadata, option
 from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation, views_of
 from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk, free_memory
@@ -19,13 +20,19 @@ from nearkin.data.images import Images
 from nearkin.data.views import View
 from nearkin.distributed import cpus_per_process, native_precision, num_processes
 from nearkin.errors import DataError, UsageError
-from nearkin.extensions import absolute, is_reference, load_extension, source_of
+from nearkin.extensions import absolute, is_reference, label, load_extension, source_of
 from nearkin.method import Defaults, Method
-from nearkin.methods import method_class
+from nearkin.methods import method_class, option_types
 from nearkin.networks.backbone import SMALL_IMAGE, build_backbone
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.compilation import should_compile
-from nearkin.run.settings.options import known_classes, method_options
+from nearkin.run.settings.options import (
+    USUAL_GROUP,
+    default_options,
+    fitted_options,
+    known_classes,
+    method_options,
+)
 
 Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
 
@@ -194,3 +201,53 @@ def named_backbone(config: TrainConfig, network: nn.Module | None) -> Backbone:
     if network is not None:
         return as_backbone(copy.deepcopy(network), size)
     return build_backbone(config.backbone, size)
+
+
+def describe(config: TrainConfig) -> str:
+    """The recipe in one line."""
+    options = ", ".join(f"{name} {value}" for name, value in config.options.items())
+    views = config.augment
+    augmentation = views if isinstance(views, str) else f"of {len(views)} views of your own"
+    return (
+        f"recipe {label(config.method)} ({options}), {config.backbone}, {config.image_size} px, "
+        f"augmentation {augmentation}, batch {config.batch_size} (global), {config.optimizer} "
+        f"lr {config.lr:.4g}, weight decay {config.weight_decay:g}, {config.epochs} epochs, "
+        f"{config.precision}; all of it in config.toml"
+    )
+
+
+def shrunk(config: TrainConfig, num_images: int) -> list[str]:
+    """A line for each size that `auto` has reduced, or that is large for so few images."""
+    lines = []
+    if config.batch_size == num_images < USUAL_BATCH:
+        lines.append(f"note   --batch-size {config.batch_size}: there are no more images")
+    cls = method_class(config.method)
+    usual = default_options(cls)
+    kinds = option_types(cls)
+    for key in fitted_options(cls):
+        if metadata(kinds[key], MemorySize) and int(config.options[key]) > num_images // 2:
+            # The papers' sizes are allowed, but hold old entries of most images.
+            lines.append(
+                f"warning: {option(key)} {config.options[key]} is more than half of the "
+                f"{num_images} images"
+            )
+        if config.options[key] < usual[key]:
+            why = "at most half of the images"
+            if key == "bn_groups" and config.chunk_size:
+                why = "one for each chunk of the batch"
+            elif key == "bn_groups":
+                why = f"equal parts of the batch, of {USUAL_GROUP} images or more"
+            lines.append(f"note   {option(key)} {config.options[key]} for {usual[key]}: {why}")
+    return lines
+
+
+def command(verb: str, data: str, config: Config, usual: Mapping[str, Any]) -> str:
+    """Return the command that repeats a run: every setting that is not the `usual` one."""
+    words = ["nearkin", verb, data]
+    for name, default in usual.items():
+        value = getattr(config, name)
+        if name != "options" and value != default:
+            words += [f"--no-{name}"] if value is False else [option(name), str(value)]
+    for name, value in config.options.items():
+        words += [option(name), str(value)]
+    return shlex.join(words)
