@@ -234,7 +234,7 @@ def _second_view(
 
 
 def _pixel_tables(
-    images: Mapping[str, Images], workers: int, on_progress: ProgressCallback
+    images: Mapping[str, Images], workers: int, on_progress: ProgressCallback = ignore_progress
 ) -> tuple[Embeddings, Embeddings]:
     train = images["train"].spread(PIXEL_BANK)
     test = images.get("test", train)
