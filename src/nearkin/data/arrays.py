@@ -126,12 +126,6 @@ def from_npz(path: Path) -> list[Part]:
     return parts
 
 
-def from_memory(data: np.ndarray | tuple[np.ndarray, np.ndarray]) -> list[Part]:
-    """Pixels, or pixels and labels, passed from Python."""
-    pixels, labels = data if isinstance(data, tuple) else (data, None)
-    return [Part("", np.asarray(pixels), None if labels is None else np.asarray(labels))]
-
-
 PREFIX: Final = "torchvision:"
 TORCHVISION: Final = ("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "SVHN")
 DIGITS_SIDE: Final = 16
@@ -144,8 +138,13 @@ def is_name(data: str) -> bool:
 
 def from_name(data: str) -> list[Part]:
     """The images of "digits" or "torchvision:NAME", from disk. Nothing is ever downloaded."""
-    if data == "digits":
-        return [digits()]
+    if data == "digits":  # of scikit-learn: 1,797 of 8 by 8 pixels, enlarged to 16 by 16
+        from sklearn.datasets import load_digits
+
+        stored, side = load_digits(), (DIGITS_SIDE, DIGITS_SIDE)
+        small = map(Image.fromarray, np.rint(stored.images * (255 / 16)).astype(np.uint8))
+        large = [np.asarray(image.resize(side, Image.Resampling.BICUBIC)) for image in small]
+        return [Part("", np.stack(large), stored.target)]
     name = data.removeprefix(PREFIX)
     if name not in TORCHVISION:
         raise DataError(f"{data}: not a known data set; there are {', '.join(TORCHVISION)}")
@@ -153,17 +152,6 @@ def from_name(data: str) -> list[Part]:
         os.environ.get("NEARKIN_TORCHVISION") or "~/.cache/nearkin/torchvision"
     ).expanduser()
     return [_torchvision(name, root, split) for split in ("train", "test")]
-
-
-def digits() -> Part:
-    """The 1,797 handwritten digits of scikit-learn, 8 by 8 pixels, enlarged to 16 by 16."""
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    small = np.rint(data.images * (255 / 16)).astype(np.uint8)
-    side = (DIGITS_SIDE, DIGITS_SIDE)
-    large = [Image.fromarray(image).resize(side, Image.Resampling.BICUBIC) for image in small]
-    return Part("", np.stack([np.asarray(image) for image in large]), data.target)
 
 
 def _torchvision(name: str, root: Path, split: str) -> Part:

@@ -11,7 +11,7 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 from jaxtyping import Int32, Int64, Shaped
 
-from nearkin.data.arrays import Part, from_memory, from_name, from_npz, is_name, join
+from nearkin.data.arrays import Part, from_name, from_npz, is_name, join
 from nearkin.data.decode import FORMATS, BadImage
 from nearkin.data.labels import (
     SIDES,
@@ -65,31 +65,21 @@ COLUMNS: Final = ("labels", "groups", "splits", "sizes", "num_bytes", "kinds", "
 class Images:
     """Images in the order of their names' bytes, an image's row its index. Can be pickled."""
 
-    names: Sequence[str]
-    """Unique and sorted; relative to the data, with '/'."""
-    labels: Int64[np.ndarray, " images"]
-    """Class numbers, or `UNKNOWN`."""
+    names: Sequence[str]  # Unique and sorted; relative to the data, with '/'
+    labels: Int64[np.ndarray, " images"]  # Class numbers, or `UNKNOWN`
     groups: Int64[np.ndarray, " images"]
     """Images of one group, such as near-duplicates, never fall on two sides of a split."""
     splits: Shaped[np.ndarray, " images"]
     """The side of the split that the data declare: 'train', 'test', or '' for none."""
-    classes: tuple[str, ...]
-    """The class names; a label is a position among them."""
-    sizes: Int32[np.ndarray, "images 2"]
-    """Width and height in pixels, after exif orientation."""
-    num_bytes: Int64[np.ndarray, " images"]
-    """Of the encoded image, or of its pixels."""
-    kinds: Shaped[np.ndarray, " images"]
-    """Each image's format: JPEG, PNG, ..., or array."""
-    modified: Int64[np.ndarray, " images"]
-    """When each file was last written, in nanoseconds."""
+    classes: tuple[str, ...]  # The class names; a label is a position among them
+    sizes: Int32[np.ndarray, "images 2"]  # Width and height in pixels, after exif orientation
+    num_bytes: Int64[np.ndarray, " images"]  # Of the encoded image, or of its pixels
+    kinds: Shaped[np.ndarray, " images"]  # Each image's format: JPEG, PNG, ..., or array
+    modified: Int64[np.ndarray, " images"]  # When each file was last written, in nanoseconds
     source: Source
-    key: str = ""
-    """The absolute path that indices are filed under; '' where none are stored."""
-    bad: tuple[BadFile, ...] = ()
-    """Files of the whole data that cannot be used."""
-    notes: tuple[str, ...] = ()
-    """Notes for the user, one line each."""
+    key: str = ""  # The absolute path that indices are filed under; '' where none are stored
+    bad: tuple[BadFile, ...] = ()  # Files of the whole data that cannot be used
+    notes: tuple[str, ...] = ()  # Notes for the user, one line each
 
     def __len__(self) -> int:
         return len(self.names)
@@ -178,7 +168,9 @@ def open_images(
     if isinstance(resolved, ImageSource):
         return _from_source(resolved, where, labels, max_pixels, full, on_progress)
     if not isinstance(resolved, str):
-        return _from_parts(where, from_memory(resolved), labels)
+        pixels, numbers = resolved if isinstance(resolved, tuple) else (resolved, None)
+        numbers = None if numbers is None else np.asarray(numbers)
+        return _from_parts(where, [Part("", np.asarray(pixels), numbers)], labels)
     if is_name(resolved):
         return _from_parts(resolved, from_name(resolved), labels)
     path = Path(resolved).expanduser()
