@@ -50,8 +50,7 @@ class HealthBounds:
 class Method(nn.Module, ABC, Generic[Memo]):
     """A self-supervised method: the networks it trains, its loss, and all it remembers.
 
-    Its constructor is its configuration. All it remembers is parameters and buffers, so
-    `state_dict` is a whole checkpoint. One training step is:
+    Its constructor is its configuration, its `state_dict` a whole checkpoint. A training step:
 
         step = method(batch, progress)     # reads; writes nothing but batch-norm statistics
         step.loss.backward(); optimizer.step()
@@ -66,12 +65,10 @@ class Method(nn.Module, ABC, Generic[Memo]):
     """
 
     views: ClassVar[tuple[str | View, ...]] = ("strong", "strong")
-    """Views of each image: "strong", "weak", "small", "gray", a name that the augmentation gives
-    to one of its own, or a `View`."""
+    """Kinds of views: "strong", "weak", "small", "gray", the augmentation's own, or a `View`."""
     more_views: ClassVar[bool] = False
     """Whether it uses all further views that the augmentation has (multi-crop)."""
     defaults: ClassVar[Defaults] = Defaults()
-    """What `auto` means for it."""
     uses_labels: ClassVar[bool] = False
     """Whether it learns from labels, where there are any."""
     health_bounds: ClassVar[HealthBounds | None] = None
@@ -96,17 +93,15 @@ class Method(nn.Module, ABC, Generic[Memo]):
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float, /) -> Step[Memo]:
         """Compute the loss of the whole batch, and leave the state as it is.
 
-        `batch` has index and label of every image, and no views. `progress` is the share of
-        training that is done, from 0 to 1.
+        `batch` has no views; `progress` is the share of training that is done, from 0 to 1.
         """
 
     @torch.no_grad()
     def commit(self, memo: Memo, progress: float, /) -> None:
         """Write to the memories after the optimizer step. Writes nothing by default."""
 
-    def learning_rates(self, schedule: Schedule, /) -> Mapping[str, Schedule]:
-        """Return the learning rates that depart from `schedule`, by parameter-name prefix."""
-        del schedule
+    def learning_rates(self, _schedule: Schedule, /) -> Mapping[str, Schedule]:
+        """Return the learning rates that depart from the schedule, by parameter-name prefix."""
         return {}
 
     @property

@@ -77,8 +77,7 @@ class Branch(nn.Module):
     If `bn_groups`, batch norms take their statistics over that many equal parts of the batch.
     """
 
-    chunk_size: int = 0
-    """Rows that training computes at a time, by `set_chunk_size`; 0 means all."""
+    chunk_size: int = 0  # rows that training computes at a time, see `set_chunk_size`; 0: all
 
     def __init__(self, backbone: Backbone, projector: nn.Module, bn_groups: int = 0) -> None:
         super().__init__()

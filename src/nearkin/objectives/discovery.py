@@ -53,10 +53,9 @@ def closest(features: Float[Tensor, "batch dim"], rate: float) -> Bool[Tensor, "
 
 
 def same_ranks(features: Float[Tensor, "batch dim"], top: int) -> Bool[Tensor, "batch batch"]:
-    """Which pairs have their `top` largest features in common, in any order (AutoNovel, eq. 4).
+    """Which pairs have their `top` largest features in common, in any order.
 
-    Han et al. Automatically discovering and learning new visual categories with ranking
-    statistics. ICLR 2020, arXiv:2002.05714.
+    Han et al. 2020 (AutoNovel), arXiv:2002.05714, eq. 4.
 
     >>> same_ranks(torch.tensor([[9.0, 8.0, 0.0], [8.0, 9.0, 1.0], [9.0, 0.0, 8.0]]), top=2).int()
     tensor([[1, 1, 0],
@@ -76,13 +75,8 @@ def pairwise_bce(
 ) -> Float[Tensor, ""]:
     """Binary cross-entropy of two images being of one class, over all ordered pairs (eq. 3).
 
-    Args:
-        a: Class probabilities of the first view.
-        b: Class probabilities of the second.
-        same: Which pairs are held to be of one class.
-
-    Returns:
-        The mean over the pairs, or zero where there are none.
+    `a` and `b` are class probabilities of the two views, and `same` says which pairs are held to
+    be of one class. The mean over the pairs, or zero where there are none.
 
     >>> p = torch.eye(2)
     >>> pairwise_bce(p, p, torch.eye(2).bool()).abs() < 1e-6
@@ -106,11 +100,9 @@ def consistency(
 def classify(
     logits: Float[Tensor, "batch classes"], label: Int[Tensor, " batch"]
 ) -> Float[Tensor, ""]:
-    """Cross-entropy of the classes of labeled images, the mean; zero where none has a label.
+    """Mean cross-entropy of the images whose label is not `UNKNOWN`; zero where there are none.
 
-    Args:
-        logits: Of the known classes, and of others after them.
-        label: The class of each image, or `UNKNOWN`, and it counts for nothing.
+    The logits of the known classes come first.
 
     >>> classify(torch.tensor([[2.0, 0.0, 0.0], [9.0, 9.0, 9.0]]), torch.tensor([0, UNKNOWN]))
     tensor(0.2395)
@@ -157,9 +149,9 @@ def neighborhood_targets(
         logits: Of each query against its own key, then against the queue, as from `look_up`.
         usable: Which entries of the queue may be neighbors.
         own_weight: The weight alpha of the own key. It takes all where there is no neighbor.
-        num_neighbors: How many neighbors there are, if so many are usable.
-        own_competes: As the official code has it, the own key takes one of the neighbors'
-            places, and the weight of that place is lost.
+        num_neighbors: Maximum number of neighbors.
+        own_competes: Whether the own key takes one of the neighbors' places, and the weight of
+            that place is lost, as in the official code.
     """
     own = torch.full_like(usable[:, :1], own_competes)
     candidates = logits.masked_fill(~torch.cat([own, usable], dim=1), -torch.inf)
@@ -180,11 +172,8 @@ def class_targets(
 ) -> Float[Tensor, "batch matches"]:
     """The same weight on the query's own key and on every usable key of its class (eq. 8).
 
-    Args:
-        logits: Of each query against its own key, then against the queue, as from `look_up`.
-        label: The class of each query.
-        labels: The class of each entry of the queue.
-        usable: Which entries of the queue may be positives.
+    `label` has the class of each query, `labels` that of each entry of the queue. For the others
+    see `neighborhood_targets`.
 
     >>> usable = torch.tensor([[True, True, False]])
     >>> class_targets(torch.zeros(1, 4), torch.tensor([7]), torch.tensor([7, 8, 7]), usable)
@@ -208,8 +197,8 @@ def mixed_negatives(
     """Similarities of queries to the hardest mixtures of novel and known keys (eq. 9 to 11).
 
     A mixture `mix e + (1 - mix) l` of a key `e` least like the query and a key `l` of a known
-    class is certainly of another class than the query. None is built: the products of queries and
-    keys, which a step needs anyway, give their similarities.
+    class is certainly of another class. None is built: products of queries and keys, which a step
+    needs anyway, give their similarities.
 
     Args:
         query: Unit vectors.

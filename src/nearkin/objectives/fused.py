@@ -140,9 +140,8 @@ def dictionary_logsumexp(
     The gradient of the logarithm is softmax attention with keys as values, so a block of
     exponentials serves both and is then dropped (Rabe and Staats 2021, arXiv:2112.05682).
     """
-    total: Tensor = _DictionaryLse.apply(
-        query.contiguous(), keys.contiguous(), temperature, ignored
-    )
+    inputs = query.contiguous(), keys.contiguous()
+    total: Tensor = _DictionaryLse.apply(*inputs, temperature, ignored)
     return total
 
 
@@ -179,11 +178,7 @@ class _DictionaryLse(torch.autograd.Function):
 def views_logsumexp(a: Tensor, b: Tensor, temperature: float, *, partners: bool) -> Tensor:
     """Return each view's `log sum exp(similarity / temperature)` over all views but itself.
 
-    Args:
-        a: One view of each image.
-        b: The other view.
-        temperature: Divides the similarities.
-        partners: Whether the other view of the same image counts.
+    The other view of the same image counts if `partners`.
     """
     total: Tensor = _TriangleLse.apply(torch.cat([a, b]), temperature, partners)
     return total
@@ -252,14 +247,8 @@ def strip_info_nce(
     The loss is one number, so its gradient is known, up to a factor, as soon as the logits of a
     query are: each strip gives its loss and its gradient and is then dropped.
 
-    Args:
-        query: Unit vectors, or longer ones.
-        key: The positive of each query.
-        negatives: Shared by all queries.
-        temperature: Divides the similarities.
-        ignored: Negatives that do not count for a query.
-        own: Negatives that do not count for the first query; those after them do not count for
-            the second, and so on.
+    Negatives at `own` do not count for the first query; those after them do not count for the
+    second, and so on.
     """
     loss: Tensor = _StripInfoNCE.apply(query, key, negatives, temperature, ignored, own)
     return loss
