@@ -4,13 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nearkin.errors import OutputError, UsageError
-from nearkin.report.comparison import (
-    DISCOVERIES,
-    TRAININGS,
-    Comparison,
-    read_finished,
-    side_by_side,
-)
+from nearkin.report.comparison import Comparison, read_finished, side_by_side
 from nearkin.tables import replace_text
 
 
@@ -31,8 +25,8 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
     kinds = {run.kind: run.folder.path for run in finished}
     if len(kinds) > 1:
         raise UsageError(
-            f"{kinds[TRAININGS]} is a training and {kinds[DISCOVERIES]} a discovery; give runs of "
-            "one kind"
+            f"{kinds['trainings']} is a training and {kinds['discoveries']} a discovery; give "
+            "runs of one kind"
         )
     comparison = side_by_side(finished)
     if output is not None:

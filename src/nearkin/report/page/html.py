@@ -212,12 +212,8 @@ class Chart:
     interval: tuple[Number, Number] | None = None  # an uncertainty range of x to shade
 
 
-WIDTH: Final = 640
-HEIGHT: Final = 300
-LEFT: Final = 56
-RIGHT: Final = 624
-TOP: Final = 40
-BOTTOM: Final = 248  # LEFT to BOTTOM are the edges of the plot area
+WIDTH, HEIGHT = 640, 300
+LEFT, RIGHT, TOP, BOTTOM = 56, 624, 40, 248  # edges of the plot area
 MAX_DOTS: Final = 40  # a line of more points is drawn without dots
 DOTS: Final = (
     None,  # a disk

@@ -85,35 +85,25 @@ def map_section(image_map: ImageMap) -> Html:
         element("section", "", id="map-selection", aria_label="Selected images", hidden=""),
         element("section", "", id="map-panel", aria_label="Image"),
     )
+    room = _view(), element("div", *side, class_="map-side", id="map-side")
+    rows = element("summary", "Table of the images"), element("div", "", class_="wide")
+    no_script = element("p", "The map needs JavaScript; the rest of the page does not.")
     explorer = element(
         "div",
         element("div", *bar, class_="map-bar"),
         element("p", "", class_="note", id="map-note"),
-        element(
-            "div",
-            _view(),
-            element("div", *side, class_="map-side", id="map-side"),
-            class_="map-room",
-        ),
+        element("div", *room, class_="map-room"),
         element("p", KEYBOARD_HELP, class_="note", id="map-keys"),
         element("p", "", class_="visually-hidden", id="map-live", aria_live="polite"),
         element("div", "", id="map-served"),
-        element(
-            "details",
-            element("summary", "Table of the images"),
-            element("div", "", class_="wide"),
-            id="map-table",
-        ),
+        element("details", *rows, id="map-table"),
         class_="explorer",
         id="map-explorer",
     )
     return join(
         [
             element("p", MAP_HELP + sample * (sampled < total)),
-            element(
-                "noscript",
-                element("p", "The map needs JavaScript; the rest of the page does not."),
-            ),
+            element("noscript", no_script),
             explorer,
             element("script", _data(image_map), type="application/json", id="images"),
         ]
