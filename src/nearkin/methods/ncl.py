@@ -37,6 +37,7 @@ from nearkin.networks.branch import Branch, as_backbone
 from nearkin.networks.heads import Heads
 from nearkin.objectives import (
     class_targets,
+    classify,
     close,
     closest,
     consistency,
@@ -148,7 +149,7 @@ class NCL(Method[LabeledUpdate]):
         same = self.same_class(h1[~known].detach())
         ramped = self.consistency_weight * ramp(progress, self.consistency_until)
         losses = {
-            "classify": self.classify(h1[known], label[known]),
+            "classify": classify(self.heads.known(h1[known]), label[known]),
             "pairs": pairwise_bce(novel1[~known], novel2[~known], same),
             "consistency": ramped * (consistency(known1, known2) + consistency(novel1, novel2)),
             "known": self.known_weight
@@ -178,13 +179,6 @@ class NCL(Method[LabeledUpdate]):
         if self.pseudo_labels == "closest":
             return closest(features, self.positive_rate)
         return close(features, self.threshold)
-
-    def classify(
-        self, features: Float[Tensor, "n f"], label: Int[Tensor, " n"]
-    ) -> Float[Tensor, ""]:
-        """Cross-entropy of the known classes (eq. 1); zero where there are none."""
-        total = F.cross_entropy(self.heads.known(features), label, reduction="sum")
-        return torch.div(total, max(len(label), 1))
 
     def contrast_known(
         self,
