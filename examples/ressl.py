@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import torch
 
-from nearkin.config import Dim, Momentum, QueueSize, Temperature
+from nearkin.config import Dim, DimOrZero, Momentum, QueueSize, Temperature
 from nearkin.memory import KeyUpdate, Queue
 from nearkin.method import Defaults, Method
 from nearkin.networks.branch import Backbone, Branch, ema_update, frozen_copy, mlp
@@ -33,7 +33,7 @@ class ReSSL(Method[KeyUpdate]):
         backbone: Backbone,
         *,
         dim: Dim = 128,
-        hidden_dim: Dim = 512,
+        hidden_dim: DimOrZero = 512,
         queue_size: QueueSize = 4096,
         momentum: Momentum = 0.99,
         temperature: Temperature = 0.1,

@@ -146,7 +146,7 @@ def discover(  # noqa: D417
     options: Mapping[str, Value] | None = None,
     **method_options: Value,
 ) -> Run:
-    """Find the classes among images of which some have a known class.
+    """Find novel classes among images of which some are labeled.
 
     Args:
         data: What `nearkin.train` takes.

@@ -80,7 +80,8 @@ def load_reference(reference: str, kind: str) -> Any:
     for part in name.split("."):
         if not hasattr(thing, part):
             public = [each for each in vars(thing) if not each.startswith("_")]
-            raise UsageError(f"{where}: {home} has no {part}.{suggestion(part, public)}")
+            hint = suggestion(part, public) or " Give the name of a class or function in it"
+            raise UsageError(f"{where}: {home} has no {part}.{hint}")
         thing = getattr(thing, part)
     return thing
 
@@ -129,7 +130,8 @@ def _failed(where: str, error: BaseException) -> UsageError:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     line = getattr(error, "lineno", None) or (trace and trace.tb_lineno)
-    message = f"{type(error).__name__}: {' '.join(str(error).split())} (line {line})"
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    message = f"{type(error).__name__}: {' '.join(text.split())} (line {line})"
     return UsageError(f"{where} cannot be imported: {message}; mend it")
 
 

@@ -73,6 +73,8 @@ class Method(nn.Module, ABC, Generic[Memo]):
     """Whether it learns from labels, where there are any."""
     health_bounds: ClassVar[HealthBounds | None] = None
     """Bounds of healthy embeddings; None means those of `nearkin.training.health`."""
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """Keys of `Step.metrics` that `metrics.csv` has a column for."""
     online: Branch
     """The trained backbone and its projector."""
 

@@ -242,6 +242,8 @@ def _check_step(subject: _Subject) -> None:
         subject.breaks(STEP, f"the loss is {step.loss.detach()}, not one finite number")
     if not step.loss.requires_grad:
         subject.breaks(STEP, "the loss has no gradient")
+    if missing := set(subject.cls.metrics) - set(step.metrics):
+        subject.breaks(STEP, f"metrics are declared but not in the step: {sorted(missing)}")
     for name, value in step.metrics.items():
         if value.ndim or value.requires_grad:
             subject.breaks(STEP, f"metric {name} is not a scalar without gradient")

@@ -28,8 +28,8 @@ class RunOptions:
     """What is typed beside the settings: files, and what is printed."""
 
     config_file: Annotated[Path | None, Parameter(name="--config", group=GROUPS["Data"])] = None
-    """A TOML file of settings, such as the config.toml of a run. What is typed or set in the
-    environment goes before it."""
+    """A TOML file of settings, such as the config.toml of a run. The command line and the
+    environment take precedence."""
     out: Annotated[Path | None, Parameter(name=["--out", "-o"], group=GROUPS["Output"])] = None
     """The run folder; runs/DATA-METHOD or runs/DATA-MODE if not given."""
     resume: Flag = False
@@ -112,7 +112,7 @@ def discover(
     run: Annotated[RunOptions, Parameter(name="*")] | None = None,
     **options: Options,
 ) -> None:
-    """Find the classes among images of which some have a known class.
+    """Find novel classes among images of which some are labeled.
 
     Args:
         data: A folder, a CSV or Parquet table, a zip or tar, an .npz, a name such as digits, or
@@ -155,7 +155,7 @@ def _run(
 
 @app.command
 def replay(run: Path, data: str | None = None, /) -> None:
-    """Repeat the step at which a run diverged, and say where it began.
+    """Repeat the step at which a run diverged, and name the layer.
 
     Args:
         run: A run folder.

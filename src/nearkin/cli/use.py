@@ -89,7 +89,7 @@ def neighbors(
     data: str | None = None,
     json: Flag = False,
 ) -> None:
-    """Show which images are most similar to some.
+    """Show the images that are most similar to given ones.
 
     Args:
         run: A run folder, or an encoder.safetensors.
@@ -159,7 +159,7 @@ def assign(
 
 @app.command
 def report(run: Path, data: str | None = None, /, *, output: Output = None) -> None:
-    """Make the page of a run anew: report.html, one file that opens by a double-click.
+    """Write the page of a run again: report.html, one file that works offline.
 
     Args:
         run: A run folder.
@@ -181,7 +181,7 @@ def explore(
     host: str = "127.0.0.1",
     i_know: Flag = False,
 ) -> None:
-    """Look around in a run with a browser: search, name classes, copy images; Ctrl-C ends it.
+    """Serve a run to a browser: search, name classes, copy images; Ctrl-C ends it.
 
     Args:
         run: A run folder.
@@ -198,7 +198,7 @@ def explore(
 
 @app.command
 def compare(*runs: Path, output: Output = None, json: Flag = False) -> None:
-    """Put finished runs side by side: what differs in their settings, and what they are worth.
+    """Compare finished runs: their measures, and the settings that differ.
 
     Args:
         runs: Run folders, all trainings or all discoveries.
@@ -220,7 +220,7 @@ def export(
     format: Literal["atlas"],
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
 ) -> None:
-    """Write the images of a run, their places and their neighbors for another program.
+    """Write images, map coordinates and neighbors of a run for another program.
 
     Args:
         run: A run folder.
@@ -272,7 +272,7 @@ def config(method: str = "simclr", /) -> None:
 
 @app.command
 def doctor() -> None:
-    """Print versions, device, precision, threads and what else helps to help."""
+    """Print versions, device, precision and threads, for a bug report."""
     from nearkin.commands.info import doctor_lines
 
     print("\n".join(doctor_lines()))

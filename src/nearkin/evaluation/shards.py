@@ -36,7 +36,7 @@ class PartsWritten:
 
     def lines(self, folder: Path) -> list[str]:
         """Lines of text."""
-        lines = [f"{self.now} of {self.num_parts} parts made: {folder.resolve()}"]
+        lines = [f"{self.now} of {self.num_parts} parts written: {folder.resolve()}"]
         if self.missing:
             return [*lines, f"{self.missing} parts are still missing; others are to make them"]
         lines.append(f"{self.count} images have features")

@@ -74,6 +74,8 @@ def method_class(name: str) -> type[Method[Any]]:
     if cls is not None:
         return checked_class(cls, name)
     if name not in METHODS:
+        if name.endswith(".py"):
+            raise UsageError(f"method {name} has no class name; give {name}:NAME")
         raise UsageError(
             f"unknown method {name}.{suggestion(name, METHODS)} "
             f"`nearkin methods` lists them: {', '.join(method_names())}; your own is "

@@ -130,7 +130,8 @@ def fit(
         for done, step in training_steps(
             config, trained, optimizer, batches.between(start, total), start=start, total=total
         ):
-            values = {"loss": step.loss.item()} | {key: step.metrics[key].item() for key in terms}
+            values = {"loss": step.loss.item()}
+            values |= {key: step.metrics[key].item() for key in terms if key in step.metrics}
             at = f"epoch {-(-done // per_epoch)}/{config.epochs}"
             log.progress(
                 done, total, "  ".join([at, f"loss {values['loss']:.3f}", *pace.reach(done)])
@@ -216,7 +217,8 @@ def _resume(
 
 
 def _means(rows: Sequence[Mapping[str, int | float]], names: Iterable[str]) -> list[str]:
-    return [f"{name.replace('_', ' ')} {fmean(row[name] for row in rows):.3f}" for name in names]
+    means = {name: fmean(row[name] for row in rows if name in row) for name in names}
+    return [f"{name.replace('_', ' ')} {mean:.3f}" for name, mean in means.items()]
 
 
 def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> float:

@@ -72,7 +72,7 @@ def train_encoder(
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         log.info(f"augmented views  {sheet.resolve()}")
         monitor = Monitor(split, config, device, log.progress)
-        trained = fit(folder, config, method, batches, monitor.evaluate, log)
+        trained = fit(folder, config, method, batches, monitor.evaluate, log, method.metrics)
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
         return False
