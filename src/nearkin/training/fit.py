@@ -130,8 +130,9 @@ def fit(
         for done, step in training_steps(
             config, trained, optimizer, batches.between(start, total), start=start, total=total
         ):
-            values = {"loss": step.loss.item()}
-            values |= {key: step.metrics[key].item() for key in terms if key in step.metrics}
+            values = {"loss": step.loss.item()} | {
+                key: value.item() for key, value in step.metrics.items() if key in terms
+            }
             at = f"epoch {-(-done // per_epoch)}/{config.epochs}"
             log.progress(
                 done, total, "  ".join([at, f"loss {values['loss']:.3f}", *pace.reach(done)])
