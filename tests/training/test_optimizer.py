@@ -38,9 +38,11 @@ class Siamese(Method[None]):
         self.predictors = mlp(4, 2)  # shares the beginning of its name, not the rate
         self.rates = rates
 
-    def forward(self, batch, progress):
-        loss = self.predictor(self.online(batch.views[0])).mean()
-        return Step(loss * (1 - progress), memo=None)
+    def encode(self, batch):
+        return [self.predictor(self.online(batch.views[0]))]
+
+    def compute_loss(self, encoded, batch, progress):
+        return Step(encoded[0].mean() * (1 - progress), memo=None)
 
     def learning_rates(self, schedule, /):
         return dict.fromkeys(self.rates, lambda progress: schedule(0.0 * progress))
