@@ -41,7 +41,7 @@ class Siamese(Method[None]):
     def encode(self, batch):
         return [self.predictor(self.online(batch.views[0]))]
 
-    def compute_loss(self, encoded, batch, progress):
+    def compute_loss(self, encoded, batch, progress):  # noqa: ARG002
         return Step(encoded[0].mean() * (1 - progress), memo=None)
 
     def learning_rates(self, schedule, /):
