@@ -20,7 +20,7 @@ class ReSSL(Method[KeyUpdate]):
         dim: Embedding dimension.
         hidden_dim: Hidden dimension of the projector; 0 is that of the features.
         queue_size: How many embeddings of earlier images are kept.
-        momentum: How much of itself the target keeps at each step.
+        momentum: EMA coefficient of the target.
         temperature: Divides the similarities of the strong view.
         target_temperature: Divides those of the weak view; smaller, so that they are sharper.
     """

@@ -176,7 +176,8 @@ class Sender:
 def found(tmp_path_factory):
     """What happened, in a process that had imported everything and forked for every run."""
     command = [sys.executable, __file__, str(tmp_path_factory.mktemp("signals"))]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
