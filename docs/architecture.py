@@ -97,12 +97,8 @@ WALKS: Mapping[str, Sequence[str]] = {
     ),
     "--temperature, from the command line to the method": (
         "cli/train.py",
-        "cli/app.py",
-        "config/settings.py:TrainConfig",
         "commands/train.py",
-        "training/session.py",
-        "run/settings/build.py",
-        "run/settings/options.py",
+        "run/settings.py",
         "methods/moco.py",
     ),
 }

@@ -16,7 +16,7 @@ from nearkin.errors import DataError
 from nearkin.methods import METHODS
 from nearkin.networks.branch import as_backbone
 from nearkin.objectives import unit
-from nearkin.run.settings.options import checked_options, fitted_options
+from nearkin.run.settings import checked_options, fitted_options
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "ablations"))
 arms, trial, summary, ablate = map(importlib.import_module, ("arms", "trial", "summary", "ablate"))

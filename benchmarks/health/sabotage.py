@@ -22,7 +22,7 @@ from nearkin.data.split import Split, split_images
 from nearkin.errors import DivergedError
 from nearkin.method import Method
 from nearkin.methods import METHODS
-from nearkin.run.settings.build import resolve
+from nearkin.run.settings import resolve
 from nearkin.tables import read_csv, write_csv
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.monitor import Monitor

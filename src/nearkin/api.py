@@ -21,7 +21,7 @@ from nearkin.errors import UsageError
 from nearkin.method import Method
 from nearkin.methods import method_name
 from nearkin.run.reporter import Reporter
-from nearkin.run.settings.build import stored_views
+from nearkin.run.settings import stored_views
 
 Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
 

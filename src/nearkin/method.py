@@ -69,14 +69,12 @@ class Method(nn.Module, ABC, Generic[Memo]):
     more_views: ClassVar[bool] = False
     """Whether it uses all further views that the augmentation has (multi-crop)."""
     defaults: ClassVar[Defaults] = Defaults()
-    uses_labels: ClassVar[bool] = False
-    """Whether it learns from labels, where there are any."""
+    uses_labels: ClassVar[bool] = False  # learns from labels, where there are any
     health_bounds: ClassVar[HealthBounds | None] = None
     """Bounds of healthy embeddings; None means those of `nearkin.training.health`."""
     metrics: ClassVar[tuple[str, ...]] = ()
     """Keys of `Step.metrics` that `metrics.csv` has a column for."""
-    online: Branch
-    """The trained backbone and its projector."""
+    online: Branch  # the trained backbone and its projector
 
     @override
     def forward(self, batch: Batch, progress: float) -> Step[Memo]:

@@ -27,7 +27,7 @@ from nearkin.method import Method
 from nearkin.methods import option_types, parameters
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Backbone
-from nearkin.run.settings.options import from_text
+from nearkin.run.settings import from_text
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine
 from nearkin.types import UNKNOWN, Batch, Step

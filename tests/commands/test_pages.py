@@ -16,7 +16,7 @@ from small import batch_for, run, small
 from nearkin.cli import main
 from nearkin.commands.methods import page
 from nearkin.methods import METHODS, parameters
-from nearkin.run.settings.options import default_options
+from nearkin.run.settings import default_options
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"

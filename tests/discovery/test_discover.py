@@ -26,7 +26,7 @@ from nearkin.data.labels import Annotations
 from nearkin.discovery import assignments, clusters
 from nearkin.discovery.data import accepted_classes
 from nearkin.discovery.trials import TUNED
-from nearkin.run.settings import build
+from nearkin.run import settings as build
 from nearkin.tables import read_csv
 
 KNOWN, CLASSES, EACH = 5, 8, 16

@@ -28,7 +28,7 @@ SETTINGS = [
 SHORT = """
 import sys
 import torch
-import nearkin.run.settings.build as build
+import nearkin.run.settings as build
 build.native_precision = lambda device: torch.float32
 build.epochs_for = lambda *facts: 2
 from nearkin.cli import main

@@ -14,7 +14,7 @@ from nearkin.discovery.stages import class_stage, known_stage
 from nearkin.discovery.trials import MODE_METHOD, folds, tuned_options
 from nearkin.evaluation.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
-from nearkin.run.settings.options import checked_options, method_options
+from nearkin.run.settings import checked_options, method_options
 from nearkin.training.fit import optimizer_for, schedule_for
 from nearkin.training.loop import steps
 

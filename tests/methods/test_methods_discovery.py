@@ -22,7 +22,7 @@ from nearkin.methods.simgcd import SimGCD
 from nearkin.methods.supervised import Supervised
 from nearkin.networks.branch import Backbone
 from nearkin.objectives import classify, mean_entropy, nt_xent, sup_con
-from nearkin.run.settings.options import checked_options
+from nearkin.run.settings import checked_options
 from nearkin.types import UNKNOWN, Batch
 
 TERMS = ["distill", "entropy", "classify", "contrast", "class_contrast"]

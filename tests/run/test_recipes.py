@@ -16,8 +16,15 @@ from nearkin.data.images import open_images
 from nearkin.data.order import Order
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
-from nearkin.run.settings.build import build_method, named_backbone, resolve, views_for
-from nearkin.run.settings.options import checked_options, known_labels, method_options
+from nearkin.run.settings import (
+    build_method,
+    checked_options,
+    known_labels,
+    method_options,
+    named_backbone,
+    resolve,
+    views_for,
+)
 from nearkin.training.fit import optimizer_for, schedule_for
 from nearkin.training.lars import LARS
 from nearkin.training.loop import steps

@@ -24,7 +24,7 @@ from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings.build import resolve
+from nearkin.run.settings import resolve
 from nearkin.training.monitor import Monitor
 from nearkin.training.session import build
 

@@ -19,7 +19,7 @@ from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.knn import knn
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.run.settings.build import build_method, describe, named_backbone, resolve, views_for
+from nearkin.run.settings import build_method, describe, named_backbone, resolve, views_for
 from nearkin.training.fit import seconds_per_epoch
 
 TIMED_BATCH = 32  # for large images, where measuring a full batch takes minutes

@@ -23,8 +23,7 @@ from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, default_folder, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
-from nearkin.run.settings.build import self_contained
-from nearkin.run.settings.options import checked_options
+from nearkin.run.settings import checked_options, self_contained
 from nearkin.types import UNKNOWN
 from nearkin.version import __version__
 

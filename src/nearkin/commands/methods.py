@@ -28,7 +28,7 @@ from nearkin.config import (
 from nearkin.extensions import label
 from nearkin.method import Defaults, Method
 from nearkin.methods import METHODS, method_class, method_names, option_types, parameters
-from nearkin.run.settings.options import default_options, fitted_options
+from nearkin.run.settings import default_options, fitted_options
 
 
 class Paper(NamedTuple):

@@ -19,8 +19,7 @@ from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, default_folder, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
-from nearkin.run.settings.build import resolve, self_contained
-from nearkin.run.settings.options import checked_options, known_classes
+from nearkin.run.settings import checked_options, known_classes, resolve, self_contained
 from nearkin.training.session import resumed_settings, run_worker, train_encoder
 from nearkin.version import __version__
 

@@ -26,7 +26,7 @@ from nearkin.errors import DataError, UsageError
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.run.data import write_bad_files
 from nearkin.run.folder import RunFolder, data_name
-from nearkin.run.settings.options import known_classes, known_labels
+from nearkin.run.settings import known_classes, known_labels
 from nearkin.tables import read_csv
 from nearkin.types import UNKNOWN
 

@@ -27,7 +27,7 @@ from nearkin.method import Method
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import trainable_layer
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
-from nearkin.run.settings.build import views_for
+from nearkin.run.settings import views_for
 from nearkin.tables import usable, write_whole
 from nearkin.types import Batch
 

@@ -47,7 +47,7 @@ from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name, opened
 from nearkin.run.reporter import Logger
-from nearkin.run.settings.build import resolve
+from nearkin.run.settings import resolve
 from nearkin.training.session import resumed_settings, train_encoder
 from nearkin.types import UNKNOWN
 

@@ -35,8 +35,7 @@ from nearkin.networks.heads import Heads
 from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
-from nearkin.run.settings.build import named_backbone
-from nearkin.run.settings.options import method_options
+from nearkin.run.settings import method_options, named_backbone
 from nearkin.training.fit import broadcast_state, fit, fit_worker, optimizer_for, training_steps
 from nearkin.training.health import health
 from nearkin.training.session import run_worker as run_training_worker

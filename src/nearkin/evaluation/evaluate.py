@@ -28,7 +28,7 @@ from nearkin.evaluation.measure import Measure, known
 from nearkin.evaluation.probe import linear_probe
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked, under
-from nearkin.run.settings.build import named_backbone
+from nearkin.run.settings import named_backbone
 
 # Columns that are headed by another name than their own.
 TITLES = {"untrained": "untrained encoder", "pixels": "raw pixels"}

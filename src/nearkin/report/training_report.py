@@ -17,7 +17,7 @@ from nearkin.evaluation.measure import Measure
 from nearkin.report.page.html import Chart, Points
 from nearkin.report.page.sections import Confusion, RunInfo, Table, TrainingReport
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings.build import command
+from nearkin.run.settings import command
 from nearkin.tables import read_numbers
 from nearkin.version import __version__
 

@@ -29,7 +29,7 @@ from nearkin.pace import Pace
 from nearkin.run.data import note_machine
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
-from nearkin.run.settings.build import PRECISIONS
+from nearkin.run.settings import PRECISIONS
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Checkpointer

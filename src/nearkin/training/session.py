@@ -24,15 +24,15 @@ from nearkin.networks.compilation import compile_branches
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Logger
-from nearkin.run.settings.build import (
+from nearkin.run.settings import (
     build_method,
     describe,
+    known_labels,
     named_backbone,
     shrunk,
     sources_of,
     views_for,
 )
-from nearkin.run.settings.options import known_labels
 from nearkin.training.checkpoint import latest
 from nearkin.training.fit import fit, fit_worker, with_epochs
 from nearkin.training.health import verdict

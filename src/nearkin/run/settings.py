@@ -1,4 +1,4 @@
-"""From settings to objects: the values of `auto`, the method with its networks, a description."""
+"""What was requested becomes what is trained: options, values of `auto`, the method itself."""
 
 import copy
 import inspect
@@ -6,13 +6,25 @@ import math
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import numpy as np
 import torch
+from jaxtyping import Int64
 from torch import nn
 
-from nearkin.config import Config, DiscoverConfig, MemorySize, TrainConfig, metadata, option
+from nearkin.config import (
+    BatchGroups,
+    Config,
+    DiscoverConfig,
+    MemorySize,
+    TrainConfig,
+    Value,
+    check_value,
+    metadata,
+    option,
+    suggestion,
+)
 from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation, views_of
 from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk, free_memory
@@ -22,17 +34,166 @@ from nearkin.distributed import cpus_per_process, native_precision, num_processe
 from nearkin.errors import DataError, UsageError
 from nearkin.extensions import absolute, is_reference, label, load_extension, source_of
 from nearkin.method import Defaults, Method
-from nearkin.methods import method_class, option_types
+from nearkin.methods import method_class, option_types, parameters
 from nearkin.networks.backbone import SMALL_IMAGE, build_backbone
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.compilation import should_compile
-from nearkin.run.settings.options import (
-    USUAL_GROUP,
-    default_options,
-    fitted_options,
-    known_classes,
-    method_options,
-)
+from nearkin.types import UNKNOWN
+
+
+def default_options(cls: type[Method[Any]]) -> dict[str, Any]:
+    """A method's options where the user gives none: its `defaults`, or else its constructor's."""
+    papers = {key: parameter.default for key, parameter in parameters(cls).items()}
+    return papers | dict(cls.defaults.options)
+
+
+def fitted_options(cls: type[Method[Any]]) -> list[str]:
+    """The options that `auto` fits to the number of images or to the batch."""
+    kinds = option_types(cls)
+    return [
+        key
+        for key in parameters(cls)
+        if metadata(kinds[key], MemorySize) or metadata(kinds[key], BatchGroups)
+    ]
+
+
+def checked_options(
+    name: str,
+    requested: Mapping[str, Value],
+    kind: type[TrainConfig | DiscoverConfig] = TrainConfig,
+) -> dict[str, Any]:
+    """Return options as a method's constructor takes them, or raise UsageError.
+
+    A suggestion for an unknown one may also be a setting of `kind`.
+    """
+    cls = method_class(name)
+    options, kinds = parameters(cls), option_types(cls)
+    checked = {}
+    for key, value in requested.items():
+        if key not in options:
+            near = suggestion(key, [*options, *kind.__dataclass_fields__])
+            raise UsageError(
+                f"unknown option {option(key)} for {name}.{near} "
+                f"`nearkin config {name}` lists them"
+            )
+        checked[key] = from_text(value, kinds[key]) if isinstance(value, str) else value
+        check_value(key, checked[key], kinds[key])
+    return checked
+
+
+def method_options(
+    name: str,
+    requested: Mapping[str, Value],
+    num_images: int,
+    batch_size: int,
+    chunk_size: int = 0,
+) -> dict[str, Value]:
+    """Return all options of a method: as requested, or its defaults, fitted to data and batch.
+
+    Chunks of a batch, where it is run in some, are the groups of its batch statistics. A value
+    that does not fit is a UsageError.
+    """
+    cls = method_class(name)
+    options = default_options(cls) | checked_options(name, requested)
+    for key, kind in option_types(cls).items():
+        if memory := metadata(kind, MemorySize):
+            if key in requested:
+                _check_memory(cls, key, options[key], memory, num_images, batch_size)
+            else:
+                half = num_images // 2
+                options[key] = min(options[key], half // batch_size * batch_size or half)
+        elif metadata(kind, BatchGroups):
+            groups = options[key]
+            if key in requested:
+                _check_groups(key, groups, batch_size)
+            else:
+                options[key] = _fitting_groups(groups, batch_size, chunk_size)
+    return options
+
+
+def _check_memory(
+    cls: type[Method[Any]],
+    key: str,
+    size: int,
+    memory: MemorySize,
+    num_images: int,
+    batch_size: int,
+) -> None:
+    """Refuse a memory beyond half of the images and beyond the paper's, or below a batch."""
+    most = max(num_images // 2, parameters(cls)[key].default)
+    if size > most:
+        raise UsageError(
+            f"{option(key)} {size} is more than half of the {num_images} images; "
+            f"give at most {most}"
+        )
+    if memory.holds_batch and size < batch_size:
+        raise UsageError(
+            f"{option(key)} {size} does not hold a batch of {batch_size}; give at least that"
+        )
+
+
+SMALLEST_GROUP = 2  # Images that batch statistics can be taken over
+USUAL_GROUP = 16  # Images in a group that `auto` leaves at least
+
+
+def _check_groups(key: str, groups: int, batch_size: int) -> None:
+    """Refuse groups that do not divide the batch, or hold a single image."""
+    if batch_size % groups or batch_size // groups < SMALLEST_GROUP:
+        raise UsageError(
+            f"{option(key)} {groups} does not divide a batch of {batch_size} into equal parts of "
+            f"{SMALLEST_GROUP} images or more; change one of them"
+        )
+
+
+def _fitting_groups(groups: int, batch_size: int, chunk_size: int) -> int:
+    """The chunks of the batch, or the most groups of enough images that divide it."""
+    if chunk_size:
+        return max(1, batch_size // chunk_size)
+    fitting = [g for g in range(1, groups + 1) if batch_size % g == 0]
+    return max(g for g in fitting if g == 1 or batch_size // g >= USUAL_GROUP)
+
+
+def from_text(text: str, kind: Any) -> Value:
+    """Text of the command line as a value of that type; the text itself where it is none."""
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    try:
+        if plain is bool:
+            return {"true": True, "false": False}[text.lower()]
+        value: Value = plain(text) if plain in (int, float) else text
+    except (ValueError, KeyError):
+        return text
+    return value
+
+
+def known_classes(config: TrainConfig) -> list[str]:
+    """Return the names given with `--known`, in their order, or raise UsageError."""
+    names = [name.strip() for name in config.known.split(",") if name.strip()]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--known {config.known} names a class twice; name each once")
+    uses = method_class(config.method).uses_labels
+    if uses and not names:
+        raise UsageError(f"{config.method} learns from known classes; name them with --known A,B")
+    if names and not uses:
+        raise UsageError(f"{config.method} uses no labels; leave --known out")
+    return names
+
+
+def known_labels(config: TrainConfig, images: Images) -> Int64[np.ndarray, " images"] | None:
+    """Labels of the known classes, numbered in their order; `UNKNOWN` for all other images.
+
+    None for a method that does not use labels: it never meets one.
+    """
+    names = known_classes(config)
+    if not names:
+        return None
+    numbers = {name: number for number, name in enumerate(images.classes)}
+    labels = np.full(len(images), UNKNOWN)
+    for position, name in enumerate(names):
+        if name not in numbers:
+            raise UsageError(f"--known {name} is no class of the data.{suggestion(name, numbers)}")
+        labels[images.labels == numbers[name]] = position
+    return labels
+
 
 Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
 
