@@ -404,7 +404,7 @@ def bombs():
 def other_formats():
     """What Pillow could open if it were asked to, some of it with the help of other programs."""
     red = Image.new("RGB", (16, 16), "red")
-    files = {"EPS": b"", "PDF": b"", "PPM": b"", "TGA": b"", "ICNS": b"", "PCX": b"", "SGI": b""}
+    files = {"EPS": b"", "PDF": b"", "TGA": b"", "ICNS": b"", "PCX": b"", "SGI": b""}
     if features.check("jpg_2000"):
         files["JPEG2000"] = b""
     for kind in files:
@@ -412,6 +412,7 @@ def other_formats():
         red.save(file, kind)
         files[kind] = file.getvalue()
     return files | {
+        "PBM": b"P4\n16 16\n" + bytes(32),
         "PSD": b"8BPS\0\1" + bytes(6) + struct.pack(">HIIHH", 3, 16, 16, 8, 3) + bytes(900),
         "FITS": b"SIMPLE  =                    T".ljust(2880),
         "SVG": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
@@ -560,7 +561,7 @@ def test_kept_features_with_a_hostile_description_are_refused(bad, tmp_path):
     path.write_bytes(
         save({"center": torch.ones(1, 2), "views": torch.ones(2, 1, 2)}, {"bad": bad})
     )
-    with pytest.raises(CheckpointError, match=r"kept\.safetensors cannot be used"):
+    with pytest.raises(CheckpointError, match=r"cached-features\.safetensors cannot be used"):
         CachedFeatures.read(path, 1)
 
 
@@ -573,7 +574,7 @@ def test_kept_features_of_other_images_are_refused(center, views, count, tmp_pat
     path.write_bytes(
         save({"center": torch.ones(center), "views": torch.ones(views)}, {"bad": "{}"})
     )
-    with pytest.raises(CheckpointError, match=r"kept\.safetensors cannot be used"):
+    with pytest.raises(CheckpointError, match=r"cached-features\.safetensors cannot be used"):
         CachedFeatures.read(path, count)
 
 
