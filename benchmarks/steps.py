@@ -2,7 +2,7 @@
 
     python benchmarks/steps.py [simclr moco ...] [--batch 256] [--precision fp32] [--images X.npz]
 
-ResNet-18 on 32 px samples. These variants take turns:
+ResNet-18 on 32 px images. These variants take turns:
 
 - nearkin: images in memory to committed step, as `nearkin train` runs it.
 - bare: the same passes through the same networks, momentum branches too, with the same precision

@@ -47,7 +47,7 @@ def trained(
         images: Number of images; eight batches if 0.
         views: Views per image; the method's number if 0.
         options: Options of the method.
-        data: Photos, instead of random samples.
+        data: Photos, instead of random images.
         workers: Processes that decode them.
     """
     rng = np.random.default_rng(0)
