@@ -10,7 +10,7 @@ demo: $(VENV)/installed
 	$(RUN)nearkin demo
 
 test: check
-	$(RUN)python -m pytest -q -m "not slow" --numprocesses auto --maxprocesses 8 --dist worksteal
+	$(RUN)python -m pytest -q -m "not slow" --numprocesses auto --maxprocesses 8 --dist loadfile
 
 check: $(VENV)/developed
 	$(RUN)ruff check .
