@@ -77,7 +77,7 @@ WALKS: Mapping[str, Sequence[str]] = {
     ),
     "labels, from --labeled to stage 3": (
         "cli/train.py",
-        "config/settings.py:DiscoverConfig",
+        "config.py:DiscoverConfig",
         "commands/discover.py",
         "discovery/data.py",
         "data/recognize.py",

@@ -17,8 +17,7 @@ from small import small
 
 from nearkin import sealed
 from nearkin.commands.train import train
-from nearkin.config import TrainConfig, continued
-from nearkin.config.files import FREE
+from nearkin.config import FREE, TrainConfig, continued
 from nearkin.errors import CheckpointError, OutputError, ResourceError, UsageError
 from nearkin.run.folder import opened
 from nearkin.training import checkpoint

@@ -14,7 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config.values import MAX_IMAGE_SIZE
+from nearkin.config import MAX_IMAGE_SIZE
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone, as_backbone

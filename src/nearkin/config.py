@@ -1,0 +1,479 @@
+"""Settings: types and ranges, a data class for a training and one for a discovery, and files.
+
+The data classes drive the command line, the Python call and `config.toml`. Options of a method are
+not among them: a method's constructor is its configuration, and they travel as `options`.
+"""
+
+import ast
+import difflib
+import inspect
+import json
+import math
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from nearkin.errors import UsageError
+
+Auto = Literal["auto"]
+Value = str | int | float | bool
+Mark = TypeVar("Mark")
+
+MAX: Final = 1e9
+"""The largest value of a setting without a bound of its own; sums of such values stay finite."""
+MAX_IMAGE_SIZE: Final = 4096  # side in pixels of the largest views a network is built for
+
+
+@dataclass(frozen=True)
+class Range:
+    """The smallest and the largest value of a number, in `Annotated[int, Range(1)]`."""
+
+    low: int | float
+    high: int | float = math.inf
+
+    def __str__(self) -> str:
+        unlimited = self.high in (MAX, math.inf)
+        return f"at least {self.low:g}" if unlimited else f"from {self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class MemorySize:
+    """Marks an option that `auto` reduces to a multiple of the batch within half of the images."""
+
+    holds_batch: bool = True
+    """Whether every step writes a whole batch, so that less than a batch is refused."""
+
+
+@dataclass(frozen=True)
+class BatchGroups:
+    """Marks a number of equal parts of a batch, which `auto` fits to the batch."""
+
+
+@dataclass(frozen=True)
+class EMA:
+    """Marks a coefficient of an exponential moving average."""
+
+    unit: str = "steps"  # what its half-life is counted in
+
+
+Count = Annotated[int, Range(1)]
+Dim = Annotated[int, Range(1)]
+DimOrZero = Annotated[int, Range(0)]  # a width whose 0 has a meaning of its own
+Weight = Annotated[float, Range(0)]
+Fraction = Annotated[float, Range(0, 1)]
+Momentum = Annotated[float, Range(0, 1), EMA()]
+Temperature = Annotated[float, Range(1e-3)]
+QueueSize = Annotated[int, Range(1), MemorySize()]
+
+
+def metadata(kind: Any, mark: type[Mark]) -> Mark | None:
+    """The first annotation of that type in `Annotated[...]`, or None.
+
+    >>> metadata(Temperature, Range), metadata(int, Range)
+    (Range(low=0.001, high=inf), None)
+    """
+    return next(
+        (each for each in getattr(kind, "__metadata__", ()) if isinstance(each, mark)), None
+    )
+
+
+def check_value(name: str, value: object, kind: Any) -> None:
+    """Refuse a value of the wrong type or out of range."""
+    if not fits(value, kind):
+        near = suggestion(str(value), choices(kind))
+        raise UsageError(f"{option(name)} {value} is not {spelled(kind)}{near and '.' + near}")
+    limits = metadata(kind, Range) or Range(-math.inf)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{option(name)} {value} is not a finite number")
+    if isinstance(value, int | float) and not limits.low <= value <= limits.high:
+        raise UsageError(f"{option(name)} {value} is not {limits}")
+
+
+def check_settings(config: "Config") -> None:
+    """Refuse the first field that has the wrong type or is out of range."""
+    kinds = get_type_hints(type(config), include_extras=True)
+    for entry in fields(config):
+        check_value(entry.name, getattr(config, entry.name), kinds[entry.name])
+    milestones = config.lr_milestones
+    if not re.fullmatch(r"(0?\.\d+(, *0?\.\d+)*)?", milestones):
+        raise UsageError(f"--lr-milestones {milestones} are not shares; write them as 0.6,0.8")
+
+
+def members(kind: Any) -> tuple[Any, ...]:
+    """The types that a setting may have, and its values where they are listed.
+
+    >>> members(Annotated[int | Auto, Range(1)])
+    (<class 'int'>, 'auto')
+    """
+    if get_origin(kind) is Annotated:
+        return members(kind.__origin__)
+    if get_origin(kind) in (Union, UnionType):
+        return tuple(member for each in get_args(kind) for member in members(each))
+    return get_args(kind) if get_origin(kind) is Literal else (get_origin(kind) or kind,)
+
+
+def fits(value: object, kind: Any) -> bool:
+    """Whether a value is of the type a setting is annotated with; an int is a float too.
+
+    >>> fits(3, float), fits("auto", int | Auto), fits(True, int), fits("x", Auto)
+    (True, True, False, False)
+    """
+    types = tuple(member for member in members(kind) if isinstance(member, type))
+    if isinstance(value, bool):
+        return bool in types
+    number = (int,) if float in types else ()
+    return isinstance(value, (*types, *number)) or value in choices(kind)
+
+
+def choices(kind: Any) -> tuple[str, ...]:
+    """The values of a Literal, alone or in a union; none for other types.
+
+    >>> choices(int | Auto), choices(float)
+    (('auto',), ())
+    """
+    return tuple(member for member in members(kind) if isinstance(member, str))
+
+
+def spelled(kind: Any) -> str:
+    """A type as a person would say it.
+
+    >>> spelled(int | Auto), spelled(Literal["fp32", "bf16"])
+    ('a whole number or auto', 'fp32 or bf16')
+    """
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return " or ".join(
+        member if isinstance(member, str) else names.get(member, "a table")
+        for member in members(kind)
+    )
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """The docstring below each field of a data class."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    notes = {}
+    for entry, note in zip(body.body, body.body[1:], strict=False):
+        if isinstance(entry, ast.AnnAssign) and isinstance(note, ast.Expr):
+            assert isinstance(entry.target, ast.Name)
+            assert isinstance(note.value, ast.Constant)
+            notes[entry.target.id] = str(note.value.value)
+    return notes
+
+
+def option(name: str) -> str:
+    """A setting's name as it is typed. `from` is a word of Python's, so there it is `from_run`.
+
+    >>> option("batch_size"), option("from_run")
+    ('--batch-size', '--from')
+    """
+    return "--" + name.removesuffix("_run").replace("_", "-")
+
+
+def seconds(duration: str) -> float:
+    """A duration in seconds.
+
+    >>> seconds("45m"), seconds("1.5h"), seconds("90")
+    (2700.0, 5400.0, 90.0)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", duration.strip())
+    if not match or float(match[1]) == 0:
+        raise UsageError(f"--max-time {duration} is not a duration; write it as 45m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """` Did you mean x?`, where something known is close enough; else nothing.
+
+    >>> suggestion("epocs", ["epochs", "seed"])
+    ' Did you mean epochs?'
+    """
+    folded = {each.casefold(): each for each in known}
+    close = difflib.get_close_matches(name.casefold(), list(folded), n=1)
+    return f" Did you mean {folded[close[0]]}?" if close else ""
+
+
+def toml_value(value: Value | Sequence[float]) -> str:
+    r"""A value as TOML writes it.
+
+    >>> print(toml_value(True), toml_value('a "b"'), toml_value(1e-4))
+    true "a \"b\"" 0.0001
+    """
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+AutoCount = Annotated[int | Auto, Range(1, MAX)]
+AutoCountOrZero = Annotated[int | Auto, Range(0, MAX)]
+AutoRate = Annotated[float | Auto, Range(1e-12, MAX)]
+Share = Annotated[float, Range(0, 1)]
+HeldOut = Annotated[float, Range(0, 0.9)]
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+Devices = Annotated[int, Range(1, 1024)]
+Augment = str | Sequence[dict[str, Any]]
+"""A name, or the views themselves as tables of the fields that differ from their defaults."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Settings of a training run. `auto` is replaced by what suits the data and the machine."""
+
+    method: str = "simclr"
+    """Method: a name of `nearkin methods`, FILE.py:NAME or module:NAME."""
+    backbone: str = "auto"
+    """Network: a name of `nearkin backbones`, FILE.py:NAME or module:NAME."""
+    init_from: str = ""
+    """Run folder or encoder.safetensors whose weights to start from."""
+    known: str = ""
+    """Classes whose labels a method may learn from: names, separated by commas."""
+    labels: str = "auto"
+    """Labels, for evaluation only: auto, none, folders, or a table with columns path and label."""
+    val: HeldOut = 0.1
+    """Fraction of the images held out for evaluation, where the data have no test part."""
+    scan: Literal["headers", "full"] = "headers"
+    """Check before training: the header of every file, or every image decoded."""
+    max_bad: Share = 0.1
+    """Largest fraction of unreadable images to continue with."""
+    augment: Augment = "auto"
+    """Augmentation: a name as in the papers, characters, FILE.toml or FILE.py:NAME."""
+    image_size: Annotated[int | Auto, Range(8, MAX_IMAGE_SIZE)] = "auto"
+    """Side of the views in pixels."""
+    epochs: AutoCount = "auto"
+    """Number of epochs."""
+    max_time: str = ""
+    """Length as time, such as 45m or 2h; converted to epochs by a measurement at the start."""
+    batch_size: Annotated[int | Auto, Range(2, MAX)] = "auto"
+    """Images per step, over all processes."""
+    optimizer: Literal["auto", "sgd", "lars", "adamw"] = "auto"
+    """Optimizer."""
+    lr: AutoRate = "auto"
+    """Peak learning rate, used as it is (not scaled by the batch size)."""
+    weight_decay: Annotated[float | Auto, Range(0, MAX)] = "auto"
+    """Weight decay."""
+    lars_eta: Annotated[float, Range(1e-12, MAX)] = 0.001
+    """Trust coefficient of LARS."""
+    lars_clip: bool = False
+    """Whether LARS limits the rate of each layer to that of SGD."""
+    lars_vectors: bool = False
+    """Whether LARS adapts and decays biases and norms as well."""
+    warmup: Annotated[float, Range(0, 0.99)] = 0.1
+    """Fraction of the training over which the learning rate rises; a cosine follows."""
+    warmup_start: Share = 0.0
+    """Learning rate at the start of the warm-up, as a fraction of its peak."""
+    cosine_end: Share = 0.0
+    """Learning rate at the end of the cosine, as a fraction of its peak."""
+    lr_milestones: str = ""
+    """Fractions of the training, separated by commas, at which the rate drops to a tenth."""
+    seed: Seed = 0
+    """Random seed."""
+    evaluate_every: AutoCountOrZero = "auto"
+    """Epochs between evaluations of health and kNN accuracy; 0: only at the end."""
+    on_collapse: Literal["warn", "stop"] = "warn"
+    """What to do when three evaluations in a row show collapsed embeddings."""
+    device: str = "auto"
+    """Device: auto, cpu, cuda, cuda:1, mps."""
+    devices: Devices = 1
+    """Processes on this machine that share each batch, one per GPU; torchrun starts its own."""
+    fsdp: bool = False
+    """Whether to shard weights, gradients and optimizer states over the processes (FSDP2)."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of the networks; auto: bf16 where the device supports it natively."""
+    compile: Literal["auto", "off", "on", "graphs"] = "auto"
+    """Use of torch.compile, with CUDA graphs if wanted; auto: on in long runs on one GPU."""
+    workers: AutoCountOrZero = "auto"
+    """Processes that decode image files."""
+    cache: Literal["auto", "ram", "disk", "off"] = "auto"
+    """Where decoded image files are kept, at twice the side of a view."""
+    chunk_size: Annotated[int, Range(0, MAX)] = 0
+    """Images in one pass through the networks, to save memory; 0: the whole batch."""
+    save_every: AutoCount = "auto"
+    """Steps between checkpoints; auto: once a minute, less often if saving takes long."""
+    options: Mapping[str, Value] = field(default_factory=dict)
+    """Options of the method, named as in its constructor."""
+
+    groups: ClassVar[Mapping[str, str]] = {
+        "method": "Method",
+        "labels": "Data",
+        "augment": "Views",
+        "epochs": "Optimization",
+        "evaluate_every": "Evaluation",
+        "device": "Machine",
+        "save_every": "Output",
+    }
+    """Titles of groups of settings, by the first field of each."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be carried out, before anything is read."""
+        check_settings(self)
+        if self.lr_milestones and self.cosine_end:
+            raise UsageError("--lr-milestones and --cosine-end exclude each other; give one")
+        if self.fsdp and self.chunk_size:
+            raise UsageError("--fsdp and --chunk-size exclude each other; give one")
+        if self.max_time:
+            seconds(self.max_time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscoverConfig:
+    """Settings of a discovery. `auto` is replaced by what suits the images."""
+
+    labeled: str = ""
+    """Images of known classes: class folders, or a table with columns path and label."""
+    known: str = ""
+    """Known classes instead: names, separated by commas, of classes whose labels are used."""
+    classes: Annotated[int | Auto, Range(2, MAX)] = "auto"
+    """Number of novel classes; auto: estimated."""
+    mode: Literal["gcd", "ncd"] = "gcd"
+    """Whether unlabeled images may be of known classes (gcd), or are all of novel ones (ncd)."""
+    accept: str = ""
+    """An earlier discovery whose named classes become known ones."""
+    val: HeldOut = 0.1
+    """Fraction of the images held out for evaluation, where the data have no test part."""
+    truth: str = ""
+    """True labels, for evaluation only: data, or a table or folders."""
+    scan: Literal["headers", "full"] = "headers"
+    """Check before training: the header of every file, or every image decoded."""
+    max_bad: Share = 0.1
+    """Largest fraction of unreadable images to continue with."""
+    augment: Augment = "auto"
+    """Augmentation: a name as in the papers, characters, FILE.toml or FILE.py:NAME."""
+    num_views: Annotated[int, Range(2, 64)] = 8
+    """Views of each image whose features are cached, where the encoder is frozen."""
+    from_run: str = ""
+    """Run folder whose encoder to use, instead of training one."""
+    method: str = "simclr"
+    """Method that trains an encoder without labels: a name, FILE.py:NAME or module:NAME."""
+    train_layers: str = "top"
+    """What learns from labels: `top`, a layer on the frozen encoder; `all`; or named parts."""
+    known_epochs: AutoCount = "auto"
+    """Epochs over the labeled images, in the second stage."""
+    epochs: AutoCount = "auto"
+    """Epochs over the unlabeled images, in the third stage."""
+    batch_size: Annotated[int | Auto, Range(4, MAX)] = "auto"
+    """Images per step, half of them labeled."""
+    lr_milestones: str = ""
+    """Fractions of the last stage, separated by commas, at which the rate drops to a tenth."""
+    start: Literal["clusters", "random"] = "clusters"
+    """Initial class weights of the last stage: clusters of the features, or random."""
+    pair_rate: Annotated[float | Auto, Range(0, MAX)] = "auto"
+    """Mode ncd: positive pairs, relative to those of equally large classes; auto: tuned."""
+    entropy_weight: Annotated[float | Auto, Range(0, MAX)] = "auto"
+    """Mode gcd: weight of the mean-entropy term; auto: tuned by hiding known classes."""
+    num_seeds: AutoCount = "auto"
+    """Repetitions of the last stage, to see which classes are found again."""
+    seed: Seed = 0
+    """Random seed."""
+    baselines: bool = True
+    """Whether to train the baselines that the result is compared with."""
+    device: str = "auto"
+    """Device: auto, cpu, cuda, cuda:1, mps."""
+    devices: Devices = 1
+    """Processes on this machine that share each batch; torchrun starts its own."""
+    workers: AutoCountOrZero = "auto"
+    """Processes that decode image files."""
+    cache: Literal["auto", "ram", "disk", "off"] = "auto"
+    """Where decoded image files are kept."""
+    copy_to: str = ""
+    """A new folder to copy the images into, sorted by class."""
+    options: Mapping[str, Value] = field(default_factory=dict)
+    """Options of the last stage's method: of ncl (ncd) or simgcd (gcd)."""
+
+    groups: ClassVar[Mapping[str, str]] = {
+        "labeled": "Data",
+        "augment": "Views",
+        "from_run": "Method",
+        "known_epochs": "Optimization",
+        "baselines": "Evaluation",
+        "device": "Machine",
+        "copy_to": "Output",
+    }
+    """Titles of groups of settings, by the first field of each."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be carried out, before anything is read."""
+        check_settings(self)
+
+
+Config = TrainConfig | DiscoverConfig
+Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
+MAX_BYTES: Final = 1_000_000  # of a file of settings
+
+
+def read_toml(path: Path, kind: type[Config] = TrainConfig) -> dict[str, Any]:
+    """The settings in a file: names of that kind, `data`, and the tables `options` and `views`."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ValueError("it is too large for one")
+        settings = tomllib.loads(raw.decode("utf-8"))
+        str(settings)  # or no message could show a value: one too deep, or a number too long
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"cannot read the configuration {path}: {error}") from error
+    if "views" in settings:
+        if "augment" in settings:
+            raise UsageError(f"{path} has both augment and views; give one")
+        settings["augment"] = settings.pop("views")
+    known = {"data", *(f.name for f in fields(kind))}
+    for key in settings:
+        if key not in known:
+            raise UsageError(f"{path} has an unknown key {key}.{suggestion(key, known)}")
+    if not isinstance(settings.get("options", {}), dict):
+        raise UsageError(f"--options {settings['options']} is not a table")
+    return settings
+
+
+def to_toml(config: Config, data: str) -> str:
+    """A file that repeats the run, by `--config config.toml`."""
+    lines = [f"data = {toml_value(data)}"]
+    views = () if isinstance(config.augment, str) else config.augment
+    tables = {"options", *(["augment"] if views else [])}
+    names = [entry.name for entry in fields(config) if entry.name not in tables]
+    lines += [f"{name} = {toml_value(getattr(config, name))}" for name in names]
+    for title, table in [("[options]", config.options), *(("[[views]]", view) for view in views)]:
+        lines += ["", title, *(f"{name} = {toml_value(value)}" for name, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+FREE = ("save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp")
+"""Settings that may change when a run is resumed: they do not touch its result."""
+
+
+def continued(requested: Settings, stored: Settings) -> Settings:
+    """The stored settings of a run, if those that are requested now do not contradict them.
+
+    What is left to `auto` is taken from the run, so that the same command continues it.
+    """
+    differences, free = [], dict[str, Any]()
+    for entry in fields(stored):
+        name = entry.name
+        mine, theirs = getattr(requested, name), getattr(stored, name)
+        if mine == "auto" or name == "max_time":
+            continue
+        if name in FREE:
+            free[name] = mine
+            continue
+        if name == "options":
+            theirs = {name: theirs.get(name) for name in mine}
+        if mine != theirs:
+            differences.append(f"{option(name)} {theirs} became {mine}")
+    if differences:
+        raise UsageError(
+            f"the run was started with other settings ({'; '.join(differences)}); "
+            "repeat its own command, or choose another --out"
+        )
+    return replace(stored, **free)
