@@ -7,7 +7,7 @@ import torch
 from nearkin.config import Dim, DimOrZero, Momentum, QueueSize, Temperature
 from nearkin.memory import KeyUpdate, Queue
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Backbone, Branch, ema_update, frozen_copy, mlp
+from nearkin.networks.branch import Backbone, Branch, ema_update, frozen_copy
 from nearkin.objectives import look_up, soft_match, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -43,7 +43,7 @@ class ReSSL(Method[KeyUpdate]):
         self.momentum = momentum
         self.temperature = temperature
         self.target_temperature = target_temperature
-        self.online = Branch(backbone, mlp(backbone.feature_dim, hidden_dim, dim))
+        self.online = Branch(backbone, hidden_dim, dim)
         self.target = frozen_copy(self.online)
         self.queue = Queue(queue_size, dim)
 

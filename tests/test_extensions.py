@@ -27,7 +27,7 @@ from typing import Literal
 from beside import SCALE
 from nearkin.config import Dim, Temperature
 from nearkin.method import Method
-from nearkin.networks.branch import Branch, mlp
+from nearkin.networks.branch import Branch
 from nearkin.objectives import in_batch, unit
 from nearkin.types import Step
 
@@ -48,7 +48,7 @@ class Pairs(Method[None]):
     ) -> None:
         super().__init__()
         self.temperature = temperature * SCALE
-        self.online = Branch(backbone, mlp(backbone.feature_dim, 16, dim))
+        self.online = Branch(backbone, 16, dim)
 
     def encode(self, batch):
         return [unit(self.online(view)) for view in batch.views]

@@ -14,7 +14,7 @@ from torch import nn
 from nearkin.config import Dim, QueueSize
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Method
-from nearkin.networks.branch import Branch, ema_update, frozen_copy, mlp
+from nearkin.networks.branch import Branch, ema_update, frozen_copy
 from nearkin.objectives import info_nce, unit
 from nearkin.testing import LawError, check_method
 from nearkin.types import Step
@@ -31,7 +31,7 @@ class Good(Method[KeyUpdate]):
 
     def __init__(self, backbone, *, dim: Dim = 8, queue_size: QueueSize = 65_536):
         super().__init__()
-        self.online = Branch(backbone, mlp(backbone.feature_dim, dim))
+        self.online = Branch(backbone, dim)
         self.target = frozen_copy(self.online)
         self.queue = Queue(queue_size, dim)
 

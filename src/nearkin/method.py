@@ -50,7 +50,8 @@ class HealthBounds:
 class Method(nn.Module, ABC, Generic[Memo]):
     """A self-supervised method: the networks it trains, its loss, and all it remembers.
 
-    Its constructor is its configuration, its `state_dict` a whole checkpoint. A training step:
+    Its constructor is its configuration: `backbone`, the network to train, and the options. Its
+    `state_dict` is a whole checkpoint. A training step:
 
         step = method(batch, progress)     # reads; writes nothing but batch-norm statistics
         step.loss.backward(); optimizer.step()
@@ -85,9 +86,12 @@ class Method(nn.Module, ABC, Generic[Memo]):
         with dividing_rows(mean_over_rows):
             return self.compute_loss(encoded, whole, progress)
 
-    @abstractmethod
     def encode(self, batch: Batch, /) -> Sequence[Tensor]:
-        """Run the networks on the views; return tensors with one row per image."""
+        """Run the networks on the views; return tensors with one row per image.
+
+        By default these are the online embeddings of each view.
+        """
+        return tuple(self.online(view) for view in batch.views)
 
     @abstractmethod
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float, /) -> Step[Memo]:

@@ -43,8 +43,8 @@ def reader(dim, **options):
     features = 3 * SIDE * SIDE
     method = InstDisc(Backbone(nn.Flatten(), features), dim=dim, **options).double()
     with torch.no_grad():
-        method.online.projector.weight.copy_(torch.eye(dim, features))
-        method.online.projector.bias.zero_()
+        method.online.projector[0].weight.copy_(torch.eye(dim, features))
+        method.online.projector[0].bias.zero_()
     return method
 
 
@@ -126,8 +126,8 @@ def test_nce_asks_of_the_own_row_and_of_each_noise_row_whether_it_is_the_images_
 def test_nce_starts_from_the_golden_value(noise, expected):
     """Where every image is as likely as another, P is 1 / n: log(1 + m) + m log(1 + 1 / m)."""
     method = small("instdisc", num_noise=noise).double()
-    nn.init.zeros_(method.online.projector.weight)
-    nn.init.zeros_(method.online.projector.bias)
+    nn.init.zeros_(method.online.projector[0].weight)
+    nn.init.zeros_(method.online.projector[0].bias)
     assert method(at(0), 0.5).loss.item() == pytest.approx(expected, abs=1e-9)
 
 

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from nearkin.errors import UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.batch_norm import normalize_in_groups
-from nearkin.networks.branch import Backbone, Branch, mlp, run_by_size, set_chunk_size
+from nearkin.networks.branch import Backbone, Branch, run_by_size, set_chunk_size
 
 SIZE = 4
 TOGETHER = {"dino": 2, "rotnet": 4, "simclr": 2, "simgcd": 2, "swav": 2}
@@ -103,7 +103,7 @@ def branch(*layers, dim=6):
     torch.manual_seed(0)
     body = nn.Sequential(nn.Conv2d(3, dim, 3), nn.BatchNorm2d(dim), nn.ReLU(), *layers)
     body.append(nn.AdaptiveAvgPool2d(1))
-    return Branch(Backbone(body, dim), mlp(dim, 8, 4)).train()
+    return Branch(Backbone(body, dim), 8, 4).train()
 
 
 def images(rows, side=5):

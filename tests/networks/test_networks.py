@@ -113,7 +113,7 @@ def test_momentum_after_many_steps_is_its_closed_form():
 
 
 def test_a_frozen_copy_is_apart_and_gets_no_gradient():
-    branch = Branch(as_backbone(nn.Flatten(), 2), mlp(12, 8, 4))
+    branch = Branch(as_backbone(nn.Flatten(), 2), 8, 4)
     copy = frozen_copy(branch)
     assert not any(p.requires_grad for p in copy.parameters())
     with torch.no_grad():

@@ -32,7 +32,7 @@ class Siamese(Method[None]):
     def __init__(self, rates=("predictor",)):
         super().__init__()
         body = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8))
-        self.online = Branch(Backbone(body, 8), mlp(8, 6, 4))
+        self.online = Branch(Backbone(body, 8), 6, 4)
         self.target = frozen_copy(self.online)
         self.predictor = mlp(4, 4)
         self.predictors = mlp(4, 2)  # shares the beginning of its name, not the rate

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from nearkin.config import Dim, Range, Weight
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, as_backbone, mlp
+from nearkin.networks.branch import Branch
 from nearkin.objectives import barlow_twins
 from nearkin.types import Batch, Encoded, Step
 
@@ -28,7 +28,6 @@ class BarlowTwins(Method[None]):
     """The cross-correlation of the two views' embeddings must be the identity.
 
     Args:
-        backbone: Network to train, from images to features.
         dim: Embedding dimension, and width of the projector.
         off_diagonal: Weight of the correlations of different dimensions.
         scale: Factor of the loss, which is a sum over the matrix. The official code for ImageNet
@@ -48,14 +47,9 @@ class BarlowTwins(Method[None]):
         scale: Annotated[float, Range(1e-9)] = 1.0,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
         self.off_diagonal = off_diagonal
         self.scale = scale
-        self.online = Branch(backbone, mlp(backbone.feature_dim, dim, dim, dim))
-
-    @override
-    def encode(self, batch: Batch) -> Encoded:
-        return tuple(self.online(view) for view in batch.views)
+        self.online = Branch(backbone, dim, dim, dim)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:

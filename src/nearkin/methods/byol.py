@@ -21,14 +21,7 @@ from typing_extensions import override
 
 from nearkin.config import Dim, DimOrZero, Momentum
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import (
-    Branch,
-    as_backbone,
-    cosine_to_one,
-    ema_update,
-    frozen_copy,
-    mlp,
-)
+from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, mlp
 from nearkin.objectives import alignment, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -40,7 +33,6 @@ class BYOL(Method[None]):
     online network.
 
     Args:
-        backbone: Network to train, from images to features.
         dim: Embedding dimension.
         hidden_dim: Hidden dimension of projector and predictor; 0 is that of the features.
         momentum: EMA coefficient of the target at the first step; it rises to 1.
@@ -63,13 +55,11 @@ class BYOL(Method[None]):
         rising_momentum: bool = True,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
-        hidden_dim = hidden_dim or backbone.feature_dim
         self.momentum = momentum
         self.rising_momentum = rising_momentum
-        self.online = Branch(backbone, mlp(backbone.feature_dim, hidden_dim, dim))
+        self.online = Branch(backbone, hidden_dim, dim)
         self.target = frozen_copy(self.online)
-        self.predictor = mlp(dim, hidden_dim, dim)
+        self.predictor = mlp(dim, hidden_dim or self.backbone.feature_dim, dim)
 
     @override
     def encode(self, batch: Batch) -> Encoded:
@@ -84,7 +74,6 @@ class BYOL(Method[None]):
         return Step(alignment(p1, z2) + alignment(p2, z1), memo=None)
 
     @override
-    @torch.no_grad()
     def commit(self, memo: None, progress: float, /) -> None:
         """The target moves towards the online network."""
         momentum = (

@@ -19,35 +19,15 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Count, Dim, DimOrZero, Fraction, Momentum, Temperature
 from nearkin.method import Defaults, Method, Schedule
-from nearkin.networks.branch import (
-    Branch,
-    as_backbone,
-    cosine_to_one,
-    ema_update,
-    frozen_copy,
-    mlp,
-    run_by_size,
-)
-from nearkin.objectives import look_up, mean_over_rows, swapped_match, unit
+from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, run_by_size
+from nearkin.networks.heads import CosineHead
+from nearkin.objectives import mean_over_rows, swapped_match
 from nearkin.types import Batch, Encoded, Step
-
-
-class Prototypes(nn.Module):
-    """A projector's embeddings against unit vectors that are learned: cosine similarities."""
-
-    def __init__(self, dim: int, count: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(count, dim))
-
-    @override
-    def forward(self, z: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch prototypes"]:
-        return look_up(unit(z), unit(self.weight), temperature=1.0)
 
 
 class DINO(Method[Tensor]):
@@ -57,7 +37,6 @@ class DINO(Method[Tensor]):
     all being alike.
 
     Args:
-        backbone: Network to train, from images to features.
         dim: Embedding dimension.
         hidden_dim: Hidden dimension of the projector; 0 is that of the features.
         projector_norm: Whether the projector has batch norm, as with residual networks.
@@ -100,17 +79,15 @@ class DINO(Method[Tensor]):
         temperature: Temperature = 0.1,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
-        hidden_dim = hidden_dim or backbone.feature_dim
         self.momentum = momentum
         self.center_momentum = center_momentum
         self.freeze_until = freeze_until
         self.warmup_until = warmup_until
         self.target_temperatures = first_target_temperature, target_temperature
         self.temperature = temperature
-        sizes = (backbone.feature_dim, hidden_dim, hidden_dim, dim)
-        self.online = Branch(backbone, mlp(*sizes, norm=projector_norm, activation=nn.GELU))
-        self.prototypes = Prototypes(dim, num_prototypes)
+        sizes = hidden_dim, hidden_dim, dim
+        self.online = Branch(backbone, *sizes, norm=projector_norm, activation=nn.GELU)
+        self.prototypes = CosineHead(dim, num_prototypes, temperature=1.0)
         self.target = frozen_copy(self.online)
         self.target_prototypes = frozen_copy(self.prototypes)
         self.register_buffer("center", torch.zeros(num_prototypes))
@@ -138,7 +115,6 @@ class DINO(Method[Tensor]):
         return Step(loss, memo=mean_answer)
 
     @override
-    @torch.no_grad()
     def commit(self, mean_answer: Tensor, progress: float, /) -> None:
         """The target moves towards the online network, and the center towards the mean answer."""
         momentum = cosine_to_one(self.momentum, progress)

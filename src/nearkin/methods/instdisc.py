@@ -29,7 +29,7 @@ from typing_extensions import override
 from nearkin.config import EMA, Count, Dim, Range, Temperature, Weight
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, as_backbone
+from nearkin.networks.branch import Branch
 from nearkin.objectives import alignment, info_nce, look_up, mean_over_rows, nce, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -45,7 +45,6 @@ class InstDisc(Method[Estimate]):
     """The embedding must be told apart by its image's entry in the memory bank.
 
     Args:
-        backbone: Network to train, from images to features.
         num_images: Number of training images, which are the rows of the bank.
         dim: Embedding dimension.
         loss: `nce` against noise rows (eq. 7), or `softmax` over the rows of all images (eq. 2).
@@ -79,22 +78,17 @@ class InstDisc(Method[Estimate]):
         temperature: Temperature = 0.07,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
         self.softmax = loss == "softmax"
         self.num_noise = num_noise
         self.proximal_weight = proximal_weight
         self.temperature = temperature
-        self.online = Branch(backbone, nn.Linear(backbone.feature_dim, dim))
+        self.online = Branch(backbone, dim)
         self.bank = MemoryBank(num_images, dim, momentum)
         self.register_buffer("normalizer", torch.zeros(()))  # zero: not yet estimated
 
     @override
-    def encode(self, batch: Batch) -> Encoded:
-        return (unit(self.online(batch.views[0])),)
-
-    @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[Estimate]:
-        (query,), index = encoded, batch.index
+        query, index = unit(encoded[0]), batch.index
         key, bank, normalizer = self.bank.keys[index], self.bank.keys, self.normalizer
         if self.softmax:
             own = same_image_mask(index, torch.arange(len(bank), device=index.device))
@@ -108,7 +102,6 @@ class InstDisc(Method[Estimate]):
         return Step(loss, memo=Estimate(KeyUpdate(index, query.detach()), normalizer))
 
     @override
-    @torch.no_grad()
     def commit(self, memo: Estimate, progress: float, /) -> None:
         """The rows of the batch's images move towards their embeddings; Z stays as estimated."""
         self.bank.write(memo.update.images, memo.update.keys)

@@ -22,7 +22,7 @@ from typing_extensions import override
 from nearkin.config import Dim, Temperature
 from nearkin.memory import same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, as_backbone
+from nearkin.networks.branch import Branch
 from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -31,7 +31,6 @@ class InstDiscParametric(Method[None]):
     """The embedding must be told apart by a weight vector that is learned for its image.
 
     Args:
-        backbone: Network to train, from images to features.
         num_images: Number of training images, each of which has a weight vector.
         dim: Embedding dimension.
         temperature: Softmax temperature; the weights have any length.
@@ -49,18 +48,13 @@ class InstDiscParametric(Method[None]):
         temperature: Temperature = 1.0,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
         self.temperature = temperature
-        self.online = Branch(backbone, nn.Linear(backbone.feature_dim, dim))
+        self.online = Branch(backbone, dim)
         self.weights = nn.Parameter(unit(torch.randn(num_images, dim)))
 
     @override
-    def encode(self, batch: Batch) -> Encoded:
-        return (unit(self.online(batch.views[0])),)
-
-    @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
-        (query,), index = encoded, batch.index
+        query, index = unit(encoded[0]), batch.index
         own = same_image_mask(index, torch.arange(len(self.weights), device=index.device))
         key = self.weights[index]
         return Step(info_nce(query, key, self.weights, self.temperature, own), memo=None)

@@ -21,7 +21,7 @@ from typing_extensions import override
 from nearkin.config import BatchGroups, Dim, DimOrZero, Momentum, QueueSize, Range, Temperature
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, as_backbone, ema_update, frozen_copy, mlp, shuffle_bn
+from nearkin.networks.branch import Branch, ema_update, frozen_copy, shuffle_bn
 from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -34,7 +34,6 @@ class MoCo(Method[KeyUpdate]):
     tell which key is the query's (section 3.3).
 
     Args:
-        backbone: Network to train, from images to features.
         dim: Embedding dimension.
         projector: `linear` as in v1, or `mlp` as in v2.
         hidden_dim: Hidden dimension of the MLP; 0 is that of the features.
@@ -61,13 +60,11 @@ class MoCo(Method[KeyUpdate]):
         temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
         self.momentum = momentum
         self.symmetric = symmetric
         self.temperature = temperature
-        features = backbone.feature_dim
-        hidden = (hidden_dim or features,) if projector == "mlp" else ()
-        self.online = Branch(backbone, mlp(features, *hidden, dim, norm=False), bn_groups)
+        hidden = (hidden_dim,) if projector == "mlp" else ()
+        self.online = Branch(backbone, *hidden, dim, norm=False, bn_groups=bn_groups)
         self.target = frozen_copy(self.online)
         self.queue = Queue(queue_size, dim)
 
@@ -93,7 +90,6 @@ class MoCo(Method[KeyUpdate]):
         return Step(torch.stack(losses).mean(), memo)
 
     @override
-    @torch.no_grad()
     def commit(self, memo: KeyUpdate, progress: float, /) -> None:
         """The target moves towards the online network, and the keys enter the queue."""
         ema_update(self.target, self.online, self.momentum)

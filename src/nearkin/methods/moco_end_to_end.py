@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from nearkin.config import BatchGroups, Dim, DimOrZero, Range, Temperature
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, as_backbone, mlp, shuffle_bn
+from nearkin.networks.branch import Branch, shuffle_bn
 from nearkin.objectives import in_batch, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -29,7 +29,6 @@ class MoCoEndToEnd(Method[None]):
     Batch statistics are taken over groups, with keys shuffled between them, as in MoCo.
 
     Args:
-        backbone: Network to train, from images to features.
         dim: Embedding dimension.
         projector: `linear` as in MoCo v1, or `mlp` as in v2.
         hidden_dim: Hidden dimension of the projector; 0 is that of the features.
@@ -53,18 +52,12 @@ class MoCoEndToEnd(Method[None]):
         temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
         self.temperature = temperature
-        features = backbone.feature_dim
-        hidden = (hidden_dim or features,) if projector == "mlp" else ()
-        layers = mlp(features, *hidden, dim, norm=False)
-        self.online = Branch(backbone, layers, bn_groups)
-        if key_encoder == "same":
-            self.key_branch = self.online
-        elif key_encoder == "separate":
-            self.key_branch = copy.deepcopy(self.online)
-        else:
-            self.key_branch = Branch(backbone, copy.deepcopy(layers))
+        hidden = (hidden_dim,) if projector == "mlp" else ()
+        self.online = Branch(backbone, *hidden, dim, norm=False, bn_groups=bn_groups)
+        shared = {"same": self.online, "shared_backbone": self.backbone, "separate": None}
+        kept = shared[key_encoder]
+        self.key_branch = copy.deepcopy(self.online, {id(kept): kept})  # of all but that
 
     @override
     def encode(self, batch: Batch) -> Encoded:

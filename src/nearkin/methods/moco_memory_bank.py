@@ -14,14 +14,13 @@ Queries: online embeddings. Keys: rows of the bank, the image's own and those dr
 
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from torch import nn
 from typing_extensions import override
 
 from nearkin.config import EMA, Dim, DimOrZero, MemorySize, Range, Temperature
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, as_backbone, mlp
+from nearkin.networks.branch import Branch
 from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -30,7 +29,6 @@ class MoCoMemoryBank(Method[KeyUpdate]):
     """The query must find its image's key among keys sampled from the bank.
 
     Args:
-        backbone: Network to train, from images to features.
         num_images: Number of training images, which are the rows of the bank.
         dim: Embedding dimension.
         projector: `linear` as in MoCo v1, or `mlp` as in v2.
@@ -57,28 +55,21 @@ class MoCoMemoryBank(Method[KeyUpdate]):
         temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
         self.num_negatives = num_negatives
         self.temperature = temperature
-        features = backbone.feature_dim
-        hidden = (hidden_dim or features,) if projector == "mlp" else ()
-        self.online = Branch(backbone, mlp(features, *hidden, dim, norm=False))
+        hidden = (hidden_dim,) if projector == "mlp" else ()
+        self.online = Branch(backbone, *hidden, dim, norm=False)
         self.bank = MemoryBank(num_images, dim, momentum)
 
     @override
-    def encode(self, batch: Batch) -> Encoded:
-        return (unit(self.online(batch.views[0])),)
-
-    @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[KeyUpdate]:
-        (q,), index = encoded, batch.index
+        q, index = unit(encoded[0]), batch.index
         drawn = self.bank.sample(self.num_negatives)
         k, negatives = self.bank.keys[index], self.bank.keys[drawn]
         loss = info_nce(q, k, negatives, self.temperature, same_image_mask(index, drawn))
         return Step(loss, memo=KeyUpdate(index, q.detach()))
 
     @override
-    @torch.no_grad()
     def commit(self, memo: KeyUpdate, progress: float, /) -> None:
         """The rows of the batch's images move towards their embeddings."""
         self.bank.write(memo.images, memo.keys)

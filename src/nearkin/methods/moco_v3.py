@@ -22,14 +22,7 @@ from typing_extensions import override
 
 from nearkin.config import Dim, DimOrZero, Momentum, Temperature
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import (
-    Branch,
-    as_backbone,
-    cosine_to_one,
-    ema_update,
-    frozen_copy,
-    mlp,
-)
+from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, mlp
 from nearkin.objectives import in_batch, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -40,7 +33,6 @@ class MoCoV3(Method[None]):
     The loss is the sum over both directions, times twice the temperature (algorithm 1).
 
     Args:
-        backbone: Network to train, from images to features.
         dim: Embedding dimension.
         hidden_dim: Hidden dimension of projector and predictor; 0 is that of the features.
         momentum: EMA coefficient of the target at the first step; it rises to 1.
@@ -63,14 +55,11 @@ class MoCoV3(Method[None]):
         temperature: Temperature = 1.0,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
-        hidden_dim = hidden_dim or backbone.feature_dim
         self.momentum = momentum
         self.temperature = temperature
-        sizes = (backbone.feature_dim, hidden_dim, dim)
-        self.online = Branch(backbone, mlp(*sizes, last_norm=True))
+        self.online = Branch(backbone, hidden_dim, dim, last_norm=True)
         self.target = frozen_copy(self.online)
-        self.predictor = mlp(dim, hidden_dim, dim)
+        self.predictor = mlp(dim, hidden_dim or self.backbone.feature_dim, dim)
 
     @override
     def encode(self, batch: Batch) -> Encoded:
@@ -86,7 +75,6 @@ class MoCoV3(Method[None]):
         return Step(2 * self.temperature * loss, memo=None)
 
     @override
-    @torch.no_grad()
     def commit(self, memo: None, progress: float, /) -> None:
         """The target moves towards the online network."""
         ema_update(self.target, self.online, cosine_to_one(self.momentum, progress))

@@ -33,7 +33,7 @@ from typing_extensions import override
 from nearkin.config import Count, Fraction, QueueSize, Range, Temperature, Weight
 from nearkin.memory import Queue, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, as_backbone
+from nearkin.networks.branch import Branch
 from nearkin.networks.heads import Heads
 from nearkin.objectives import (
     class_targets,
@@ -67,7 +67,6 @@ class NCL(Method[LabeledUpdate]):
     Images without a label are taken to be of novel classes. Either part of a batch may be empty.
 
     Args:
-        backbone: Network to train, from images to features.
         num_known_classes: Number of known classes, which have labels.
         num_novel_classes: Number of novel classes.
         queue_size: Number of keys in each of the two queues.
@@ -121,7 +120,6 @@ class NCL(Method[LabeledUpdate]):
         temperature: Temperature = 0.05,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
         self.num_neighbors, self.own_weight, self.targets = num_neighbors, own_weight, targets
         self.pseudo_labels = pseudo_labels
         self.threshold, self.positive_rate, self.top_ranks = threshold, positive_rate, top_ranks
@@ -129,15 +127,11 @@ class NCL(Method[LabeledUpdate]):
         self.mix, self.hard_from, self.temperature = mix, hard_from, temperature
         self.novel_weight, self.known_weight = novel_weight, known_weight
         self.consistency_weight, self.consistency_until = consistency_weight, consistency_until
-        features = backbone.feature_dim
-        self.online = Branch(backbone, nn.Identity())
+        self.online = Branch(backbone)
+        features = self.backbone.feature_dim
         self.heads = Heads(features, num_known_classes, num_novel_classes)
         self.known_queue = Queue(queue_size, features, labeled=True)
         self.novel_queue = Queue(queue_size, features)
-
-    @override
-    def encode(self, batch: Batch) -> Encoded:
-        return tuple(self.online(view) for view in batch.views)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[LabeledUpdate]:
@@ -164,7 +158,6 @@ class NCL(Method[LabeledUpdate]):
         return Step(total, LabeledUpdate(index, query.detach(), label), metrics)
 
     @override
-    @torch.no_grad()
     def commit(self, memo: LabeledUpdate, progress: float, /) -> None:
         """The embeddings of first views enter the queue of their part, with the class if known."""
         known = memo.label != UNKNOWN

@@ -30,7 +30,7 @@ from nearkin.errors import UsageError
 from nearkin.measures.neighbors import nearest
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, as_backbone, mlp
+from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import in_batch, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -42,7 +42,6 @@ class NNCLR(Method[KeyUpdate]):
     its neighbor.
 
     Args:
-        backbone: Network to train, from images to features.
         dim: Embedding dimension.
         hidden_dim: Hidden dimension of the projector; 0 is that of the features.
         predictor_dim: Hidden dimension of the predictor.
@@ -74,8 +73,6 @@ class NNCLR(Method[KeyUpdate]):
         temperature: Temperature = 0.1,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
-        hidden_dim = hidden_dim or backbone.feature_dim
         if num_neighbors > support_size:
             raise UsageError(
                 f"--num-neighbors {num_neighbors} is more than --support-size {support_size}"
@@ -83,8 +80,7 @@ class NNCLR(Method[KeyUpdate]):
         self.num_neighbors = num_neighbors
         self.symmetric = symmetric
         self.temperature = temperature
-        sizes = (backbone.feature_dim, hidden_dim, hidden_dim, dim)
-        self.online = Branch(backbone, mlp(*sizes, last_norm=True))
+        self.online = Branch(backbone, hidden_dim, hidden_dim, dim, last_norm=True)
         self.predictor = mlp(dim, predictor_dim, dim) if predictor else nn.Identity()
         self.support_set = Queue(support_size, dim)
 
@@ -105,7 +101,6 @@ class NNCLR(Method[KeyUpdate]):
         return Step(loss, memo=KeyUpdate(batch.index, z1))
 
     @override
-    @torch.no_grad()
     def commit(self, memo: KeyUpdate, progress: float, /) -> None:
         """The embeddings of first views enter the support set."""
         self.support_set.enqueue(memo.keys, memo.images)

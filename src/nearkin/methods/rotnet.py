@@ -17,7 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, as_backbone
+from nearkin.networks.branch import Branch
 from nearkin.objectives import classify
 from nearkin.types import Batch, Encoded, Step
 
@@ -30,9 +30,6 @@ class RotNet(Method[None]):
 
     All four turns of each image are in the batch, which is so four times as large. Images
     that look alike from all sides, such as textures or images from above, teach it little.
-
-    Args:
-        backbone: Network to train, from images to features.
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
@@ -40,9 +37,8 @@ class RotNet(Method[None]):
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
-        self.online = Branch(backbone, nn.Identity())
-        self.turns = nn.Linear(backbone.feature_dim, QUARTERS)
+        self.online = Branch(backbone)
+        self.turns = nn.Linear(self.backbone.feature_dim, QUARTERS)
 
     @override
     def encode(self, batch: Batch) -> Encoded:

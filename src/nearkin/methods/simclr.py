@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from nearkin.config import Dim, DimOrZero, Temperature
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, as_backbone, mlp
+from nearkin.networks.branch import Branch
 from nearkin.objectives import in_batch, nt_xent, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -31,7 +31,6 @@ class SimCLR(Method[None]):
     """Each view must find the other view of its image among all the batch's views.
 
     Args:
-        backbone: Network to train, from images to features.
         dim: Embedding dimension.
         hidden_dim: Hidden dimension of the projector; 0 is that of the features.
         loss: `nt_xent` (eq. 1), or `cross_view`, the form in the NNCLR paper: first views look for
@@ -52,11 +51,9 @@ class SimCLR(Method[None]):
         temperature: Temperature = 0.5,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
         self.contrast = nt_xent if loss == "nt_xent" else in_batch
         self.temperature = temperature
-        features = backbone.feature_dim
-        self.online = Branch(backbone, mlp(features, hidden_dim or features, dim))
+        self.online = Branch(backbone, hidden_dim, dim)
 
     @override
     def encode(self, batch: Batch) -> Encoded:

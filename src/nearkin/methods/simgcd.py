@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from nearkin.config import Count, Dim, DimOrZero, Fraction, Temperature, Weight
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, as_backbone, mlp
+from nearkin.networks.branch import Branch
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import (
     classify,
@@ -50,7 +50,6 @@ class SimGCD(Method[None]):
     may have no label at all, or nothing but labels.
 
     Args:
-        backbone: Network to train, from images to features.
         num_known_classes: Number of known classes, which have labels.
         num_novel_classes: Number of novel classes.
         dim: Embedding dimension.
@@ -87,18 +86,16 @@ class SimGCD(Method[None]):
         sup_temperature: Temperature = 0.07,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
-        hidden_dim = hidden_dim or backbone.feature_dim
         self.sup_weight, self.entropy_weight = sup_weight, entropy_weight
         self.temperature = temperature
         self.sharp_temperatures = first_sharp_temperature, sharp_temperature
         self.sharp_until = sharp_until
         self.contrast_temperature = contrast_temperature
         self.sup_temperature = sup_temperature
-        features, classes = backbone.feature_dim, num_known_classes + num_novel_classes
-        projector = mlp(features, hidden_dim, hidden_dim, dim, norm=False, activation=nn.GELU)
-        self.online = Branch(backbone, projector)
-        self.heads = CosineHead(features, classes, temperature)
+        sizes = hidden_dim, hidden_dim, dim
+        self.online = Branch(backbone, *sizes, norm=False, activation=nn.GELU)
+        classes = num_known_classes + num_novel_classes
+        self.heads = CosineHead(self.backbone.feature_dim, classes, temperature)
 
     @override
     def encode(self, batch: Batch) -> Encoded:

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from nearkin.config import Count, Dim
 from nearkin.method import Defaults, Method, Schedule
-from nearkin.networks.branch import Branch, as_backbone, mlp
+from nearkin.networks.branch import Branch, mlp
 from nearkin.objectives import alignment, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -32,7 +32,6 @@ class SimSiam(Method[None]):
     the options are there to show it (tables 1 and 2).
 
     Args:
-        backbone: Network to train, from images to features.
         dim: Embedding dimension, and width of the projector.
         num_layers: Number of layers of the projector: 3, or 2 for small images (appendix D).
         predictor_dim: Hidden dimension of the predictor.
@@ -57,10 +56,8 @@ class SimSiam(Method[None]):
         stop_gradient: bool = True,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
         self.stop_gradient = stop_gradient
-        sizes = (backbone.feature_dim, *[dim] * num_layers)
-        self.online = Branch(backbone, mlp(*sizes, last_norm=True))
+        self.online = Branch(backbone, *[dim] * num_layers, last_norm=True)
         self.predictor = mlp(dim, predictor_dim, dim) if predictor else nn.Identity()
 
     @override

@@ -17,7 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, as_backbone
+from nearkin.networks.branch import Branch
 from nearkin.objectives import classify
 from nearkin.types import Batch, Encoded, Step
 
@@ -26,7 +26,6 @@ class Supervised(Method[None]):
     """The features must tell the known classes apart.
 
     Args:
-        backbone: Network to train, from images to features.
         num_known_classes: Number of known classes, which have labels.
     """
 
@@ -36,13 +35,8 @@ class Supervised(Method[None]):
 
     def __init__(self, backbone: nn.Module, *, num_known_classes: int) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
-        self.online = Branch(backbone, nn.Identity())
-        self.known = nn.Linear(backbone.feature_dim, num_known_classes)
-
-    @override
-    def encode(self, batch: Batch) -> Encoded:
-        return (self.online(batch.views[0]),)
+        self.online = Branch(backbone)
+        self.known = nn.Linear(self.backbone.feature_dim, num_known_classes)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:

@@ -25,7 +25,7 @@ from typing_extensions import override
 from nearkin.config import Count, Dim, DimOrZero, Fraction, QueueSize, Range, Temperature
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method, Schedule
-from nearkin.networks.branch import Branch, as_backbone, mlp, run_by_size
+from nearkin.networks.branch import Branch, run_by_size
 from nearkin.objectives import look_up, mean_over_rows, sinkhorn, swapped_match, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -37,7 +37,6 @@ class SwAV(Method[KeyUpdate]):
     images that are in the batch.
 
     Args:
-        backbone: Network to train, from images to features.
         dim: Embedding dimension.
         hidden_dim: Hidden dimension of the projector; 0 is that of the features.
         num_prototypes: Number of prototypes.
@@ -71,14 +70,12 @@ class SwAV(Method[KeyUpdate]):
         temperature: Temperature = 0.1,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
-        hidden_dim = hidden_dim or backbone.feature_dim
         self.queue_from = queue_from
         self.freeze_until = freeze_until
         self.epsilon = epsilon
         self.num_iterations = num_iterations
         self.temperature = temperature
-        self.online = Branch(backbone, mlp(backbone.feature_dim, hidden_dim, dim))
+        self.online = Branch(backbone, hidden_dim, dim)
         self.prototypes = nn.Parameter(unit(torch.randn(num_prototypes, dim)))
         self.queue = Queue(queue_size, 2 * dim)  # an image's two large views side by side
 

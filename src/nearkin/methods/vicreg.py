@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from nearkin.config import Dim, Weight
 from nearkin.method import Defaults, Method
-from nearkin.networks.branch import Branch, as_backbone, mlp
+from nearkin.networks.branch import Branch
 from nearkin.objectives import vicreg
 from nearkin.types import Batch, Encoded, Step
 
@@ -31,7 +31,6 @@ class VICReg(Method[None]):
     """Embeddings of both views must agree, vary in every dimension, and not covary.
 
     Args:
-        backbone: Network to train, from images to features.
         dim: Embedding dimension, and width of the projector.
         invariance: Weight of the squared difference of the views.
         variance: Weight of the hinge on the standard deviation.
@@ -52,24 +51,10 @@ class VICReg(Method[None]):
         covariance: Weight = 1.0,
     ) -> None:
         super().__init__()
-        backbone = as_backbone(backbone)
-        self.invariance = invariance
-        self.variance = variance
-        self.covariance = covariance
-        self.online = Branch(backbone, mlp(backbone.feature_dim, dim, dim, dim))
-
-    @override
-    def encode(self, batch: Batch) -> Encoded:
-        return tuple(self.online(view) for view in batch.views)
+        self.weights = dict(invariance=invariance, variance=variance, covariance=covariance)
+        self.online = Branch(backbone, dim, dim, dim)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
         z1, z2 = encoded
-        loss = vicreg(
-            z1,
-            z2,
-            invariance=self.invariance,
-            variance=self.variance,
-            covariance=self.covariance,
-        )
-        return Step(loss, memo=None)
+        return Step(vicreg(z1, z2, **self.weights), memo=None)

@@ -72,17 +72,31 @@ def as_backbone(
 
 
 class Branch(nn.Module):
-    """A backbone and the projector on top of it. Gives embeddings in full precision.
+    """A backbone, which is any network, and an `mlp` on top of it: the projector.
 
-    If `bn_groups`, batch norms take their statistics over that many equal parts of the batch.
+    `sizes` are the outputs of the projector's layers, where 0 is as many as there are features;
+    without any there is no projector. Embeddings are in full precision. If `bn_groups`, batch
+    norms take their statistics over that many equal parts of the batch.
     """
 
     chunk_size: int = 0  # rows that training computes at a time, see `set_chunk_size`; 0: all
 
-    def __init__(self, backbone: Backbone, projector: nn.Module, bn_groups: int = 0) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *sizes: int,
+        norm: bool = True,
+        last_norm: bool = False,
+        activation: type[nn.Module] = nn.ReLU,
+        bn_groups: int = 0,
+    ) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.projector = projector
+        self.backbone = as_backbone(backbone)
+        features = self.backbone.feature_dim
+        layers = [features, *(size or features for size in sizes)]
+        self.projector: nn.Module = nn.Identity()
+        if sizes:
+            self.projector = mlp(*layers, norm=norm, last_norm=last_norm, activation=activation)
         if bn_groups:
             normalize_in_groups(self, bn_groups)
 
