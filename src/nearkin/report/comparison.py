@@ -7,11 +7,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from markupsafe import Markup
+
 from nearkin.errors import UsageError
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.measure import Measure
-from nearkin.report.page.html import Chart, Html, document, element, findings, join, line_chart
-from nearkin.report.page.sections import Table, result_table
+from nearkin.report.page.html import BLOCKS, Chart, document, text
+from nearkin.report.page.sections import Table, line_charts
 from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
 from nearkin.tables import usable
@@ -199,18 +201,18 @@ class Comparison:
         """Return an HTML page."""
         columns = ("", *self.names)
         measures = tuple((one.name, *map(_marked, one.cells())) for one in self.measures)
-        rows = tuple((name, *values) for name, values in self._settings())
-        settings = result_table(Table("Different settings", columns, rows))
         title = "Measures with 95 % confidence intervals"
+        rows = tuple((name, *values) for name, values in self._settings())
+        settings = BLOCKS.results(Table("Different settings", columns, rows))
         return document(
             title=f"{len(self.names)} {self.runs[0].kind} compared",
             kicker="nearkin compare",
             lead=", ".join(self.names),
             sections=[
-                ("Findings", findings(self.notes)),
-                ("Measures", result_table(Table(title, columns, measures, NOTE))),
-                ("Settings", settings if rows else element("p", "They have the same settings.")),
-                ("Training curves", join(map(line_chart, self._curves()))),
+                ("Findings", BLOCKS.findings(self.notes)),
+                ("Measures", BLOCKS.results(Table(title, columns, measures, NOTE))),
+                ("Settings", settings),
+                ("Training curves", line_charts(self._curves())),
             ],
         )
 
@@ -234,7 +236,7 @@ def _marked(cell: str) -> str:
     """Mark the best in words too, for screen readers."""
     if not cell.startswith("*"):
         return cell
-    return join([element("strong", cell.removeprefix("*")), Html(" (best)")])
+    return Markup("<strong>{}</strong> (best)").format(text(cell.removeprefix("*")))
 
 
 def _merged(column: str, charts: Mapping[str, Mapping[str, Chart]]) -> Iterator[Chart]:

@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float, Float32, Int, Shaped
+from markupsafe import Markup
 
-from nearkin.report.page.html import Html, element, join
+from nearkin.report.page.html import TEMPLATES
 
 SIMILARITY_STEPS: Final = 100
 """Similarities are stored as this many steps per 1, which fit into a byte."""
@@ -17,21 +18,6 @@ SCRIPT_PARTS: Final = ("data", "drawing", "view", "legend", "panel", "table", "i
 """JavaScript files in the order they are concatenated."""
 ESCAPES: Final = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&"})
 """Characters that could end the element that holds the data."""
-MAP_HELP: Final = (
-    "Every point is an image, placed by t-SNE of the embeddings: similar images lie close "
-    "together. Click a point to see the image and its nearest neighbors; drag to pan, scroll to "
-    "zoom, until points become images. Distances between groups, and their sizes, mean little."
-)
-KEYBOARD_HELP: Final = (
-    "Keyboard: Tab to the map, arrow keys move from image to image, Enter opens one, Space "
-    "selects it, + and - zoom, 0 shows all, Escape closes."
-)
-TOOLS: Final = (
-    ("map-in", "+", "Zoom in"),
-    ("map-out", "\u2212", "Zoom out"),
-    ("map-fit", "Show all", "Show the whole map"),
-    ("map-lasso", "Lasso", "Draw around images to select them (or drag with Shift held)"),
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,47 +53,10 @@ class ImageMap:
     total: int  # images in the run, of which these may be a sample
 
 
-def map_section(image_map: ImageMap) -> Html:
+def map_section(image_map: ImageMap) -> Markup:
     """Return the section of the map, with its data for the script."""
-    sampled, total = len(image_map.names), image_map.total
-    sample = f" A sample of {sampled:,} of {total:,} images, balanced over classes."
-    options = [element("option", each.name, value=n) for n, each in enumerate(image_map.colorings)]
-    search = element(
-        "input", type="search", id="map-filter", placeholder="name or class", autocomplete="off"
-    )
-    bar = (
-        element("label", "Color by ", element("select", *options, id="map-coloring")),
-        element("label", "Filter ", search),
-        element("span", "", id="map-count", role="status"),
-    )
-    side = (
-        element("section", "", id="map-legend", aria_label="Legend"),
-        element("section", "", id="map-selection", aria_label="Selected images", hidden=""),
-        element("section", "", id="map-panel", aria_label="Image"),
-    )
-    room = _view(), element("div", *side, class_="map-side", id="map-side")
-    rows = element("summary", "Table of the images"), element("div", "", class_="wide")
-    no_script = element("p", "The map needs JavaScript; the rest of the page does not.")
-    explorer = element(
-        "div",
-        element("div", *bar, class_="map-bar"),
-        element("p", "", class_="note", id="map-note"),
-        element("div", *room, class_="map-room"),
-        element("p", KEYBOARD_HELP, class_="note", id="map-keys"),
-        element("p", "", class_="visually-hidden", id="map-live", aria_live="polite"),
-        element("div", "", id="map-served"),
-        element("details", *rows, id="map-table"),
-        class_="explorer",
-        id="map-explorer",
-    )
-    return join(
-        [
-            element("p", MAP_HELP + sample * (sampled < total)),
-            element("noscript", no_script),
-            explorer,
-            element("script", _data(image_map), type="application/json", id="images"),
-        ]
-    )
+    template = TEMPLATES.get_template("map.html")
+    return Markup(template.render(map=image_map, data=_data(image_map)))
 
 
 def script() -> str:
@@ -117,24 +66,7 @@ def script() -> str:
     return "\n".join(['"use strict";\n(() => {', *parts, "})();\n"])
 
 
-def _view() -> Html:
-    canvas = element(
-        "canvas",
-        id="map-canvas",
-        tabindex=0,
-        role="application",
-        aria_label="t-SNE map of the images",
-        aria_describedby="map-keys",
-    )
-    buttons = [
-        element("button", label, type="button", id=id_, title=title) for id_, label, title in TOOLS
-    ]
-    tools = element("div", *buttons, class_="map-tools", role="group", aria_label="Map tools")
-    tip = element("div", "", id="map-tip", hidden="", aria_hidden="true")
-    return element("div", canvas, tools, tip, class_="map-view", id="map-view")
-
-
-def _data(image_map: ImageMap) -> Html:
+def _data(image_map: ImageMap) -> Markup:
     """JSON with arrays as base64, which cannot be taken for markup."""
     similarity = np.rint(image_map.similarity * SIMILARITY_STEPS).astype(np.int16)
     colorings = [
@@ -154,7 +86,7 @@ def _data(image_map: ImageMap) -> Html:
         "columns": image_map.columns,
         "perSheet": image_map.per_sheet,
     }
-    return Html(json.dumps(data, separators=(",", ":")).translate(ESCAPES))
+    return Markup(json.dumps(data, separators=(",", ":")).translate(ESCAPES))
 
 
 def _array(values: Shaped[np.ndarray, "..."]) -> dict[str, str]:

@@ -1,30 +1,24 @@
 """The pages of trainings, discoveries and comparisons: their content as values, and as HTML."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from markupsafe import Markup
+
 from nearkin.report.page.html import (
+    BLOCKS,
     SHADES,
     Chart,
-    Html,
-    Section,
+    count,
+    decimal,
     document,
-    element,
-    findings,
-    folded,
-    join,
     line_chart,
-    listing,
-    note,
-    row,
-    scrolling,
-    settings,
-    table,
-    text,
 )
 from nearkin.report.page.map import ImageMap, map_section, script
+
+Section = tuple[str, Markup]  # a heading and its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +125,6 @@ RELIABILITY: Final = (
     "A reliable class is large, stable across seeds, well separated (silhouette), and its least "
     "confident images still look like its most typical ones."
 )
-CONFUSION: Final = "Images of each true class (rows) by predicted class (columns)"
 DEFINITIONS: Final = {
     "Images": "assigned to it, and their share of all unlabeled images",
     "Score": "mean confidence of the classifier over its images",
@@ -165,11 +158,11 @@ def report_page(
         lead=lead,
         sections=[
             first,
-            ("Map", map_section(image_map) if image_map else Html()),
+            ("Map", map_section(image_map) if image_map else Markup()),
             *sections,
-            ("Protocol", listing("ul", [(sentence, "") for sentence in run.protocol])),
-            ("Settings", settings(run.command, run.configuration or {}, run.versions or {})),
-            ("Next steps", listing("ol", run.steps)),
+            ("Protocol", BLOCKS.bullets(run.protocol)),
+            ("Settings", BLOCKS.settings(run)),
+            ("Next steps", BLOCKS.steps(run.steps)),
         ],
         script=script() if image_map else "",
         tiny=run.tiny,
@@ -178,74 +171,50 @@ def report_page(
 
 
 def _training_sections(report: TrainingReport) -> list[Section]:
-    measures = []
-    if report.results is not None:
-        rows = [row(name, [meaning]) for name, meaning in report.meanings]
-        meanings = folded("What the measures mean", table("What the measures mean", [], rows))
-        measures = [result_table(report.results), meanings]
+    meanings = BLOCKS.folded_table("What the measures mean", (), report.meanings)
+    measures = BLOCKS.results(report.results) + meanings if report.results else Markup()
     return [
-        ("Summary", join([element("p", report.health), findings(report.findings)])),
-        ("Evaluation", join(measures)),
-        ("Confusion", confusion_matrix(report.confusion) if report.confusion else Html()),
-        ("Training curves", join(map(line_chart, report.curves))),
+        ("Summary", BLOCKS.paragraphs([report.health]) + BLOCKS.findings(report.findings)),
+        ("Evaluation", measures),
+        ("Confusion", _confusion(report.confusion)),
+        ("Training curves", line_charts(report.curves)),
     ]
 
 
 def _discovery_sections(report: DiscoveryReport) -> list[Section]:
-    novel = [element("p", "None: every image was assigned to a known class.")]
-    if report.novel:
-        novel = _class_cards(report.novel, "new", report.num_unlabeled)
-    assigned = []
+    none = BLOCKS.paragraphs(["None: every image was assigned to a known class."])
+    novel = _cards(report.novel, "new", report.num_unlabeled) if report.novel else none
+    assigned = Markup()
     if report.assigned:
-        intro = element("p", "Unlabeled images that were assigned to a known class.")
-        cards = _class_cards(report.assigned, "known", report.num_unlabeled, fold=True)
-        assigned = [intro, *cards]
-    matrix = [confusion_matrix(report.confusion)] if report.confusion else []
+        assigned = BLOCKS.paragraphs(["Unlabeled images that were assigned to a known class."])
+        assigned += _cards(report.assigned, "known", report.num_unlabeled)
+    scores = Markup().join(map(BLOCKS.results, report.results)) + _confusion(report.confusion)
     return [
-        ("Findings", findings(report.findings)),
-        ("Novel classes", join(novel)),
-        ("Known classes", join(assigned)),
-        ("Confidence", join([element("p", report.score_meaning), element("p", RELIABILITY)])),
-        ("Scores against the ground truth", join([*map(result_table, report.results), *matrix])),
-        ("Number of classes", join(map(line_chart, report.num_novel_curves))),
-        ("Training curves", join(map(line_chart, report.curves))),
+        ("Findings", BLOCKS.findings(report.findings)),
+        ("Novel classes", novel),
+        ("Known classes", assigned),
+        ("Confidence", BLOCKS.paragraphs([report.score_meaning, RELIABILITY])),
+        ("Scores against the ground truth", scores),
+        ("Number of classes", line_charts(report.num_novel_curves)),
+        ("Training curves", line_charts(report.curves)),
     ]
 
 
-def result_table(results: Table) -> Html:
-    """Return a titled table with its note."""
-    rows = [row(name, cells) for name, *cells in results.rows]
-    box = scrolling(table(results.title, results.columns, rows), results.title)
-    return element("div", element("h3", results.title), *note(results.note), box)
+def line_charts(charts: Iterable[Chart]) -> Markup:
+    """Return charts, one below the other."""
+    return Markup().join(map(line_chart, charts))
 
 
-def confusion_matrix(confusion: Confusion) -> Html:
-    """Return counts, each shaded by its share of its row."""
-    rows = []
-    for name, counts in zip(confusion.true, confusion.counts, strict=True):
-        # Rounded up, so that every count above 0 has a shade.
-        shades = [math.ceil(n / max(1, sum(counts)) * SHADES) for n in counts]
-        cells = [
-            element("td", f"{n:,}" if n else "", class_=f"shade{shade}")
-            for n, shade in zip(counts, shades, strict=True)
-        ]
-        rows.append(element("tr", element("th", name, scope="row"), *cells))
-    heading = "Confusion matrix"
-    matrix = table(CONFUSION, ["", *confusion.predicted], rows, class_="matrix")
-    matrix = scrolling(matrix, heading)
-    if max(len(confusion.true), len(confusion.predicted)) > MAX_OPEN_CLASSES:
-        return folded(heading, matrix)
-    return element("div", element("h3", heading), matrix)
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun in the singular or plural.
-
-    >>> count(1, "image"), count(1200, "class")
-    ('1 image', '1,200 classes')
-    """
-    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number:,} {noun}{plural}"
+def _confusion(confusion: Confusion | None) -> Markup:
+    if confusion is None:
+        return Markup()
+    # Rounded up, so that every count above 0 has a shade.
+    shades = [
+        [math.ceil(n / max(1, sum(counts)) * SHADES) for n in counts]
+        for counts in confusion.counts
+    ]
+    folded = max(len(confusion.true), len(confusion.predicted)) > MAX_OPEN_CLASSES
+    return Markup(BLOCKS.confusion(confusion, shades, folded))
 
 
 def _lead(report: DiscoveryReport) -> str:
@@ -271,68 +240,20 @@ def _lead(report: DiscoveryReport) -> str:
     return f"{data} {result} {source}."
 
 
-def _class_cards(
-    classes: Sequence[ClassView], prefix: str, num_unlabeled: int, *, fold: bool = False
-) -> list[Html]:
+def _cards(classes: Sequence[ClassView], prefix: str, num_unlabeled: int) -> Markup:
     """All classes at a glance, each a link to its card; then the cards."""
     anchors = {view.name: f"{prefix}-{n}" for n, view in enumerate(classes, start=1)}
-    items, cards = [], []
-    for view in classes:
-        size, card = count(view.size, "image"), _card(view, num_unlabeled, anchors)
-        image = [_image(view.medoid, "")] if view.medoid else []
-        parts = *image, element("b", view.name), element("span", size)
-        items.append(element("li", element("a", *parts, href=f"#{anchors[view.name]}")))
-        heading = element("h3", element("bdi", view.name), f": {size}" if fold else "")
-        tag, heading = ("details", element("summary", heading)) if fold else ("article", heading)
-        cards.append(element(tag, heading, card, class_="class", id=anchors[view.name]))
-    return [element("ol", *items, class_="overview"), *cards]
 
+    def measures(view: ClassView) -> list[tuple[str, str, str]]:
+        cells = {
+            "Images": f"{view.size:,} ({view.size / num_unlabeled:.0%})" if num_unlabeled else "0",
+            "Score": decimal(view.score),
+            "Stability": decimal(view.stability),
+            "Silhouette": decimal(view.silhouette),
+            "Nearest known class": view.nearest_known if view.nearest_known != view.name else "",
+            "Merge candidates": BLOCKS.links(view.merge, anchors),
+            "Ground truth": view.truth,
+        }
+        return [(name, value, DEFINITIONS[name]) for name, value in cells.items() if value]
 
-def _card(view: ClassView, num_unlabeled: int, anchors: Mapping[str, str]) -> Html:
-    about = [_class_table(view, num_unlabeled, anchors)]
-    if view.medoid:
-        caption = element("figcaption", "The medoid, ", element("bdi", view.medoid.path))
-        about.insert(0, element("figure", _image(view.medoid, view.medoid.path), caption))
-    return join(
-        [
-            element("div", *about, class_="about" if view.medoid else ""),
-            *_tiles("Most typical", "Closest to the class, with their scores.", view.core),
-            *_tiles("Least confident", "Check these first: most errors are here.", view.border),
-        ]
-    )
-
-
-def _class_table(view: ClassView, num_unlabeled: int, anchors: Mapping[str, str]) -> Html:
-    links = [
-        element("a", name, href=f"#{anchors[name]}") if name in anchors else text(name)
-        for name in view.merge
-    ]
-    cells = {
-        "Images": f"{view.size:,} ({view.size / num_unlabeled:.0%})" if num_unlabeled else "0",
-        "Score": _decimal(view.score),
-        "Stability": _decimal(view.stability),
-        "Silhouette": _decimal(view.silhouette),
-        "Nearest known class": view.nearest_known if view.nearest_known != view.name else "",
-        "Merge candidates": Html(", ".join(links)),
-        "Ground truth": view.truth,
-    }
-    rows = [row(name, (value, DEFINITIONS[name])) for name, value in cells.items() if value]
-    return table(f"Measures of {view.name}", [], rows, class_="numbers")
-
-
-def _tiles(title: str, explanation: str, images: Sequence[Tile]) -> list[Html]:
-    if not images:
-        return []
-    items = [
-        element("li", _image(tile, tile.path), element("span", _decimal(tile.score)))
-        for tile in images
-    ]
-    return [element("h4", title), *note(explanation), element("ul", *items, class_="tiles")]
-
-
-def _image(image: Tile, alt: str) -> Html:
-    return element("img", src=image.uri, alt=alt, title=image.path)
-
-
-def _decimal(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:.2f}"
+    return Markup(BLOCKS.cards(classes, anchors, measures, fold=prefix == "known"))
