@@ -25,9 +25,9 @@ def free_port() -> str:
         return str(found.getsockname()[1])
 
 
-def children(process) -> list[int]:
+def children(pid: int) -> list[int]:
     """The other processes of a training: not Python's keeper of shared memory."""
-    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [
         int(pid) for pid in listed if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]

@@ -123,7 +123,7 @@ def test_a_killed_process_ends_a_discovery_and_torchrun_completes_it(data, both,
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < limit
         time.sleep(0.01)
-    (helper,) = children(process)
+    (helper,) = children(process.pid)
     os.kill(helper, signal.SIGKILL)
     code, _, err = ended(process)
     assert code == 9

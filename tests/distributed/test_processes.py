@@ -3,11 +3,15 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -21,7 +25,7 @@ from nearkin.distributed import all_reduce_max, available_cpus, training_group
 from nearkin.distributed.ranks import RankInfo, num_processes, rank_info, slurm_env
 from nearkin.errors import UsageError
 from nearkin.run.folder import RunFolder
-from nearkin.training import checkpoint
+from nearkin.training import checkpoint, session
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this torch knows no processes"
@@ -54,10 +58,40 @@ def start(data, out, *more, program=("-m", "nearkin"), settings=SETTINGS, **env)
     )
 
 
+def train(data, out, *more, settings=SETTINGS) -> int:
+    """The exit code of a training whose main process is that of the tests."""
+    return main(["train", str(data), *settings, "--out", str(out), *more])
+
+
 def trained(data, out, *more, **options) -> RunFolder:
-    code, _, err = ended(start(data, out, *more, **options))
-    assert code == 0, err
+    assert train(data, out, *more, **options) == 0
     return RunFolder(out)
+
+
+def saved_steps(out: Path) -> int:
+    """Of the newest checkpoint."""
+    return int((checkpoint.latest(out / "checkpoints") or Path("ckpt-0")).stem[5:])
+
+
+@contextmanager
+def signal_to_worker(number: signal.Signals, out: Path, steps: int) -> Iterator[list[int]]:
+    """Send a signal to the worker of this process once a checkpoint of so many steps is written."""
+    workers, ended = [], Event()
+
+    def send() -> None:
+        while saved_steps(out) < steps:
+            if ended.wait(0.01):
+                return
+        workers.extend(children(os.getpid()))
+        os.kill(workers[0], number)
+
+    thread = Thread(target=send)
+    thread.start()
+    try:
+        yield workers
+    finally:
+        ended.set()
+        thread.join()
 
 
 def losses(run: RunFolder) -> list[float]:
@@ -82,7 +116,7 @@ def difference(a: RunFolder, b: RunFolder) -> float:
 def after_steps(process, out: Path, steps: int) -> None:
     """Wait until a checkpoint of that many steps, or of more, is written."""
     limit = time.monotonic() + SECONDS
-    while int((checkpoint.latest(out / "checkpoints") or Path("ckpt-0")).stem[5:]) < steps:
+    while saved_steps(out) < steps:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < limit
         time.sleep(0.01)
@@ -127,17 +161,13 @@ def test_slurm_starts_the_same_training(data, both, tmp_path):
     assert same_bits(RunFolder(tmp_path / "run"), both)
 
 
-def test_a_signal_to_one_process_stops_all_after_the_same_step(data, both, tmp_path):
+def test_a_signal_to_one_process_stops_all_after_the_same_step(data, both, tmp_path, capsys):
     """To the second: the first has to hear of it."""
     out = tmp_path / "run"
-    process = start(data, out, "--devices", "2")
-    after_steps(process, out, 3)
-    (helper,) = children(process)
-    os.kill(helper, signal.SIGTERM)
-    code, _, err = ended(process)
-    assert code == 143, err
-    assert "stopped by SIGTERM after step" in err
-    assert not Path(f"/proc/{helper}").exists()
+    with signal_to_worker(signal.SIGTERM, out, 3) as workers:
+        assert train(data, out, "--devices", "2") == 143
+    assert "stopped by SIGTERM after step" in capsys.readouterr().err
+    assert not Path(f"/proc/{workers[0]}").exists()
     assert same_bits(trained(data, out, "--resume", "--devices", "2"), both)
 
 
@@ -154,15 +184,12 @@ def test_another_number_of_processes_goes_on_from_the_same_step(data, alone, tmp
     assert difference(RunFolder(out), alone) < 1e-3
 
 
-def test_a_killed_process_ends_the_run_in_one_line_and_nothing_is_lost(data, tmp_path):
+def test_a_killed_process_ends_the_run_in_one_line_and_nothing_is_lost(data, tmp_path, capsys):
     out = tmp_path / "run"
-    process = start(data, out, "--devices", "2")
-    after_steps(process, out, 5)
-    (helper,) = children(process)
-    os.kill(helper, signal.SIGKILL)
-    code, _, err = ended(process)
-    assert code == 9
-    assert "error: process 1 of this training was ended by SIGKILL; " in err.splitlines()[-1]
+    with signal_to_worker(signal.SIGKILL, out, 5):
+        assert train(data, out, "--devices", "2") == 9
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "error: process 1 of this training was ended by SIGKILL; " in last
     newest = checkpoint.latest(out / "checkpoints")
     assert newest is not None
     assert sealed.read(newest) is not None  # the tests above go on from such a one
@@ -190,7 +217,7 @@ def test_others_end_when_the_first_is_killed(data, tmp_path):
     out = tmp_path / "run"
     process = start(data, out, "--devices", "2")
     after_steps(process, out, 5)
-    (helper,) = children(process)
+    (helper,) = children(process.pid)
     process.kill()
     process.communicate(timeout=SECONDS)
     limit = time.monotonic() + SECONDS
@@ -208,7 +235,7 @@ def test_a_process_that_hangs_ends_the_run(data, tmp_path):
     out = tmp_path / "run"
     process = start(data, out, "--devices", "2", program=("-c", impatient))
     after_steps(process, out, 5)
-    (helper,) = children(process)
+    (helper,) = children(process.pid)
     os.kill(helper, signal.SIGSTOP)
     code, _, err = ended(process)
     assert code == 9
@@ -216,33 +243,24 @@ def test_a_process_that_hangs_ends_the_run(data, tmp_path):
     assert not Path(f"/proc/{helper}").exists()
 
 
-def test_a_failure_of_another_process_is_told(data, tmp_path):
+def test_a_failure_of_another_process_is_told(data, tmp_path, monkeypatch, capsys):
     """The first has read its images before they vanish."""
-    import shutil
-
-    copy = tmp_path / "images.npz"
-    shutil.copy(data, copy)
-    vanishing = (
-        "import sys; import nearkin.training.session as train; real = train.training_group;"
-        f"train.training_group = lambda *a: (__import__('pathlib').Path({str(copy)!r}).unlink(), real(*a))[1];"
-        "from nearkin.cli import main; sys.exit(main())"
-    )
-    process = start(copy, tmp_path / "run", "--devices", "2", program=("-c", vanishing))
-    code, _, err = ended(process)
-    assert code == 9
-    last = err.splitlines()[-1]
+    copy = Path(shutil.copy(data, tmp_path / "images.npz"))
+    without_images = lambda *args: copy.unlink() or training_group(*args)
+    monkeypatch.setattr(session, "training_group", without_images)
+    assert train(copy, tmp_path / "run", "--devices", "2") == 9
+    last = capsys.readouterr().err.splitlines()[-1]
     assert "error: process 1 of this training failed (" in last
     assert "no such file" in last
 
 
-def test_what_diverges_in_all_processes_is_one_error(data, tmp_path):
-    process = start(data, tmp_path / "run", "--devices", "2", "--lr", "1e9", "--warmup", "0")
-    code, _, err = ended(process)
-    assert code == 6, err
-    assert err.count("error:") == 1
+def test_what_diverges_in_all_processes_is_one_error(data, tmp_path, capfd):
+    too_fast = ["--lr", "1e9", "--warmup", "0"]
+    assert train(data, tmp_path / "run", "--devices", "2", *too_fast) == 6
+    assert capfd.readouterr().err.count("error:") == 1
 
 
-OTHERS = ["24" if setting in ("16", "32") else setting for setting in SETTINGS]
+THREE_GROUPS = [{"16": "24", "32": "24", "4": "3"}.get(word, word) for word in SETTINGS]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +274,10 @@ OTHERS = ["24" if setting in ("16", "32") else setting for setting in SETTINGS]
             [*SETTINGS, "--fsdp"],
             "--fsdp divides networks among processes; give --devices 2 or mor",
         ),
-        ([*OTHERS, "--devices", "3"], "3 processes cannot share 4 groups of batch statistics eve"),
+        (
+            [*THREE_GROUPS, "--devices", "2"],
+            "2 processes cannot share 3 groups of batch statistics eve",
+        ),
     ],
 )
 def test_what_cannot_be_shared_is_refused(settings, error, data, tmp_path, capsys):
