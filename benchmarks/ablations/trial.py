@@ -19,9 +19,8 @@ from nearkin.data.order import Order
 from nearkin.data.rng import permutation
 from nearkin.data.views import View
 from nearkin.errors import DataError
-from nearkin.evaluation.embeddings import encode
-from nearkin.evaluation.evaluate import mean_pixels, pixels
-from nearkin.evaluation.knn import knn, num_neighbors
+from nearkin.evaluation.embeddings import Embeddings, encode
+from nearkin.evaluation.measures import knn, num_neighbors
 from nearkin.measures.neighbors import nearest
 from nearkin.method import Method
 from nearkin.methods import METHODS
@@ -100,17 +99,15 @@ class ImageSet:
     def raw(self) -> float:
         """Return the first floor: kNN on raw pixels at the size of the network's input."""
         train, queries = (
-            _pixels(images, self.size).permute(0, 2, 3, 1).numpy()
-            for images in (self.train, self.queries)
+            _pixels(images, self.size).flatten(1) / 255 for images in (self.train, self.queries)
         )
-        mean = mean_pixels(train)
-        return self.knn(pixels(train, mean), pixels(queries, mean))
+        return self.knn(unit(train - train.mean(dim=0)), unit(queries - train.mean(dim=0)))
 
     def knn(self, bank: Tensor, queries: Tensor) -> float:
         """Return the kNN accuracy on the scored images."""
-        labels = self.train.labels, self.queries.labels
-        k = num_neighbors(len(bank))
-        return knn(bank, labels[0], queries, labels[1], k=k).value
+        train = Embeddings(bank.numpy(), self.train.labels)
+        scored = Embeddings(queries.numpy(), self.queries.labels)
+        return knn(train, scored, k=num_neighbors(len(bank))).value
 
 
 def _pixels(images: Images, size: int) -> Tensor:

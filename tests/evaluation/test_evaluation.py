@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
@@ -13,25 +12,34 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from sklearn.preprocessing import normalize
 from torch import nn
 
+from nearkin.data.images import open_images
 from nearkin.errors import DataError, DivergedError
-from nearkin.evaluation import probe
-from nearkin.evaluation.clusters import clusters
 from nearkin.evaluation.embeddings import Embeddings, encode
-from nearkin.evaluation.evaluate import evaluate_features, evaluate_tables, mean_pixels, pixels
-from nearkin.evaluation.geometry import geometry, geometry_rows
-from nearkin.evaluation.knn import knn, num_neighbors
-from nearkin.evaluation.measure import Measure, accuracy
-from nearkin.evaluation.probe import fit_path, hold_out, linear_probe, train_probe
+from nearkin.evaluation.evaluate import evaluate_features, evaluate_tables, pixel_features
+from nearkin.evaluation.measures import (
+    Measure,
+    accuracy,
+    clusters,
+    geometry,
+    geometry_rows,
+    knn,
+    linear_probe,
+    num_neighbors,
+)
+from nearkin.measures import probe
+from nearkin.measures.probe import fit_path, hold_out, train_probe
+from nearkin.objectives import unit
 
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def features(vectors, labels, second_view=None):
-    view = None
+def features(vectors, labels=None, second_view=None, rows=None):
+    labels, view = np.full(len(vectors), -1) if labels is None else labels, None
     if second_view is not None:
-        view = Embeddings(second_view.numpy(), labels, rows=np.arange(len(labels)))
+        rows = np.arange(len(vectors)) if rows is None else rows
+        view = Embeddings(second_view.numpy(), labels[rows], rows=rows)
     return Embeddings(vectors.numpy(), labels, second_view=view)
 
 
@@ -40,14 +48,12 @@ def digits():
     """Real handwritten digits, as RGB images: 1437 for training, 360 for tests."""
     data = load_digits()
     gray = (data.images * 255 / 16).astype(np.uint8)
-    images = np.repeat(gray[..., None], 3, axis=3)
+    images = torch.from_numpy(np.repeat(gray.reshape(-1, 1, 64), 3, axis=1)).flatten(1) / 255
     labels = data.target.astype(np.int64)
     order = np.random.default_rng(0).permutation(len(labels))
-    train, test = order[:1437], order[1437:]
-    mean = mean_pixels(images[train])
-    return (
-        features(pixels(images[train], mean), labels[train]),
-        features(pixels(images[test], mean), labels[test]),
+    centered = images - images[order[:1437]].mean(dim=0)
+    return tuple(
+        features(unit(centered[rows]), labels[rows]) for rows in (order[:1437], order[1437:])
     )
 
 
@@ -92,30 +98,16 @@ def test_no_images_is_an_error_in_one_line():
         encode(nn.Identity(), [])
 
 
-def test_small_pixels_are_kept_and_centered_on_the_training_mean():
-    images = np.random.default_rng(0).integers(256, size=(5, 4, 6, 3), dtype=np.uint8)
-    images.flags.writeable = False  # as in a mapped file
-    mean = mean_pixels(images[:3])
-    flat = images.transpose(0, 3, 1, 2).reshape(5, -1) / 255
-    expected = normalize(flat - flat[:3].mean(0))
-    assert np.allclose(pixels(images, mean).numpy(), expected, atol=1e-6)
-
-
-def test_pixels_in_pieces_are_the_same_pixels(monkeypatch):
-    images = np.random.default_rng(0).integers(256, size=(7, 4, 6, 3), dtype=np.uint8)
-    mean = mean_pixels(images)
-    whole = pixels(images, mean)
-    monkeypatch.setattr("nearkin.evaluation.evaluate.PIECE", 3)
-    torch.testing.assert_close(mean_pixels(images), mean)
-    assert torch.equal(pixels(images, mean), whole)
-
-
-def test_large_images_shrink_as_pillow_averages_boxes():
-    images = np.random.default_rng(0).integers(256, size=(2, 64, 96, 3), dtype=np.uint8)
-    found = pixels(images, torch.zeros(3 * 32 * 32))
-    shrunk = np.stack([Image.fromarray(image).resize((32, 32), Image.BOX) for image in images])
-    expected = pixels(shrunk, torch.zeros(3 * 32 * 32))
-    assert torch.allclose(found, expected, atol=1e-3)  # Pillow rounds to whole levels
+def test_raw_pixels_are_unit_vectors_of_what_differs_from_the_mean_of_the_first(monkeypatch):
+    pixels = np.random.default_rng(0).integers(256, size=(8, 32, 32, 3), dtype=np.uint8)
+    images = open_images(pixels)
+    parts = [images.subset(np.arange(5)), images.subset(np.arange(5, 8))]
+    flat = pixels.transpose(0, 3, 1, 2).reshape(8, -1) / 255
+    expected = normalize(flat - flat[:5].mean(0))
+    whole = pixel_features(parts, 0)
+    assert np.allclose(torch.cat(whole).numpy(), expected, atol=1e-6)
+    monkeypatch.setattr("nearkin.evaluation.evaluate.PIECE", 2)
+    assert all(map(torch.equal, whole, pixel_features(parts, 0)))
 
 
 def test_features_that_are_not_finite_are_refused():
@@ -129,8 +121,8 @@ def test_features_that_are_not_finite_are_refused():
 # kNN
 
 
-def test_digits_are_recognized_from_raw_pixels_by_their_neighbors(table):
-    found = knn(*table, k=20)
+def test_digits_are_recognized_from_raw_pixels_by_their_neighbors(digits):
+    found = knn(*digits, k=20)
     assert 0.95 < found.value < 0.99
     assert found.low < found.value < found.high
     assert found.protocol == (
@@ -144,14 +136,20 @@ def test_one_neighbor_is_the_nearest_neighbor_classifier(table):
 
     bank, labels, queries, truth = table
     nearest = KNeighborsClassifier(1, metric="cosine").fit(bank, labels)
-    assert knn(*table, k=1).value == pytest.approx(nearest.score(queries, truth))
+    found = knn(features(bank, labels), features(queries, truth), k=1)
+    assert found.value == pytest.approx(nearest.score(queries, truth))
 
 
 def test_images_without_a_label_neither_vote_nor_count(table):
     bank, labels, queries, truth = table
     some, asked = np.arange(len(labels)) % 3 > 0, np.arange(len(truth)) % 2 > 0
-    hidden = knn(bank, np.where(some, labels, -1), queries, np.where(asked, truth, -1), k=20)
-    assert hidden == knn(bank[some], labels[some], queries[asked], truth[asked], k=20)
+    hidden = knn(
+        features(bank, np.where(some, labels, -1)),
+        features(queries, np.where(asked, truth, -1)),
+        k=20,
+    )
+    train, test = features(bank[some], labels[some]), features(queries[asked], truth[asked])
+    assert hidden == knn(train, test, k=20)
 
 
 def test_k_is_that_of_the_papers_where_there_are_enough_images():
@@ -160,7 +158,8 @@ def test_k_is_that_of_the_papers_where_there_are_enough_images():
 
 def test_k_is_no_more_than_the_bank_and_unseen_classes_count_as_wrong():
     bank = torch.eye(3)
-    found = knn(bank, np.array([4, 4, 9]), bank, np.array([4, 4, 7]), k=200)
+    train, test = features(bank, np.array([4, 4, 9])), features(bank, np.array([4, 4, 7]))
+    found = knn(train, test, k=200)
     assert found.value == pytest.approx(2 / 3)
     assert "k 3," in found.protocol
     assert ", 1 test classes without any training image count as wrong;" in found.protocol
@@ -169,8 +168,8 @@ def test_k_is_no_more_than_the_bank_and_unseen_classes_count_as_wrong():
 # Linear probe
 
 
-def test_digits_are_recognized_from_raw_pixels_by_a_linear_classifier(table):
-    found = linear_probe(*table, seed=0)
+def test_digits_are_recognized_from_raw_pixels_by_a_linear_classifier(digits):
+    found = linear_probe(*digits, seed=0)
     assert 0.93 < found.value < 0.99
     assert found.low < found.value < found.high
 
@@ -200,8 +199,9 @@ def test_a_path_of_strengths_ends_where_each_strength_alone_does(table):
 def test_the_labels_of_the_test_images_decide_nothing_but_the_score(table):
     bank, labels, queries, truth = table[0][:500], table[1][:500], *table[2:]
     shuffled = np.random.default_rng(0).permutation(truth)
-    honest = linear_probe(bank, labels, queries, truth, seed=0)
-    lost = linear_probe(bank, labels, queries, shuffled, seed=0)
+    train = features(bank, labels)
+    honest = linear_probe(train, features(queries, truth), seed=0)
+    lost = linear_probe(train, features(queries, shuffled), seed=0)
     assert lost.value < 0.3
     assert lost.protocol == honest.protocol
     assert f"C {train_probe(bank, labels, seed=0).strength:g} chosen" in honest.protocol
@@ -275,7 +275,7 @@ def test_choosing_with_some_of_the_images_still_learns_from_all(table, monkeypat
 
 def test_clusters_of_digits_are_those_of_scikit_learn(table):
     _, _, queries, truth = table
-    found = {measure.name: measure for measure in clusters(queries, truth, seed=0)}
+    found = {measure.name: measure for measure in clusters(features(queries, truth), seed=0)}
     x = normalize(queries.numpy())
     reference = KMeans(10, n_init=10, random_state=0).fit_predict(x)
     assert 0.65 < found["cluster accuracy"].value < 0.9
@@ -289,27 +289,28 @@ def test_clusters_of_digits_are_those_of_scikit_learn(table):
 def test_clusters_far_apart_are_found_without_error():
     truth = np.repeat([5, -3, 8], 40)
     far = torch.eye(3).repeat_interleave(40, dim=0) + 0.01 * normal(120, 3)
-    assert [str(m) for m in clusters(far, truth, seed=0)] == ["1.000 [1.000, 1.000]"] * 3
+    assert [str(m) for m in clusters(features(far, truth), seed=0)] == ["1.000 [1.000, 1.000]"] * 3
 
 
 def test_clusters_do_not_depend_on_the_length_of_the_features(table):
     _, _, queries, truth = table
     length = torch.linspace(0.01, 100, len(queries))[:, None]
     for x in (queries, queries[:, :60]):
-        plain, scaled = clusters(x, truth, seed=0), clusters(length * x, truth, seed=0)
+        plain = clusters(features(x, truth), seed=0)
+        scaled = clusters(features(length * x, truth), seed=0)
         assert [m.value for m in scaled] == pytest.approx([m.value for m in plain], abs=0.02)
 
 
 def test_collapsed_features_give_the_largest_class_and_no_agreement():
     truth = np.array([0] * 30 + [1] * 20)
-    found = {m.name: m.value for m in clusters(torch.ones(50, 100), truth, seed=0)}
+    found = {m.name: m.value for m in clusters(features(torch.ones(50, 100), truth), seed=0)}
     assert found == {"cluster accuracy": 0.6, "NMI": 0.0, "ARI": 0.0}
 
 
 def test_geometry_needs_no_labels_and_says_what_two_views_share():
     x = normal(300, 8)
-    one = {m.name: m.value for m in geometry(x)}
-    two = {m.name: m.value for m in geometry(x, 2 * x)}
+    one = {m.name: m.value for m in geometry(features(x))}
+    two = {m.name: m.value for m in geometry(features(x, second_view=2 * x))}
     assert list(one) == ["effective rank", "feature std", "mean cosine", "uniformity"]
     assert 7 < one["effective rank"] < 8
     assert two["alignment"] == pytest.approx(0, abs=1e-6)
@@ -318,18 +319,19 @@ def test_geometry_needs_no_labels_and_says_what_two_views_share():
 
 
 def test_geometry_looks_at_evenly_spaced_images(monkeypatch):
-    monkeypatch.setattr("nearkin.evaluation.geometry.LIMIT", 5)
+    monkeypatch.setattr("nearkin.evaluation.measures.GEOMETRY_IMAGES", 5)
     x = normal(12, 3)
     rows = geometry_rows(12)
     assert rows.tolist() == [0, 2, 4, 7, 9]
-    found, expected = geometry(x, x[rows] + 1), geometry(x[rows], x[rows] + 1)
+    found, expected = geometry(features(x)), geometry(features(x[rows]))
     assert [m.value for m in found] == [m.value for m in expected]
     assert all(m.protocol.endswith("5 of 12 test images") for m in found)
 
 
 def test_geometry_looks_at_the_images_that_have_a_second_view():
     x, rows = normal(12, 3), np.array([1, 2, 5, 11])
-    found, expected = geometry(x, x[rows] + 1, rows), geometry(x[rows], x[rows] + 1)
+    found = geometry(features(x, second_view=x[rows] + 1, rows=rows))
+    expected = geometry(features(x[rows], second_view=x[rows] + 1))
     assert [m.value for m in found] == [m.value for m in expected]
     assert all(m.protocol.endswith("4 of 12 test images") for m in found)
 
@@ -338,9 +340,8 @@ def test_geometry_looks_at_the_images_that_have_a_second_view():
 
 
 def test_without_labels_there_is_geometry_and_a_reason_for_the_rest():
-    none = np.full(40, -1)
-    train = features(normal(40, 6), none)
-    test = features(normal(40, 6, seed=1), none, second_view=normal(40, 6, seed=2))
+    train = features(normal(40, 6))
+    test = features(normal(40, 6, seed=1), second_view=normal(40, 6, seed=2))
     measures, left_out = evaluate_features(train, test, seed=0)
     assert [m.name for m in measures][-2:] == ["alignment", "neighbor agreement"]
     assert len(measures) == 6
@@ -376,7 +377,7 @@ def test_classes_that_training_never_showed_are_named_in_the_protocols(table):
 @pytest.fixture(scope="module")
 def evaluation(digits):
     train, test = digits
-    unlabeled = features(test.tensor, np.full(len(test.labels), -1))
+    unlabeled = features(test.tensor)
     return evaluate_tables({"encoder": (train, test), "pixels": (train, unlabeled)}, seed=0)
 
 

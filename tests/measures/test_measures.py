@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearkin.errors import DataError
-from nearkin.evaluation.geometry import (
+from nearkin.measures import neighbors
+from nearkin.measures.geometry import (
     alignment,
     effective_rank,
     feature_std,
     mean_cosine,
     uniformity,
 )
-from nearkin.measures import neighbors
 from nearkin.measures.intervals import bootstrap, wilson
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.measures.neighbors import nearest, neighbor_agreement, vote

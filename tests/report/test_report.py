@@ -17,7 +17,7 @@ from nearkin.commands.report import images_of, report
 from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
-from nearkin.evaluation.knn import knn_classes
+from nearkin.evaluation.measures import knn_classes
 from nearkin.evaluation.table import read_embeddings
 from nearkin.report.image_map import COLUMNS, PER_SHEET, balanced, image_map, tiles
 from nearkin.run.folder import RunFolder

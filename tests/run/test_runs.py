@@ -181,21 +181,22 @@ def test_where_nothing_is_held_out_only_geometry_is_measured(run, images):
 
 def test_raw_pixels_are_looked_at_for_some_training_images(parts, monkeypatch):
     monkeypatch.setattr(evaluation, "PIXEL_BANK", 5)
-    train, test = evaluation._pixel_tables({"train": parts.train, "test": parts.test}, 0)
-    assert train.vectors.shape == (5, 3 * 32 * 32)
-    assert train.labels.tolist() == parts.train.spread(5).labels.tolist()
-    assert len(test.vectors) == len(parts.test)
+    images = {"train": parts.train, "test": parts.test}
+    found = evaluation._raw_pixels(images, 0, lambda *_: None)
+    assert found["train"].vectors.shape == (5, 3 * 32 * 32)
+    assert found["train"].labels.tolist() == parts.train.spread(5).labels.tolist()
+    assert len(found["test"]) == len(parts.test)
 
 
 def test_the_second_view_is_made_of_the_images_that_are_looked_at(run, images, monkeypatch):
-    monkeypatch.setattr("nearkin.evaluation.geometry.LIMIT", 4)
+    monkeypatch.setattr("nearkin.evaluation.measures.GEOMETRY_IMAGES", 4)
     config, _ = RunFolder(run).settings()
     images = open_images(images)
     view = evaluation._second_view(load(run), images, config, CPU)
     # Rows 0, 5, 10 and 15 of the 20 are measured; both damaged images are not among them.
     assert view.rows.tolist() == [0, 5, 10, 15]
     assert len(view) == 4
-    monkeypatch.setattr("nearkin.evaluation.geometry.LIMIT", 20)
+    monkeypatch.setattr("nearkin.evaluation.measures.GEOMETRY_IMAGES", 20)
     view = evaluation._second_view(load(run), images, config, CPU)
     assert view.rows.tolist() == [row for row in range(20) if images.names[row] not in BAD]
     assert len(view) == 18

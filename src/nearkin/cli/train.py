@@ -141,7 +141,7 @@ def _run(
 
     if kind is TrainConfig:
         from nearkin.commands.train import train as command
-        from nearkin.evaluation.evaluate import rows_of as lines
+        from nearkin.evaluation.evaluate import lines
     else:
         from nearkin.commands.discover import discover as command  # type: ignore[assignment]
         from nearkin.run.folder import lines

@@ -24,11 +24,10 @@ def evaluate(run: Path, data: str | None = None, /, *, json: Flag = False) -> No
     if not is_only_process():
         return
     from nearkin.commands.evaluate import evaluate as run_evaluate
-    from nearkin.evaluation.evaluate import table_lines
 
     with Terminal(json) as terminal:
         evaluation = run_evaluate(run, data, reporter=terminal)
-    show(evaluation.to_dict(), json, table_lines(evaluation))
+    show(evaluation.to_dict(), json, evaluation.lines())
 
 
 @app.command

@@ -17,7 +17,8 @@ from nearkin.data.rng import seeded
 from nearkin.data.split import duplicate_warnings
 from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
-from nearkin.evaluation.knn import knn
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.measures import knn
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.run.settings import build_method, describe, named_backbone, resolve, views_for
 from nearkin.training.fit import seconds_per_epoch
@@ -179,8 +180,9 @@ def augmentation_warnings(images: Images, augment: Augment) -> list[str]:
 def _accuracy(bank: torch.Tensor, queries: torch.Tensor, labels: np.ndarray) -> float:
     """Return the kNN accuracy of every second image by the others; 0 without labels."""
     mean = bank.flatten(1).mean(dim=0)
-    train, test = bank.flatten(1)[::2] - mean, queries.flatten(1)[1::2] - mean
+    train = Embeddings((bank.flatten(1)[::2] - mean).numpy(), labels[::2])
+    test = Embeddings((queries.flatten(1)[1::2] - mean).numpy(), labels[1::2])
     try:
-        return knn(train, labels[::2], test, labels[1::2], k=20).value
+        return knn(train, test, k=20).value
     except NearkinError:
         return 0.0

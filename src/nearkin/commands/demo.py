@@ -7,7 +7,7 @@ from typing import Any
 from nearkin.commands.discover import discover
 from nearkin.commands.train import Run, train
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.evaluation.evaluate import rows_of
+from nearkin.evaluation.evaluate import lines as training_lines
 from nearkin.run.folder import lines
 from nearkin.run.reporter import Reporter, Silent
 
@@ -28,7 +28,7 @@ class Demo:
         """Return the summaries of both runs as text."""
         page = self.discovered.folder.report.resolve()
         return [
-            *rows_of(self.trained.summary),
+            *training_lines(self.trained.summary),
             "",
             *lines(self.discovered.summary),
             "",

@@ -102,7 +102,7 @@ def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
     pipeline.log.info("classifying all images")
     images, pixels = state.dataset.images, None
     if len(images) <= PIXEL_BANK:
-        pixels = pixel_features(images, images, int(state.base.workers))[0]
+        pixels = pixel_features([images], int(state.base.workers))[0]
     outcome = build_outcome(state, trained, config, pipeline.folder, data_name(data), pixels)
     write_outcome(outcome, pipeline.log)
 

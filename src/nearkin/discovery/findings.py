@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 
 from nearkin.discovery.classifier import Predictions
-from nearkin.evaluation.geometry import effective_rank
+from nearkin.measures.geometry import effective_rank
 from nearkin.measures.neighbors import nearest
 from nearkin.types import UNKNOWN
 

@@ -39,11 +39,11 @@ class Embeddings:
     labels: Int[np.ndarray, " n"]  # Class numbers, positions in `classes`; -1 where unknown
     groups: Int[np.ndarray, " n"] | None = None
     """Images of one group (a person, a burst) are never split when something is chosen."""
-    rows: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    rows: Int[np.ndarray, " rows"] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Each image's position among those that were to be encoded."""
     paths: Sequence[str] = ()
     classes: Sequence[str] = ()  # The class names
-    splits: Shaped[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.str_))
+    splits: Shaped[np.ndarray, " splits"] = field(default_factory=lambda: np.zeros(0, np.str_))
     """`train` or `test`; empty where the data name no split."""
     bad: Mapping[str, str] = field(default_factory=dict[str, str])
     """Paths of images that cannot be read, which have no row, with the reason."""
@@ -64,17 +64,27 @@ class Embeddings:
         names: np.ndarray = np.array([*self.classes, ""], np.str_)[self.labels]
         return names
 
-    def subset(self, rows: Shaped[np.ndarray, " chosen"]) -> "Embeddings":
-        """Return the images at these positions, in that order."""
+    def subset(self, rows: Int[np.ndarray, " chosen"]) -> "Embeddings":
+        """Return the images at these positions, in that order, without their second view."""
+
+        def chosen(column: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " chosen"]:
+            return column[rows] if len(column) else column
+
         return replace(
             self,
             vectors=self.vectors[rows],
             labels=self.labels[rows],
             groups=None if self.groups is None else self.groups[rows],
-            rows=self.rows[rows],
-            paths=tuple(self.paths[row] for row in rows.tolist()),
-            splits=self.splits[rows],
+            rows=chosen(self.rows),
+            paths=tuple(map(self.paths.__getitem__, rows.tolist() if self.paths else ())),
+            splits=chosen(self.splits),
+            second_view=None,
         )
+
+    def labeled(self) -> "Embeddings":
+        """Return the images that have a label."""
+        rows = np.flatnonzero(self.labels != UNKNOWN)
+        return self if len(rows) == len(self) else self.subset(rows)
 
     def normalized(self) -> "Embeddings":
         """Return the same with vectors of length one."""

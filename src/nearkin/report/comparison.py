@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from nearkin.errors import UsageError
 from nearkin.evaluation.evaluate import TITLES
-from nearkin.evaluation.measure import Measure
+from nearkin.evaluation.measures import Measure
 from nearkin.report.page.html import BLOCKS, Chart, document, text
 from nearkin.report.page.sections import Table, line_charts
 from nearkin.report.training_report import training_curves

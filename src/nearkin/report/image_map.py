@@ -18,7 +18,7 @@ from nearkin.data.decode import MIDDLE_GRAY
 from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.knn import knn_classes
+from nearkin.evaluation.measures import knn_classes
 from nearkin.evaluation.shards import digest
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.measures.neighbors import nearest

@@ -12,8 +12,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.images import Images
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import TITLES
-from nearkin.evaluation.knn import knn_classes
-from nearkin.evaluation.measure import Measure
+from nearkin.evaluation.measures import Measure, knn_classes
 from nearkin.report.page.html import Chart, Points
 from nearkin.report.page.sections import Confusion, RunInfo, Table, TrainingReport
 from nearkin.run.folder import RunFolder

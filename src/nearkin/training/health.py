@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nearkin.errors import DivergedError
-from nearkin.evaluation.geometry import effective_rank, feature_std, mean_cosine
+from nearkin.measures.geometry import effective_rank, feature_std, mean_cosine
 from nearkin.method import HealthBounds, Method
 from nearkin.objectives import unit
 

@@ -14,14 +14,14 @@ from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.split import Split
 from nearkin.distributed import full_weights
-from nearkin.evaluation.embeddings import encode, encode_pixels
-from nearkin.evaluation.knn import knn, num_neighbors
-from nearkin.evaluation.measure import known
+from nearkin.evaluation.embeddings import Embeddings, encode, encode_pixels
+from nearkin.evaluation.measures import knn, num_neighbors
 from nearkin.method import Method
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.run.reporter import Logger
 from nearkin.training.health import Alarm, health
 from nearkin.training.signals import Interrupts
+from nearkin.types import UNKNOWN
 
 # Images that are encoded, at most: enough for a curve, little beside an epoch.
 BANK, QUERIES = 5_000, 1_000
@@ -49,7 +49,7 @@ class Monitor:
         self.queries, self.query_labels = in_memory(queries, size, workers, on_progress)
         self.device, self.on_progress = device, on_progress
         self.scored = bool(len(split.test)) and bool(
-            known(self.query_labels).any() and known(split.train.labels).any()
+            (self.query_labels != UNKNOWN).any() and (split.train.labels != UNKNOWN).any()
         )
         if self.scored:
             bank = preferred(split.train, BANK)
@@ -61,10 +61,9 @@ class Monitor:
         embedding = encode(method.online.projector, features.to(self.device).split(PIECE))
         measured = health(embedding)
         if self.scored:
-            bank = self._encode(method, self.bank)
-            k = num_neighbors(len(bank))
-            measure = knn(bank, self.bank_labels, features, self.query_labels, k=k)
-            measured["knn"] = measure.value
+            bank = Embeddings(self._encode(method, self.bank).numpy(), self.bank_labels)
+            queries = Embeddings(features.numpy(), self.query_labels)
+            measured["knn"] = knn(bank, queries, k=num_neighbors(len(bank))).value
         return measured
 
     def _encode(self, method: Method[Any], pixels: UInt8[Tensor, "n 3 _ _"]) -> Tensor:
@@ -74,7 +73,7 @@ class Monitor:
 
 def preferred(images: Images, count: int) -> Images:
     """Return at most `count` images, evenly spread over those with labels, or else over all."""
-    labeled = np.flatnonzero(known(images.labels))
+    labeled = np.flatnonzero(images.labels != UNKNOWN)
     return (images.subset(labeled) if len(labeled) else images).spread(count)
 
 

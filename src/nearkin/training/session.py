@@ -17,7 +17,7 @@ from nearkin.data.split import Split, open_split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.errors import CheckpointError
 from nearkin.evaluation.encoder import initialize, load, write_encoder
-from nearkin.evaluation.evaluate import evaluate_split, table_lines
+from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.method import Method
 from nearkin.networks.branch import set_chunk_size
 from nearkin.networks.compilation import compile_branches
@@ -172,4 +172,4 @@ def _evaluate(
     # The verdict and the title: the page is written again without the method's class.
     details |= {"title": type(method).__name__, "health": health, "verdict": state}
     folder.write_summary({**details, **evaluation.to_dict()})
-    log.debug("\n".join(table_lines(evaluation)))
+    log.debug("\n".join(evaluation.lines()))

@@ -2,14 +2,11 @@
 
 import math
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from nearkin.errors import DataError
-from nearkin.evaluation.measure import Measure
-from nearkin.measures.neighbors import held_at_once, neighbor_agreement
+from nearkin.measures.neighbors import held_at_once
 from nearkin.objectives import unit
 
 
@@ -84,49 +81,3 @@ def mean_cosine(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     itself = z.square().sum()
     others = z.sum(dim=0).square().sum() - itself  # all pairs but those, in O(n d)
     return others / max(n * (n - 1), 1)
-
-
-LIMIT = 5_000  # Images, at the most, that are measured; evenly spaced among all
-NEIGHBORS = 10
-
-
-def geometry_rows(n: int) -> Int[np.ndarray, " rows"]:
-    """Return the rows, of `n`, whose geometry is measured."""
-    return np.arange(min(n, LIMIT)) * n // max(min(n, LIMIT), 1)
-
-
-def geometry(
-    features: Float[Tensor, "n dim"],
-    second_view: Float[Tensor, "rows dim"] | None = None,
-    rows: Int[np.ndarray, " rows"] | None = None,
-) -> list[Measure]:
-    """Effective rank, spread and uniformity; with another view of the `rows` also what they share.
-
-    Numbers about a sample: no intervals. Effective rank and neighbor agreement depend on the
-    number of images, which their protocol says. `rows` are two or more.
-    """
-    n = len(features)
-    rows = geometry_rows(n) if rows is None else rows
-    if len(rows) < 2:
-        raise DataError("the geometry of features needs two images or more")
-    images = f"{len(rows)} of {n} test images"
-    x = features[torch.from_numpy(rows)]
-    measures = {
-        "effective rank": (effective_rank(x), f"centered features, dimension {x.shape[1]}"),
-        "feature std": (feature_std(x), "unit features, times the root of the dimension"),
-        "mean cosine": (mean_cosine(x), "over pairs of different images"),
-        "uniformity": (uniformity(x), "unit features, t 2, over pairs of different images"),
-    }
-    if second_view is not None:
-        y, k = second_view, min(NEIGHBORS, len(rows) - 1)
-        measures |= {
-            "alignment": (alignment(x, y), "squared distance of two views, unit features"),
-            "neighbor agreement": (
-                neighbor_agreement(x, y, k),
-                f"share of the {k} nearest images that two views have in common, by cosine",
-            ),
-        }
-    return [
-        Measure(name, float(value), None, None, f"{protocol}, {images}")
-        for name, (value, protocol) in measures.items()
-    ]

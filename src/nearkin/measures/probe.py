@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nearkin.errors import DataError
-from nearkin.evaluation.measure import Measure, accuracy, known, unseen
+from nearkin.types import UNKNOWN
 
 STEPS = 300  # L-BFGS steps at the most, for each strength
 
@@ -72,37 +72,6 @@ class LinearProbe:
         return np.asarray(self.classes[logits.argmax(dim=1).cpu().numpy()])
 
 
-def linear_probe(
-    train: Float[Tensor, "train dim"],
-    train_labels: Int[np.ndarray, " train"],
-    test: Float[Tensor, "test dim"],
-    test_labels: Int[np.ndarray, " test"],
-    *,
-    seed: int,
-    groups: Int[np.ndarray, " train"] | None = None,
-) -> Measure:
-    """Measure the accuracy of a linear classifier on frozen features.
-
-    Images without a label are left out. See `train_probe` for how it is trained.
-
-    Raises:
-        DataError: If no test image, or fewer than two classes of training images, have labels.
-    """
-    scored = known(test_labels)
-    if not scored.any():
-        raise DataError("the linear probe needs labeled test images")
-    probe = train_probe(train, train_labels, seed=seed, groups=groups)
-    truth = test_labels[scored]
-    reduced = "" if probe.basis is None else f"{probe.basis.shape[1]} principal components of "
-    protocol = (
-        f"logistic regression on {reduced}standardized features, C {probe.strength:g} chosen on "
-        f"{HELD_OUT:.0%} of the training images, {int(known(train_labels).sum())} training "
-        f"images, {len(truth)} test images"
-    )
-    predicted = probe.predict(test[scored])
-    return accuracy("linear probe", predicted == truth, protocol + unseen(probe.classes, truth))
-
-
 def train_probe(
     features: Float[Tensor, "n dim"],
     labels: Int[np.ndarray, " n"],
@@ -114,7 +83,7 @@ def train_probe(
 
     Images without a label are left out; those of one group are held out together or not at all.
     """
-    rows = np.flatnonzero(known(labels))
+    rows = np.flatnonzero(labels != UNKNOWN)
     classes, target = np.unique(labels[rows], return_inverse=True)
     if len(classes) < 2:
         raise DataError("the linear probe needs labeled training images of two classes or more")
