@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from nearkin.data.images import open_images
-from nearkin.discovery.data import check_disjoint, label_images, truth_labels
+from nearkin.discovery.data import check_disjoint, label_images, own_images, truth_labels
 from nearkin.errors import DataError, UsageError
 from nearkin.types import UNKNOWN
 
@@ -44,7 +44,7 @@ def table(path, rows, delimiter=","):
 
 def said(found):
     """The known class of each image that has one, by name."""
-    names = zip(found.images.names, found.label.tolist(), strict=True)
+    names = zip(found.names, found.labels.tolist(), strict=True)
     return {name: found.classes[label] for name, label in names if label != UNKNOWN}
 
 
@@ -76,10 +76,10 @@ def test_class_folders_elsewhere_are_added(tmp_path, data):
         f"{labeled}/{name}": name[:3]
         for name in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png")
     }
-    assert [n for n, own in zip(found.images.names, found.own, strict=True) if own] == list(FLAT)
-    assert len(found.images) == 9
-    for row, name in enumerate(found.images.names):
-        assert found.images.read(row) == (data / name).read_bytes()
+    assert [n for n, own in zip(found.names, own_images(found), strict=True) if own] == list(FLAT)
+    assert len(found) == 9
+    for row, name in enumerate(found.names):
+        assert found.read(row) == (data / name).read_bytes()
     assert found.notes == ()
 
 
@@ -87,9 +87,9 @@ def test_class_folders_inside_the_data_add_nothing(data):
     fill(data, "known/cat/1.png", "known/cat/2.png", "known/dog/1.png", "known/dog/2.png", seed=9)
     images = open_images(data)
     found = label_images(images, str(data / "known"), "")
-    assert found.images.names == images.names
-    assert found.images.fingerprint == images.fingerprint
-    assert found.own.all()
+    assert found.names == images.names
+    assert found.fingerprint == images.fingerprint
+    assert own_images(found).all()
     assert said(found) == {
         f"known/{name}": name[:3] for name in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png")
     }
@@ -99,7 +99,7 @@ def test_links_to_the_data_are_seen_through(tmp_path, data):
     fill(data, "known/cat/1.png", "known/cat/2.png", "known/dog/1.png", "known/dog/2.png", seed=9)
     (tmp_path / "link").symlink_to(data)
     found = label_images(open_images(tmp_path / "link"), str(tmp_path / "link/known"), "")
-    assert found.own.all()
+    assert own_images(found).all()
     rows = [(tmp_path / "link/1.png", "a"), (data / "known/../2.png", "b")]
     found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
     assert said(found) == {"1.png": "a", "2.png": "b"}
@@ -114,9 +114,9 @@ def test_copies_of_the_data_are_recognized_by_content(tmp_path, data):
     found = label_images(open_images(data), str(labeled), "")
     added = {f"{labeled}/cat/new.png": "cat", f"{labeled}/dog/new.png": "dog"}
     assert said(found) == {"2.png": "cat", "same.png": "cat"} | added
-    assert set(found.images.names) == {*FLAT, "same.png", *added}
-    assert [found.own[found.images.names.index(name)] for name in added] == [False, False]
-    assert found.own.sum() == 6
+    assert set(found.names) == {*FLAT, "same.png", *added}
+    assert [own_images(found)[found.names.index(name)] for name in added] == [False, False]
+    assert own_images(found).sum() == 6
     assert "2 images of the data are labeled as exact copies" in found.notes[0]
 
 
@@ -134,12 +134,11 @@ def test_labels_of_the_data_themselves_stay_hidden(tmp_path):
     labeled = fill(tmp_path / "known", "p/1.png", "p/2.png", "q/1.png", "q/2.png", seed=9)
     found = label_images(images, str(labeled), "")
     assert images.classes == ("ant", "bee", "cat")
-    assert found.classes == found.images.classes == ("p", "q")
-    assert (found.label[found.own] == UNKNOWN).all()
-    assert (found.images.labels == found.label).all()
+    assert found.classes == ("p", "q")
+    assert (found.labels[own_images(found)] == UNKNOWN).all()
     found = label_images(images, "", "cat,ant")
-    assert found.classes == found.images.classes == ("cat", "ant")
-    assert found.label.tolist() == [1, 1, UNKNOWN, UNKNOWN, 0, 0]
+    assert found.classes == ("cat", "ant")
+    assert found.labels.tolist() == [1, 1, UNKNOWN, UNKNOWN, 0, 0]
 
 
 def test_known_classes_are_numbered_as_numbers_where_they_are(tmp_path, data):
@@ -157,12 +156,12 @@ def test_any_name_that_a_file_system_allows_can_be_labeled(tmp_path):
     assert said(found) == {f"{known}/{n}/{n}.png": n for n in odd} | {
         f"{n}.png": n for n in odd[:3]
     }
-    assert list(found.images.names) == sorted(found.images.names, key=os.fsencode)
+    assert list(found.names) == sorted(found.names, key=os.fsencode)
     assert list(found.classes) == sorted(odd, key=os.fsencode)
     assert len(found.notes) == 2
     assert all("\n" not in note for note in found.notes)
     inside = label_images(open_images(tmp_path), str(known), "")
-    assert inside.own.all()
+    assert own_images(inside).all()
     assert set(said(inside)) >= {f"known/{name}/{name}.png" for name in odd}
 
 
@@ -178,9 +177,9 @@ def test_damaged_labeled_images_are_bad_files_and_lend_no_class(tmp_path, data):
     (labeled / "ox/bad.png").write_text("no image")
     found = label_images(open_images(data), str(labeled), "")
     assert found.classes == ("cat", "dog")
-    assert [bad.name for bad in found.images.bad] == [f"{labeled}/ox/bad.png"]
+    assert [bad.name for bad in found.bad] == [f"{labeled}/ox/bad.png"]
     inside = label_images(open_images(tmp_path), str(labeled), "")
-    assert [bad.name for bad in inside.images.bad] == ["known/ox/bad.png"]
+    assert [bad.name for bad in inside.bad] == ["known/ox/bad.png"]
 
 
 # ---------------------------------------------------------------- archives and arrays
@@ -201,8 +200,8 @@ def test_an_archive_of_class_folders_is_like_the_folder(tmp_path, data):
         f"{prefix}/dog/2.png": "dog",
     }
     assert said(found) == {"1.png": "cat"} | added
-    row = found.images.names.index(f"{prefix}/dog/2.png")
-    assert found.images.read(row) == encoded(11)
+    row = found.names.index(f"{prefix}/dog/2.png")
+    assert found.read(row) == encoded(11)
 
 
 def test_arrays_with_labels_may_be_added_to_arrays(tmp_path):
@@ -212,9 +211,9 @@ def test_arrays_with_labels_may_be_added_to_arrays(tmp_path):
     found = label_images(open_images(tmp_path / "data.npz"), str(tmp_path / "known.npz"), "")
     added = {f"{tmp_path}/known.npz/{row}": c for row, c in (("2", "1"), ("3", "0"), ("5", "2"))}
     assert said(found) == {"3": "0", "4": "1"} | added
-    assert len(found.images) == 8  # the array without a label is not added
-    assert found.images.is_small
-    assert np.array_equal(found.images.read(found.images.names.index("4")), x[4])
+    assert len(found) == 8  # the array without a label is not added
+    assert found.is_small
+    assert np.array_equal(found.read(found.names.index("4")), x[4])
 
 
 def test_a_labeled_set_that_says_nothing_is_refused(tmp_path, data):
@@ -242,7 +241,7 @@ def test_a_table_may_spell_the_images_of_the_data_in_many_ways(tmp_path, delimit
     path = table(tmp_path / "t.csv", rows, delimiter)
     found = label_images(open_images(data), path, "")
     assert said(found) == {f"x/{i}.png": "ab"[i % 2] for i in range(4)}
-    assert found.own.all()
+    assert own_images(found).all()
 
 
 def test_a_table_may_be_relative_to_itself_and_name_images_outside(tmp_path, data):
@@ -260,9 +259,9 @@ def test_a_table_may_be_relative_to_itself_and_name_images_outside(tmp_path, dat
     found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
     outside = {f"{tmp_path}/more/6.png": "a", f"{tmp_path}/more/7.png": "b"}
     assert said(found) == {"1.png": "a", "2.png": "b", "3.png": "b"} | outside
-    assert len(found.images) == 7
-    for row, name in enumerate(found.images.names):
-        assert found.images.read(row) == (data / name).read_bytes()
+    assert len(found) == 7
+    for row, name in enumerate(found.names):
+        assert found.read(row) == (data / name).read_bytes()
 
 
 def test_a_name_in_the_data_goes_before_one_beside_the_table(tmp_path, data):
@@ -270,7 +269,7 @@ def test_a_name_in_the_data_goes_before_one_beside_the_table(tmp_path, data):
     rows = [("1.png", "a"), ("2.png", "b")]
     found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
     assert said(found) == {"1.png": "a", "2.png": "b"}
-    assert found.own.all()
+    assert own_images(found).all()
 
 
 def test_a_table_may_name_what_the_data_pass_over(tmp_path, data):
@@ -297,7 +296,7 @@ def test_the_table_that_lists_the_data_may_label_some_of_them(tmp_path, data):
     images = open_images(path)
     found = label_images(images, path, "")
     assert said(found) == {"1.png": "a", "2.png": "b"}
-    assert len(found.images) == 4
+    assert len(found) == 4
 
 
 def test_rows_of_files_that_exist_nowhere_are_refused(tmp_path, data):
@@ -318,7 +317,7 @@ def test_labeled_files_that_cannot_be_used_are_counted(tmp_path, data):
     assert said(found) == {"1.png": "a", "2.png": "b"}
     examples = f"'{tmp_path}/bad2.png', '{data}', 'bad.png'"
     assert found.notes[0] == f"3 labeled files cannot be used, such as {examples}"
-    assert {bad.name for bad in found.images.bad} == {"bad.png", str(data), f"{tmp_path}/bad2.png"}
+    assert {bad.name for bad in found.bad} == {"bad.png", str(data), f"{tmp_path}/bad2.png"}
 
 
 def test_a_table_without_labels_is_refused(tmp_path, data):
@@ -407,18 +406,16 @@ def classed(tmp_path):
 
 def test_the_truth_may_be_what_the_data_say(tmp_path):
     images, found = classed(tmp_path)
-    truth, names = truth_labels(found.images, "data", images, found.classes)
+    truth, names = truth_labels(found, "data", images)
     assert names == ("bee", "cat", "ant")
     assert truth.tolist() == [2, 2, 0, 0, 1, 1]
-    assert found.label.tolist() == [UNKNOWN, UNKNOWN, 0, UNKNOWN, 1, UNKNOWN]
+    assert found.labels.tolist() == [UNKNOWN, UNKNOWN, 0, UNKNOWN, 1, UNKNOWN]
 
 
 def test_the_truth_may_be_a_table_that_says_less(tmp_path):
     images, found = classed(tmp_path)
     rows = [("ant\\1.png", "x"), ("cat/2.png", "cat"), ("bee/2.png", ""), ("gone.png", "y")]
-    truth, names = truth_labels(
-        found.images, table(tmp_path / "t.csv", rows), images, found.classes
-    )
+    truth, names = truth_labels(found, table(tmp_path / "t.csv", rows), images)
     assert names == ("bee", "cat", "x")
     assert truth.tolist() == [2, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 1]
 
@@ -432,11 +429,11 @@ def test_the_truth_may_be_class_folders_with_the_same_paths(tmp_path, folder):
     found = label_images(images, str(labeled), "")
     folders = [f"{name}/{row}.png" for row, name in enumerate(classes)]
     other = str(fill(tmp_path / "truth", *folders, "z/more.png", seed=50))
-    truth, names = truth_labels(found.images, other, images, found.classes)
+    truth, names = truth_labels(found, other, images)
     assert names == ("a", "b", "z")
-    row = found.images.names.index
+    row = found.names.index
     assert [names[truth[row(path)]] for path in paths] == classes
-    assert (truth[~found.own] == UNKNOWN).all()
+    assert (truth[~own_images(found)] == UNKNOWN).all()
 
 
 def test_the_truth_of_added_images_is_not_asked(tmp_path, data):
@@ -444,12 +441,10 @@ def test_the_truth_of_added_images_is_not_asked(tmp_path, data):
     images = open_images(data)
     found = label_images(images, str(labeled), "")
     rows = [("1.png", "b"), ("2.png", "z"), (f"{labeled}/a/1.png", "b")]
-    truth, names = truth_labels(
-        found.images, table(tmp_path / "t.csv", rows), images, found.classes
-    )
+    truth, names = truth_labels(found, table(tmp_path / "t.csv", rows), images)
     assert names == ("a", "b", "z")
-    assert truth[found.own].tolist() == [1, 2, UNKNOWN, UNKNOWN, UNKNOWN]
-    assert (truth[~found.own] == UNKNOWN).all()
+    assert truth[own_images(found)].tolist() == [1, 2, UNKNOWN, UNKNOWN, UNKNOWN]
+    assert (truth[~own_images(found)] == UNKNOWN).all()
 
 
 def test_arrays_may_be_the_truth_of_arrays(tmp_path):
@@ -457,7 +452,7 @@ def test_arrays_may_be_the_truth_of_arrays(tmp_path):
     np.savez(tmp_path / "truth.npz", x=x, y=np.array([3, 3, 4, 4, 5, -1]))
     images = open_images(x)
     found = label_images(images, table(tmp_path / "t.csv", [("0", "3"), ("4", "5")]), "")
-    truth, names = truth_labels(found.images, str(tmp_path / "truth.npz"), images, found.classes)
+    truth, names = truth_labels(found, str(tmp_path / "truth.npz"), images)
     assert names == ("3", "5", "4")
     assert truth.tolist() == [0, 0, 2, 2, 1, UNKNOWN]
 
@@ -466,8 +461,8 @@ def test_a_truth_that_cannot_be_used_is_refused(tmp_path, data):
     images, found = classed(tmp_path / "x")
     flat = open_images(data)
 
-    def message(truth, images, found_images=found.images):
-        return refusal(DataError, truth_labels, found_images, str(truth), images, found.classes)
+    def message(truth, images, found_images=found):
+        return refusal(DataError, truth_labels, found_images, str(truth), images)
 
     assert "carry no labels" in message("data", flat)
     other = fill(tmp_path / "other", "a/p.png", "a/q.png", "b/r\n.png", "b/s.png")
@@ -485,15 +480,15 @@ def test_a_truth_that_cannot_be_used_is_refused(tmp_path, data):
 
 def test_known_classes_among_unlabeled_images_are_refused_in_mode_ncd(tmp_path):
     images, found = classed(tmp_path)
-    truth, names = truth_labels(found.images, "data", images, found.classes)
-    message = refusal(DataError, check_disjoint, truth, found.label, names, "ncd")
+    truth, names = truth_labels(found, "data", images)
+    message = refusal(DataError, check_disjoint, truth, found.labels, names, "ncd")
     assert "2 unlabeled images are of known classes, by the truth: 'bee' (1), 'cat' (1)" in message
     assert "--mode gcd" in message
-    check_disjoint(truth, found.label, names, "gcd")
+    check_disjoint(truth, found.labels, names, "gcd")
     whole = label_images(images, "", "cat,bee")
-    truth, names = truth_labels(whole.images, "data", images, whole.classes)
-    check_disjoint(truth, whole.label, names, "ncd")
-    check_disjoint(np.full(6, UNKNOWN), found.label, names, "ncd")
+    truth, names = truth_labels(whole, "data", images)
+    check_disjoint(truth, whole.labels, names, "ncd")
+    check_disjoint(np.full(6, UNKNOWN), found.labels, names, "ncd")
 
 
 def test_everything_is_the_same_at_a_second_start(tmp_path, data):
@@ -503,8 +498,8 @@ def test_everything_is_the_same_at_a_second_start(tmp_path, data):
     for given in (str(labeled), table(tmp_path / "t.csv", rows)):
         first, second = (label_images(open_images(data), given, "") for _ in range(2))
         assert said(first) == said(second)
-        assert first.images.fingerprint == second.images.fingerprint
-        assert first.images.key == second.images.key != ""
+        assert first.fingerprint == second.fingerprint
+        assert first.key == second.key != ""
     (tmp_path / "more/1.png").write_bytes(encoded(99))
     third = label_images(open_images(data), given, "")
-    assert third.images.read(third.images.names.index(f"{tmp_path}/more/1.png")) == encoded(99)
+    assert third.read(third.names.index(f"{tmp_path}/more/1.png")) == encoded(99)

@@ -13,6 +13,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.images import Images, open_images
 from nearkin.data.labels import Annotations, examples, match, read_table
 from nearkin.data.recognize import (
+    Either,
     class_names,
     copies,
     is_table,
@@ -58,29 +59,7 @@ class DiscoveryTask:
         return self.rows[np.flatnonzero(self.label[self.rows] == UNKNOWN)]
 
 
-@dataclass(frozen=True, eq=False)
-class LabeledImages:
-    """The data and, among them, labeled images from outside the data."""
-
-    images: Images
-    """Their labels are the known classes and no others, so nothing can see what is hidden."""
-    own: Bool[np.ndarray, " images"]
-    """Whether an image is one of the data."""
-    notes: tuple[str, ...] = ()
-    """What the user should know about the labels, one line each."""
-
-    @property
-    def label(self) -> Int64[np.ndarray, " images"]:
-        """Known classes, from 0, or `UNKNOWN`."""
-        return self.images.labels
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the known classes."""
-        return self.images.classes
-
-
-def label_images(images: Images, labeled: str, known: str) -> LabeledImages:
+def label_images(images: Images, labeled: str, known: str) -> Images:
     """Find the images that come with a known class, and add those that the data do not have.
 
     Args:
@@ -92,6 +71,10 @@ def label_images(images: Images, labeled: str, known: str) -> LabeledImages:
         known: Instead: comma-separated names of classes whose labels in the data count. The
             labels of a benchmark may contradict each other, so copies are not looked for.
 
+    Returns:
+        The images, whose labels are the known classes and no others, so that nothing can see what
+        is hidden.
+
     Raises:
         UsageError: If both or none are given, or `known` cannot be carried out.
         DataError: If the labels cannot be read, contradict each other, name fewer than two
@@ -100,30 +83,38 @@ def label_images(images: Images, labeled: str, known: str) -> LabeledImages:
     if bool(labeled) == bool(known):
         raise UsageError("say which classes are known: either --labeled PATH, or --known A,B")
     result = _by_name(images, known) if known else _by_image(images, labeled)
-    counts = np.bincount(result.label[result.label != UNKNOWN])
+    counts = np.bincount(result.labels[result.labels != UNKNOWN])
     single = [result.classes[number] for number in np.flatnonzero(counts == 1)]
     if not single:
         return result
     note = f"{len(single)} of {len(counts)} known classes have one image only"
-    return replace(result, notes=(*result.notes, f"{note}, such as {examples(single)}"))
+    return _noted(result, f"{note}, such as {examples(single)}")
 
 
-def _by_name(images: Images, known: str) -> LabeledImages:
+def _noted(images: Images, *notes: str) -> Images:
+    return replace(images, notes=(*images.notes, *notes))
+
+
+def own_images(images: Images) -> Bool[np.ndarray, " images"]:
+    """Whether each image is one of the data, and not a labeled one from outside."""
+    added = images.source.added if isinstance(images.source, Either) else frozenset()
+    return np.array([name not in added for name in images.names], bool)
+
+
+def _by_name(images: Images, known: str) -> Images:
     config = TrainConfig(method="ncl", known=known)
     names, label = known_classes(config), known_labels(config, images)
     if label is None or len(names) < 2:
         raise UsageError(f"--known {known}: name at least two classes")
     if (label != UNKNOWN).all():
         raise UsageError("--known names all classes, so none is left to discover; omit some")
-    named = replace(images, labels=label, classes=tuple(names))
-    return LabeledImages(named, np.ones(len(images), bool))
+    return replace(images, labels=label, classes=tuple(names))
 
 
-def _by_image(images: Images, labeled: str) -> LabeledImages:
+def _by_image(images: Images, labeled: str) -> Images:
     recognized = recognize(images, labeled)
-    added = {recognized.prefix + name for name in recognized.outside.names}
     everything = union(images, recognized.outside, recognized.prefix)
-    own = np.array([name not in added for name in everything.names], bool)
+    own = own_images(everything)
     labels = [recognized.classes.get(name, "") for name in everything.names]
     merged, keep = _merge_copies(everything, labels, own)
     classes, numbers = Annotations([merged[row] for row in keep], [], []).numbered()
@@ -137,7 +128,6 @@ def _by_image(images: Images, labeled: str) -> LabeledImages:
             f"{labeled}: labels all {len(numbers)} images, so nothing is left to discover; "
             "give images without a label, too"
         )
-    kept = everything.subset(keep) if added or recognized.outside.bad else images
     notes = []
     lost = sorted(recognized.classes.keys() - set(everything.names))
     if lost:
@@ -145,7 +135,9 @@ def _by_image(images: Images, labeled: str) -> LabeledImages:
     spread = sum(merged[row] != labels[row] for row in np.flatnonzero(own))
     if spread:
         notes.append(f"{spread} images of the data are labeled as exact copies of labeled ones")
-    return LabeledImages(replace(kept, labels=numbers, classes=classes), own[keep], tuple(notes))
+    outside = len(recognized.outside) + len(recognized.outside.bad)
+    kept = replace(everything.subset(keep), notes=images.notes) if outside else images
+    return replace(_noted(kept, *notes), labels=numbers, classes=classes)
 
 
 def _merge_copies(
@@ -177,7 +169,7 @@ def _merge_copies(
 
 
 def truth_labels(
-    images: Images, truth: str, data_images: Images, classes: Sequence[str]
+    images: Images, truth: str, data_images: Images
 ) -> tuple[Int64[np.ndarray, " images"], tuple[str, ...]]:
     """Return true classes of all images, known and hidden, for scoring only; and their names.
 
@@ -185,18 +177,17 @@ def truth_labels(
     and for those that were added to the data.
 
     Args:
-        images: Those of a `LabeledImages`.
+        images: What `label_images` returned.
         truth: "data" for the labels that the data carry; a table with the columns path and
             label, paths as in the data; or class folders, an archive of them or arrays, whose
             images have the same paths as the data, or the same but for the class folder.
         data_images: The data, with the labels that they carry.
-        classes: Names of the known classes.
 
     Raises:
         DataError: If the truth cannot be read, names no image, contradicts itself or calls the
             images of a known class by other names.
     """
-    label_of = _truth(truth, data_images)
+    label_of, classes = _truth(truth, data_images), images.classes
     labels = [label_of.get(name, "") for name in images.names]
     others, _ = Annotations([label for label in labels if label not in classes], [], []).numbered()
     names = (*classes, *others)
@@ -284,36 +275,29 @@ def accepted_classes(run: Path) -> dict[str, str]:
     }
 
 
-def accept(labeled: LabeledImages, run: Path) -> LabeledImages:
+def accept(images: Images, run: Path) -> Images:
     """Label the images of accepted classes too. Known classes keep their numbers."""
-    accepted, images = accepted_classes(run), labeled.images
-    unseen = list(set(accepted.values()) - set(labeled.classes))
-    new, _ = Annotations(unseen, [], []).numbered()
-    classes = (*labeled.classes, *new)
+    accepted = accepted_classes(run)
+    new, _ = Annotations(list({*accepted.values()} - {*images.classes}), [], []).numbered()
+    classes = (*images.classes, *new)
     number = {name: position for position, name in enumerate(classes)}
-    label = labeled.label.copy()
+    label = images.labels.copy()
     for row in np.flatnonzero(label == UNKNOWN).tolist():
         if images.names[row] in accepted:
             label[row] = number[accepted[images.names[row]]]
-    count = int((label != labeled.label).sum())
+    count = int((label != images.labels).sum())
     note = f"{count} images of {len(set(accepted.values()))} classes accepted from {run}"
-    labeled_images = replace(images, labels=label, classes=classes)
-    return replace(labeled, images=labeled_images, notes=(*labeled.notes, note))
+    return replace(_noted(images, note), labels=label, classes=classes)
 
 
 @dataclass(frozen=True, eq=False)
 class DiscoveryData:
     """Images with their split, their known classes and their truth."""
 
-    parts: Split
-    """`parts.images` carries the known labels and no others."""
-    own: Bool[np.ndarray, " images"]
-    """Whether an image is one of the data, and not a labeled one from outside."""
+    parts: Split  # `parts.images` carries the known labels and no others
     truth: Int64[np.ndarray, " images"] | None
     """True classes, for scoring only; known ones keep their numbers, others come after them."""
-    names: tuple[str, ...]
-    """Of all true classes, or of the known ones if there is no truth."""
-    notes: tuple[str, ...]
+    names: tuple[str, ...]  # Of all true classes, or of the known ones if there is no truth
 
     @property
     def images(self) -> Images:
@@ -333,7 +317,7 @@ class DiscoveryData:
     def lines(self) -> Iterator[str]:
         """Describe the data for the log."""
         labeled = int((self.label != UNKNOWN).sum())
-        outside = int((~self.own).sum())
+        outside = int((~own_images(self.images)).sum())
         added = f", {outside} of them from outside the data" if outside else ""
         bad = f"; {len(self.images.bad)} unreadable, see bad_files.csv" if self.images.bad else ""
         yield (
@@ -341,7 +325,7 @@ class DiscoveryData:
             f"{len(self.images) - labeled} without a label; {len(self.parts.test_rows)} held out "
             f"for scoring{bad}"
         )
-        yield from self.notes
+        yield from self.images.notes
 
     def pretraining_parts(self, share: float, seed: int) -> Split:
         """Return the split of the data alone, without labels, for the first stage.
@@ -350,9 +334,10 @@ class DiscoveryData:
         """
         labels = np.full(len(self.images), UNKNOWN)
         unlabeled = replace(self.images, labels=labels, classes=())
-        if self.own.all():
+        own = own_images(unlabeled)
+        if own.all():
             return replace(self.parts, images=unlabeled)
-        return split_images(unlabeled.subset(np.flatnonzero(self.own)), share, seed)
+        return split_images(unlabeled.subset(np.flatnonzero(own)), share, seed)
 
     def without(self, bad_rows: set[int]) -> "DiscoveryData":
         """Return the same images less those that turned out unreadable."""
@@ -364,7 +349,7 @@ class DiscoveryData:
         train, test = position[self.parts.train_rows], position[self.parts.test_rows]
         parts = Split(self.images.subset(keep), train[train >= 0], test[test >= 0])
         truth = None if self.truth is None else self.truth[keep]
-        return replace(self, parts=parts, own=self.own[keep], truth=truth)
+        return replace(self, parts=parts, truth=truth)
 
 
 def open_discovery_data(
@@ -391,15 +376,14 @@ def open_discovery_data(
     if bad_files is not None:
         write_bad_files(bad_files, opened)
     refuse_bad(opened, config.max_bad)
-    labeled = label_images(opened, config.labeled, config.known)
+    images = label_images(opened, config.labeled, config.known)
     if config.accept:
-        labeled = accept(labeled, Path(config.accept))
-    truth, names = None, labeled.classes
+        images = accept(images, Path(config.accept))
+    truth, names = None, images.classes
     if config.truth:
-        truth, names = truth_labels(labeled.images, config.truth, opened, labeled.classes)
-        check_disjoint(truth, labeled.label, names, config.mode)
-    parts = split_images(labeled.images, *division(data, config), on_progress)
-    return DiscoveryData(parts, labeled.own, truth, names, (*opened.notes, *labeled.notes))
+        truth, names = truth_labels(images, config.truth, opened)
+        check_disjoint(truth, images.labels, names, config.mode)
+    return DiscoveryData(split_images(images, *division(data, config), on_progress), truth, names)
 
 
 def division(data: Any, config: DiscoverConfig) -> tuple[float, int]:
