@@ -71,7 +71,7 @@ def test_the_columns_are_what_they_say(seed):
     predictions = some(seed=seed)
     found = assign(predictions)
     rows = [r for r in range(80) if predictions.label[r] == UNKNOWN]
-    assert found.paths == tuple(f"image {r}.png" for r in rows)
+    assert found.paths == [f"image {r}.png" for r in rows]
     features, cluster = predictions.features, predictions.probability.argmax(axis=1)
     means = [unit(features[predictions.label == c].mean(axis=0)) for c in range(KNOWN)]
     for i, r in enumerate(rows):
@@ -214,14 +214,14 @@ def test_without_labels_no_class_is_known():
     assert found.nearest_known.tolist() == [UNKNOWN] * 4
     assert np.isnan(found.similarity).all()
     assert "maybe-known" not in found.flag
-    for row in found.rows():
+    for row in found.table():
         named = dict(zip(COLUMNS, row))
         assert (named["nearest_known"], named["similarity"]) == ("", None)
 
 
 def test_no_image_without_a_label_gives_no_rows():
     found = assign(predict(np.eye(3), np.eye(3), [0, 1, 0]))
-    assert found.paths == found.flag == tuple(found.rows()) == ()
+    assert [*found.paths, *found.flag, *found.table()] == []
     assert found.cluster.shape == found.purity.shape == found.similarity.shape == (0,)
 
 
@@ -229,7 +229,7 @@ def test_one_image_has_no_neighbors():
     found = assign(predict(np.eye(3), np.eye(3), [0, 1, UNKNOWN]))
     assert np.isnan(found.purity).all()
     assert found.flag == ("tiny-cluster",)
-    assert dict(zip(COLUMNS, next(found.rows())))["purity"] is None
+    assert dict(zip(COLUMNS, next(found.table())))["purity"] is None
 
 
 def test_equal_and_empty_features_are_no_reason_to_fail():
@@ -254,9 +254,9 @@ def test_the_table_holds_plain_values_of_four_digits(dtype, tmp_path):
         p.num_known,
     )
     found = assign(p)
-    write_csv(tmp_path / "assignments.csv", COLUMNS, found.rows())
+    write_csv(tmp_path / "assignments.csv", COLUMNS, found.table())
     read = list(read_csv(tmp_path / "assignments.csv"))
-    assert [row["path"] for row in read] == list(found.paths)
+    assert [row["path"] for row in read] == found.paths
     assert [row["cluster"] for row in read] == [p.classes[c] for c in found.cluster]
     for name in ("score", "margin", "entropy", "agreement", "purity", "similarity"):
         assert max(len(row[name].lstrip("-")) for row in read) <= len("0.1234")

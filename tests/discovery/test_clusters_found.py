@@ -7,10 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearkin.discovery import clusters as module
-from nearkin.discovery.assignments import assign
+from nearkin.discovery import assignments as module
+from nearkin.discovery.assignments import (
+    CLUSTER_COLUMNS,
+    assign,
+    cluster_table,
+    describe_clusters,
+    one_class,
+    typical,
+)
 from nearkin.discovery.classifier import Predictions
-from nearkin.discovery.clusters import COLUMNS, describe_clusters, one_class, rows, typical
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNKNOWN
 
@@ -53,7 +59,7 @@ def blobs(sizes, *, apart=6.0, dim=8, seed=0, labeled=10):
 
 
 def describe(predictions, others=()):
-    return describe_clusters(predictions, assign(predictions), others)
+    return describe_clusters(assign(predictions), others)
 
 
 # The columns
@@ -91,7 +97,7 @@ def test_the_columns_are_what_they_say():
     others[0][::4] = 3
     means = [predictions.features[predictions.label == c].mean(axis=0) for c in range(KNOWN)]
     values = silhouette(x, found.cluster)
-    described = describe_clusters(predictions, found, others)
+    described = describe_clusters(found, others)
     assert [c.number for c in described] == sorted(set(found.cluster.tolist()))
     for cluster in described:
         own = np.flatnonzero(found.cluster == cluster.number)
@@ -140,8 +146,8 @@ def test_many_images_are_thinned_out_evenly_for_the_silhouette(monkeypatch):
 def test_the_most_typical_come_first_and_the_medoid_before_all():
     predictions = blobs([0, 0, 20, 30, 9], apart=2.0)
     found = assign(predictions)
-    for cluster in describe_clusters(predictions, found):
-        order = typical(predictions, found, cluster.number)
+    for cluster in describe_clusters(found):
+        order = typical(found, cluster.number)
         assert order[0] == cluster.medoid
         assert sorted(order) == np.flatnonzero(found.cluster == cluster.number).tolist()
         x = predictions.features[predictions.label == UNKNOWN][order]
@@ -168,8 +174,8 @@ def test_classes_of_no_one_or_two_images_are_described(sizes):
 def test_a_dead_class_has_empty_cells(tmp_path):
     predictions = blobs([0, 0, 20, 0, 9])
     found = assign(predictions)
-    described = describe_clusters(predictions, found, [found.cluster])
-    write_csv(tmp_path / "clusters.csv", COLUMNS, rows(described, found))
+    described = describe_clusters(found, [found.cluster])
+    write_csv(tmp_path / "clusters.csv", CLUSTER_COLUMNS, cluster_table(described, found))
     first, dead, _ = read_csv(tmp_path / "clusters.csv")
     filled = {name: cell for name, cell in dead.items() if cell}
     assert filled == {"cluster": "new-2", "kind": "novel", "size": "0"}

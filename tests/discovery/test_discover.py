@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 
 from nearkin.cli import main
 from nearkin.data.labels import Annotations
-from nearkin.discovery import assignments, clusters
+from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
 from nearkin.discovery.data import accepted_classes
 from nearkin.discovery.trials import TUNED
 from nearkin.run import settings as build
@@ -164,7 +164,7 @@ def test_all_images_without_a_label_are_assigned_once_and_no_others(finished, tr
     found = rows(finished / "assignments.csv")
     paths = [row["path"] for row in found]
     assert paths == [name for name in truth if truth[name] >= KNOWN]
-    assert list(found[0]) == list(assignments.COLUMNS)
+    assert list(found[0]) == list(COLUMNS)
 
 
 def test_columns_hold_what_they_say(finished, mode):
@@ -187,7 +187,7 @@ def test_columns_hold_what_they_say(finished, mode):
 
 def test_the_table_of_classes_counts_the_assignments_and_has_room_for_names(finished):
     found = rows(finished / "clusters.csv")
-    assert list(found[0]) == list(clusters.COLUMNS)
+    assert list(found[0]) == list(CLUSTER_COLUMNS)
     sizes = Counter(row["cluster"] for row in rows(finished / "assignments.csv"))
     assert {row["cluster"]: int(row["size"]) for row in found if int(row["size"])} == dict(sizes)
     assert {row["name"] for row in found} == {""}
@@ -688,7 +688,7 @@ def name(run_folder, **chosen):
     for row in found:
         row["name"] = chosen.get(row["cluster"].replace("-", "_"), row["name"])
     with (run_folder / "clusters.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, clusters.COLUMNS)
+        writer = csv.DictWriter(file, CLUSTER_COLUMNS)
         writer.writeheader()
         writer.writerows(found)
 
@@ -709,7 +709,7 @@ def be_sure(run_folder):
     for row in found:
         row["flag"] = "core" if row["cluster"] == cluster else ""
     with (run_folder / "assignments.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, assignments.COLUMNS)
+        writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(found)
     return cluster, core_of(run_folder, cluster)
@@ -733,14 +733,14 @@ def finished_by_hand(folder, written, named):
     from nearkin.tables import write_csv
 
     folder.mkdir()
-    blank = [""] * (len(assignments.COLUMNS) - 3)
+    blank = [""] * (len(COLUMNS) - 3)
     write_csv(
         folder / "assignments.csv",
-        assignments.COLUMNS,
+        COLUMNS,
         [(path, cluster, *blank, flag) for path, cluster, flag in written],
     )
-    blank = [""] * (len(clusters.COLUMNS) - 2)
-    write_csv(folder / "clusters.csv", clusters.COLUMNS, [(c, n, *blank) for c, n in named])
+    blank = [""] * (len(CLUSTER_COLUMNS) - 2)
+    write_csv(folder / "clusters.csv", CLUSTER_COLUMNS, [(c, n, *blank) for c, n in named])
     (folder / "config.toml").write_text('data = "d"\nknown = "a,b"\n')
     return folder
 

@@ -9,27 +9,30 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from nearkin.discovery import scores
-from nearkin.discovery.scores import confusion, joint_match, novel_match
+from nearkin.discovery.scores import confusion, joint_match, novel_match, score
 from nearkin.measures.intervals import bootstrap
 from nearkin.measures.matching import cluster_accuracy, match, right
 
+PROTOCOLS = ("task-aware", "task-agnostic", "GCD")
 
-def values(of, truth, found, num_known):
+
+def values(protocol, truth, found, num_known):
     """The last word of each score's name, and its value."""
-    given = of(np.array(truth), np.array(found), num_known=num_known, images="images")
+    truth, found = np.array(truth), np.array(found)
+    given = score(protocol, truth, found, num_known=num_known, images="images")
     return {name.split()[-1]: value for name, value, *_ in given}
 
 
 def task_aware(truth, found, num_known=0):
-    return values(scores.task_aware, truth, found, num_known)
+    return values("task-aware", truth, found, num_known)
 
 
 def task_agnostic(truth, found, num_known):
-    return values(scores.task_agnostic, truth, found, num_known)
+    return values("task-agnostic", truth, found, num_known)
 
 
 def gcd(truth, found, num_known):
-    return values(scores.gcd, truth, found, num_known)
+    return values("GCD", truth, found, num_known)
 
 
 def namings(clusters, classes):
@@ -182,8 +185,8 @@ def test_task_aware_scores_are_of_novel_images_and_clusterings_as_such():
 def test_images_without_a_true_class_are_left_out_and_counted():
     truth, found = np.array([-1, 2, 0, 3, -1, 2]), np.array([2, 2, 0, 2, 0, 2])
     first = {}
-    for of in (scores.task_aware, scores.task_agnostic, scores.gcd):
-        name, value, _, _, protocol = of(truth, found, num_known=1, images="test images")[0]
+    for of in PROTOCOLS:
+        name, value, _, _, protocol = score(of, truth, found, num_known=1, images="test images")[0]
         first[name] = value, protocol.split(";")[0]
     left_out = "4 test images (2 without a true class left out)"
     assert first == {
@@ -198,19 +201,19 @@ def test_images_without_a_true_class_are_left_out_and_counted():
 
 def test_every_protocol_says_how_clusters_were_named_and_what_the_interval_means():
     truth = found = np.array([0, 1, 2])
-    for of in (scores.task_aware, scores.task_agnostic, scores.gcd):
-        *_, protocol = of(truth, found, num_known=1, images="images")[0]
+    for of in PROTOCOLS:
+        *_, protocol = score(of, truth, found, num_known=1, images="images")[0]
         assert "one Hungarian match" in protocol
         assert "surplus clusters are errors, match anew in each draw" in protocol
         assert protocol.endswith("interval as if images were independent, model fixed")
 
 
-@pytest.mark.parametrize("of", [scores.task_aware, scores.task_agnostic, scores.gcd])
+@pytest.mark.parametrize("of", PROTOCOLS)
 def test_parts_without_images_have_no_score(of):
     none = np.zeros(0, dtype=int)
-    assert of(none, none, num_known=2, images="images") == []
-    assert of(np.array([-1, -1]), np.array([0, 3]), num_known=2, images="images") == []
-    (name, *_), *others = of(np.array([3]), np.array([5]), num_known=2, images="images")
+    assert score(of, none, none, num_known=2, images="images") == []
+    assert score(of, np.array([-1, -1]), np.array([0, 3]), num_known=2, images="images") == []
+    (name, *_), *others = score(of, np.array([3]), np.array([5]), num_known=2, images="images")
     assert (name.split(",")[0].split()[-1], len(others)) == (
         "accuracy",
         2 if "aware" in name else 1,
@@ -222,7 +225,7 @@ def test_intervals_match_the_clusters_of_each_draw_anew(monkeypatch):
     generator = np.random.default_rng(1)
     truth = generator.integers(5, size=60)
     found = np.where(generator.random(60) < 0.5, truth, generator.integers(5, size=60))
-    _, value, low, high, _ = scores.task_aware(truth, found, num_known=0, images="", seed=3)[0]
+    _, value, low, high, _ = score("task-aware", truth, found, num_known=0, images="", seed=3)[0]
 
     def plain(rows):
         return cluster_accuracy(truth[rows], found[rows])[0]
@@ -236,7 +239,7 @@ def test_intervals_match_the_clusters_of_each_draw_anew(monkeypatch):
 
 def test_intervals_of_rare_parts_are_finite_and_hold_the_value():
     truth, found = np.array([0] + [1, 2] * 10), np.array([0] + [1, 1, 2, 2] * 5)
-    for name, value, low, high, _ in scores.gcd(truth, found, num_known=1, images="images"):
+    for name, value, low, high, _ in score("GCD", truth, found, num_known=1, images="images"):
         assert 0 <= low <= value <= high <= 1, name
 
 

@@ -21,8 +21,7 @@ from PIL import Image
 
 import nearkin
 from nearkin.cli import main
-from nearkin.discovery import assignments as assigned
-from nearkin.discovery import clusters as clustered
+from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
 from nearkin.discovery.data import accepted_classes
 from nearkin.run.folder import RunFolder
 from nearkin.tables import write_csv
@@ -67,9 +66,9 @@ def with_classes(folder):
     """Put down classes as a discovery leaves them, and nothing that was done to them since."""
     names = [f"{number:02d}.png" for number in range(12)]
     rows = [[name, f"new-{1 + (n > 5)}", 0.9, *[""] * 6, "core"] for n, name in enumerate(names)]
-    write_csv(folder.assignments, assigned.COLUMNS, rows)
+    write_csv(folder.assignments, COLUMNS, rows)
     rows = [[f"new-{number}", "", "novel", 6, *[""] * 6] for number in (1, 2)]
-    write_csv(folder.clusters, clustered.COLUMNS, rows)
+    write_csv(folder.clusters, CLUSTER_COLUMNS, rows)
     folder.original_assignments.unlink(missing_ok=True)
     folder.original_clusters.unlink(missing_ok=True)
     shutil.rmtree(folder.exports, ignore_errors=True)

@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from nearkin.discovery import assignments as assigned
-from nearkin.discovery import clusters as clustered
+from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
 from nearkin.discovery.data import accepted_classes
 from nearkin.errors import CheckpointError, OutputError, UsageError
 from nearkin.report.site import class_names, classes, name_classes, split_off
@@ -43,11 +42,11 @@ def folder(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     rows = [[path, IN[path], 0.5, *[""] * 6, FLAGS[path]] for path in FLAGS]
-    write_csv(folder.assignments, assigned.COLUMNS, rows)
+    write_csv(folder.assignments, COLUMNS, rows)
     sizes = {"cats": 1, "new-1": 3, "new-2": 2, "new-3": 1, "new-5": 0}
     kinds = {name: "known" if name == "cats" else "novel" for name in sizes}
     rows = [[name, "", kinds[name], sizes[name], *[""] * 6] for name in sizes]
-    write_csv(folder.clusters, clustered.COLUMNS, rows)
+    write_csv(folder.clusters, CLUSTER_COLUMNS, rows)
     return folder
 
 

@@ -35,7 +35,7 @@ class Assigned:
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return a dictionary per image, with the columns of assignments.csv."""
-        return [dict(zip(COLUMNS, row, strict=True)) for row in self.assignments.rows()]
+        return [dict(zip(COLUMNS, row, strict=True)) for row in self.assignments.table()]
 
     def lines(self) -> list[str]:
         """Return lines that say how many images each class has."""
@@ -111,6 +111,6 @@ def assign(
 def _write(path: Path, assigned: Assignments) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_csv(path, COLUMNS, assigned.rows())
+        write_csv(path, COLUMNS, assigned.table())
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}; choose another -o") from error

@@ -15,9 +15,16 @@ from torch import Tensor
 from nearkin.config import DiscoverConfig
 from nearkin.data.copies import copy_to, file_names
 from nearkin.data.sheets import class_sheet
-from nearkin.discovery import assignments as assigned
-from nearkin.discovery import clusters as clustered
-from nearkin.discovery.assignments import Assignments, assign
+from nearkin.discovery.assignments import (
+    CLUSTER_COLUMNS,
+    COLUMNS,
+    Assignments,
+    Cluster,
+    assign,
+    cluster_table,
+    describe_clusters,
+    typical,
+)
 from nearkin.discovery.classifier import (
     Calibration,
     Classifier,
@@ -30,19 +37,17 @@ from nearkin.discovery.classifier import (
     heads_of,
     kmeans_clustering,
 )
-from nearkin.discovery.clusters import Cluster, describe_clusters, typical
 from nearkin.discovery.data import DiscoveryData, DiscoveryTask
 from nearkin.discovery.findings import Finding, late_findings
 from nearkin.discovery.pipeline import DiscoveryState, TrainedMethods
 from nearkin.discovery.scores import (
     Confusion,
+    Protocol,
     Score,
     confusion,
-    gcd,
     joint_match,
     novel_match,
-    task_agnostic,
-    task_aware,
+    score,
 )
 from nearkin.discovery.trials import MODE_METHOD, TUNED, Trial, mean_accuracy
 from nearkin.evaluation.encoder import write_encoder
@@ -103,11 +108,11 @@ class Outcome:
     def clusters(self, assignments: Assignments) -> list[Cluster]:
         """Describe the classes of these images, and novel classes that stayed empty."""
         others = [self._labels(clustering)[self.rows] for clustering in self.other_seeds]
-        return describe_clusters(self.predictions, assignments, others)
+        return describe_clusters(assignments, others)
 
     def images_of(self, assignments: Assignments, number: int) -> dict[str, np.ndarray]:
         """Return the rows of images that are shown of a class, by the reason they are shown."""
-        members = typical(self.predictions, assignments, number)
+        members = typical(assignments, number)
         least_sure = members[np.argsort(assignments.margin[members], kind="stable")]
         shuffled = np.random.default_rng([self.config.seed, number]).permutation(members)
         groups = {
@@ -147,18 +152,24 @@ class Outcome:
         truth, test = self.dataset.truth, self.dataset.parts.test_rows
         if truth is None:
             return []
-        common = {"num_known": self.task.num_known, "seed": self.config.seed}
-        found, score = self._labels(clustering), gcd if self.config.mode == "gcd" else task_aware
-        scores = [
-            each.of(where)
-            for (images, where), rows in ((TRAIN, self.task.unlabeled), (HELD_OUT, test))
-            for each in score(truth[rows], found[rows], images=images, **common)
+        train, num_known, seed = self.task.unlabeled, self.task.num_known, self.config.seed
+        scored: list[tuple[Protocol, tuple[str, str], np.ndarray, np.ndarray]] = [
+            ("GCD", TRAIN, train, clustering.joint),
+            ("GCD", HELD_OUT, test, clustering.joint),
         ]
         if self.config.mode == "ncd":
-            images, where = HELD_OUT
-            agnostic = task_agnostic(truth[test], clustering.joint[test], images=images, **common)
-            scores += [each.of(where) for each in agnostic]
-        return scores
+            scored = [
+                ("task-aware", TRAIN, train, clustering.novel),
+                ("task-aware", HELD_OUT, test, clustering.novel),
+                ("task-agnostic", HELD_OUT, test, clustering.joint),
+            ]
+        return [
+            each._replace(name=f"{each.name}, {where}")
+            for protocol, (images, where), rows, found in scored
+            for each in score(
+                protocol, truth[rows], found[rows], num_known=num_known, images=images, seed=seed
+            )
+        ]
 
     def confusion(self) -> Confusion | None:
         """Count true classes against those of the result, over unlabeled training images."""
@@ -290,8 +301,8 @@ def write_tables(
 ) -> None:
     """Write assignments.csv, clusters.csv, a sheet per class and, if requested, copies."""
     folder, images = outcome.folder, outcome.dataset.images
-    write_csv(folder.assignments, assigned.COLUMNS, assignments.rows())
-    write_csv(folder.clusters, clustered.COLUMNS, clustered.rows(clusters, assignments))
+    write_csv(folder.assignments, COLUMNS, assignments.table())
+    write_csv(folder.clusters, CLUSTER_COLUMNS, cluster_table(clusters, assignments))
     folder.classes.mkdir(exist_ok=True)
     names = file_names([cluster.name for cluster in clusters])
     for cluster, name in zip(clusters, names, strict=True):

@@ -10,8 +10,7 @@ from typing import Final
 import numpy as np
 
 from nearkin.config import DiscoverConfig
-from nearkin.discovery.assignments import Assignments
-from nearkin.discovery.clusters import Cluster
+from nearkin.discovery.assignments import Assignments, Cluster
 from nearkin.discovery.outcome import OURS, Outcome, summary, write_tables
 from nearkin.discovery.scores import Score
 from nearkin.discovery.trials import MODE_METHOD, TUNED
