@@ -303,3 +303,13 @@ try:
 except KeyboardInterrupt:
     sys.exit(130)
 """
+
+
+@pytest.mark.parametrize(
+    ("requested", "policy"), [({}, b"PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, b"ACTIVE")]
+)
+def test_waiting_threads_leave_their_cores_to_other_work_unless_told_otherwise(requested, policy):
+    env = {k: v for k, v in environment().items() if k != "OMP_WAIT_POLICY"}
+    env |= {"OMP_DISPLAY_ENV": "true"} | requested
+    done = subprocess.run([*COMMAND, "doctor"], capture_output=True, env=env, check=True)
+    assert b"OMP_WAIT_POLICY = '" + policy in done.stderr
