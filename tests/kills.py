@@ -74,8 +74,8 @@ def in_epoch(position: int) -> Callable[..., bool]:
 
 COMMIT = "METHOD.commit"
 SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.sealed.write"
-FLUSH, LOOK = "nearkin.tables.Journal.flush", "nearkin.training.monitor.Monitor.evaluate"
-HEALTH, TRAIN = "nearkin.training.monitor.health", "nearkin.training.session"
+FLUSH, LOOK = "nearkin.tables.Journal.flush", "nearkin.training.health.Monitor.evaluate"
+HEALTH, TRAIN = "nearkin.training.health.health", "nearkin.training.session"
 ENCODER, EVALUATE = f"{TRAIN}.write_encoder", f"{TRAIN}.evaluate_split"
 FOLDER = "nearkin.run.folder.RunFolder"
 AIMS = {

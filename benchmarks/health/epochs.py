@@ -22,8 +22,7 @@ from nearkin.errors import DivergedError
 from nearkin.methods import METHODS
 from nearkin.tables import read_csv
 from nearkin.training.fit import optimizer_for, training_steps
-from nearkin.training.health import PATIENCE, SETTLED, Alarm, violations
-from nearkin.training.monitor import Monitor
+from nearkin.training.health import PATIENCE, SETTLED, Alarm, Monitor, violations
 from nearkin.training.session import build
 
 MEASURES = ("effective_rank", "directions", "feature_std", "mean_cosine")

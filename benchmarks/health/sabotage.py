@@ -25,7 +25,7 @@ from nearkin.methods import METHODS
 from nearkin.run.settings import resolve
 from nearkin.tables import read_csv, write_csv
 from nearkin.training.fit import optimizer_for, training_steps
-from nearkin.training.monitor import Monitor
+from nearkin.training.health import Monitor
 from nearkin.training.session import build
 from nearkin.types import Batch, Step
 

@@ -71,8 +71,7 @@ class Method(nn.Module, ABC, Generic[Memo]):
     """Whether it uses all further views that the augmentation has (multi-crop)."""
     defaults: ClassVar[Defaults] = Defaults()
     uses_labels: ClassVar[bool] = False  # learns from labels, where there are any
-    health_bounds: ClassVar[HealthBounds | None] = None
-    """Bounds of healthy embeddings; None means those of `nearkin.training.health`."""
+    health_bounds: ClassVar[HealthBounds] = HealthBounds()
     metrics: ClassVar[tuple[str, ...]] = ()
     """Keys of `Step.metrics` that `metrics.csv` has a column for."""
     online: Branch  # the trained backbone and its projector

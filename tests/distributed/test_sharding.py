@@ -13,7 +13,7 @@ from small import SMALL, as_double, batch_for, in_group, run, shard
 from torch import nn
 
 import nearkin.distributed.sharding as sharding
-import nearkin.training.lars as lars
+import nearkin.training.optimizer as lars
 from nearkin.config import TrainConfig
 from nearkin.distributed import all_reduce_max, full_weights, gather_weights
 from nearkin.errors import DivergedError, UsageError

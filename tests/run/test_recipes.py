@@ -26,8 +26,8 @@ from nearkin.run.settings import (
     views_for,
 )
 from nearkin.training.fit import optimizer_for, schedule_for
-from nearkin.training.lars import LARS
 from nearkin.training.loop import steps
+from nearkin.training.optimizer import LARS
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(ROOT.glob("recipes/cifar10/*.toml")) + sorted(

@@ -25,7 +25,7 @@ from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings import resolve
-from nearkin.training.monitor import Monitor
+from nearkin.training.health import Monitor
 from nearkin.training.session import build
 
 CPU = torch.device("cpu")

@@ -12,16 +12,13 @@ from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import CollapsedError, DivergedError
 from nearkin.method import HealthBounds
-from nearkin.methods import METHODS
 from nearkin.methods.byol import BYOL
 from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
 from nearkin.training.health import (
-    BOUNDS,
     PATIENCE,
     SETTLED,
     Alarm,
-    bounds_of,
     health,
     verdict,
     violations,
@@ -198,12 +195,3 @@ def test_a_method_of_ones_own_declares_its_bounds():
     sound = {"effective_rank": 30.0, "directions": 64.0, "feature_std": 0.9, "mean_cosine": 0.9}
     assert list(violations(sound, BYOL)) == ["mean cosine above 0.55"]
     assert list(violations(sound, Own)) == ["effective rank below 32"]
-
-
-def test_a_method_of_ones_own_has_no_measured_bounds_by_its_name():
-    own = type("DINO", (BYOL,), {"__module__": "my_methods"})
-    assert bounds_of(own) == HealthBounds() != bounds_of(METHODS["dino"])
-
-
-def test_measured_bounds_are_those_of_methods_that_there_are():
-    assert set(BOUNDS) <= {method.__name__ for method in METHODS.values()}

@@ -16,8 +16,8 @@ from torch import nn
 from nearkin.errors import UsageError
 from nearkin.method import Method
 from nearkin.networks.branch import Backbone, Branch, frozen_copy, mlp
-from nearkin.training.lars import LARS
 from nearkin.training.optimizer import (
+    LARS,
     build_optimizer,
     set_learning_rates,
     warmup_cosine,

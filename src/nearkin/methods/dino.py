@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Count, Dim, DimOrZero, Fraction, Momentum, Temperature
-from nearkin.method import Defaults, Method, Schedule
+from nearkin.method import Defaults, HealthBounds, Method, Schedule
 from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, run_by_size
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import mean_over_rows, swapped_match
@@ -59,6 +59,7 @@ class DINO(Method[Tensor]):
             "momentum": 0.99,
         },
     )
+    health_bounds = HealthBounds(min_rank=0.04, min_std=0.3, max_cosine=0.79)
     more_views: ClassVar[bool] = True
     center: Tensor
 

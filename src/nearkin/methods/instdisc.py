@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from nearkin.config import EMA, Count, Dim, Range, Temperature, Weight
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
-from nearkin.method import Defaults, Method
+from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import alignment, info_nce, look_up, mean_over_rows, nce, unit
 from nearkin.types import Batch, Encoded, Step
@@ -62,6 +62,7 @@ class InstDisc(Method[Estimate]):
         # Few visits to few images leave the one estimate of Z by NCE far off.
         options={"loss": "softmax", "temperature": 0.1},
     )
+    health_bounds = HealthBounds(min_std=0.32, max_cosine=0.77)
     views: ClassVar[tuple[str, ...]] = ("strong",)
     normalizer: Tensor
 

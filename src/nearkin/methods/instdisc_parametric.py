@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from nearkin.config import Dim, Temperature
 from nearkin.memory import same_image_mask
-from nearkin.method import Defaults, Method
+from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Encoded, Step
@@ -37,6 +37,7 @@ class InstDiscParametric(Method[None]):
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="moco_v1", augment_small="moco_cifar")
+    health_bounds = HealthBounds(min_rank=0.11)
     views: ClassVar[tuple[str, ...]] = ("strong",)
 
     def __init__(

@@ -17,7 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from nearkin.config import BatchGroups, Dim, DimOrZero, Range, Temperature
-from nearkin.method import Defaults, Method
+from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch, shuffle_bn
 from nearkin.objectives import in_batch, unit
 from nearkin.types import Batch, Encoded, Step
@@ -39,6 +39,7 @@ class MoCoEndToEnd(Method[None]):
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
+    health_bounds = HealthBounds(min_rank=0.1)
 
     def __init__(
         self,

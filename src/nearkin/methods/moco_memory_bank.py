@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from nearkin.config import EMA, Dim, DimOrZero, MemorySize, Range, Temperature
 from nearkin.memory import KeyUpdate, MemoryBank, same_image_mask
-from nearkin.method import Defaults, Method
+from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import info_nce, unit
 from nearkin.types import Batch, Encoded, Step
@@ -40,6 +40,7 @@ class MoCoMemoryBank(Method[KeyUpdate]):
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="moco_v2", augment_small="moco_cifar")
+    health_bounds = HealthBounds(min_std=0.34, max_cosine=0.73)
     views: ClassVar[tuple[str, ...]] = ("strong",)
 
     def __init__(

@@ -32,7 +32,7 @@ from typing_extensions import override
 
 from nearkin.config import Count, Fraction, QueueSize, Range, Temperature, Weight
 from nearkin.memory import Queue, same_image_mask
-from nearkin.method import Defaults, Method
+from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.networks.heads import Heads
 from nearkin.objectives import (
@@ -92,6 +92,7 @@ class NCL(Method[LabeledUpdate]):
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
+    health_bounds = HealthBounds(min_rank=0.11, min_std=0.35, max_cosine=0.72)
     uses_labels: ClassVar[bool] = True
 
     def __init__(

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from nearkin.method import Defaults, Method
+from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import classify
 from nearkin.types import Batch, Encoded, Step
@@ -33,6 +33,7 @@ class RotNet(Method[None]):
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
+    health_bounds = HealthBounds(min_rank=0.2, min_std=0.26, max_cosine=0.86)
     views: ClassVar[tuple[str, ...]] = ("strong",)
 
     def __init__(self, backbone: nn.Module) -> None:

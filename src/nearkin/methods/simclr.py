@@ -21,7 +21,7 @@ from torch import nn
 from typing_extensions import override
 
 from nearkin.config import Dim, DimOrZero, Temperature
-from nearkin.method import Defaults, Method
+from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import in_batch, nt_xent, unit
 from nearkin.types import Batch, Encoded, Step
@@ -40,6 +40,7 @@ class SimCLR(Method[None]):
 
     # Chosen on images held out of the training part of CIFAR-10 (docs/results.md).
     defaults: ClassVar[Defaults] = Defaults(options={"temperature": 0.2})
+    health_bounds = HealthBounds(min_rank=0.14)
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Count, Dim, DimOrZero, Fraction, Temperature, Weight
-from nearkin.method import Defaults, Method
+from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import (
@@ -66,6 +66,7 @@ class SimGCD(Method[None]):
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
+    health_bounds = HealthBounds(min_rank=0.02, min_std=0.35, max_cosine=0.74)
     uses_labels: ClassVar[bool] = True
 
     def __init__(

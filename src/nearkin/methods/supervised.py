@@ -16,7 +16,7 @@ from typing import ClassVar
 from torch import nn
 from typing_extensions import override
 
-from nearkin.method import Defaults, Method
+from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import classify
 from nearkin.types import Batch, Encoded, Step
@@ -30,6 +30,7 @@ class Supervised(Method[None]):
     """
 
     defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
+    health_bounds = HealthBounds(min_rank=0.17, min_std=0.3, max_cosine=0.81)
     views: ClassVar[tuple[str, ...]] = ("strong",)
     uses_labels: ClassVar[bool] = True
 

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from nearkin.config import Count, Dim, DimOrZero, Fraction, QueueSize, Range, Temperature
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
-from nearkin.method import Defaults, Method, Schedule
+from nearkin.method import Defaults, HealthBounds, Method, Schedule
 from nearkin.networks.branch import Branch, run_by_size
 from nearkin.objectives import look_up, mean_over_rows, sinkhorn, swapped_match, unit
 from nearkin.types import Batch, Encoded, Step
@@ -53,6 +53,7 @@ class SwAV(Method[KeyUpdate]):
         augment_small="swav_cifar",
         options={"hidden_dim": 1024, "num_prototypes": 300, "queue_size": 1024},
     )
+    health_bounds = HealthBounds(min_rank=0.05, min_std=0.25, max_cosine=0.82)
     more_views: ClassVar[bool] = True
 
     def __init__(

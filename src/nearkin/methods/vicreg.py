@@ -21,7 +21,7 @@ from torch import nn
 from typing_extensions import override
 
 from nearkin.config import Dim, Weight
-from nearkin.method import Defaults, Method
+from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import vicreg
 from nearkin.types import Batch, Encoded, Step
@@ -40,6 +40,7 @@ class VICReg(Method[None]):
     defaults: ClassVar[Defaults] = Defaults(
         augment="byol", augment_small="asymmetric_cifar", options={"dim": 1024}
     )
+    health_bounds = HealthBounds(min_rank=0.14, min_std=0.32, max_cosine=0.79)
 
     def __init__(
         self,

@@ -33,8 +33,8 @@ from nearkin.run.settings import PRECISIONS
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Checkpointer
+from nearkin.training.health import Evaluate, PeriodicEvaluation, evaluation_due, metric_texts
 from nearkin.training.loop import steps
-from nearkin.training.monitor import Evaluate, PeriodicEvaluation, evaluation_due, metric_texts
 from nearkin.training.optimizer import (
     build_optimizer,
     restore_optimizer,

@@ -1,15 +1,103 @@
-"""Learning rate schedules, and optimizers with a group for every learning rate a method names."""
+"""LARS, optimizers with a group for every learning rate a method names, and schedules."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
+from torch.optim.optimizer import Optimizer, ParamsT
+from typing_extensions import override
 
 from nearkin.errors import UsageError
 from nearkin.method import Method, Schedule
-from nearkin.training.lars import LARS
+
+EPSILON = 1e-8  # Keeps the trust ratio finite where a layer's gradient and weight decay vanish
+
+
+class LARS(Optimizer):
+    """Layer-wise adaptive rate scaling: momentum SGD with a step in proportion to the weights.
+
+    You, Gitman, Ginsburg. Large batch training of convolutional networks. arXiv:1708.03888, in
+    the form that SimCLR and BYOL train with: the learning rate outside of the momentum. With
+    weights `w` and gradient `g` of one layer, each step is
+
+        ratio = eta |w| / (|g| + weight_decay |w|)
+        v <- momentum v + ratio (g + weight_decay w)
+        w <- w - lr v
+
+    Where `|w|` or `|g|` is zero the ratio is 1. Parameters of one dimension or none (biases,
+    norms) take `v <- momentum v + g`: neither weight decay nor adaptation, unless `vectors`.
+
+    Args:
+        params: Parameters, or groups of them.
+        lr: Learning rate.
+        momentum: Momentum coefficient.
+        weight_decay: Weight decay.
+        eta: Trust coefficient: the step's share of the layer's norm, at learning rate 1.
+        clip: Never let a layer move faster than plain SGD would (LARC): the ratio becomes
+            `min(ratio / lr, 1)`.
+        vectors: Treat biases and norms as layers too, as SwAV does.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        eta: float = 1e-3,
+        clip: bool = False,
+        vectors: bool = False,
+    ) -> None:
+        defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay)
+        super().__init__(params, defaults | dict(eta=eta, clip=clip, vectors=vectors))
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("vectors", False)  # older checkpoints have no such option
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Update every parameter that has a gradient."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            self._move([p for p in trained if p.ndim <= 1 and not group["vectors"]], group, False)
+            self._move([p for p in trained if p.ndim > 1 or group["vectors"]], group, True)
+        return loss
+
+    def _move(self, params: list[Tensor], group: dict[str, Any], adapted: bool) -> None:
+        if not params:
+            return
+        for p in params:
+            if not self.state[p]:
+                self.state[p]["velocity"] = torch.zeros_like(p)
+        velocities = [self.state[p]["velocity"] for p in params]
+        gradients = [p.grad for p in params if p.grad is not None]
+        torch._foreach_mul_(velocities, group["momentum"])
+        if adapted:  # without a copy of any layer: clearing its memory takes longer than the sums
+            ratios = _ratios(params, gradients, group)
+            torch._foreach_addcmul_(velocities, gradients, list(ratios))
+            torch._foreach_addcmul_(velocities, params, list(ratios * group["weight_decay"]))
+        else:
+            torch._foreach_add_(velocities, gradients)
+        torch._foreach_add_(params, velocities, alpha=-group["lr"])
+
+
+def _ratios(layers: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> Tensor:
+    """Return the trust ratio of each layer."""
+    w = torch.stack(torch._foreach_norm(layers))
+    g = torch.stack(torch._foreach_norm(gradients))
+    ratio = group["eta"] * w / (g + group["weight_decay"] * w + EPSILON)
+    if group["clip"]:
+        ratio = (ratio / group["lr"]).clamp(max=1)
+    return torch.where((w > 0) & (g > 0), ratio, 1)
 
 
 def constant() -> Schedule:
@@ -53,17 +141,9 @@ def warmup_cosine(warmup: float = 0.0, final: float = 0.0, start: float = 0.0) -
 def warmup_milestones(
     milestones: Sequence[float], warmup: float = 0.0, start: float = 0.0
 ) -> Schedule:
-    """Return a linear warm-up to the peak, then drops to a tenth at some points of training.
+    """Return a linear warm-up as above, then drops to a tenth at these shares of training.
 
     The schedule of InstDisc and MoCo v1 (Wu et al. 2018, section 4.3).
-
-    Args:
-        milestones: Shares of training.
-        warmup: How much of training the rise takes; at least 0 and less than 1.
-        start: What there is of the peak at the beginning, between 0 and 1.
-
-    Raises:
-        UsageError: If an argument is out of its range.
 
     >>> schedule = warmup_milestones([0.6, 0.8])
     >>> [round(schedule(progress), 3) for progress in (0.0, 0.59, 0.6, 0.8, 1.0)]
@@ -98,10 +178,8 @@ def build_optimizer(
     lr: float,
     weight_decay: float,
     momentum: float = 0.9,
-    eta: float = 1e-3,
-    clip: bool = False,
-    vectors: bool = False,
-) -> torch.optim.Optimizer:
+    **lars: Any,
+) -> Optimizer:
     """Build an optimizer over the parameters of `method` that require gradients.
 
     Each prefix of `method.learning_rates` is a group of its own, which holds its `name` and
@@ -115,9 +193,7 @@ def build_optimizer(
         lr: Peak learning rate, which schedules then multiply.
         weight_decay: Weight decay.
         momentum: Momentum coefficient; the first beta of AdamW.
-        eta: Trust coefficient of LARS.
-        clip: Whether LARS moves no layer faster than SGD would.
-        vectors: Whether LARS adapts and decays biases and norms too.
+        lars: Further arguments of `LARS`.
 
     Raises:
         UsageError: If the method names a learning rate for parameters that it does not have.
@@ -131,21 +207,13 @@ def build_optimizer(
         case "sgd":
             return torch.optim.SGD(groups, lr, momentum, weight_decay=weight_decay)
         case "lars":
-            return LARS(
-                groups,
-                lr,
-                momentum=momentum,
-                weight_decay=weight_decay,
-                eta=eta,
-                clip=clip,
-                vectors=vectors,
-            )
+            return LARS(groups, lr, momentum=momentum, weight_decay=weight_decay, **lars)
         case "adamw":
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
             return torch.optim.AdamW(groups, lr, betas=(momentum, 0.999), fused=True)
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load a state in the memory layout of the weights, which fused kernels rely on."""
     optimizer.load_state_dict(state)
     for weight, tensors in optimizer.state.items():
@@ -155,7 +223,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
 
 
 def set_learning_rates(
-    optimizer: torch.optim.Optimizer, method: Method[Any], schedule: Schedule, progress: float
+    optimizer: Optimizer, method: Method[Any], schedule: Schedule, progress: float
 ) -> None:
     """Set the learning rate of every group at this point of training."""
     rates = method.learning_rates(schedule)

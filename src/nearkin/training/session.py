@@ -35,8 +35,7 @@ from nearkin.run.settings import (
 )
 from nearkin.training.checkpoint import latest
 from nearkin.training.fit import fit, fit_worker, with_epochs
-from nearkin.training.health import verdict
-from nearkin.training.monitor import Monitor
+from nearkin.training.health import Monitor, verdict
 
 
 def train_encoder(
