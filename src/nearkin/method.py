@@ -13,7 +13,7 @@ from nearkin.config import Value
 from nearkin.data.views import View
 from nearkin.distributed import gather, mean_over_rows
 from nearkin.networks.branch import Backbone, Branch
-from nearkin.objectives.rows import dividing_rows
+from nearkin.objectives.numerics import dividing_rows
 from nearkin.types import Batch, Encoded, Memo, Step
 
 Schedule = Callable[[float], float]

@@ -24,7 +24,7 @@ from nearkin.objectives import (
     unit,
     vicreg,
 )
-from nearkin.objectives.rows import dividing_rows
+from nearkin.objectives.numerics import dividing_rows
 
 ROWS, DIM, KEYS, T = 12, 6, 30, 0.2
 CLOSE = 1e-12

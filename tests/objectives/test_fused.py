@@ -9,8 +9,8 @@ from restated import vectors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.objectives import fused, in_batch, info_nce, look_up, nt_xent, sup_con
+from nearkin.objectives.contrast import infonce_from_lse, masked_logsumexp
 from nearkin.objectives.fused import product
-from nearkin.objectives.numerics import infonce_from_lse, masked_logsumexp
 
 DEVICES = [
     "cpu",
@@ -102,7 +102,7 @@ def test_contrast_with_a_queue_is_that_of_its_logits(device, dtype, tolerance, s
     query, key, queue = units(130, 130, 8205, device=device, dtype=dtype)
     chance = torch.rand(130, 8205, generator=torch.Generator().manual_seed(0))
     same = (chance < share).to(device)
-    assert dtype == torch.float64 or fused._in_reach(query, queue, t) == (
+    assert dtype == torch.float64 or fused.in_reach(query, queue, t) == (
         device == "cpu" and t > 0.02
     )
     same[2] = True
@@ -124,7 +124,7 @@ def test_how_tensors_lie_in_memory_changes_nothing(device, dim):
 @pytest.mark.parametrize("t", [0.03, 0.1])
 def test_a_queue_leaves_digits_where_the_positive_wins_by_far(t):
     query, rest = torch.eye(256)[:64], torch.eye(256)[64:].repeat(50, 1)
-    assert fused._in_reach(query, rest, t)
+    assert fused.in_reach(query, rest, t)
     found = outcomes(lambda q: info_nce(q, query, rest, t), query)
     exact = outcomes(lambda q: plain_info_nce(q, query.double(), rest.double(), t), query.double())
     assert exact[0] > 0
@@ -232,7 +232,7 @@ def test_views_of_a_large_batch_are_told_apart_as_by_their_logits(
 ):
     a, b = units(images, images, dim=37, device=device, dtype=dtype)
     single = dtype == torch.float32
-    assert fused._in_reach(a, b, t) == (device == "cpu" and (t >= 0.05 or not single))
+    assert fused.in_reach(a, b, t) == (device == "cpu" and (t >= 0.05 or not single))
     found = outcomes(lambda a, b: nt_xent(a, b, t), a, b)
     alike(found, outcomes(lambda a, b: plain_nt_xent(a, b, t), a, b), tolerance)
     label = torch.arange(images, device=device) % (images - 9)

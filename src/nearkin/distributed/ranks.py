@@ -160,7 +160,7 @@ class _MeanOverRanks(torch.autograd.Function):
 def mean_over_rows(term: Callable[[slice], Any], rows: int) -> Any:
     """Return the mean of a term over rows that every rank holds; each rank computes its share.
 
-    Losses and gradients are those of `term(slice(None))`: see `nearkin.objectives.rows`. Where
+    Losses and gradients are those of `term(slice(None))`: see `nearkin.objectives.numerics`. Where
     rows are fewer than ranks, all ranks compute all of them.
     """
     ranks = world_size()

@@ -36,4 +36,4 @@ from nearkin.objectives.discovery import pairwise_bce as pairwise_bce
 from nearkin.objectives.discovery import ramp as ramp
 from nearkin.objectives.discovery import same_ranks as same_ranks
 from nearkin.objectives.numerics import full_precision as full_precision
-from nearkin.objectives.rows import mean_over_rows as mean_over_rows
+from nearkin.objectives.numerics import mean_over_rows as mean_over_rows

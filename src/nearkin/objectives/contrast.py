@@ -6,7 +6,6 @@ and slow, `nearkin.objectives.fused` gives the same numbers without it.
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 import torch
@@ -15,8 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nearkin.objectives import fused
-from nearkin.objectives.numerics import full_precision, infonce_from_lse, masked_logsumexp
-from nearkin.objectives.rows import mean_over_rows
+from nearkin.objectives.numerics import full_precision, mean_over_rows
 
 ALL: Final = slice(None)
 """Every row of a batch."""
@@ -61,6 +59,28 @@ def look_up(
     return logits / temperature
 
 
+def masked_logsumexp(
+    logits: Float[Tensor, "batch keys"], ignored: Bool[Tensor, "batch keys"] | None = None
+) -> Float[Tensor, " batch"]:
+    """Return the logarithm of the sum of exponentials of the logits that are not ignored."""
+    if ignored is not None:
+        # Not -inf: the logsumexp of nothing but -inf has no gradient.
+        logits = logits.masked_fill(ignored, torch.finfo(logits.dtype).min / 2)
+    return logits.logsumexp(dim=1)
+
+
+def infonce_from_lse(
+    positive: Float[Tensor, " batch"], total: Float[Tensor, " batch"]
+) -> Float[Tensor, ""]:
+    """Return the mean InfoNCE, from positive logits and the logsumexp of the negative ones.
+
+    With `d = total - positive` it is `log(1 + exp(d))`. A softmax over all of them would
+    subtract two numbers that agree in every digit once the positive wins by far.
+    """
+    behind = total - positive
+    return torch.logaddexp(behind, torch.zeros_like(behind)).mean()
+
+
 @full_precision
 def info_nce(
     query: Float[Tensor, "batch dim"],
@@ -88,11 +108,14 @@ def info_nce(
 
     def term(rows: slice) -> Tensor:
         q, k, ignored = query[rows], key[rows], None if same is None else same[rows]
-        if fused.should_fuse(q, negatives):
-            return fused.info_nce(q, k, negatives, temperature, ignored)
         positive = (q * k).sum(dim=1) / temperature
-        logits = look_up(q, negatives, temperature)
-        return infonce_from_lse(positive, masked_logsumexp(logits, ignored))
+        if not fused.should_fuse(q, negatives):
+            total = masked_logsumexp(look_up(q, negatives, temperature), ignored)
+        elif fused.should_attend(q, negatives, temperature):
+            total = fused.dictionary_logsumexp(q, negatives, temperature, ignored)
+        else:
+            return fused.strip_info_nce(q, k, negatives, temperature, ignored)
+        return infonce_from_lse(positive, total)
 
     return mean_over_rows(term, len(query))
 
@@ -115,15 +138,16 @@ def in_batch(
     >>> in_batch(torch.eye(2), torch.eye(2), temperature=1.0)  # log(1 + exp(-1))
     tensor(0.3133)
     """
-    return mean_over_rows(partial(_in_batch, query, key, temperature), len(query))
 
+    def term(rows: slice) -> Tensor:
+        if rows != ALL or fused.should_fuse(query, key):
+            first = rows.start or 0  # the key of the first query
+            return fused.strip_info_nce(query[rows], key[rows], key, temperature, own=[first])
+        logits = look_up(query, key, temperature)
+        own = torch.eye(len(query), dtype=torch.bool, device=query.device)
+        return infonce_from_lse(logits.diagonal(), masked_logsumexp(logits, own))
 
-def _in_batch(query: Tensor, key: Tensor, temperature: float, rows: slice) -> Tensor:
-    if rows != ALL or fused.should_fuse(query, key):
-        return fused.in_batch(query, key, temperature, rows)
-    logits = look_up(query, key, temperature)
-    own = torch.eye(len(query), dtype=torch.bool, device=query.device)
-    return infonce_from_lse(logits.diagonal(), masked_logsumexp(logits, own))
+    return mean_over_rows(term, len(query))
 
 
 @full_precision
@@ -145,16 +169,20 @@ def nt_xent(
     >>> nt_xent(torch.eye(2), torch.eye(2), temperature=1.0)  # log(1 + 2 exp(-1))
     tensor(0.5514)
     """
-    return mean_over_rows(partial(_nt_xent, a, b, temperature), len(a))
 
+    def term(rows: slice) -> Tensor:
+        positive = (a * b).sum(dim=1).repeat(2) / temperature
+        if rows == ALL and not fused.should_fuse(a, b):
+            z, image = torch.cat([a, b]), torch.eye(len(a), dtype=torch.bool, device=a.device)
+            own = image.repeat(2, 2)  # itself and its partner
+            total = masked_logsumexp(look_up(z, z, temperature), own)
+        elif rows == ALL and fused.in_reach(a, b, temperature):
+            total = fused.views_logsumexp(a, b, temperature, partners=False)
+        else:
+            return fused.strip_nt_xent(a, b, temperature, rows)
+        return infonce_from_lse(positive, total)
 
-def _nt_xent(a: Tensor, b: Tensor, temperature: float, rows: slice) -> Tensor:
-    if rows != ALL or fused.should_fuse(a, b):
-        return fused.nt_xent(a, b, temperature, rows)
-    positive = (a * b).sum(dim=1).repeat(2) / temperature
-    z = torch.cat([a, b])
-    own = torch.eye(len(a), dtype=torch.bool, device=z.device).repeat(2, 2)  # itself and partner
-    return infonce_from_lse(positive, masked_logsumexp(look_up(z, z, temperature), own))
+    return mean_over_rows(term, len(a))
 
 
 @full_precision
@@ -181,17 +209,24 @@ def sup_con(
     >>> sup_con(torch.eye(2), torch.eye(2), torch.tensor([7, 7]), temperature=1.0)
     tensor(1.2181)
     """
-    return mean_over_rows(partial(_sup_con, a, b, label, temperature), len(a))
 
+    def term(rows: slice) -> Tensor:
+        if rows == ALL and not fused.should_fuse(a, b):
+            z, labels = torch.cat([a, b]), label.repeat(2)
+            own = torch.eye(len(z), dtype=torch.bool, device=z.device)
+            logits = look_up(z, z, temperature).masked_fill(own, torch.finfo(z.dtype).min / 2)
+            positive = ((labels[:, None] == labels) & ~own).to(z.dtype)
+            return soft_match(logits, positive / positive.sum(dim=1, keepdim=True))
+        of_class = _class_similarity(a, b, label)
+        if rows == ALL and fused.in_reach(a, b, temperature):
+            total = fused.views_logsumexp(a, b, temperature, partners=True)
+            return (total - of_class / temperature).mean()
+        # It differs from NT-Xent only in the positive, and the loss is linear in that.
+        partner = (a[rows] * b[rows]).sum(dim=1)
+        surplus = (partner - of_class.view(2, -1)[:, rows]).mean()
+        return fused.strip_nt_xent(a, b, temperature, rows) + surplus / temperature
 
-def _sup_con(a: Tensor, b: Tensor, label: Tensor, temperature: float, rows: slice) -> Tensor:
-    if rows != ALL or fused.should_fuse(a, b):
-        return fused.sup_con(a, b, _class_similarity(a, b, label), temperature, rows)
-    z, label = torch.cat([a, b]), label.repeat(2)
-    own = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    logits = look_up(z, z, temperature).masked_fill(own, torch.finfo(z.dtype).min / 2)
-    positive = ((label[:, None] == label) & ~own).to(z.dtype)
-    return soft_match(logits, positive / positive.sum(dim=1, keepdim=True))
+    return mean_over_rows(term, len(a))
 
 
 def _class_similarity(

@@ -15,8 +15,6 @@ from typing import Any, Final, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from nearkin.objectives.numerics import infonce_from_lse
-
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -50,55 +48,14 @@ def should_fuse(query: Tensor, keys: Tensor) -> bool:
     return len(query) * len(keys) >= MIN_LOGITS and query.dtype == keys.dtype
 
 
-def info_nce(
-    query: Tensor,
-    key: Tensor,
-    negatives: Tensor,
-    temperature: float,
-    ignored: Tensor | None = None,
-) -> Tensor:
-    """InfoNCE against a dictionary; see `nearkin.objectives.info_nce`."""
-    large = len(query) * len(negatives) >= MIN_DICTIONARY_LOGITS
+def should_attend(query: Tensor, keys: Tensor, temperature: float) -> bool:
+    """Return whether `dictionary_logsumexp` takes such tensors and is faster than strips."""
+    large = len(query) * len(keys) >= MIN_DICTIONARY_LOGITS
     # The gradient of keys that learn would need the exponentials a second time.
-    if large and not negatives.requires_grad and _in_reach(query, negatives, temperature):
-        positive = (query * key).sum(dim=1) / temperature
-        return infonce_from_lse(
-            positive, dictionary_logsumexp(query, negatives, temperature, ignored)
-        )
-    return strip_info_nce(query, key, negatives, temperature, ignored)
+    return large and not keys.requires_grad and in_reach(query, keys, temperature)
 
 
-def in_batch(query: Tensor, key: Tensor, temperature: float, rows: slice) -> Tensor:
-    """InfoNCE of the queries in `rows` against the keys of the batch."""
-    return strip_info_nce(query[rows], key[rows], key, temperature, own=[rows.start or 0])
-
-
-def nt_xent(a: Tensor, b: Tensor, temperature: float, rows: slice) -> Tensor:
-    """NT-Xent of both views of the images in `rows` against all views."""
-    if rows == slice(None) and _in_reach(a, b, temperature):
-        positive = (a * b).sum(dim=1).repeat(2) / temperature
-        return infonce_from_lse(positive, views_logsumexp(a, b, temperature, partners=False))
-    views, first = torch.cat([a, b]), rows.start or 0
-    own = [first, first + len(a)]  # neither itself nor its partner is a negative
-    forward = strip_info_nce(a[rows], b[rows], views, temperature, own=own)
-    backward = strip_info_nce(b[rows], a[rows], views, temperature, own=own)
-    return torch.add(forward, backward) / 2
-
-
-def sup_con(
-    a: Tensor, b: Tensor, class_similarity: Tensor, temperature: float, rows: slice
-) -> Tensor:
-    """Supervised contrast, where `class_similarity` is each view's mean over the positives."""
-    if rows == slice(None) and _in_reach(a, b, temperature):
-        total = views_logsumexp(a, b, temperature, partners=True)
-        return (total - class_similarity / temperature).mean()
-    # It differs from NT-Xent only in the positive, and the loss is linear in that.
-    partner = (a[rows] * b[rows]).sum(dim=1)
-    of_class = class_similarity.view(2, -1)[:, rows]
-    return nt_xent(a, b, temperature, rows) + (partner - of_class).mean() / temperature
-
-
-def _in_reach(a: Tensor, b: Tensor, temperature: float) -> bool:
+def in_reach(a: Tensor, b: Tensor, temperature: float) -> bool:
     """Return whether exponentials of all similarities are normal numbers without a shift.
 
     In float32, unit vectors need a temperature of at least 0.028. A GPU would have to be waited
@@ -252,6 +209,15 @@ def strip_info_nce(
     """
     loss: Tensor = _StripInfoNCE.apply(query, key, negatives, temperature, ignored, own)
     return loss
+
+
+def strip_nt_xent(a: Tensor, b: Tensor, temperature: float, rows: slice) -> Tensor:
+    """Return NT-Xent of both views of the images in `rows` against all views, in strips."""
+    views, first = torch.cat([a, b]), rows.start or 0
+    own = [first, first + len(a)]  # neither itself nor its partner is a negative
+    forward = strip_info_nce(a[rows], b[rows], views, temperature, own=own)
+    backward = strip_info_nce(b[rows], a[rows], views, temperature, own=own)
+    return torch.add(forward, backward) / 2
 
 
 class _StripInfoNCE(torch.autograd.Function):

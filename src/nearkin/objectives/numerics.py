@@ -1,17 +1,22 @@
-"""Numerics that the objectives share: full precision, sums of exponentials."""
+"""Numerics that the objectives share: full precision, and means over rows that are divided."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nearkin.types import checked
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Means = TypeVar("Means", Tensor, tuple[Tensor, ...])
+Mean = Callable[[Callable[[slice], Any], int], Any]
+
+_mean: ContextVar[Mean | None] = ContextVar("mean", default=None)
 
 
 def full_precision(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -37,23 +42,29 @@ def full_precision(function: Callable[Parameters, Result]) -> Callable[Parameter
     return run
 
 
-def masked_logsumexp(
-    logits: Float[Tensor, "batch keys"], ignored: Bool[Tensor, "batch keys"] | None = None
-) -> Float[Tensor, " batch"]:
-    """Return the logarithm of the sum of exponentials of the logits that are not ignored."""
-    if ignored is not None:
-        # Not -inf: the logsumexp of nothing but -inf has no gradient.
-        logits = logits.masked_fill(ignored, torch.finfo(logits.dtype).min / 2)
-    return logits.logsumexp(dim=1)
+def mean_over_rows(term: Callable[[slice], Means], rows: int) -> Means:
+    """Return the mean of a term over the rows of a batch: `term(slice(None))`.
 
+    Several processes that hold the same batch compute a part of the rows each, in `dividing_rows`.
 
-def infonce_from_lse(
-    positive: Float[Tensor, " batch"], total: Float[Tensor, " batch"]
-) -> Float[Tensor, ""]:
-    """Return the mean InfoNCE, from positive logits and the logsumexp of the negative ones.
-
-    With `d = total - positive` it is `log(1 + exp(d))`. A softmax over all of them would
-    subtract two numbers that agree in every digit once the positive wins by far.
+    Args:
+        term: From a slice of the rows to the mean over these rows; it may read all other rows.
+            It must not draw random numbers, as processes would go on from different states.
+        rows: Number of rows of the batch.
     """
-    behind = total - positive
-    return torch.logaddexp(behind, torch.zeros_like(behind)).mean()
+    mean = _mean.get()
+    if mean is None:
+        return term(slice(None))
+    with dividing_rows(None):  # within a term the rows are divided already
+        means: Means = mean(term, rows)
+    return means
+
+
+@contextmanager
+def dividing_rows(mean: Mean | None) -> Iterator[None]:
+    """Let `mean` compute every `mean_over_rows` of a `with` block."""
+    token = _mean.set(mean)
+    try:
+        yield
+    finally:
+        _mean.reset(token)
