@@ -96,7 +96,8 @@ def _array(values: Shaped[np.ndarray, "..."]) -> dict[str, str]:
     fitting = (k for k in kinds if np.iinfo(k).min <= low and high <= np.iinfo(k).max)
     integers = np.issubdtype(values.dtype, np.integer)
     kind = np.dtype(next(fitting) if integers else np.float32)
-    return {"kind": kind.name, "data": _base64(values.astype(kind.newbyteorder("<")).tobytes())}
+    data = _base64(values.astype(kind.newbyteorder("<")).tobytes())
+    return {"kind": f"{kind.name.capitalize()}Array", "data": data}  # the script's own name
 
 
 def _base64(content: bytes) -> str:

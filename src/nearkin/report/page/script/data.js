@@ -12,7 +12,7 @@ const SHAPES = [
     [0, 0.5], [-0.65, 1.15], [-1.15, 0.65], [-0.5, 0], [-1.15, -0.65], [-0.65, -1.15]],
 ];
 const COLORS = 8; // coprime to the number of shapes: both together give 56 classes
-const SCALE_STEPS = 256; // of the color scale of numbers
+const SCALE_STEPS = 64; // of the color scale of numbers
 const PADDING = 36; // pixels between the outermost points and the edge of the map
 const MAX_RADIUS = 7; // of a point
 const CLICK_DISTANCE = 14; // pixels between a point and a click on it
@@ -20,16 +20,13 @@ const IMAGE_ZOOM = 2; // from this zoom on, points become images
 const MAX_IMAGES = 1500; // with more in view, they stay points
 const GALLERY = 60;
 const TABLE_ROWS = 50;
-const ARRAYS = {
-  int8: Int8Array, int16: Int16Array, int32: Int32Array, float32: Float32Array,
-};
 
 function decodeBase64(text) {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }
 
 function readData() {
-  const array = ({ kind, data }) => new ARRAYS[kind](decodeBase64(data).buffer);
+  const array = ({ kind, data }) => new globalThis[kind](decodeBase64(data).buffer);
   const json = JSON.parse(document.getElementById("images").textContent);
   for (const name of ["number", "xy", "neighbors", "similarity"]) json[name] = array(json[name]);
   for (const coloring of json.colorings) coloring.values = array(coloring.values);
@@ -98,22 +95,16 @@ function escapeInvisible(text) {
 }
 
 function make(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [key, value] of Object.entries(properties)) {
-    if (key.startsWith("aria-") || key === "role" || key === "scope") {
-      element.setAttribute(key, value);
-    } else element[key] = value;
-  }
+  const element = Object.assign(document.createElement(tag), properties);
   element.append(...children);
   return element;
 }
 
 const note = (...children) => make("p", { className: "note" }, ...children);
+const buttons = (...children) => make("div", { className: "map-buttons" }, ...children);
 
-function button(label, action, properties = {}) {
-  const element = make("button", { type: "button", ...properties }, label);
-  element.addEventListener("click", action);
-  return element;
+function button(label, onclick, properties = {}) {
+  return make("button", { type: "button", onclick, ...properties }, label);
 }
 
 function count(number, noun) {

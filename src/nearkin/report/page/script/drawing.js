@@ -1,39 +1,23 @@
 /* A frame of the map: points by a coloring, thumbnails, marks. */
 
-const theme = { classes: [], tones: null, scale: null, scaleTones: null };
+const theme = {};
 
 function readTheme() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(`--${name}`).trim();
-  theme.classes = Array.from({ length: COLORS }, (_, at) => read(`class${at}`));
   for (const name of ["card", "ink", "quiet", "accent"]) theme[name] = read(name);
-  theme.tones = pixels(strip([...theme.classes, theme.card, theme.quiet]));
+  theme.classes = Array.from({ length: COLORS }, (_, at) => read(`class${at}`));
   // Even steps of lightness survive any kind of color blindness, and print.
-  const [from, to] = dark.matches ? [0.42, 0.93] : [0.88, 0.3];
-  theme.scale = strip(Array.from({ length: SCALE_STEPS }, (_, x) => {
-    const share = x / (SCALE_STEPS - 1);
-    const hue = dark.matches ? 300 - 200 * share : 110 + 190 * share;
-    return `oklch(${from + (to - from) * share} 0.12 ${hue})`;
-  }));
-  theme.scaleTones = pixels(theme.scale);
-}
-
-/* A canvas with a pixel per CSS color. */
-function strip(colors) {
-  const element = make("canvas", { width: colors.length, height: 1 });
-  const brush = element.getContext("2d", { willReadFrequently: true });
-  colors.forEach((color, x) => { brush.fillStyle = color; brush.fillRect(x, 0, 1, 1); });
-  return element;
-}
-
-/* Colors as they lie in memory: opaque, and blue before red. */
-function pixels(element) {
-  const image = element.getContext("2d").getImageData(0, 0, element.width, element.height);
-  return new Uint32Array(image.data.buffer);
+  const [from, to, hue, turn] = dark.matches ? [0.42, 0.93, 300, -200] : [0.88, 0.3, 110, 190];
+  theme.scale = Array.from({ length: SCALE_STEPS }, (_, at) => {
+    const share = at / (SCALE_STEPS - 1);
+    return `oklch(${from + (to - from) * share} 0.12 ${hue + turn * share})`;
+  });
+  sprites.clear();
 }
 
 /* How every image looks as a point, computed once per coloring, not once per frame. */
-const look = { tone: new Uint32Array(data.count), shape: new Uint8Array(data.count) };
+const look = { color: [], shape: new Uint8Array(data.count) };
 
 function updateLook() {
   const coloring = currentColoring();
@@ -44,24 +28,15 @@ function updateLook() {
     const unknown = Number.isNaN(value) || (value < 0 && classes);
     const share = high > low ? (value - low) / (high - low) : 0;
     look.shape[i] = classes && !unknown ? value % SHAPES.length : 0;
-    if (unknown) look.tone[i] = theme.tones[COLORS + 1];
-    else if (classes) look.tone[i] = theme.tones[value % COLORS];
-    else look.tone[i] = theme.scaleTones[Math.round((SCALE_STEPS - 1) * share)];
+    if (unknown) look.color[i] = theme.quiet;
+    else if (classes) look.color[i] = theme.classes[value % COLORS];
+    else look.color[i] = theme.scale[Math.round((SCALE_STEPS - 1) * share)];
   }
 }
 
 function range(coloring) {
-  let [low, high] = [Infinity, -Infinity];
-  for (const value of coloring.values) {
-    if (value < low) low = value;
-    if (value > high) high = value;
-  }
-  return low <= high ? [low, high] : [0, 0];
-}
-
-function cssColor(i) {
-  const [r, g, b] = new Uint8Array(look.tone.buffer, 4 * i, 3);
-  return `rgb(${r} ${g} ${b})`;
+  const known = coloring.values.filter((value) => !Number.isNaN(value)).sort();
+  return known.length ? [known[0], known.at(-1)] : [0, 0];
 }
 
 /* ---- thumbnails ---- */
@@ -99,9 +74,6 @@ function tile(i) {
 
 /* ---- points ---- */
 
-/* Points are written straight into the pixels of a frame that is larger than the map on every
-   side, so that none has to be clipped: 20,000 take a few milliseconds. */
-let frame = null;
 let redrawPending = false;
 let drawnImages = []; // points drawn as images, for the pointer: [i, x, y, side]
 
@@ -118,20 +90,6 @@ function radius() {
   return Math.min(MAX_RADIUS, small * Math.max(1, zoomLevel()) ** 0.3);
 }
 
-function currentFrame() {
-  if (!frame) {
-    const margin = Math.ceil(1.3 * MAX_RADIUS * box.ratio) + 3;
-    const width = canvas.width + 2 * margin;
-    const image = new ImageData(width, canvas.height + 2 * margin);
-    frame = { margin, width, image, masks: new Map(), pixels: new Uint32Array(image.data.buffer) };
-  }
-  const size = Math.round(4 * radius() * box.ratio) / 4;
-  if (!frame.masks.has(size)) {
-    frame.masks.set(size, SHAPES.map((_, shape) => mask(shape, size, frame.margin, frame.width)));
-  }
-  return { ...frame, masks: frame.masks.get(size) };
-}
-
 function trace(brush, shape, x, y, size) {
   const corners = SHAPES[shape];
   brush.beginPath();
@@ -140,43 +98,24 @@ function trace(brush, shape, x, y, size) {
   brush.closePath();
 }
 
-/* How much of each pixel around a point its shape covers, and the thin halo around it. */
-function mask(shape, size, margin, width) {
-  const side = 2 * margin + 1;
-  const coverage = (paint) => {
-    const element = make("canvas", { width: side, height: side });
-    const brush = element.getContext("2d", { willReadFrequently: true });
-    brush.lineWidth = Math.min(2.5 * box.ratio, 0.6 * size);
-    trace(brush, shape, margin + 0.5, margin + 0.5, size);
-    paint(brush);
-    return brush.getImageData(0, 0, side, side).data.filter((_, at) => at % 4 === 3);
-  };
-  const core = coverage((brush) => brush.fill());
-  const halo = coverage((brush) => { brush.fill(); brush.stroke(); });
-  const covered = Array.from(halo.keys()).filter((at) => halo[at]);
-  return {
-    offset: Int32Array.from(covered, (at) => {
-      return (Math.floor(at / side) - margin) * width + (at % side) - margin;
-    }),
-    core: Uint8Array.from(covered, (at) => core[at]),
-    halo: Uint8Array.from(covered, (at) => halo[at]),
-  };
-}
+/* Points are copies of a few small images: a path for each of 20,000 would take too long. */
+const sprites = new Map();
 
-/* Blends two opaque colors, two channels at a time. */
-function mix(under, over, share) {
-  const rest = 256 - share;
-  const redBlue = ((under & 0xff00ff) * rest + (over & 0xff00ff) * share) >>> 8;
-  const green = ((under & 0xff00) * rest + (over & 0xff00) * share) >>> 8;
-  return (0xff000000 | (redBlue & 0xff00ff) | (green & 0xff00)) >>> 0;
-}
-
-function stamp({ offset, core, halo }, target, at, tone, background) {
-  for (let k = 0; k < offset.length; k++) {
-    const to = at + offset[k];
-    if (core[k] === 255) target[to] = tone;
-    else target[to] = mix(mix(target[to], background, halo[k]), tone, core[k]);
+function sprite(shape, color, size) {
+  const key = `${shape} ${color} ${size}`;
+  if (!sprites.has(key)) {
+    const middle = Math.ceil(1.3 * size) + 3;
+    const element = make("canvas", { width: 2 * middle + 1, height: 2 * middle + 1 });
+    const brush = element.getContext("2d");
+    Object.assign(brush, {
+      fillStyle: color, strokeStyle: theme.card, lineWidth: Math.min(2.5 * box.ratio, 0.6 * size),
+    });
+    trace(brush, shape, middle + 0.5, middle + 0.5, size);
+    brush.stroke(); // a thin halo
+    brush.fill();
+    sprites.set(key, { element, middle });
   }
+  return sprites.get(key);
 }
 
 /* Shuffled by a prime step: in the order of the data, the last class would cover all others. */
@@ -192,21 +131,23 @@ function faint(i) {
 
 /* Draws all points, the faint ones first, and returns those in view. */
 function drawPoints() {
-  const { pixels, margin, width, masks, image } = currentFrame();
-  const [background, unknown] = [theme.tones[COLORS], theme.tones[COLORS + 1]];
   const inView = [];
-  pixels.fill(background);
+  const size = Math.round(4 * radius() * box.ratio) / 4;
+  pen.fillStyle = theme.card;
+  pen.fillRect(0, 0, canvas.width, canvas.height);
   for (const faintOnes of [true, false]) {
     for (const i of drawOrder) {
-      if (!state.visible[i] || (faint(i) || look.tone[i] === unknown) !== faintOnes) continue;
+      const isFaint = faint(i) || look.color[i] === theme.quiet;
+      if (!state.visible[i] || isFaint !== faintOnes) continue;
       const [x, y] = screenPoint(i);
       if (!inside(x, y, -1)) continue;
-      const at = (Math.round(y * box.ratio) + margin) * width + Math.round(x * box.ratio) + margin;
-      stamp(masks[look.shape[i]], pixels, at, faintOnes ? unknown : look.tone[i], background);
+      const color = isFaint ? theme.quiet : look.color[i];
+      const { element, middle } = sprite(look.shape[i], color, size);
+      const [left, top] = [x, y].map((each) => Math.round(each * box.ratio) - middle);
+      pen.drawImage(element, left, top);
       inView.push(i);
     }
   }
-  pen.putImageData(image, -margin, -margin);
   return inView;
 }
 
@@ -241,7 +182,7 @@ function drawImages(inView) {
 }
 
 function drawImage(i, x, y, side) {
-  pen.fillStyle = faint(i) ? theme.quiet : cssColor(i);
+  pen.fillStyle = faint(i) ? theme.quiet : look.color[i];
   pen.fillRect(x - side / 2 - 2, y - side / 2 - 2, side + 4, side + 4);
   if (faint(i)) pen.globalAlpha = 0.4;
   pen.imageSmoothingEnabled = data.side >= 32;

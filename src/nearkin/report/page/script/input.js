@@ -157,23 +157,19 @@ function keydown(event) {
 }
 
 function listen() {
-  const on = (element, handlers) => {
-    for (const [type, handler] of Object.entries(handlers)) element.addEventListener(type, handler);
-  };
-  on($("coloring"), { change: (event) => setColoring(Number(event.target.value)) });
-  on($("filter"), { input: (event) => { state.filter = event.target.value; updateVisible(); } });
-  on($("in"), { click: KEYS["+"] });
-  on($("out"), { click: KEYS["-"] });
-  on($("fit"), { click: KEYS["0"] });
-  on($("lasso"), { click: () => setLassoMode(!state.lassoMode) });
-  on($("table"), { toggle: showTable });
-  on($("panel"), { keydown: (event) => { if (event.key === "Escape") close(); } });
-  on(canvas, {
-    pointerdown: press, pointermove: move, pointerup: release, pointercancel: release,
-    pointerleave: hideTip, blur: hideTip, keydown,
+  $("coloring").onchange = (event) => setColoring(Number(event.target.value));
+  $("filter").oninput = (event) => { state.filter = event.target.value; updateVisible(); };
+  $("in").onclick = KEYS["+"];
+  $("out").onclick = KEYS["-"];
+  $("fit").onclick = KEYS["0"];
+  $("lasso").onclick = () => setLassoMode(!state.lassoMode);
+  $("table").ontoggle = showTable;
+  $("panel").onkeydown = (event) => { if (event.key === "Escape") close(); };
+  Object.assign(canvas, {
+    onpointerdown: press, onpointermove: move, onpointerup: release, onpointercancel: release,
+    onpointerleave: hideTip, onblur: hideTip, onkeydown: keydown, onwheel: wheel,
   });
-  canvas.addEventListener("wheel", wheel, { passive: false });
-  on(window, { hashchange: openFromAddress });
-  on(dark, { change: () => { readTheme(); updateLook(); showLegend(); redraw(); } });
+  window.onhashchange = openFromAddress;
+  dark.onchange = () => { readTheme(); updateLook(); showLegend(); redraw(); };
   new ResizeObserver(resize).observe(canvas);
 }

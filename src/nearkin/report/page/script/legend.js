@@ -48,14 +48,14 @@ function classLegend(coloring) {
   const entries = classes.map((each) => legendEntry(coloring, each, sizes.get(each)));
   const hide = (hidden) => () => {
     state.hiddenClasses = new Set(hidden);
-    for (const entry of entries) entry.setAttribute("aria-pressed", String(!hidden.length));
+    for (const entry of entries) entry.ariaPressed = !hidden.length;
     updateVisible();
   };
   const all = [button("Show all", hide([])), button("Hide all", hide(classes))];
   return [
     note("Click a class to hide or show it."),
     make("ul", {}, ...entries.map((entry) => make("li", {}, entry))),
-    make("div", { className: "map-buttons" }, ...(classes.length > 2 ? all : [])),
+    buttons(...(classes.length > 2 ? all : [])),
   ];
 }
 
@@ -63,12 +63,12 @@ function legendEntry(coloring, each, size) {
   const label = each < 0 ? "unknown" : escapeInvisible(coloring.classes[each]);
   const entry = button("", () => {
     if (!state.hiddenClasses.delete(each)) state.hiddenClasses.add(each);
-    entry.setAttribute("aria-pressed", String(!state.hiddenClasses.has(each)));
+    entry.ariaPressed = !state.hiddenClasses.has(each);
     updateVisible();
-  }, { "aria-pressed": String(!state.hiddenClasses.has(each)) });
+  }, { ariaPressed: !state.hiddenClasses.has(each) });
   const highlight = (highlighted) => () => { state.highlighted = highlighted; redraw(); };
-  for (const on of ["pointerenter", "focus"]) entry.addEventListener(on, highlight(each));
-  for (const off of ["pointerleave", "blur"]) entry.addEventListener(off, highlight(null));
+  entry.onpointerenter = entry.onfocus = highlight(each);
+  entry.onpointerleave = entry.onblur = highlight(null);
   entry.append(legendMark(each), make("bdi", {}, label), make("span", {}, size.toLocaleString("en")));
   return entry;
 }
@@ -83,8 +83,8 @@ function legendMark(each) {
 }
 
 function scaleLegend(coloring) {
-  const scale = make("canvas", { width: SCALE_STEPS, height: 1, className: "scale" });
-  scale.getContext("2d").drawImage(theme.scale, 0, 0);
+  const scale = make("div", { className: "scale" });
+  scale.style.background = `linear-gradient(to right, ${theme.scale})`;
   const ends = range(coloring).map((end) => make("span", {}, end.toFixed(2)));
   const unknown = coloring.values.some(Number.isNaN) ? [note(legendMark(-1), " unknown")] : [];
   return [scale, make("div", { className: "ends" }, ...ends), ...unknown];

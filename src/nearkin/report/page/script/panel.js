@@ -4,7 +4,7 @@
 function gallery(members, caption = () => "") {
   const items = members.map((i) => {
     const label = [name(i), caption(i)].filter(Boolean).join(", ");
-    const item = button(tile(i), () => open(i), { title: label, "aria-label": label });
+    const item = button(tile(i), () => open(i), { title: label, ariaLabel: label });
     if (caption(i)) item.append(make("span", {}, caption(i)));
     return make("li", {}, item);
   });

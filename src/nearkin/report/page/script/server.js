@@ -29,27 +29,23 @@ function showStatus(text = "") {
 function textForm(label, verb, action, { text = "", optional = false } = {}) {
   const input = make("input", {
     type: "text", value: text, placeholder: label, maxLength: 100, required: !optional,
-    autocomplete: "off", "aria-label": label,
+    autocomplete: "off", ariaLabel: label,
   });
-  const form = make("form", { className: "map-buttons" }, input, make("button", {}, verb));
-  form.addEventListener("submit", (event) => {
+  const onsubmit = (event) => {
     event.preventDefault();
     attempt(() => action(input.value.trim()));
-  });
-  return form;
+  };
+  return make("form", { className: "map-buttons", onsubmit }, input, make("button", {}, verb));
 }
 
 /* ---- search ---- */
 
 function searchBox() {
-  const input = make("input", { type: "file", accept: "image/*" });
-  input.addEventListener("change", () => input.files.length && search(input.files[0]));
-  canvas.addEventListener("dragover", (event) => event.preventDefault());
-  canvas.addEventListener("drop", (event) => {
-    event.preventDefault();
-    const [file] = event.dataTransfer.files;
-    if (file) search(file);
-  });
+  const searchFirst = ([file]) => { if (file) search(file); };
+  const onchange = (event) => searchFirst(event.target.files);
+  canvas.ondragover = (event) => event.preventDefault();
+  canvas.ondrop = (event) => { event.preventDefault(); searchFirst(event.dataTransfer.files); };
+  const input = make("input", { type: "file", accept: "image/*", onchange });
   return make("label", {}, "Search by image ", input);
 }
 
@@ -68,8 +64,8 @@ function search(file) {
 }
 
 function showResults(file, results) {
-  const image = make("img", { alt: "Your image", src: URL.createObjectURL(file) });
-  image.addEventListener("load", () => URL.revokeObjectURL(image.src));
+  const src = URL.createObjectURL(file);
+  const image = make("img", { alt: "Your image", src, onload: () => URL.revokeObjectURL(src) });
   $("panel").replaceChildren(
     make("h3", { tabIndex: -1 }, "Your image"),
     button("Close", close, { className: "map-close" }),
@@ -85,7 +81,7 @@ function resultTile({ number, name: path, label, similarity: cosine }) {
   const texts = [escapeInvisible(path), escapeInvisible(label ?? ""), cosine.toFixed(2)];
   const title = texts.filter(Boolean).join(", ");
   const i = rowOfNumber.get(number);
-  const properties = { title, "aria-label": title };
+  const properties = { title, ariaLabel: title };
   const result = i === undefined
     ? make("a", { ...properties, href: `/image/${number}`, target: "_blank" },
       make("img", { src: `/thumbnail/${number}`, alt: "" }))
@@ -153,7 +149,7 @@ function showClasses() {
 
 function classRow({ cluster, name: text, size }) {
   const label = escapeInvisible(cluster);
-  const tick = make("input", { type: "checkbox", "aria-label": `Merge ${label}` });
+  const tick = make("input", { type: "checkbox", ariaLabel: `Merge ${label}` });
   const rename = textForm(`Name of ${label}`, "Save", (entered) => {
     const done = entered ? `${cluster} is now ${entered}.` : `${cluster} has no name now.`;
     return edit("/name", { clusters: [cluster], name: entered }, done);

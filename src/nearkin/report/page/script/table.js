@@ -3,7 +3,7 @@
 function setLassoMode(on) {
   state.lassoMode = on;
   state.lasso = null;
-  $("lasso").setAttribute("aria-pressed", String(on));
+  $("lasso").ariaPressed = on;
   canvas.classList.toggle("drawing", on);
   redraw();
 }
@@ -44,8 +44,7 @@ function showSelection() {
   section.hidden = !members.length;
   section.replaceChildren(
     make("h3", {}, `${count(members.length, "image")} selected`),
-    make("div", { className: "map-buttons" },
-      button("Save as CSV", () => saveCsv(members)), button("Clear", () => select([]))),
+    buttons(button("Save as CSV", () => saveCsv(members)), button("Clear", () => select([]))),
     gallery(members.slice(0, GALLERY)),
     ...(more > 0 ? [note(`and ${more} more`)] : []),
     ...(served ? selectionForms(members) : []),
@@ -110,7 +109,7 @@ function tableHeading(label, by) {
     $("table").querySelector("th[aria-sort] button").focus();
   };
   const arrow = sorted ? (descending ? " ▾" : " ▴") : "";
-  const order = sorted ? { "aria-sort": descending ? "descending" : "ascending" } : {};
+  const order = sorted ? { ariaSort: descending ? "descending" : "ascending" } : {};
   return make("th", { scope: "col", ...order }, button(label + arrow, sort));
 }
 
@@ -137,7 +136,7 @@ function showTable() {
   $("table").querySelector(".wide").replaceChildren(
     make("table", {}, make("caption", {}, "The visible images of the map"),
       make("thead", {}, head), make("tbody", {}, ...rows)),
-    make("div", { className: "map-buttons" },
+    buttons(
       button("Previous", turn(-1), { disabled: state.page === 0 }),
       make("span", {}, page),
       button("Next", turn(1), { disabled: state.page === pages - 1 })),
