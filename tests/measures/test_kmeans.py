@@ -196,11 +196,12 @@ def test_what_cannot_be_clustered_is_said_in_a_line(rows, k, message):
     assert str(failure.value) == message
 
 
-def test_compact_features_have_length_one_and_their_principal_components():
-    x = torch.randn(90, 100, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("rows", [40, 90, 110])
+def test_compact_features_have_length_one_and_their_principal_components(rows):
+    x = torch.randn(rows, 100, generator=torch.Generator().manual_seed(0))
     narrow = compact(x[:, :64])
     np.testing.assert_allclose(narrow, normalize(x[:, :64].numpy()), atol=1e-6)
-    expected = PCA(64).fit_transform(normalize(x.numpy()))
+    expected = PCA(min(rows, 64)).fit_transform(normalize(x.numpy()))
     wide = compact(7 * x)
-    assert wide.shape == (90, 64)
+    assert wide.shape == (rows, min(rows, 64))
     np.testing.assert_allclose(squared(wide, wide), squared(expected, expected), atol=1e-5)
