@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from nearkin.errors import CheckpointError, ResourceError
+from nearkin.errors import CheckpointError, OutputError, ResourceError
 
 PARTIAL: Final = ".partial."  # Marks the temporary file of an atomic write: `.NAME.partial.NUMBER`
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # How cells begin that spreadsheets take for formulas
@@ -84,6 +84,19 @@ def usable(path: Path, remedy: str) -> Iterator[None]:
     except Exception as error:  # of any kind: the file may hold anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(f"{path} cannot be used ({reason}); {remedy}") from error
+
+
+@contextlib.contextmanager
+def writing(path: Path, remedy: str = "choose another -o") -> Iterator[None]:
+    """Turn an operating system's error in a `with` block that writes a file into one line.
+
+    Raises:
+        OutputError: With the reason, and `remedy`, which says what to do.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
 @contextlib.contextmanager

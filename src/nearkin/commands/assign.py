@@ -15,11 +15,11 @@ from nearkin.discovery.assignments import COLUMNS, Assignments
 from nearkin.discovery.classifier import read_classifier
 from nearkin.discovery.features import extract_features
 from nearkin.distributed import available_cpus, choose_device
-from nearkin.errors import CheckpointError, DataError, OutputError
+from nearkin.errors import CheckpointError, DataError
 from nearkin.evaluation.encoder import load
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.tables import write_csv
+from nearkin.tables import write_csv, writing
 from nearkin.types import UNKNOWN
 
 
@@ -98,7 +98,10 @@ def assign(
     predictions = classifier.predict(cached.subset(rows), tuple(readable.names), no_labels)
     assigned = assignments.assign(predictions, calibration=classifier.calibration)
     if output is not None:
-        _write(Path(output), assigned)
+        path = Path(output)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_csv(path, COLUMNS, assigned.table())
     if copy_to is not None:
         classes = [assigned.classes[number] for number in assigned.cluster]
         every = np.arange(len(readable))
@@ -106,11 +109,3 @@ def assign(
     reasons = {file.name: file.reason for file in images.bad}
     reasons |= {images.names[row]: reason for row, reason in bad.items()}
     return Assigned(readable, assigned, dict(sorted(reasons.items())))
-
-
-def _write(path: Path, assigned: Assignments) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_csv(path, COLUMNS, assigned.table())
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another -o") from error

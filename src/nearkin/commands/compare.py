@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from nearkin.errors import OutputError, UsageError
+from nearkin.errors import UsageError
 from nearkin.report.comparison import Comparison, read_finished, side_by_side
-from nearkin.tables import replace_text
+from nearkin.tables import replace_text, writing
 
 
 def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> Comparison:
@@ -30,10 +30,6 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
         )
     comparison = side_by_side(finished)
     if output is not None:
-        try:
+        with writing(Path(output)):
             replace_text(Path(output), comparison.page())
-        except OSError as error:
-            raise OutputError(
-                f"cannot write {output}: {error.strerror}; choose another -o"
-            ) from error
     return comparison

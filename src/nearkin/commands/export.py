@@ -14,7 +14,7 @@ from nearkin.commands.report import images_of
 from nearkin.data.batches import squares
 from nearkin.data.images import Images, open_images
 from nearkin.distributed import available_cpus
-from nearkin.errors import OutputError, UsageError
+from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import Neighbors, read_embeddings
 from nearkin.measures.neighbors import nearest
@@ -22,7 +22,7 @@ from nearkin.report.image_map import MAX_IMAGES, NEIGHBORS, balanced, coordinate
 from nearkin.report.plots import contact_sheet
 from nearkin.report.site import class_names
 from nearkin.run.folder import RunFolder
-from nearkin.tables import read_csv
+from nearkin.tables import read_csv, writing
 
 if TYPE_CHECKING:
     import pyarrow
@@ -60,11 +60,8 @@ def export(run: str | Path, output: str | Path, data: Any = None, *, format: For
     embeddings = read_embeddings(folder.embeddings, images)
     rows = balanced(embeddings.class_names, MAX_IMAGES)
     table = _atlas_table(folder, embeddings.subset(rows), images, rows)
-    try:
-        with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
-            parquet.write_table(table, file)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another -o") from error
+    with writing(path), path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
+        parquet.write_table(table, file)
     return len(table)
 
 

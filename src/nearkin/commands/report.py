@@ -6,10 +6,10 @@ from typing import Any
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.images import Images, open_images
 from nearkin.discovery.data import open_discovery_data
-from nearkin.errors import OutputError, UsageError
+from nearkin.errors import UsageError
 from nearkin.report.pages import page_html, write_page
 from nearkin.run.folder import RunFolder, data_name
-from nearkin.tables import replace_text
+from nearkin.tables import replace_text, writing
 
 
 def report(run: str | Path, data: Any = None, *, output: str | Path | None = None) -> Path:
@@ -28,13 +28,11 @@ def report(run: str | Path, data: Any = None, *, output: str | Path | None = Non
     """
     folder = RunFolder(Path(run))
     path, images = Path(output or folder.report), images_of(folder, data)
-    try:
+    with writing(path):
         if output is None:
             write_page(folder, images)
         else:
             replace_text(path, page_html(folder, images))
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another -o") from error
     return path
 
 

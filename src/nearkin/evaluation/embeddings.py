@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from nearkin.config import suggestion
 from nearkin.data.batches import CenterCrops, to_input
 from nearkin.data.images import Images
-from nearkin.errors import DataError, OutputError, UsageError
+from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import Encoder
 from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
-from nearkin.tables import write_csv
+from nearkin.tables import write_csv, writing
 from nearkin.types import UNKNOWN
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Embeddings:
             OutputError: If it cannot be written.
         """
         check_format(path)
-        try:
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".parquet":
                 from pyarrow import parquet
@@ -116,9 +116,6 @@ class Embeddings:
                 columns = self._columns()
                 rows = zip(*columns.values(), strict=True)
                 write_csv(path.with_suffix(".csv"), tuple(columns), rows)
-        except OSError as error:
-            remedy = "choose another -o"
-            raise OutputError(f"cannot write {path}: {error.strerror}; {remedy}") from error
 
     def to_arrow(self) -> "pyarrow.Table":
         """Return the columns path, split, label and vector."""

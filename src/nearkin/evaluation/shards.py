@@ -88,11 +88,9 @@ def claim(folder: Path, note: Note) -> None:
     Raises:
         OutputError: If it is of something else, is not empty, or cannot be written.
     """
-    try:
+    with tables.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         others = [path.name for path in folder.iterdir() if PARTIAL not in path.name]
-    except OSError as error:
-        raise OutputError(f"cannot write {folder}: {error.strerror}; choose another -o") from error
     if not (folder / NOTE).exists():  # checked last: other processes may have started meanwhile
         if others:
             raise OutputError(
@@ -176,10 +174,5 @@ def whole(path: Path) -> Iterator[Path]:
     Raises:
         OutputError: If it cannot be written. What had the name before still has it.
     """
-    try:
-        with tables.whole(path) as partial:
-            yield partial
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {path}: {error.strerror or error}; make room, or choose another -o"
-        ) from error
+    with tables.writing(path, "make room, or choose another -o"), tables.whole(path) as partial:
+        yield partial

@@ -30,7 +30,7 @@ from nearkin.report.page import html
 from nearkin.report.page.map import script
 from nearkin.report.pages import page_html
 from nearkin.run.folder import RunFolder, locked
-from nearkin.tables import read_csv, replace_csv, usable, write_whole
+from nearkin.tables import read_csv, replace_csv, usable, write_whole, writing
 
 TOP: Final = 24  # images that a search returns
 LARGE: Final = 1600  # the longest side of an image at full size
@@ -270,13 +270,8 @@ def _valid(name: str) -> str:
 def _editing(folder: RunFolder) -> Iterator[None]:
     if not is_discovery(folder):
         raise UsageError(f"{folder.path} is no finished discovery; it has no classes to edit")
-    try:
-        with locked(folder):
-            yield
-    except OSError as error:
-        raise OutputError(
-            f"cannot write to {folder.path}: {error.strerror}; free some space, or allow writing"
-        ) from error
+    with writing(folder.path, "free some space, or allow writing"), locked(folder):
+        yield
 
 
 def _read(path: Path, required: Collection[str]) -> list[Row]:
