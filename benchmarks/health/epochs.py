@@ -33,7 +33,7 @@ EPOCHS, IMAGES = 12, 1000
 def run(method: str, arm: str, seed: int, split: Split) -> list[list[object]]:
     """Train once, and return a row per epoch."""
     config = replace(config_for(method, seed, ARMS[arm], split), epochs=EPOCHS)
-    trained, batches = build(config, split, CPU)
+    trained, batches = build(config, split.train, CPU)
     if ARMS[arm].aligned:
         align(trained)
     monitor, rows = Monitor(split, config, CPU), list[list[object]]()

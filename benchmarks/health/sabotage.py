@@ -85,7 +85,7 @@ def config_for(method: str, seed: int, arm: Arm, parts: Split) -> TrainConfig:
 def run(method: str, arm: str, seed: int, parts: Split) -> dict[str, Any]:
     """Run once, and return the health at the end."""
     config = config_for(method, seed, ARMS[arm], parts)
-    trained, batches = build(config, parts, CPU)
+    trained, batches = build(config, parts.train, CPU)
     monitor = Monitor(parts, config, CPU)
     row: dict[str, Any] = {"method": method, "arm": arm, "seed": seed, "diverged": ""}
     row["untrained"] = monitor.evaluate(trained).get("knn", "")

@@ -1,4 +1,4 @@
-"""Progress and speed, for people to read: nothing depends on it."""
+"""Progress, speed and counts, for people to read: nothing depends on them."""
 
 import time
 from collections import deque
@@ -33,6 +33,16 @@ def tracked(
         yield batch
         done += len(batch)
         on_progress(done, total, "  ".join([what, *pace.reach(done)]))
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun in the singular or plural.
+
+    >>> count(1, "image"), count(1200, "class")
+    ('1 image', '1,200 classes')
+    """
+    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{plural}"
 
 
 class Pace:

@@ -72,7 +72,7 @@ def test_what_is_left_to_itself_fits_what_is_asked_for():
     config = resolve(asked, images, CPU)
     assert config.options["bn_groups"] == 2  # one for each chunk
     assert config.compile == "off"  # on a processor
-    method, _ = build(config, Split(images, np.arange(64), np.arange(0)), CPU)
+    method, _ = build(config, images, CPU)
     assert {branch.chunk_size for branch in (method.online, method.target)} == {16}
 
 

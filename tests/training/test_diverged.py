@@ -1,6 +1,9 @@
 """Numbers that are not finite stop a training before they reach anything that lasts."""
 
+import json
 import math
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import DivergedError, UsageError
 from nearkin.methods import METHODS
+from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine
@@ -162,6 +166,22 @@ def test_a_replay_repeats_the_step_and_names_the_layer(diverged):
     assert "pixels from" in lines[-1]
     assert lines == replay(run)
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_replay_warns_of_a_method_of_ones_own_that_has_changed(diverged, tmp_path):
+    run = shutil.copytree(diverged[0], tmp_path / "run")
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from nearkin.methods.barlow_twins import BarlowTwins\n\nclass Own(BarlowTwins):\n    pass\n"
+    )
+    config, data = RunFolder(run).settings()
+    RunFolder(run).write_settings(replace(config, method=f"{own}:Own"), data)
+    stored = json.loads((run / "data.json").read_text())
+    stored["sources"] = {"method": {"file": str(own), "sha256": "0" * 64}}
+    (run / "data.json").write_text(json.dumps(stored))
+    warning, *lines = replay(run)
+    assert warning.startswith(f"warning: the source of the method, {own}, has changed since")
+    assert lines == replay(diverged[0])
 
 
 def test_a_replay_asks_for_a_run_that_diverged(tmp_path):

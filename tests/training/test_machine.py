@@ -71,7 +71,7 @@ def test_another_number_of_threads_is_told(usual, tmp_path):
     for file in (folder / "run" / "checkpoints").iterdir():
         file.unlink()
     said = run(folder, "--resume", OMP_NUM_THREADS="2").stderr
-    assert "cpu, 1 threads became cpu, 2 threads" in said
+    assert "cpu, 1 thread became cpu, 2 threads" in said
     assert "bits" in said
 
 

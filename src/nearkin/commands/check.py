@@ -1,7 +1,7 @@
 """`nearkin check`: counts, sizes, duplicates and proposed settings, before training."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -9,19 +9,18 @@ import torch
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import Augment, views_of
-from nearkin.data.batches import Batches, CenterCrops
+from nearkin.data.batches import CenterCrops
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images, open_images
-from nearkin.data.order import Order
-from nearkin.data.rng import seeded
 from nearkin.data.split import duplicate_warnings
 from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import knn
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.run.settings import build_method, describe, named_backbone, resolve, views_for
+from nearkin.run.settings import describe, resolve
 from nearkin.training.fit import seconds_per_epoch
+from nearkin.training.session import build
 
 TIMED_BATCH = 32  # for large images, where measuring a full batch takes minutes
 MAX_THUMBNAILS = 2_000  # sampled images by which effects of augmentation are estimated
@@ -128,19 +127,11 @@ def check(
 
 def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[float, float]:
     """Estimate the hours that a run takes on this machine, and its megabytes of disk."""
-    with seeded(config.seed, torch.device("cpu")):
-        method = build_method(config, named_backbone(config, None), images)
-    method.to(device)
     batch = int(config.batch_size)
     batch = batch if images.is_small else min(TIMED_BATCH, batch)
-    batches = Batches(
-        images,
-        views_for(type(method), config.augment),
-        image_size=int(config.image_size),
-        order=Order(len(images), batch, config.seed),
-        device=device,
-    )
-    hours = seconds_per_epoch(config, method, batches) * int(config.epochs) / 3600
+    timed = replace(config, batch_size=batch, workers=0, cache="off")
+    method, batches = build(timed, images, device)
+    hours = seconds_per_epoch(timed, method, batches) * int(config.epochs) / 3600
     weights = sum(tensor.nbytes for tensor in method.state_dict().values())
     features = 4 * method.backbone.feature_dim * len(images)
     copies = 3 * 3  # the newest three checkpoints, each with the optimizer's two moments

@@ -7,6 +7,7 @@ import torch
 
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
 from nearkin.networks.backbone import SMALL, timm_names, torchvision_names
+from nearkin.pace import count
 from nearkin.version import __version__
 
 
@@ -32,5 +33,6 @@ def doctor_lines() -> list[str]:
         *(f"{name:10} {version(name)}" for name in packages),
         f"device     {device_name(device)}",
         f"precision  {str(native_precision(device)).removeprefix('torch.')} is native here",
-        f"CPUs       {available_cpus()} may be used; torch uses {torch.get_num_threads()} threads",
+        f"CPUs       {available_cpus()} may be used; "
+        f"torch uses {count(torch.get_num_threads(), 'thread')}",
     ]

@@ -14,6 +14,7 @@ from nearkin.errors import DivergedError, UsageError
 from nearkin.method import Method
 from nearkin.run.data import same_data
 from nearkin.run.folder import RunFolder
+from nearkin.run.settings import sources_of
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import not_finite
 from nearkin.training.fit import optimizer_for, training_steps
@@ -34,8 +35,9 @@ def replay(
         device: Where to compute.
 
     Returns:
-        Lines: what happened, which weights and memories were not finite before it, which layer
-        was the first with an output that is not, and the batch.
+        Lines: a warning if the file of a method or backbone of one's own has changed; what
+        happened, which weights and memories were not finite before it, which layer was the first
+        with an output that is not, and the batch.
 
     Raises:
         UsageError: If the run has not diverged.
@@ -46,8 +48,8 @@ def replay(
     if checkpoint.latest(folder.diverged) is None:
         raise UsageError(f"{run} has not diverged, so there is nothing to replay")
     split = open_split(stored if data is None else data, config)
-    same_data(folder, split)
-    method, batches = build(config, split, choose_device(device), network)
+    warnings = same_data(folder, split, sources_of(config))
+    method, batches = build(config, split.train, choose_device(device), network)
     optimizer = optimizer_for(method, config)
     step = checkpoint.load(folder.diverged, method, optimizer).step
     before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"
@@ -64,6 +66,7 @@ def replay(
     high = max(view.max().item() for view in batch.views)
     names = ", ".join(repr(split.train.names[row]) for row in batch.index[:NAMED].tolist())
     return [
+        *warnings,
         f"step {step}, once more: {happened}",
         f"before it, not finite: {before}",
         f"first output that is not finite: {next(iter(places), 'none')}",

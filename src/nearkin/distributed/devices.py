@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nearkin.distributed.ranks import num_local_processes, rank_info
 from nearkin.errors import UsageError
+from nearkin.pace import count
 
 STAGED: Final = 2**16
 """Bytes that CUDA copies at once. A larger tensor has to be pinned for an asynchronous copy."""
@@ -42,7 +43,7 @@ def device_name(device: torch.device) -> str:
     """Return a readable name of the device."""
     if device.type == "cuda":
         return f"{device} {torch.cuda.get_device_name(device)}"
-    return f"{device.type}, {torch.get_num_threads()} threads"
+    return f"{device.type}, {count(torch.get_num_threads(), 'thread')}"
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ from nearkin.data.images import Images
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.measures import Measure, knn_classes
+from nearkin.pace import count
 from nearkin.report.page.html import Chart, Points
 from nearkin.report.page.sections import Confusion, RunInfo, Table, TrainingReport
 from nearkin.run.folder import RunFolder
@@ -143,7 +144,8 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
     )
     return (
         f"{summary['title']} trained the backbone {config.backbone} on "
-        f"{sizes['train']:,} images for {config.epochs} epochs{held_out}. {labels}"
+        f"{count(sizes['train'], 'image')} for {count(int(config.epochs), 'epoch')}{held_out}. "
+        f"{labels}"
     )
 
 

@@ -38,6 +38,7 @@ from nearkin.methods import method_class, option_types, parameters
 from nearkin.networks.backbone import SMALL_IMAGE, build_backbone
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.compilation import should_compile
+from nearkin.pace import count
 from nearkin.types import UNKNOWN
 
 
@@ -372,8 +373,8 @@ def describe(config: TrainConfig) -> str:
     return (
         f"recipe {label(config.method)} ({options}), {config.backbone}, {config.image_size} px, "
         f"augmentation {augmentation}, batch {config.batch_size} (global), {config.optimizer} "
-        f"lr {config.lr:.4g}, weight decay {config.weight_decay:g}, {config.epochs} epochs, "
-        f"{config.precision}; all of it in config.toml"
+        f"lr {config.lr:.4g}, weight decay {config.weight_decay:g}, "
+        f"{count(int(config.epochs), 'epoch')}, {config.precision}; all of it in config.toml"
     )
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from nearkin.config import TrainConfig, continued
 from nearkin.data.batches import Batches
+from nearkin.data.images import Images
 from nearkin.data.order import Order
 from nearkin.data.rng import seeded
 from nearkin.data.sheets import augmentation_sheet
@@ -61,7 +62,7 @@ def train_encoder(
     with training_group(config.devices, run_worker, data, network):
         # The workers build the same method and batches from the same settings.
         broadcast_bytes(json.dumps([asdict(config), str(folder.path)]).encode())
-        method, batches = build(config, split, device, network)
+        method, batches = build(config, split.train, device, network)
         config = with_epochs(config, method, batches)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
@@ -85,32 +86,32 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
         settings, path = json.loads(broadcast_bytes(b""))
         config = TrainConfig(**settings)
         split = open_split(data, config)
-        method, batches = build(config, split, choose_device(config.device), network)
+        method, batches = build(config, split.train, choose_device(config.device), network)
         fit_worker(with_epochs(config, method, batches), method, batches)
     return RunFolder(Path(path))
 
 
 def build(
-    config: TrainConfig, split: Split, device: torch.device, network: nn.Module | None = None
+    config: TrainConfig, images: Images, device: torch.device, network: nn.Module | None = None
 ) -> tuple[Method[Any], Batches]:
     """Build the method that a resolved configuration describes, untrained, and its batches."""
     with seeded(config.seed, torch.device("cpu")):  # the same weights on every device
         backbone = named_backbone(config, network)
         if config.init_from:
             initialize(backbone, config.init_from)
-        method = build_method(config, backbone, split.train)
+        method = build_method(config, backbone, images)
     method = method.to(device).to(memory_format=torch.channels_last)
     if config.chunk_size:
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
     return method, Batches(
-        split.train,
+        images,
         views_for(type(method), config.augment),
         image_size=int(config.image_size),
-        order=Order(len(split.train), int(config.batch_size), config.seed),
+        order=Order(len(images), int(config.batch_size), config.seed),
         device=device,
         workers=int(config.workers),
         cache=config.cache,
-        labels=known_labels(config, split.train),
+        labels=known_labels(config, images),
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from nearkin.pace import count
+
 SHADES: Final = 10  # background shades of a table cell, besides none
 
 STYLE: Final = (files(__package__) / "style.css").read_text(encoding="utf-8") + "".join(
@@ -33,16 +35,6 @@ def text(value: object) -> Markup:
         return value
     visible = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
     return Markup(escape("".join(visible)))
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun in the singular or plural.
-
-    >>> count(1, "image"), count(1200, "class")
-    ('1 image', '1,200 classes')
-    """
-    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number:,} {noun}{plural}"
 
 
 def decimal(value: float | None) -> str:

@@ -7,11 +7,11 @@ from typing import Any, Final, Literal
 
 from markupsafe import Markup
 
+from nearkin.pace import count
 from nearkin.report.page.html import (
     BLOCKS,
     SHADES,
     Chart,
-    count,
     decimal,
     document,
     line_chart,
