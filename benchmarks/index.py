@@ -46,7 +46,7 @@ def measure(folder: str) -> None:
 
     from nearkin.data.augmentations import views_of
     from nearkin.data.batches import Batches
-    from nearkin.data.images import open_images
+    from nearkin.data.opening import open_images
     from nearkin.data.order import Order
     from nearkin.distributed import available_cpus
 

@@ -27,7 +27,7 @@ from wired import CPU, trained
 
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Photographs, ViewSampler
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.distributed import device_name, native_precision
 from nearkin.methods.simclr import SimCLR

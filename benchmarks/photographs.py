@@ -29,7 +29,8 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import ViewSampler
 from nearkin.data.cache import Cache
 from nearkin.data.decode import crops, decode
-from nearkin.data.images import Images, open_images
+from nearkin.data.images import Images
+from nearkin.data.opening import open_images
 
 ROUNDS = 5
 

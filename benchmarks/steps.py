@@ -36,7 +36,7 @@ from turns import show, turns
 
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.distributed import choose_device, device_name, native_precision
 from nearkin.method import Method

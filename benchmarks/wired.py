@@ -9,7 +9,7 @@ import torch
 
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.distributed import native_precision
 from nearkin.method import Method

@@ -63,12 +63,10 @@ WIDTH = 9.2
 
 WALKS: Mapping[str, Sequence[str]] = {
     "an image, from its file to the loss": (
-        "data/sources.py",
-        "data/images.py:Images",
+        "data/images.py",
         "data/decode.py",
         "data/views.py",
         "data/batches.py",
-        "data/loading.py",
         "training/loop.py",
         "method.py",
         "methods/simclr.py",

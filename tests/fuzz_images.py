@@ -30,8 +30,7 @@ import numpy as np
 from PIL import Image
 
 from nearkin.data.decode import FORMATS, BadImage, center, crops, decode, header
-from nearkin.data.images import MAX_PIXELS
-from nearkin.data.scan import PREFIX
+from nearkin.data.scan import MAX_PIXELS, PREFIX
 
 ODD = Path(__file__).parents[2] / "shared" / "data" / "odd_images" / "odd_images.tar"
 MODES = {

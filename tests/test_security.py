@@ -23,7 +23,7 @@ from PIL import Image, features
 from safetensors.torch import save
 
 import nearkin
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.recognize import recognize
 from nearkin.discovery.features import CachedFeatures
 from nearkin.errors import CheckpointError, DataError

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 
 from nearkin.data.batches import Batches
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.errors import UsageError
 from nearkin.transforms import MEAN, STD, View, ViewTransform, normalize
@@ -101,17 +101,24 @@ def test_floats_gray_images_and_other_modes_are_images_too():
     tensor = tensors(array[None])[0]
     assert torch.equal(transform(tensor / 255)[0], transform(tensor)[0])
     assert transform(tensor[:1])[0].shape == (3, 32, 32)
+    assert torch.equal(transform(tensor[0])[0], transform(tensor[:1])[0])
 
 
 @pytest.mark.parametrize(
     ("image", "told"),
     [
-        (np.zeros((3, 9, 9), np.uint8), r"an array of shape \(3, 9, 9\); give \(height, width\)"),
+        (
+            np.zeros((3, 9, 9), np.uint8),
+            r"an array of shape \(3, 9, 9\); give \(height, width, 3\)",
+        ),
         (np.zeros((9, 0, 3), np.uint8), r"an array of shape \(9, 0, 3\)"),
         (np.zeros((9, 9, 3), np.int64), "an array of int64; give uint8, or floats from 0 to 1"),
         (np.full((9, 9, 3), np.nan), "floats from nan to nan; give values from 0 to 1"),
-        (torch.zeros(9, 9, 3, dtype=torch.uint8), r"shape \(1, 9, 9, 3\); give tensors of \(3,"),
-        (torch.zeros(9, 9), r"a batch of shape \(1, 9, 9\)"),
+        (
+            torch.zeros(9, 9, 3, dtype=torch.uint8),
+            r"shape \(1, 9, 9, 3\); give \(3, height, width\)",
+        ),
+        (torch.zeros(9), r"a tensor of shape \(1, 9\)"),
         (torch.zeros(3, 9, 9, dtype=torch.int32), "a tensor of torch.int32; give uint8"),
         (torch.full((3, 9, 9), -1.0), "floats from -1 to -1; .* not yet normalized"),
         ([], "a batch of no images"),

@@ -14,7 +14,8 @@ from arms import Arm
 from torch import Tensor, nn
 
 from nearkin.data.batches import Batches, CenterCrops, to_input
-from nearkin.data.images import Images, open_images
+from nearkin.data.images import Images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.data.rng import permutation
 from nearkin.data.views import View

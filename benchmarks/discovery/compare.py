@@ -21,7 +21,8 @@ import torch
 from jaxtyping import Int64
 
 from nearkin.config import TrainConfig, Value
-from nearkin.data.images import Images, open_images
+from nearkin.data.images import Images
+from nearkin.data.opening import open_images
 from nearkin.discovery.classifier import (
     Clustering,
     apply_layer,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sabotage import ARMS, CPU, align, config_for
 
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.split import Split, split_images
 from nearkin.errors import DivergedError
 from nearkin.methods import METHODS

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from nearkin.config import TrainConfig
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.split import Split, split_images
 from nearkin.errors import DivergedError
 from nearkin.method import Method

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation, views_of
-from nearkin.data.decode import check_range, crops, rgb, rgb_pixels
+from nearkin.data.decode import check_pixels, crops, rgb_pixels
 from nearkin.data.views import MEAN, STD, View, ViewParams, augment, crop, normalize, sample_view
 
 __all__ = ["AUGMENTATIONS", "MEAN", "STD", "View", "ViewTransform", "augmentation", "normalize"]
@@ -145,10 +145,7 @@ def _batch(images: Sequence[ImageLike] | np.ndarray | Tensor) -> list[np.ndarray
         raise ValueError("a batch of no images; give at least one")
     tensors = [image for image in images if isinstance(image, Tensor)]
     if not tensors:
-        return [
-            np.asarray(rgb(image)) if isinstance(image, Image.Image) else rgb_pixels(image)  # type: ignore[arg-type]
-            for image in images
-        ]
+        return [rgb_pixels(image) for image in images]
     shapes = {tuple(image.shape) for image in tensors}
     if len(shapes) > 1 or len(tensors) < len(images):
         raise ValueError(
@@ -159,12 +156,5 @@ def _batch(images: Sequence[ImageLike] | np.ndarray | Tensor) -> list[np.ndarray
 
 
 def _tensors(images: Tensor) -> Tensor:
-    if images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape:
-        raise ValueError(
-            f"a batch of shape {tuple(images.shape)}; give tensors of (3, height, width) each"
-        )
-    if images.is_floating_point():
-        check_range(float(images.min()), float(images.max()))
-    elif images.dtype != torch.uint8:
-        raise TypeError(f"a tensor of {images.dtype}; give uint8, or floats from 0 to 1")
-    return images.expand(-1, 3, -1, -1)
+    check_pixels(images, 4)
+    return (images if images.ndim == 4 else images[:, None]).expand(-1, 3, -1, -1)

@@ -17,7 +17,7 @@ from PIL import Image
 from nearkin.data import sources as archive
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.errors import DataError
 

@@ -26,9 +26,10 @@ from nearkin.cli import main
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.data.decode import BadImage, center, decode
-from nearkin.data.images import open_images
+from nearkin.data.images import Folder
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
-from nearkin.data.sources import Folder, is_image
+from nearkin.data.sources import is_image
 from nearkin.errors import DataError
 from nearkin.tables import read_csv
 

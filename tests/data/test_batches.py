@@ -11,7 +11,7 @@ from PIL import Image
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops, to_input
 from nearkin.data.decode import center
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.data.rng import uniform
 from nearkin.errors import DataError

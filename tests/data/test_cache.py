@@ -17,7 +17,7 @@ from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.cache import Cache, cache_for, cached_sizes, free_disk, free_memory
 from nearkin.data.decode import BadImage
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.errors import ResourceError
 

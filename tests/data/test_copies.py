@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from nearkin.data.arrays import Arrays
 from nearkin.data.copies import check_destination, copy_to, file_names
-from nearkin.data.images import open_images
+from nearkin.data.images import Arrays
+from nearkin.data.opening import open_images
 from nearkin.errors import OutputError, UsageError
 
 HOSTILE = [

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from nearkin.data.batches import center_crops
 from nearkin.data.decode import FORMATS, BadImage, center, crops, decode, header
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 
 SHARED = Path(__file__).parents[3] / "shared"
 

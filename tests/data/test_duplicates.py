@@ -12,7 +12,7 @@ from PIL import Image, ImageEnhance
 
 from nearkin.data.decode import decode
 from nearkin.data.duplicates import ALIKE, REACH, duplicates
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 
 CALTECH = Path(__file__).parents[3] / "shared" / "data" / "caltech99" / "caltech99.tar"
 

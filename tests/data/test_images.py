@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from nearkin.data.decode import BadImage, decode
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.sources import DEFLATED, STORED, Archive, Place
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN

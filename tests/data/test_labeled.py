@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.discovery.data import check_disjoint, label_images, own_images, truth_labels
 from nearkin.errors import DataError, UsageError
 from nearkin.types import UNKNOWN

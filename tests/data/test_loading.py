@@ -8,10 +8,10 @@ import signal
 import pytest
 import torch
 
-from nearkin.data import loading
+from nearkin.data import batches as loading
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.distributed import available_cpus, cpus_per_process
 from nearkin.distributed.devices import cpu_quota

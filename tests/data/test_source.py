@@ -5,12 +5,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from nearkin.cli import main
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.errors import CheckpointError, DataError
 
 QUICK = ("--backbone", "tiny", "--image-size", "16", "--batch-size", "4", "--epochs", "2")
@@ -43,7 +44,9 @@ class Scans:
 @pytest.mark.parametrize("encoded", [True, False])
 def test_a_source_has_names_labels_and_images(encoded):
     images = open_images(Scans(encoded))
-    bad = {"slide 03": "unreadable"} | ({"slide 05": "not-an-image"} if encoded else {})
+    bad = {"slide 03": "unreadable: KeyError: 'slide 03'"} | (
+        {"slide 05": "not-an-image"} if encoded else {}
+    )
     assert {file.name: file.reason for file in images.bad} == bad
     good = [f"slide {row:02}" for row in range(12) if f"slide {row:02}" not in bad]
     assert list(images.names) == good
@@ -55,6 +58,21 @@ def test_a_source_has_names_labels_and_images(encoded):
         assert images.read(0) == png(0)
     else:
         assert images.read(4).tolist() == np.full((8, 9, 3), 5).tolist()
+
+
+def test_a_source_may_give_pil_images_and_tensors():
+    class Opened(Scans):
+        def read(self, name):
+            image = Image.open(io.BytesIO(super().read(name)))
+            return (
+                image if name < "slide 06" else torch.from_numpy(np.array(image)).permute(2, 0, 1)
+            )
+
+    images = open_images(Opened())
+    assert images.formats == {"array": 10}
+    assert [file.name for file in images.bad] == ["slide 03", "slide 05"]
+    for row, name in enumerate(images.names):
+        assert (images.read(row) == np.asarray(Image.open(io.BytesIO(png(int(name[-2:])))))).all()
 
 
 def test_its_content_is_its_fingerprint_and_its_state():
@@ -83,7 +101,10 @@ class Closed(Scans):
         (Broken(names=["a", "a"]), "2 names; give at least one, each of its own"),
         (Broken(labels=["x"]), "1 labels for 12 names; give one for each"),
         (Broken(splits=["left"] * 12), "split 'left'; say train, val or test"),
-        (Closed(), "no image can be read, such as slide 00: the store of slide 00 is closed"),
+        (
+            Closed(),
+            r"none of 12 images can be used, such as 'slide 00' \(.*: the store of slide 00 is closed",
+        ),
     ],
 )
 def test_a_source_that_contradicts_itself_is_told(source, told):

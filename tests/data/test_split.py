@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.split import has_test_split, split_rows
 from nearkin.errors import DataError
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from nearkin.data.duplicates import thumbnails
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.recognize import copies, union
 from nearkin.data.split import split_rows
 from nearkin.errors import DataError

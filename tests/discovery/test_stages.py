@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order, Streams
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import (

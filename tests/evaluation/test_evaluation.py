@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from sklearn.preprocessing import normalize
 from torch import nn
 
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation.embeddings import Embeddings, encode
 from nearkin.evaluation.evaluate import evaluate_features, evaluate_tables, pixel_features

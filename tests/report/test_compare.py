@@ -16,7 +16,7 @@ from nearkin.commands.embed import embed
 from nearkin.commands.export import export, sheet
 from nearkin.commands.neighbors import neighbors
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.errors import CheckpointError, OutputError, UsageError
 from nearkin.evaluation.encoder import write_encoder
 from nearkin.networks.backbone import build_backbone

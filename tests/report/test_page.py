@@ -21,7 +21,7 @@ from jinja2 import UndefinedError
 from PIL import Image
 
 import nearkin
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.report.image_map import thumbnails
 from nearkin.report.page.html import TEMPLATES, Chart, line_chart, round_ticks, text
 from nearkin.report.page.sections import (

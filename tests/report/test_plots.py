@@ -12,7 +12,7 @@ from PIL import Image, ImageFont
 from nearkin.data import sheets
 from nearkin.data.augmentations import augmentation
 from nearkin.data.batches import Batches
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.data.sheets import save_sheet, shortened
 from nearkin.errors import DataError, OutputError

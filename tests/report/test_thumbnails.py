@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from nearkin.data.decode import center
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.sheets import class_sheet, save_sheet
 from nearkin.report.image_map import thumbnails
 

@@ -12,7 +12,7 @@ from nearkin.cli import main
 from nearkin.config import TrainConfig, read_toml
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone

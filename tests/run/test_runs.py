@@ -13,7 +13,7 @@ from torch import nn
 from nearkin.commands.embed import embed
 from nearkin.commands.evaluate import evaluate
 from nearkin.config import TrainConfig
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.split import Split, open_split
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation import evaluate as evaluation
@@ -312,6 +312,8 @@ def test_arrays_and_tensors_are_transformed_as_the_same_pillow_images(run):
     gray = Image.fromarray(arrays[0, :, :, 0])
     for one in (np.asarray(gray), torch.from_numpy(arrays[0, :, :, 0])):
         assert torch.equal(encoder.transform(one), encoder.transform(gray))
+    for one in (arrays[1] / 255, tensors[1] / 255):
+        assert torch.equal(encoder.transform(one), expected[1])
     mixed = encoder.transform([gray, arrays[1, :20]])
     assert encoder(mixed).shape == (2, encoder.dim)
 
@@ -319,15 +321,16 @@ def test_arrays_and_tensors_are_transformed_as_the_same_pillow_images(run):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (np.zeros((8, 8, 3), np.float32), "dtype float32; give uint8, from 0 to 255"),
-        (torch.zeros(3, 8, 8), "dtype float32"),
+        (np.full((8, 8, 3), 255, np.float32), "floats from 255 to 255; give values from 0 to 1"),
+        (np.zeros((8, 8, 3), np.int64), "an array of int64; give uint8"),
+        (torch.full((3, 8, 8), -1.0), "floats from -1 to -1"),
         (np.zeros((3, 8, 8), np.uint8), r"shape \(3, 8, 8\); give \(height, width, 3\)"),
         (torch.zeros(8, 8, 3, dtype=torch.uint8), r"give \(3, height, width\)"),
         (np.zeros((2, 0, 8, 3), np.uint8), "shape"),
         (np.zeros(8, np.uint8), "shape"),
         ([], "no images"),
-        ("cat.png", "an image is a str; give a Pillow image, an array or a tensor"),
-        ([None], "an image is a NoneType"),
+        ("cat.png", "str is no image; give a PIL image, an array or a tensor"),
+        ([None], "NoneType is no image"),
     ],
 )
 def test_what_is_no_image_is_refused_in_words(run, wrong, message):

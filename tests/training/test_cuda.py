@@ -8,7 +8,7 @@ from small import PARTED, as_double, assert_same_state, batch_for, run, small
 from nearkin.cli import main
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.measures.neighbors import nearest
 from nearkin.methods import METHODS

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nearkin.data.augmentations import AUGMENTATIONS, views_of
 from nearkin.data.batches import Batches
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.measures.neighbors import nearest
 from nearkin.methods import METHODS

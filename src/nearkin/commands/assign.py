@@ -9,7 +9,8 @@ import numpy as np
 from nearkin.commands.embed import spare
 from nearkin.data.copies import check_destination
 from nearkin.data.copies import copy_to as copy_images
-from nearkin.data.images import Images, open_images
+from nearkin.data.images import Images
+from nearkin.data.opening import open_images
 from nearkin.discovery import assignments
 from nearkin.discovery.assignments import COLUMNS, Assignments
 from nearkin.discovery.classifier import read_classifier

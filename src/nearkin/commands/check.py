@@ -11,7 +11,8 @@ from nearkin.config import TrainConfig
 from nearkin.data.augmentations import Augment, views_of
 from nearkin.data.batches import CenterCrops
 from nearkin.data.duplicates import duplicates
-from nearkin.data.images import Images, open_images
+from nearkin.data.images import Images
+from nearkin.data.opening import open_images
 from nearkin.data.split import duplicate_warnings
 from nearkin.distributed import choose_device
 from nearkin.errors import NearkinError

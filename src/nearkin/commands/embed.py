@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from nearkin.data.images import open_images
+from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
 from nearkin.errors import UsageError

@@ -12,7 +12,8 @@ from PIL import Image
 
 from nearkin.commands.report import images_of
 from nearkin.data.batches import squares
-from nearkin.data.images import Images, open_images
+from nearkin.data.images import Images
+from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings

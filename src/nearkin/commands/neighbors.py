@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nearkin.commands.index import shortlist
-from nearkin.data.images import open_files
-from nearkin.data.sources import FileCollector, Files, Folder, ImageFiles
+from nearkin.data.scan import scan
+from nearkin.data.sources import list_files
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
@@ -78,11 +78,9 @@ def _features(
 ) -> Float[Tensor, "images dim"]:
     """Compute the features of files, as `embed` does."""
     names = [os.path.abspath(image) for image in files]  # noqa: PTH100  (keeps links)
-    queries = FileCollector(2)
-    for name in set(names):
-        queries.add(name, *_state(name))
-    listing = ImageFiles("", Folder(Path("/")), Files(*queries.in_order()))
-    images = open_files(listing, cache=False)
+    for name in names:
+        _require_file(name)
+    images = scan(list_files(Path("/"), set(names)), cache=False)
     bad = {file.name: file.reason for file in images.bad}
     if not bad:
         embeddings = encode_images(encoder, images, device=device, workers=0, allow_none=True)
@@ -94,11 +92,10 @@ def _features(
     return unit(embeddings.tensor[[rows[name] for name in names]])
 
 
-def _state(name: str) -> tuple[int, int]:
+def _require_file(name: str) -> None:
     try:
-        state = Path(name).stat()
+        is_file = stat.S_ISREG(Path(name).stat().st_mode)
     except OSError as error:
         raise DataError(f"{name!r} cannot be read ({error.strerror}); give images") from error
-    if not stat.S_ISREG(state.st_mode):  # reading a pipe could block for ever
+    if not is_file:  # reading a pipe could block for ever
         raise DataError(f"{name!r} cannot be read (not a regular file); give images")
-    return state.st_size, state.st_mtime_ns

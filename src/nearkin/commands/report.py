@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.data.images import Images, open_images
+from nearkin.data.images import Images
+from nearkin.data.opening import open_images
 from nearkin.discovery.data import open_discovery_data
 from nearkin.errors import UsageError
 from nearkin.report.pages import page_html, write_page

@@ -3,7 +3,7 @@
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,23 +11,12 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from nearkin.data.labels import Annotations
+from nearkin.data.decode import eight_bits
+from nearkin.data.images import Arrays
+from nearkin.data.labels import Row
+from nearkin.data.sources import Listing
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
-
-
-@dataclass(frozen=True)
-class Arrays:
-    """Pixels in memory, gray (n, h, w) or RGB (n, h, w, 3)."""
-
-    pixels: np.ndarray
-    rows: Mapping[str, int]
-
-    def read(self, name: str, limit: int | None = None) -> np.ndarray:
-        """An image's RGB pixels."""
-        del limit
-        image = self.pixels[self.rows[name]]
-        return np.repeat(image[..., None], 3, axis=2) if image.ndim == 2 else image
 
 
 @dataclass(frozen=True)
@@ -41,47 +30,35 @@ class Part:
     """Names of the classes 0, 1, ...; by default the labels as text."""
 
 
-def join(where: str, parts: Sequence[Part]) -> tuple[Arrays, Annotations]:
+def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
     """Join the parts in one array, and name each image by its split and number."""
     parts = sorted(parts, key=lambda part: part.split)
-    pixels = [_images(where, part.pixels) for part in parts]
+    pixels = [_images(where, np.asarray(part.pixels)) for part in parts]
     if len({array.shape[1:] for array in pixels}) > 1:
         raise DataError(f"{where}: train and test images differ in shape; give one shape")
-    names: list[str] = []
-    labels: list[str] = []
+    rows: dict[str, Row] = {}
     for part in parts:
         count = len(part.pixels)
         prefix, digits = f"{part.split}/" if part.split else "", len(str(count - 1))
-        names += [f"{prefix}{row:0{digits}}" for row in range(count)]
-        labels += _labels(where, part)
-    splits = [part.split for part in parts for _ in part.pixels]
-    all_pixels = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
-    rows = {name: row for row, name in enumerate(names)}
-    return Arrays(all_pixels, rows), Annotations(labels, [""] * len(names), splits)
+        for row, label in enumerate(_labels(where, part)):
+            rows[f"{prefix}{row:0{digits}}"] = Row(label, split=part.split)
+    joined = pixels[0] if len(pixels) == 1 else np.concatenate(pixels)
+    source = Arrays(joined, {name: row for row, name in enumerate(rows)})
+    return Listing(source, tuple(rows), np.tile([joined[0].nbytes, 0], (len(rows), 1)), rows=rows)
 
 
 def _images(where: str, pixels: np.ndarray) -> np.ndarray:
-    if pixels.ndim == 4 and pixels.shape[3] == 1:
-        pixels = pixels[..., 0]
-    if pixels.ndim not in (3, 4) or pixels.shape[3:] not in ((), (3,)) or 0 in pixels.shape:
-        raise DataError(
-            f"{where}: shape {pixels.shape}; give (n, h, w), (n, h, w, 1) or (n, h, w, 3)"
-        )
-    if np.issubdtype(pixels.dtype, np.floating):
-        low, high = pixels.min(), pixels.max()
-        if not (low >= 0 and high <= 1):  # false for NaN, too
-            raise DataError(f"{where}: floats from {low} to {high}; scale to 0...1, or give uint8")
-        return (pixels * 255).round().astype(np.uint8)
-    if pixels.dtype != np.uint8:
-        raise DataError(f"{where}: pixels of type {pixels.dtype}; give uint8, or floats in 0...1")
-    return pixels
+    try:
+        return eight_bits(pixels, 4)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: {error}") from error
 
 
 def _labels(where: str, part: Part) -> list[str]:
     count = len(part.pixels)
     if part.labels is None:
         return [""] * count
-    labels = part.labels.ravel()
+    labels = np.asarray(part.labels).ravel()
     if len(labels) != count:
         raise DataError(f"{where}: {count} images but {len(labels)} labels; give one each")
     if labels.dtype.kind not in "iuUS":

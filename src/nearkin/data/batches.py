@@ -1,20 +1,24 @@
 """Batches of images: augmented views for training, center crops for everything else."""
 
 import math
+import signal
+import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Int64, UInt8
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from nearkin.data.cache import Cache
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, center, crops
 from nearkin.data.images import Images
-from nearkin.data.loading import prefetch
 from nearkin.data.order import BatchOrder
 from nearkin.data.rng import uniform
 from nearkin.data.views import View, ViewParams, augment, crop, normalize, sample_view
@@ -303,3 +307,96 @@ def squares(
     for position, square in enumerate(square for batch in batches for square in batch):
         if position not in batches.bad:
             yield int(rows[position]), square
+
+
+Loaded = TypeVar("Loaded")
+
+PATIENCE: Final = 120  # Seconds after which a worker counts as hung; more for very large batches
+
+
+def worker_lost(error: Exception) -> bool:
+    """Whether an error says that a worker died or hung, not that what it computed failed."""
+    if isinstance(error, ConnectionError | EOFError):  # while it was sending a result
+        return "Caught" not in str(error)
+    return str(error).startswith("DataLoader worker (pid")
+
+
+def first_sentence(error: Exception) -> str:
+    """The first sentence of an error."""
+    return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+
+
+def prefetch(
+    data: Dataset[Loaded], start: int, stop: int, workers: int, *, images: int
+) -> Iterator[Loaded]:
+    """The items of the steps from `start` to before `stop`, in order.
+
+    If a worker dies or hangs, all are replaced, once, and continue at the same step: no step
+    depends on another, so the result is the same. With 0 workers, this process loads each item
+    when it is needed. Very many `images` per step may take longer before a worker counts as hung.
+    """
+    seconds = max(PATIENCE, images // 4)
+    step, replaced = start, False
+    while step < stop:
+        items, processes = _start_workers(data, range(step, stop), workers)
+        try:
+            for item in _with_timeout(items, processes, seconds):
+                yield item
+                step += 1
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            _kill(processes)  # torch only asks them to end, and waits
+            if replaced or not worker_lost(error):
+                raise
+            replaced = True
+            reason = first_sentence(error)
+            warnings.warn(f"{reason}; workers are replaced at step {step}", stacklevel=2)
+
+
+def _start_workers(
+    data: Dataset[Loaded], steps: range, workers: int
+) -> tuple[Iterator[Loaded], set[BaseProcess]]:
+    """An iterator over the steps, and the processes that it has started."""
+    loader: Any = DataLoader(
+        data,
+        batch_size=None,
+        sampler=steps,
+        num_workers=workers,
+        collate_fn=_identity,
+        generator=torch.Generator(),  # or iterating would draw from the global one
+    )
+    # torch's handler raises wherever the main thread is when a worker dies, such as in the middle
+    # of an optimizer's step. Without it, the next request for an item finds out.
+    before, others = signal.getsignal(signal.SIGCHLD), set(active_children())
+    items: Iterator[Loaded] = iter(loader)
+    if threading.current_thread() is threading.main_thread():
+        torchs = getattr(before, "__module__", "").startswith("torch.")  # of an earlier loader
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if torchs else before)
+    return items, set(active_children()) - others
+
+
+def _identity(item: Loaded) -> Loaded:
+    # At the top of a module, so that it can be pickled for a worker that is not a fork.
+    return item
+
+
+def _with_timeout(
+    items: Iterator[Loaded], processes: set[BaseProcess], seconds: int
+) -> Iterator[Loaded]:
+    """The same items; kills workers that take longer for one."""
+    while True:  # torch's own timeout does not hold while a worker sends shared memory
+        timer = threading.Timer(seconds, _kill, [processes])
+        timer.daemon = True
+        if processes:
+            timer.start()
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        finally:
+            timer.cancel()
+        yield item
+
+
+def _kill(processes: set[BaseProcess]) -> None:
+    for process in processes:
+        process.kill()

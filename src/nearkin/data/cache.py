@@ -19,7 +19,6 @@ from PIL import Image, features
 
 from nearkin.data.decode import as_image
 from nearkin.data.images import Images
-from nearkin.data.scan import cache_folder
 from nearkin.distributed import control_groups
 from nearkin.errors import ResourceError, UsageError
 
@@ -41,6 +40,12 @@ def cached_sizes(
     scale = np.minimum(side / sizes.min(axis=1), side * np.sqrt(LONGEST / area)).clip(max=1)
     cached: np.ndarray = np.rint(sizes * scale[:, None]).clip(1).astype(np.int64)
     return cached
+
+
+def cache_folder(kind: str) -> Path:
+    """The user's own folder for one kind of data that can be computed again."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return root / "nearkin" / kind
 
 
 class Cache:

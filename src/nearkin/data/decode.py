@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -288,27 +288,57 @@ def _crop(
     return np.array(image.resize((size, size), Image.Resampling.BICUBIC, box=region))
 
 
-def rgb_pixels(image: np.ndarray) -> UInt8[np.ndarray, "_ _ 3"]:
-    """An array (height, width[, 1 or 3]) of uint8, or of floats from 0 to 1, as RGB of 8 bits."""
-    if not isinstance(image, np.ndarray):
-        kind = type(image).__name__
-        raise TypeError(f"{kind} is no image; give a PIL image, an array or a tensor")
-    pixels = image[..., None] if image.ndim == 2 else image
-    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or 0 in pixels.shape:
-        raise ValueError(
-            f"an array of shape {image.shape}; give (height, width) or (height, width, 3)"
-        )
-    if np.issubdtype(pixels.dtype, np.floating):
-        check_range(float(pixels.min()), float(pixels.max()))
-        pixels = np.rint(pixels * 255).astype(np.uint8)
-    elif pixels.dtype != np.uint8:
-        raise TypeError(f"an array of {pixels.dtype}; give uint8, or floats from 0 to 1")
+def rgb_pixels(image: Any, min_side: int | None = None) -> UInt8[np.ndarray, "_ _ 3"]:
+    """Any image as upright RGB of 8 bits.
+
+    Args:
+        image: A PIL image of any mode; an array (height, width[, 1 or 3]) or a tensor
+            ([1 or 3, ]height, width) of uint8, or of floats from 0 to 1.
+        min_side: As in `decode`, for a PIL image whose file is not yet decoded.
+
+    Raises:
+        TypeError: It is no image, or its values are of another type.
+        ValueError: Its shape or a value does not fit.
+    """
+    if isinstance(image, Image.Image):
+        return np.asarray(load(image, min_side))
+    pixels = eight_bits(image, 3)
     return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
 
 
-def check_range(low: float, high: float) -> None:
-    """Refuse floats that are not from 0 to 1."""
-    if not (low >= 0 and high <= 1):  # false for NaN, too
-        raise ValueError(
-            f"floats from {low:g} to {high:g}; give values from 0 to 1, not yet normalized"
-        )
+def eight_bits(images: Any, ndim: int) -> UInt8[np.ndarray, "..."]:
+    """An array or tensor, checked as `check_pixels` does, as uint8 with its channels last."""
+    check_pixels(images, ndim)
+    pixels: np.ndarray = images
+    if not isinstance(images, np.ndarray):
+        channels_last = images.movedim(-3, -1) if images.ndim == ndim else images
+        pixels = channels_last.detach().cpu().numpy()
+    if pixels.dtype != np.uint8:
+        pixels = np.rint(pixels * 255).astype(np.uint8)
+    return pixels if pixels.ndim == ndim else pixels[..., None]
+
+
+def check_pixels(images: Any, ndim: int) -> None:
+    """Refuse what is no image (of `ndim` 3) or batch (4) of uint8, or of floats from 0 to 1.
+
+    Arrays have their channels last, tensors before height and width; gray ones may have none.
+    """
+    if not hasattr(images, "dtype") or not hasattr(images, "shape"):
+        kind = type(images).__name__
+        raise TypeError(f"{kind} is no image; give a PIL image, an array or a tensor")
+    kind, axis, layout = "a tensor", -3, "(3, height, width)"
+    if isinstance(images, np.ndarray):
+        kind, axis, layout = "an array", -1, "(height, width, 3)"
+    shape, dtype = tuple(images.shape), str(images.dtype)
+    color = len(shape) == ndim and shape[axis] in (1, 3)
+    if not (color or len(shape) == ndim - 1) or 0 in shape:
+        each = " of each image" if ndim == 4 else ""
+        raise ValueError(f"{kind} of shape {shape}; give {layout} or (height, width){each}")
+    if "float" in dtype:
+        low, high = float(images.min()), float(images.max())
+        if not (low >= 0 and high <= 1):  # false for NaN, too
+            raise ValueError(
+                f"floats from {low:g} to {high:g}; give values from 0 to 1, not yet normalized"
+            )
+    elif "uint8" not in dtype:
+        raise TypeError(f"{kind} of {dtype}; give uint8, or floats from 0 to 1")

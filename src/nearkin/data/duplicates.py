@@ -1,9 +1,8 @@
 """Exact and near duplicates, found by SHA-256 and by thumbnails of all images."""
 
-import hashlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -11,14 +10,12 @@ from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 
 from nearkin.data.decode import BadImage, as_image
-from nearkin.data.images import Images
-from nearkin.data.scan import index_path, load_index, save_index
-from nearkin.pace import ProgressCallback, ignore_progress, tracked
+from nearkin.data.images import Images, digest
+from nearkin.data.scan import fill, index_path, load_index, save_index
+from nearkin.pace import ProgressCallback, ignore_progress
 
 SIDE: Final = 16  # Side of a thumbnail; larger ones tell resized copies apart
 DIGEST: Final = 32  # Bytes of a SHA-256
-THREADS: Final = 8
-READ_BLOCK: Final = 2**10  # Images between two calls of `on_progress`
 
 
 def thumbnails(
@@ -34,12 +31,7 @@ def thumbnails(
         known = load_index(path, images.names, images.states, columns)
     # An image that could not be read is tried again.
     fresh = np.flatnonzero(~(known & digests.any(axis=1)))
-    blocks = np.split(fresh, range(READ_BLOCK, len(fresh), READ_BLOCK)) if len(fresh) else []
-    with ThreadPoolExecutor(THREADS) as pool:
-        for rows in tracked(blocks, len(fresh), "looking for copies", on_progress):
-            results = pool.map(lambda row: _thumbnail(images, row), rows.tolist())
-            for row, result in zip(rows, results, strict=True):
-                digests[row], tiny[row] = result
+    fill(columns, fresh, partial(_thumbnail, images), "looking for copies", on_progress)
     if images.key and digests[fresh].any():
         save_index(path, images.names, images.states, columns)
     return digests, tiny
@@ -51,9 +43,8 @@ def _thumbnail(images: Images, row: int) -> tuple[np.ndarray, np.ndarray]:
         image = as_image(content, min_side=4 * SIDE)
     except BadImage:
         return np.zeros(DIGEST, np.uint8), np.zeros(3 * SIDE**2, np.uint8)
-    encoded = content if isinstance(content, bytes) else content.tobytes()
-    digest = np.frombuffer(hashlib.sha256(encoded).digest(), np.uint8)
-    return digest, np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
+    small = image.resize((SIDE, SIDE), Image.Resampling.BOX)
+    return np.frombuffer(digest(content), np.uint8), np.asarray(small).ravel()
 
 
 ALIKE: Final = 0.98  # Smallest correlation of the thumbnails of near duplicates
@@ -91,7 +82,7 @@ def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) 
     digests, tiny = thumbnails(images, on_progress)
     first: dict[bytes | int, int] = {}
     # An image that cannot be read has no digest and no duplicate.
-    keys = (digest.tobytes() if digest.any() else row for row, digest in enumerate(digests))
+    keys = (own.tobytes() if own.any() else row for row, own in enumerate(digests))
     exact = np.array([first.setdefault(key, row) for row, key in enumerate(keys)], np.int64)
     copies = _merge_near(exact, tiny, ALIKE_SMALL if images.is_small else ALIKE)
     return Duplicates(

@@ -1,4 +1,7 @@
-"""The images of any kind of data, in a fixed order, with their labels, groups and splits."""
+"""Images in a fixed order, each with its label, group and split, and how one of them is read.
+
+A source holds no open files, so it can be pickled, forked, and read from any thread or process.
+"""
 
 import hashlib
 from collections import Counter
@@ -6,59 +9,97 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32, Int64, Shaped
+from PIL import Image
 
-from nearkin.data.arrays import Part, from_name, from_npz, is_name, join
-from nearkin.data.decode import FORMATS, BadImage
-from nearkin.data.labels import (
-    SIDES,
-    TABLES,
-    Annotations,
-    Row,
-    annotations_from_folders,
-    annotations_from_rows,
-    list_table,
-    match,
-    read_table,
-)
-from nearkin.data.scan import scan, scan_source
-from nearkin.data.sources import (
-    ARCHIVES,
-    BadFile,
-    CustomSource,
-    Files,
-    ImageFiles,
-    ImageSource,
-    Source,
-    in_bytes,
-    list_archives,
-    list_folder,
-    stem,
-)
-from nearkin.errors import DataError, UsageError
-from nearkin.extensions import load_extension
-from nearkin.pace import ProgressCallback, ignore_progress
-from nearkin.types import UNKNOWN
-
-
-def find_files(path: Path) -> tuple[ImageFiles, dict[str, Row] | None]:
-    """The images in a folder, an archive or a table, and the rows of a table."""
-    if path.is_dir():
-        return list_folder(path), None
-    if path.name.lower().endswith(ARCHIVES):
-        return list_archives(path, {"": path}), None
-    if path.suffix.lower() in TABLES:
-        return list_table(path, read_table(path))
-    kinds = ", ".join((*ARCHIVES, *TABLES, ".npz"))
-    raise DataError(f"{path}: not a kind of data that is known; give a folder, or a {kinds}")
-
+from nearkin.data.decode import BadImage, rgb_pixels
 
 SMALL_SIDE: Final = 64
-MAX_PIXELS: Final = 50_000_000
 COLUMNS: Final = ("labels", "groups", "splits", "sizes", "num_bytes", "kinds", "modified")
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Reads images by name."""
+
+    def read(self, name: str, limit: int | None = None) -> bytes | np.ndarray:
+        """An image's encoded bytes (the first `limit` of them) or its pixels.
+
+        Raises:
+            OSError: It cannot be read, as a `BadImage` that says why does, too.
+        """
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Reads files below a folder."""
+
+    root: Path
+
+    def read(self, name: str, limit: int | None = None) -> bytes:
+        """The file's first `limit` bytes, or all of it."""
+        with open(f"{self.root}/{name}", "rb") as file:  # noqa: PTH123  (a million times)
+            return file.read(-1 if limit is None else limit)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Pixels in memory, gray (n, h, w, 1) or RGB (n, h, w, 3)."""
+
+    pixels: np.ndarray
+    rows: Mapping[str, int]
+
+    def read(self, name: str, limit: int | None = None) -> np.ndarray:
+        """An image's RGB pixels."""
+        del limit
+        return rgb_pixels(self.pixels[self.rows[name]])
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """What a source of your own has: names, and a method that reads one image.
+
+    It must be picklable, and `read` must give the same image for a name every time. Optional
+    attributes, each a sequence with one text per name, '' where nothing is known:
+
+        labels    the class of each image
+        groups    images of one group never fall on two sides of a split
+        splits    train, val or test
+    """
+
+    names: Sequence[str]
+    """Unique names, in any order."""
+
+    def read(self, name: str, /) -> bytes | np.ndarray | Image.Image:
+        """A file's bytes, a PIL image, or an array or tensor of pixels; see `rgb_pixels`."""
+
+
+@dataclass(frozen=True)
+class CustomSource:
+    """Reads an `ImageSource`; whatever it raises, or returns that is no image, is a `BadImage`."""
+
+    source: ImageSource
+
+    def read(self, name: str, limit: int | None = None) -> bytes | np.ndarray:
+        """The encoded bytes, or RGB pixels."""
+        try:
+            image: Any = self.source.read(name)
+            return image[:limit] if isinstance(image, bytes) else rgb_pixels(image)
+        except Exception as error:
+            message = " ".join(str(error).split())  # on one line, as in bad_files.csv
+            raise BadImage(f"unreadable: {type(error).__name__}: {message}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class BadFile:
+    """A file that cannot be used."""
+
+    name: str
+    reason: str
+    bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +127,7 @@ class Images:
 
     def read(self, row: SupportsIndex) -> bytes | np.ndarray:
         """An image's encoded bytes or, from arrays, its uint8 pixels (height, width, 3)."""
-        try:
-            return self.source.read(self.names[row.__index__()])
-        except OSError as error:
-            raise BadImage("unreadable") from error
+        return read(self.source, self.names[row.__index__()])
 
     def subset(self, rows: Shaped[np.ndarray, " rows"]) -> "Images":
         """The images in these ascending rows, with the same classes."""
@@ -122,217 +160,35 @@ class Images:
     @cached_property
     def fingerprint(self) -> str:
         """A SHA-256 of all names and sizes in bytes and, of arrays, all pixels. Not of labels."""
-        digest = hashlib.sha256()
+        whole = hashlib.sha256()
         custom = isinstance(self.source, CustomSource)
         for row, (name, kind) in enumerate(zip(self.names, self.kinds, strict=True)):
-            digest.update(in_bytes(name) + b"\0%d\n" % self.num_bytes[row])
+            whole.update(in_bytes(name) + b"\0%d\n" % self.num_bytes[row])
             if custom:
-                digest.update(b"%d\n" % self.modified[row])  # a checksum of the content
+                whole.update(b"%d\n" % self.modified[row])  # a checksum of the content
             elif kind == "array":
-                digest.update(np.asarray(self.source.read(name)).tobytes())
-        return digest.hexdigest()
+                whole.update(content_bytes(self.read(row)))
+        return whole.hexdigest()
 
 
-def open_images(
-    data: str | Path | np.ndarray | tuple[np.ndarray, np.ndarray] | ImageSource,
-    *,
-    labels: str = "auto",
-    max_pixels: int = MAX_PIXELS,
-    cache: bool = True,
-    full: bool = False,
-    on_progress: ProgressCallback = ignore_progress,
-) -> Images:
-    """Find all images, check their headers, and read their labels, groups and splits.
-
-    Args:
-        data: A folder, flat or nested; a .csv or .parquet with the column path and, optionally,
-            label, group and split; a .zip, .tar or .tar.gz (the last up to 1 GiB unpacked); an
-            .npz with x and y, or x_train, y_train, x_test, y_test; pixels, or (pixels, labels),
-            as arrays; an `ImageSource`; "digits", or "torchvision:NAME" for a set that is already
-            on disk; or FILE.py:NAME, module:NAME, or a name that an installed package declares,
-            of a function or class whose call gives any of these.
-        labels: "auto": what the data declare or, in folders, the class folders if they look like
-            some; "none"; "folders": each image's folder, in any case; or the path of a table
-            with the columns path and label. Such a table may cover only some images; its rows
-            without an image are counted in `notes`.
-        max_pixels: Larger images are bad.
-        cache: Store headers and thumbnails, so that a second start reads and decodes none.
-        full: Decode every image now, which also finds damage behind the header.
-        on_progress: Progress of the scan of all files.
-
-    Raises:
-        DataError: There are no usable images, or their annotations contradict each other. A
-            damaged file does not raise: it is listed in `bad`.
-    """
-    resolved, where = _resolve(data)
-    if isinstance(resolved, ImageSource):
-        return _from_source(resolved, where, labels, max_pixels, full, on_progress)
-    if not isinstance(resolved, str):
-        pixels, numbers = resolved if isinstance(resolved, tuple) else (resolved, None)
-        numbers = None if numbers is None else np.asarray(numbers)
-        return _from_parts(where, [Part("", np.asarray(pixels), numbers)], labels)
-    if is_name(resolved):
-        return _from_parts(resolved, from_name(resolved), labels)
-    path = Path(resolved).expanduser()
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder; give the path of your images")
-    if path.suffix.lower() == ".npz":
-        return _from_parts(resolved, from_npz(path), labels)
-    files, rows = find_files(path)
-    images = open_files(
-        files, max_pixels=max_pixels, cache=cache, full=full, on_progress=on_progress
-    )
-    _require_images(images, path)
-    own = annotations_from_rows(rows, images.names) if rows is not None else None
-    if files.labels:  # files beside the images, as in WebDataset; splits are those of folders
-        beside = [files.labels.get(stem(name), "") for name in images.names]
-        own = replace(annotations_from_folders(images.names, "none"), labels=beside)
-    return _annotated(images, own, labels)
+def read(source: Source, name: str, limit: int | None = None) -> bytes | np.ndarray:
+    """What a source reads; a `BadImage` if that fails."""
+    try:
+        return source.read(name, limit)
+    except OSError as error:
+        raise BadImage("unreadable") from error
 
 
-def _resolve(data: Any) -> tuple[Any, str]:
-    """The data that a reference stands for, a path as text, and what to call them in messages."""
-    where = str(data) if isinstance(data, str | Path) else "the data"
-    if where and not is_name(where) and not Path(where).expanduser().exists():
-        factory = load_extension("sources", where)
-        if factory is not None:
-            if not callable(factory):
-                raise UsageError(f"data {where} is no function; give one that returns images")
-            data = factory()
-    return str(data) if isinstance(data, str | Path) else data, where
+def content_bytes(image: bytes | np.ndarray) -> bytes:
+    """The bytes that tell an image from others: its encoded ones, or its pixels."""
+    return image if isinstance(image, bytes) else image.tobytes()
 
 
-def _require_images(images: Images, where: object) -> None:
-    if not images.names:
-        raise DataError(
-            f"{where}: none of {len(images.bad)} images can be used, such as "
-            f"{images.bad[0].name!r} ({images.bad[0].reason}); look at the files"
-        )
+def digest(image: bytes | np.ndarray) -> bytes:
+    """The SHA-256 of the content of an image, which exact copies share."""
+    return hashlib.sha256(content_bytes(image)).digest()
 
 
-def open_files(
-    files: ImageFiles,
-    *,
-    max_pixels: int = MAX_PIXELS,
-    cache: bool = True,
-    full: bool = False,
-    on_progress: ProgressCallback = ignore_progress,
-) -> Images:
-    """Check the headers of files, as `open_images` does; there may be no usable ones."""
-    pixels = max_pixels if full else 0
-    kinds, sizes = scan(files, decoded_pixels=pixels, cache=cache, on_progress=on_progress)
-    return _usable(files, kinds, sizes, max_pixels, files.key if cache else "")
-
-
-def _usable(
-    files: ImageFiles,
-    kinds: Shaped[np.ndarray, " files"],
-    sizes: Int32[np.ndarray, "files 2"],
-    max_pixels: int,
-    key: str,
-) -> Images:
-    """The images whose header is good; the others are listed as bad."""
-    names, states = files.files
-    kinds[sizes.prod(axis=1, dtype=np.int64) > max_pixels] = b"too-large"
-    known = (*FORMATS, "array")
-    good = np.isin(kinds, np.array(known, np.bytes_))
-    rows = np.flatnonzero(good)
-    bad = [*files.bad]
-    for row in np.flatnonzero(~good).tolist():
-        bad += [BadFile(names[row], kinds[row].decode(), int(states[row, 0]))]
-    return _unlabeled(
-        names if good.all() else tuple(map(names.__getitem__, rows.tolist())),
-        sizes=sizes[rows],
-        num_bytes=states[rows, 0],
-        kinds=kinds[rows].astype(np.dtype(f"U{max(map(len, known))}")),
-        modified=states[rows, 1],
-        source=files.source,
-        key=key,
-        bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
-    )
-
-
-def _from_source(
-    source: ImageSource,
-    where: str,
-    labels: str,
-    max_pixels: int,
-    full: bool,
-    on_progress: ProgressCallback,
-) -> Images:
-    """The images of a user's own source."""
-    source_names = [str(name) for name in source.names]
-    names, reader = tuple(sorted(source_names, key=in_bytes)), CustomSource(source)
-    if len(set(names)) < len(names) or not names:
-        raise DataError(f"{where}: {len(names)} names; give at least one, each of its own")
-    pixels = max_pixels if full else 0
-    (kinds, sizes), states = scan_source(
-        reader, names, decoded_pixels=pixels, on_progress=on_progress
-    )
-    images = _usable(ImageFiles("", reader, Files(names, states)), kinds, sizes, max_pixels, "")
-    _require_images(images, where)
-    own = annotations_from_rows(_rows(source, where, source_names), images.names)
-    return _annotated(images, own.or_else(annotations_from_folders(images.names, "none")), labels)
-
-
-def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Row]:
-    """The annotations of a user's own source, by name."""
-    columns = []
-    for column in ("label", "group", "split"):
-        values = getattr(source, f"{column}s", None)
-        texts = [""] * len(names) if values is None else [str(value) for value in values]
-        if len(texts) != len(names):
-            raise DataError(
-                f"{where}: {len(texts)} {column}s for {len(names)} names; give one for each"
-            )
-        columns.append(texts)
-    sides = columns[2]
-    unknown = sorted({side for side in sides if side and side not in SIDES})
-    if unknown:
-        raise DataError(f"{where}: split {unknown[0]!r}; say train, val or test")
-    rows = zip(names, *columns, strict=True)
-    return {name: Row(label, group, SIDES.get(side, ""), 0) for name, label, group, side in rows}
-
-
-def _from_parts(where: str, parts: Sequence[Part], labels: str) -> Images:
-    source, annotations = join(where, parts)
-    count, height, width = source.pixels.shape[:3]
-    images = _unlabeled(
-        list(source.rows),
-        sizes=np.full((count, 2), (width, height), np.int32),
-        num_bytes=np.full(count, source.pixels[0].nbytes, np.int64),
-        kinds=np.full(count, "array"),
-        modified=np.zeros(count, np.int64),
-        source=source,
-    )
-    return _annotated(images, annotations, labels)
-
-
-def _unlabeled(names: Sequence[str], **known: Any) -> Images:
-    count = len(names)
-    nothing = np.full(count, UNKNOWN, np.int64), np.arange(count), np.full(count, "")
-    return Images(tuple(names), *nothing, (), **known)
-
-
-def _annotated(images: Images, own: Annotations | None, labels: str) -> Images:
-    """Add the data's own annotations, those of folders or those of a table of labels."""
-    names = images.names
-    annotations = own or annotations_from_folders(names, labels if labels == "auto" else "none")
-    notes: tuple[str, ...] = ()
-    if labels == "none":
-        annotations = replace(annotations, labels=[""] * len(names))
-    elif labels == "folders":
-        annotations = replace(annotations, labels=annotations_from_folders(names, labels).labels)
-    elif labels != "auto":
-        table = Path(labels).expanduser()
-        rows, notes = match(table, read_table(table, ("path", "label")), names)
-        annotations = annotations_from_rows(rows, names).or_else(annotations)
-    classes, numbers = annotations.numbered()
-    return replace(
-        images,
-        labels=numbers,
-        groups=annotations.grouped(),
-        splits=np.array(annotations.splits, np.str_),
-        classes=classes,
-        notes=notes,
-    )
+def in_bytes(name: str) -> bytes:
+    """A sort key that does not depend on locale, and keeps names that are not valid UTF-8."""
+    return name.encode("utf-8", "surrogateescape")

@@ -1,8 +1,6 @@
 """Classes, groups and splits of images, read from folders, tables and files beside the images."""
 
 import csv
-import os
-import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
@@ -12,15 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.sources import (
-    BadFile,
-    FileCollector,
-    Files,
-    Folder,
-    ImageFiles,
-    in_bytes,
-    state,
-)
+from nearkin.data.images import in_bytes
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -44,13 +34,10 @@ class Annotations:
     splits: Sequence[str]
 
     def or_else(self, other: "Annotations") -> "Annotations":
-        """This, with groups and splits of the other where this has none."""
-
-        def either(mine: Sequence[str], theirs: Sequence[str]) -> list[str]:
-            return [a or b for a, b in zip(mine, theirs, strict=True)]
-
-        groups, splits = either(self.groups, other.groups), either(self.splits, other.splits)
-        return Annotations(self.labels, groups, splits)
+        """This, with the values of the other where this has none."""
+        columns = zip(vars(self).values(), vars(other).values(), strict=True)
+        either = ([a or b for a, b in zip(*column, strict=True)] for column in columns)
+        return Annotations(*either)
 
     def numbered(self) -> tuple[tuple[str, ...], Int64[np.ndarray, " images"]]:
         """The class names, whole numbers by value, others by bytes; each image's position."""
@@ -118,12 +105,12 @@ TABLES: Final = (".csv", ".parquet")
 
 
 class Row(NamedTuple):
-    """A row of a table; '' where a cell is empty or its column is missing."""
+    """What is said of an image; '' where a cell is empty or its column is missing."""
 
-    label: str
-    group: str
-    split: str
-    line: int  # In a CSV the line, in Parquet the row, from 1
+    label: str = ""
+    group: str = ""
+    split: str = ""
+    line: int = 0  # In a CSV the line, in Parquet the row, from 1
 
 
 def read_table(path: Path, required: Sequence[str] = ("path",)) -> dict[str, Row]:
@@ -195,41 +182,6 @@ def _check_columns(path: Path, columns: Sequence[str], required: Sequence[str]) 
         raise DataError(f"{path}: no column {missing[0]!r} among: {present}; add it to the header")
 
 
-def list_table(path: Path, rows: Mapping[str, Row]) -> tuple[ImageFiles, dict[str, Row]]:
-    """The images that a table lists, by paths relative to its folder; its rows by image name."""
-    root = path.resolve().parent
-    named = {_name(path, written, row): row for written, row in rows.items()}
-    missing = [name for name in named if not os.path.lexists(root / name)]
-    if missing:
-        raise DataError(
-            f"{path}: {len(missing)} of {len(named)} files do not exist below {root}, such as "
-            f"{examples(missing)}; give paths relative to the table"
-        )
-    files, bad = FileCollector(2), list[BadFile]()
-    for name in named:
-        entry = state(root, name)
-        if isinstance(entry, BadFile):
-            bad.append(entry)
-        elif stat.S_ISREG(entry.st_mode):
-            files.add(name, entry.st_size, entry.st_mtime_ns)
-        else:
-            bad.append(BadFile(name, "not a regular file", 0))
-    return ImageFiles(str(path.resolve()), Folder(root), Files(*files.in_order()), bad), named
-
-
-def _name(path: Path, written: str, row: Row) -> str:
-    root = path.resolve().parent
-    name = written.removeprefix(f"{root}/")
-    if "\\" in name and not os.path.lexists(root / name):
-        name = name.replace("\\", "/")
-    if name.startswith("/") or ".." in name.split("/"):
-        raise DataError(
-            f"{path}, line {row.line}: {written!r} leads out of the table's folder; "
-            "move the table above the images"
-        )
-    return name
-
-
 def match(
     path: Path, rows: Mapping[str, Row], names: Collection[str]
 ) -> tuple[dict[str, Row], tuple[str, ...]]:
@@ -251,8 +203,7 @@ def match(
 
 def annotations_from_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Annotations:
     """The annotations of these images in a table."""
-    absent = Row("", "", "", 0)
-    own = [rows.get(name, absent) for name in names]
+    own = [rows.get(name, Row()) for name in names]
     return Annotations([r.label for r in own], [r.group for r in own], [r.split for r in own])
 
 

@@ -1,9 +1,9 @@
 """Labeled images recognized in the data by path or as exact copies; unions of two sets."""
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from nearkin.data.arrays import Arrays, is_name
+from nearkin.data.arrays import is_name
 from nearkin.data.decode import BadImage
-from nearkin.data.images import COLUMNS, Images, open_files, open_images
+from nearkin.data.images import COLUMNS, Arrays, BadFile, Folder, Images, Source, digest, in_bytes
 from nearkin.data.labels import (
     TABLES,
     Annotations,
-    Row,
     annotations_from_folders,
     examples,
-    list_table,
     read_table,
 )
-from nearkin.data.sources import BadFile, Folder, Source, in_bytes
+from nearkin.data.opening import open_images
+from nearkin.data.scan import scan
+from nearkin.data.sources import list_files
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -89,12 +89,8 @@ def copies(images: Images, rows: Iterable[int]) -> list[list[int]]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for row, size in enumerate(sizes):
         if size in candidates and count[size] > 1:
-            try:
-                content = images.read(row)
-            except BadImage:
-                continue
-            content = content if isinstance(content, bytes) else content.tobytes()
-            groups.setdefault((size, hashlib.sha256(content).digest()), []).append(row)
+            with suppress(BadImage):
+                groups.setdefault((size, digest(images.read(row))), []).append(row)
     return [
         group for group in groups.values() if len(group) > 1 and not requested.isdisjoint(group)
     ]
@@ -199,10 +195,8 @@ def _table(data: _Data, path: Path) -> Recognized:
                 "keep one of them"
             )
     outside = {name.removeprefix("/") for name in classes if name.startswith("/")}
-    # As if a table at the root of the file system listed them: their names are then their paths.
-    listing, _ = list_table(Path("/table"), dict.fromkeys(outside, Row("", "", "", 0)))
-    listing = replace(listing, key=f"{table.resolve()}\0labeled")
-    return Recognized(classes, open_files(listing), "/")
+    listing = replace(list_files(Path("/"), outside), key=f"{table.resolve()}\0labeled")
+    return Recognized(classes, scan(listing), "/")
 
 
 def _images(data: _Data, labeled: str) -> Recognized:

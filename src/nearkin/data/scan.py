@@ -8,32 +8,47 @@ import hashlib
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from threading import BoundedSemaphore
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64, Shaped, UInt8
+from jaxtyping import Bool, Int64, UInt8
 from torch.utils.data import Dataset
 
-from nearkin.data.decode import MAGIC, MAX_BYTES, BadImage, Header, decode, header, quiet
-from nearkin.data.loading import prefetch
-from nearkin.data.sources import CustomSource, ImageFiles, Source, in_bytes
+from nearkin.data.batches import prefetch
+from nearkin.data.cache import cache_folder
+from nearkin.data.decode import (
+    FORMATS,
+    MAGIC,
+    MAX_BYTES,
+    BadImage,
+    Header,
+    decode,
+    header,
+    quiet,
+)
+from nearkin.data.images import (
+    Arrays,
+    BadFile,
+    CustomSource,
+    Images,
+    Source,
+    content_bytes,
+    in_bytes,
+    read,
+)
+from nearkin.data.sources import Listing
 from nearkin.distributed import available_cpus
-from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
+from nearkin.types import UNKNOWN
 
 VERSION: Final = 1  # Of the index; another version has other file names
-
-
-def cache_folder(kind: str) -> Path:
-    """The user's own folder for one kind of data that can be computed again."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return root / "nearkin" / kind
 
 
 def index_path(key: str, kind: str) -> Path:
@@ -52,30 +67,16 @@ def load_index(
     filled = np.zeros(len(names), np.bool_)
     try:
         with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
-            then, now = _common(file["names"], names)
-            same = (file["stats"][then] == states[now]).all(axis=1)
+            stored_names = file["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
+            stored_row = {name: row for row, name in enumerate(stored_names)}
+            then = np.array([stored_row.get(name, -1) for name in names], np.int64)
+            same = (then >= 0) & (file["stats"][then] == states).all(axis=1)
             for name, column in columns.items():
-                column[now[same]] = file[name][then[same]]
-            filled[now[same]] = True
+                column[same] = file[name][then[same]]
+            filled[same] = True
     except (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error):
         filled[:] = False  # absent or damaged: everything in it can be read again
     return filled
-
-
-def _common(
-    stored: UInt8[np.ndarray, " bytes"], names: Sequence[str]
-) -> tuple[Int64[np.ndarray, " common"], Int64[np.ndarray, " common"]]:
-    """The rows then, and now, of the names that are in both."""
-    if np.array_equal(stored, _joined(names)):
-        return np.arange(len(names)), np.arange(len(names))
-    then_names = stored.tobytes().decode("utf-8", "surrogateescape").split("\0")
-    then = {name: row for row, name in enumerate(then_names)}
-    rows = np.array([then.get(name, -1) for name in names], np.int64)
-    return rows[rows >= 0], np.flatnonzero(rows >= 0)
-
-
-def _joined(names: Sequence[str]) -> UInt8[np.ndarray, " bytes"]:
-    return np.frombuffer(in_bytes("\0".join(names)), np.uint8)
 
 
 def save_index(
@@ -86,9 +87,10 @@ def save_index(
 ) -> None:
     """Store one value per file and column, in place of the index before."""
     own = path.with_name(f"{path.stem}.{os.getpid()}.npz")
+    joined: UInt8[np.ndarray, " bytes"] = np.frombuffer(in_bytes("\0".join(names)), np.uint8)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(own, allow_pickle=False, names=_joined(names), stats=states, **columns)
+        np.savez_compressed(own, allow_pickle=False, names=joined, stats=states, **columns)
         own.replace(path)
     except OSError:  # a full or read-only disk costs the next start some time, nothing else
         with suppress(OSError):
@@ -98,6 +100,46 @@ def save_index(
 THREADS: Final = 8  # Enough to hide the latency of a disk or of a network
 BLOCK: Final = 2**10  # Files between two calls of `on_progress`
 MANY: Final = 2**14  # Files from which on starting processes pays
+Values = Callable[[int], Sequence[Any]]  # Computes the values of a row, one of each column
+
+
+def fill(
+    columns: Mapping[str, np.ndarray],
+    rows: Int64[np.ndarray, " rows"],
+    values: Values,
+    what: str,
+    on_progress: ProgressCallback,
+) -> None:
+    """Compute these rows of the columns, in threads and, if they are many, in processes."""
+    blocks = _Blocks(values, rows)
+    workers = available_cpus() if len(rows) >= MANY else 0
+    computed = prefetch(blocks, 0, len(blocks), workers, images=BLOCK)
+    progress = tracked(computed, len(rows), what, on_progress)
+    for block, of_block in zip(blocks.rows, progress, strict=True):
+        for column, each in zip(columns.values(), zip(*of_block, strict=True), strict=True):
+            column[block] = each
+
+
+class _Blocks(Dataset[list[Sequence[Any]]]):
+    """The values of some rows, block by block."""
+
+    def __init__(self, values: Values, rows: np.ndarray) -> None:
+        self.values = values
+        self.rows = np.split(rows, range(BLOCK, len(rows), BLOCK)) if len(rows) else []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> list[Sequence[Any]]:
+        with quiet, ThreadPoolExecutor(THREADS) as pool:
+            parts = np.array_split(self.rows[number], THREADS)
+            return list(chain.from_iterable(pool.map(self._part, parts)))
+
+    def _part(self, rows: np.ndarray) -> list[Sequence[Any]]:
+        return list(map(self.values, rows.tolist()))
+
+
+MAX_PIXELS: Final = 50_000_000
 WHOLE: Final = (b"II", b"MM", b"RIFF")
 """TIFF and WebP: formats whose header may lie anywhere in the file."""
 FURTHER: Final = 2**24
@@ -108,82 +150,77 @@ LARGE: Final = 2**25
 _large: Final = BoundedSemaphore(2)
 
 
-class Headers(NamedTuple):
-    """The headers of some files."""
-
-    kinds: Shaped[np.ndarray, " files"]
-    """The format or, of a bad file, the reason of a `BadImage`; ASCII, a byte a letter."""
-    sizes: Int32[np.ndarray, "files 2"]  # Width and height; of a bad file, zeros
-
-    @staticmethod
-    def empty(count: int) -> "Headers":
-        """Headers to be filled in."""
-        return Headers(np.full(count, b"not-an-image"), np.zeros((count, 2), np.int32))
-
-
 def scan(
-    files: ImageFiles,
+    listing: Listing,
     *,
-    decoded_pixels: int = 0,
+    max_pixels: int = MAX_PIXELS,
     cache: bool = True,
+    full: bool = False,
     on_progress: ProgressCallback = ignore_progress,
-) -> Headers:
-    """Read the header of every file, or load it from the index if the file has not changed.
+) -> Images:
+    """The images with a good header, without labels; all others are bad. There may be none.
 
-    Every image of at most `decoded_pixels` is decoded, which finds damage behind the header.
+    Reads the header of every file, or loads it from the index if the file has not changed. If
+    `full`, every image is decoded now, which finds damage behind the header.
     """
-    names, states = files.files
-    headers = Headers.empty(len(names))
-    columns = {"formats": headers.kinds, "sizes": headers.sizes}
-    path = index_path(files.key, f"up-to-{decoded_pixels}" if decoded_pixels else "headers")
-    known = load_index(path, names, states, columns) if cache else np.zeros(len(names), np.bool_)
-    fresh = np.flatnonzero(~known)
-    blocks = _HeaderBlocks(files, fresh, decoded_pixels)
-    workers = available_cpus() if len(fresh) >= MANY else 0
-    read = prefetch(blocks, 0, len(blocks), workers, images=BLOCK)
-    what = "decoding all images" if decoded_pixels else "looking at all files"
-    tracked_blocks = tracked(read, len(fresh), what, on_progress)
-    for rows, block in zip(blocks.rows, tracked_blocks, strict=True):
-        headers.kinds[rows] = [each.format for each in block]
-        headers.sizes[rows] = [each[1:] for each in block]
-    if cache and len(fresh):
-        save_index(path, names, states, columns)
-    return headers
+    names, states = listing.names, listing.states
+    # The format or, of a bad file, the reason of a `BadImage`; ASCII, a byte a letter.
+    kinds = np.full(len(names), b"not-an-image")
+    sizes = np.zeros((len(names), 2), np.int32)  # of a bad file, zeros
+    columns = {"formats": kinds, "sizes": sizes}
+    reasons, decoded_pixels = dict[int, str](), max_pixels if full else 0
+    if isinstance(listing.source, Arrays):
+        kinds[:], sizes[:] = b"array", listing.source.pixels.shape[2:0:-1]
+    elif isinstance(listing.source, CustomSource):
+        reasons = _scan_source(listing, columns, decoded_pixels, on_progress)
+    else:
+        _scan_files(listing, columns, decoded_pixels, cache, on_progress)
+    kinds[sizes.prod(axis=1, dtype=np.int64) > max_pixels] = b"too-large"
+    known = (*FORMATS, "array")
+    good = np.isin(kinds, np.array(known, np.bytes_))
+    bad = [*listing.bad]
+    for row in np.flatnonzero(~good).tolist():
+        reason = reasons.get(row, kinds[row].decode())
+        bad.append(BadFile(names[row], reason, int(states[row, 0])))
+    rows = np.flatnonzero(good)
+    return Images(
+        tuple(map(names.__getitem__, rows.tolist())),
+        labels=np.full(len(rows), UNKNOWN, np.int64),
+        groups=np.arange(len(rows)),
+        splits=np.full(len(rows), ""),
+        classes=(),
+        sizes=sizes[rows],
+        num_bytes=states[rows, 0],
+        kinds=kinds[rows].astype(np.dtype(f"U{max(map(len, known))}")),
+        modified=states[rows, 1],
+        source=listing.source,
+        key=listing.key if cache else "",
+        bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
+    )
 
 
-def scan_source(
-    source: CustomSource,
-    names: Sequence[str],
-    *,
+def _scan_source(
+    listing: Listing,
+    columns: Mapping[str, np.ndarray],
     decoded_pixels: int,
     on_progress: ProgressCallback,
-) -> tuple[Headers, Int64[np.ndarray, "files 2"]]:
-    """Read every image of a user's own source, once.
-
-    Returns:
-        The headers, and of each image its bytes and a checksum, which stands where files have
-        the time of their last write.
-    """
-    headers, states = Headers.empty(len(names)), np.zeros((len(names), 2), np.int64)
-    errors = list[OSError]()
-    rows = [[row] for row in range(len(names))]
-    for (row,) in tracked(rows, len(names), "reading all images", on_progress):
+) -> dict[int, str]:
+    """Read every image of a user's own source, once; return why some are bad."""
+    reasons, (kinds, sizes) = dict[int, str](), columns.values()
+    rows = [[row] for row in range(len(listing.names))]
+    for (row,) in tracked(rows, len(rows), "reading all images", on_progress):
         try:
-            image = source.read(names[row])
-            content = image if isinstance(image, bytes) else image.tobytes()
-            states[row] = len(content), zlib.crc32(content)
-            headers.kinds[row], *headers.sizes[row] = _header_of(image, decoded_pixels)
+            image = listing.source.read(listing.names[row])
+            content = content_bytes(image)
+            # A checksum stands where files have the time of their last write.
+            listing.states[row] = len(content), zlib.crc32(content)
+            kinds[row], *sizes[row] = _header(image, decoded_pixels)
         except BadImage as error:
-            headers.kinds[row] = error.reason
-        except OSError as error:
-            headers.kinds[row] = "unreadable"
-            errors.append(error)
-    if len(errors) == len(names):
-        raise DataError(f"no image can be read, such as {errors[0]}")
-    return headers, states
+            reasons[row] = error.reason
+    return reasons
 
 
-def _header_of(image: bytes | np.ndarray, decoded_pixels: int) -> Header:
+def _header(image: bytes | np.ndarray, decoded_pixels: int) -> Header:
     if not isinstance(image, bytes):
         return Header("array", image.shape[1], image.shape[0])
     known = header(image)
@@ -192,30 +229,28 @@ def _header_of(image: bytes | np.ndarray, decoded_pixels: int) -> Header:
     return known
 
 
-class _HeaderBlocks(Dataset[list[Header]]):
-    """The headers of some files, block by block."""
-
-    def __init__(self, files: ImageFiles, rows: np.ndarray, decoded_pixels: int) -> None:
-        self.files = files
-        self.rows = np.split(rows, range(BLOCK, len(rows), BLOCK)) if len(rows) else []
-        self.decoded_pixels = decoded_pixels
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, number: int) -> list[Header]:
-        """One block, read by several threads."""
-        with quiet, ThreadPoolExecutor(THREADS) as pool:
-            parts = np.array_split(self.rows[number], THREADS)
-            return list(chain.from_iterable(pool.map(self._headers, parts)))
-
-    def _headers(self, rows: np.ndarray) -> list[Header]:
-        names, states = self.files.files
-        source, pixels = self.files.source, self.decoded_pixels
-        return [_scan(source, names[row], int(states[row, 0]), pixels) for row in rows.tolist()]
+def _scan_files(
+    listing: Listing,
+    columns: Mapping[str, np.ndarray],
+    decoded_pixels: int,
+    cache: bool,
+    on_progress: ProgressCallback,
+) -> None:
+    """Read the header of every file that is not in the index."""
+    names, states = listing.names, listing.states
+    kind = f"up-to-{decoded_pixels}" if decoded_pixels else "headers"
+    path = index_path(listing.key, kind)
+    known = load_index(path, names, states, columns) if cache else np.zeros(len(names), np.bool_)
+    fresh = np.flatnonzero(~known)
+    what = "decoding all images" if decoded_pixels else "looking at all files"
+    fill(columns, fresh, partial(_scan_file, listing, decoded_pixels), what, on_progress)
+    if cache and len(fresh):
+        save_index(path, names, states, columns)
 
 
-def _scan(source: Source, name: str, size: int, decoded_pixels: int) -> Header:
+def _scan_file(listing: Listing, decoded_pixels: int, row: int) -> tuple[str, tuple[int, int]]:
+    """The format and size of an image, or the reason why it is none."""
+    source, name, size = listing.source, listing.names[row], int(listing.states[row, 0])
     try:
         if size > MAX_BYTES:
             raise BadImage("too-large")
@@ -225,8 +260,8 @@ def _scan(source: Source, name: str, size: int, decoded_pixels: int) -> Header:
             with _memory_limit(max(size, pixels)):
                 decode(_read(source, name))
     except BadImage as error:
-        return Header(error.reason, 0, 0)
-    return known
+        return error.reason, (0, 0)
+    return known.format, (known.width, known.height)
 
 
 def _read_header(source: Source, name: str, size: int) -> Header:
@@ -246,9 +281,6 @@ def _memory_limit(amount: int) -> AbstractContextManager[object]:
 
 
 def _read(source: Source, name: str, limit: int | None = None) -> bytes:
-    try:
-        encoded = source.read(name, limit)
-    except OSError as error:
-        raise BadImage("unreadable") from error
+    encoded = read(source, name, limit)
     assert isinstance(encoded, bytes), name
     return encoded

@@ -1,7 +1,6 @@
-"""Where images come from: folders, archives and a user's own sources, read by name.
+"""The files of folders, tables and archives that have the name of an image.
 
-Archives are read in place, never extracted. A source holds no open files, so it can be pickled,
-forked, and read from any thread or process.
+Archives are read in place, never extracted.
 """
 
 import gzip
@@ -22,12 +21,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from posixpath import splitext
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
-from nearkin.data.decode import rgb_pixels
+from nearkin.data.images import BadFile, Folder, Source, in_bytes
+from nearkin.data.labels import Row, examples, read_table
 from nearkin.errors import DataError
 
 EXTENSIONS: Final = frozenset(
@@ -36,104 +36,41 @@ EXTENSIONS: Final = frozenset(
 """A first filter only: the content of a file decides in the end."""
 
 
-@runtime_checkable
-class Source(Protocol):
-    """Reads images by name."""
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """Images by name, before any of them is opened."""
 
-    def read(self, name: str, limit: int | None = None) -> bytes | np.ndarray:
-        """An image's encoded bytes (the first `limit` of them) or its pixels; else an OSError."""
-
-
-@runtime_checkable
-class ImageSource(Protocol):
-    """What a source of your own has: names, and a method that reads one image.
-
-    It must be picklable, and `read` must give the same image for a name every time. Optional
-    attributes, each a sequence with one text per name, '' where nothing is known:
-
-        labels    the class of each image
-        groups    images of one group never fall on two sides of a split
-        splits    train, val or test
-    """
-
-    names: Sequence[str]
-    """Unique names, in any order."""
-
-    def read(self, name: str, /) -> bytes | np.ndarray:
-        """A file's bytes, or pixels (height, width[, 3]): uint8, or floats from 0 to 1."""
-
-
-@dataclass(frozen=True)
-class CustomSource:
-    """Reads an `ImageSource`: whatever it raises, or returns that is no image, is an OSError."""
-
-    source: ImageSource
-
-    def read(self, name: str, limit: int | None = None) -> bytes | np.ndarray:
-        """The encoded bytes, or RGB pixels."""
-        try:
-            image: Any = self.source.read(name)
-            return image[:limit] if isinstance(image, bytes) else rgb_pixels(image)
-        except Exception as error:
-            raise OSError(f"{name}: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class BadFile:
-    """A file that cannot be used."""
-
-    name: str
-    reason: str
-    bytes: int
-
-
-class Files(NamedTuple):
-    """Any number of files, and what tells whether they have changed."""
-
+    source: Source
     names: tuple[str, ...]  # Unique, in the order of their bytes
     states: Int64[np.ndarray, "files 2"]
     """Bytes, and time of the last write in nanoseconds (of a member, that of its archive)."""
-
-
-@dataclass(frozen=True, eq=False)
-class ImageFiles:
-    """The files that have the name of an image, before any of them is opened."""
-
-    key: str  # The absolute path, which the index of headers is filed under
-    source: Source
-    files: Files
     bad: list[BadFile] = field(default_factory=list[BadFile])
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Labels from files beside the images, by the `stem` of both."""
+    key: str = ""  # The absolute path, which the index of headers is filed under; '' for no index
+    rows: Mapping[str, Row] = field(default_factory=dict[str, Row])
+    """What the data say of each image. Without it, folders may be classes."""
+    folders: bool = True  # Whether folders may be the sides of a split
 
 
-class FileCollector:
-    """Collects names and a fixed number of integers each, in little memory."""
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self.names: list[str] = []
-        self.numbers = array("q")
-
-    def add(self, name: str, *numbers: int) -> None:
-        """Add a file."""
-        self.names.append(name)
-        self.numbers.extend(numbers)
-
-    def in_order(self) -> tuple[tuple[str, ...], Int64[np.ndarray, "files numbers"]]:
-        """The names in the order of their bytes, and their numbers."""
-        names = self.names
-        # ASCII text sorts like its bytes, and needs no copies to be compared.
-        plain = all(map(str.isascii, names))
-        key = names.__getitem__ if plain else lambda row: in_bytes(names[row])
-        rows = sorted(range(len(names)), key=key)
-        numbers = np.array(self.numbers, np.int64).reshape(-1, self.width)
-        return tuple(map(names.__getitem__, rows)), numbers[np.array(rows, np.int64)]
+Entry = tuple[str, Sequence[int] | BadFile]  # The name of a file, and numbers that belong to it
 
 
-def in_bytes(name: str) -> bytes:
-    """A sort key that does not depend on locale, and keeps names that are not valid UTF-8."""
-    return name.encode("utf-8", "surrogateescape")
+def in_order(
+    entries: Iterable[Entry], width: int
+) -> tuple[tuple[str, ...], Int64[np.ndarray, "files width"], list[BadFile]]:
+    """The names in the order of their bytes, `width` numbers of each, and the bad files."""
+    names, numbers, bad = list[str](), array("q"), list[BadFile]()
+    for name, entry in entries:  # there may be millions
+        if isinstance(entry, BadFile):
+            bad.append(entry)
+        else:
+            names.append(name)
+            numbers.extend(entry)
+    # ASCII text sorts like its bytes, and needs no copies to be compared.
+    plain = all(map(str.isascii, names))
+    key = names.__getitem__ if plain else lambda row: in_bytes(names[row])
+    rows = sorted(range(len(names)), key=key)
+    columns = np.array(numbers, np.int64).reshape(-1, width)[np.array(rows, np.int64)]
+    return tuple(map(names.__getitem__, rows)), columns, bad
 
 
 def stem(name: str) -> str:
@@ -159,36 +96,25 @@ def is_image(name: str) -> bool:
     return splitext(name)[1].lower() in EXTENSIONS
 
 
-def no_images(where: str, others: Iterable[str]) -> DataError:
-    """The error for data without images, which says what there is instead."""
+def _require_files(listing: Listing, where: object, others: Iterable[str]) -> Listing:
+    """Refuse data without images, and say what there is instead."""
+    if listing.names or listing.bad:
+        return listing
     counts = Counter(splitext(name)[1].lower() or "no extension" for name in others)
     present = ", ".join(f"{count} x {suffix}" for suffix, count in counts.most_common(5))
-    return DataError(
+    raise DataError(
         f"{where}: no images ({f'found {present}' if present else 'it is empty'}); "
         f"give files ending in {' '.join(sorted(EXTENSIONS))}"
     )
 
 
-# Folders
-
-
-@dataclass(frozen=True)
-class Folder:
-    """Reads files below a folder."""
-
-    root: Path
-
-    def read(self, name: str, limit: int | None = None) -> bytes:
-        """The file's first `limit` bytes, or all of it."""
-        with open(f"{self.root}/{name}", "rb") as file:  # noqa: PTH123  (a million times)
-            return file.read(-1 if limit is None else limit)
-
+# Folders and tables
 
 MARKER: Final = ".nearkin-run"
 """A file in every run folder, so that the plots of a run never count as images."""
 
 
-def list_folder(root: Path) -> ImageFiles:
+def list_folder(root: Path) -> Listing:
     """Find the images below a folder or, where it holds none, in the .tar files below it.
 
     Hidden files and folders and the folders of runs are skipped. A link is followed only to a
@@ -196,24 +122,62 @@ def list_folder(root: Path) -> ImageFiles:
     cuts loops.
     """
     root = root.resolve()
-    files, bad, others = FileCollector(2), list[BadFile](), list[str]()
-    for name, entry in _walk(root):
-        if isinstance(entry, BadFile):
-            bad.append(entry)
-        elif not is_image(name):
-            others.append(name)
-        elif stat.S_ISREG(entry.st_mode):
-            files.add(name, entry.st_size, entry.st_mtime_ns)
-        else:
-            bad.append(BadFile(name, "not a regular file", 0))
+    others = list[str]()
+
+    def images() -> Iterator[Entry]:
+        for name, state in _walk(root):
+            if is_image(name) or isinstance(state, BadFile):
+                yield name, _entry(name, state)
+            else:
+                others.append(name)
+
+    names, states, bad = in_order(images(), 2)
     shards = sorted(name for name in others if name.lower().endswith(".tar"))
-    if shards and not files.names:
+    if shards and not names:
         # Shards of WebDataset: each counts as a folder of that name.
         in_shards = list_archives(root, {f"{shard}/": root / shard for shard in shards})
         return replace(in_shards, bad=in_shards.bad + bad)
-    if not files.names and not bad:
-        raise no_images(str(root), others)
-    return ImageFiles(str(root), Folder(root), Files(*files.in_order()), bad)
+    return _require_files(Listing(Folder(root), names, states, bad, str(root)), root, others)
+
+
+def list_table(path: Path) -> Listing:
+    """The images that a table lists, by paths relative to its folder."""
+    root = path.resolve().parent
+    rows = {_name(path, written, row): row for written, row in read_table(path).items()}
+    missing = [name for name in rows if not os.path.lexists(root / name)]
+    if missing:
+        raise DataError(
+            f"{path}: {len(missing)} of {len(rows)} files do not exist below {root}, such as "
+            f"{examples(missing)}; give paths relative to the table"
+        )
+    return replace(list_files(root, rows), key=str(path.resolve()), rows=rows, folders=False)
+
+
+def _name(path: Path, written: str, row: Row) -> str:
+    root = path.resolve().parent
+    name = written.removeprefix(f"{root}/")
+    if "\\" in name and not os.path.lexists(root / name):
+        name = name.replace("\\", "/")
+    if name.startswith("/") or ".." in name.split("/"):
+        raise DataError(
+            f"{path}, line {row.line}: {written!r} leads out of the table's folder; "
+            "move the table above the images"
+        )
+    return name
+
+
+def list_files(root: Path, names: Iterable[str]) -> Listing:
+    """These files below a (resolved) folder, also those that no walk comes to."""
+    entries = ((name, _entry(name, _state(root, name, is_inside=False))) for name in names)
+    return Listing(Folder(root), *in_order(entries, 2))
+
+
+def _entry(name: str, state: os.stat_result | BadFile) -> Sequence[int] | BadFile:
+    if isinstance(state, BadFile):
+        return state
+    if not stat.S_ISREG(state.st_mode):
+        return BadFile(name, "not a regular file")
+    return state.st_size, state.st_mtime_ns
 
 
 def _walk(root: Path) -> Iterator[tuple[str, os.stat_result | BadFile]]:
@@ -227,16 +191,16 @@ def _walk(root: Path) -> Iterator[tuple[str, os.stat_result | BadFile]]:
             continue
         entered.add((here.st_dev, here.st_ino))
         below = list[str]()
-        for name, entry in _entries(root, folder):
-            if isinstance(entry, BadFile) or not stat.S_ISDIR(entry.st_mode):
-                yield name, entry
+        for name, state in _in_folder(root, folder):
+            if isinstance(state, BadFile) or not stat.S_ISDIR(state.st_mode):
+                yield name, state
             else:
                 below.append(name)
         for name in sorted(below):
             (linked if (root / name).is_symlink() else real).append(name)
 
 
-def _entries(root: Path, folder: str) -> Iterator[tuple[str, os.stat_result | BadFile]]:
+def _in_folder(root: Path, folder: str) -> Iterator[tuple[str, os.stat_result | BadFile]]:
     start = f"{folder}/" if folder else ""
     try:
         if (root / folder / MARKER).exists():
@@ -244,37 +208,23 @@ def _entries(root: Path, folder: str) -> Iterator[tuple[str, os.stat_result | Ba
         with os.scandir(f"{root}/{folder}") as entries:  # one at a time: there may be a million
             for entry in entries:
                 if not is_hidden(entry.name):
-                    yield start + entry.name, _state(root, start + entry.name)
+                    yield start + entry.name, _state(root, start + entry.name, is_inside=True)
     except OSError:
-        yield folder, BadFile(folder, "unreadable folder", 0)
+        yield folder, BadFile(folder, "unreadable folder")
 
 
-def state(root: Path, name: str) -> os.stat_result | BadFile:
-    """The state of a file below a (resolved) folder, or what is wrong with it.
-
-    Checks all links on the way: a name from a table may be one that no walk comes to.
-    """
-    folder = name
-    while folder := folder.rpartition("/")[0]:
-        if os.path.islink(f"{root}/{folder}"):  # noqa: PTH114  (tables have a million rows)
-            link = _state(root, folder)
-            if isinstance(link, BadFile):
-                return replace(link, name=name)
-    return _state(root, name)
-
-
-def _state(root: Path, name: str) -> os.stat_result | BadFile:
-    """The same for a file in a folder that is known to be below the root."""
+def _state(root: Path, name: str, *, is_inside: bool) -> os.stat_result | BadFile:
+    """The state of a file; `is_inside` if its folder is known to be below the root."""
+    path = root / name
     try:
-        entry = os.lstat(f"{root}/{name}")
-        if not stat.S_ISLNK(entry.st_mode):
-            return entry
-        path = root / name
+        state = path.lstat()
+        if is_inside and not stat.S_ISLNK(state.st_mode):
+            return state
         if not path.resolve().is_relative_to(root):
-            return BadFile(name, "link leaves the folder", 0)
+            return BadFile(name, "link leaves the folder")
         return path.stat()
     except (OSError, RuntimeError):  # a dangling link, or one that leads to itself
-        return BadFile(name, "broken link", 0)
+        return BadFile(name, "broken link")
 
 
 # Archives
@@ -360,41 +310,45 @@ class Archive:
         return os.pread(opened.descriptor, count, offset)
 
 
-def list_archives(where: Path, archives: dict[str, Path]) -> ImageFiles:
+def list_archives(where: Path, archives: Mapping[str, Path]) -> Listing:
     """Find the images in archives, given by the prefix of their members' names.
 
     Listed as bad are members with an absolute name, a '..' or the name of an earlier one, links,
     devices, encrypted members and those of an unusual compression.
     """
     contents: list[Path | bytes] = []
-    files, label_files = FileCollector(2 + 5), FileCollector(5)
-    bad, others = list[BadFile](), list[str]()
+    labels, others = dict[str, np.ndarray](), list[str]()
     modified = [path.stat().st_mtime_ns for path in archives.values()]
-    for (prefix, path), written in zip(archives.items(), modified, strict=True):
-        earlier = set[str]()
-        with _readable(path):
-            content, members = _open(path.resolve())
-            for name, place, refusal in members:
-                if name.endswith(LABEL_SUFFIX) and not refusal:
-                    label_files.add(prefix + name, len(contents), *place)
-                elif not is_image(name):
-                    others.append(name)
-                elif refusal or name in earlier:
-                    bad.append(BadFile(prefix + name, refusal or "duplicate name", place.bytes))
-                else:
-                    earlier.add(name)
-                    files.add(prefix + name, place.bytes, written, len(contents), *place)
-        contents.append(content)
-    if not files.names and not bad:
-        raise no_images(str(where), others)
-    names, numbers = files.in_order()
+
+    def images() -> Iterator[Entry]:
+        for (prefix, path), written in zip(archives.items(), modified, strict=True):
+            earlier = set[str]()
+            with _readable(path):
+                content, members = _open(path.resolve())
+                for name, place, refusal in members:
+                    numbers = len(contents), *place
+                    if name.endswith(LABEL_SUFFIX) and not refusal:
+                        labels[stem(prefix + name)] = np.array(numbers)
+                    elif not is_image(name):
+                        others.append(name)
+                    elif refusal or name in earlier:
+                        reason = refusal or "duplicate name"
+                        yield name, BadFile(prefix + name, reason, place.bytes)
+                    else:
+                        earlier.add(name)
+                        yield prefix + name, (place.bytes, written, *numbers)
+            contents.append(content)
+
+    names, numbers, bad = in_order(images(), 2 + 5)
     source = Archive(contents, max(modified), names, numbers[:, 2:])
     with _readable(where):
-        labels = {
-            stem(name): source.read_place(place, MAX_LABEL).decode("utf-8", "replace").strip()
-            for name, place in zip(*label_files.in_order(), strict=True)
+        classes = {
+            name: source.read_place(place, MAX_LABEL).decode("utf-8", "replace").strip()
+            for name, place in labels.items()
         }
-    return ImageFiles(str(where.resolve()), source, Files(names, numbers[:, :2]), bad, labels)
+    rows = {name: Row(classes.get(stem(name), "")) for name in names} if classes else {}
+    key = str(where.resolve())
+    return _require_files(Listing(source, names, numbers[:, :2], bad, key, rows), where, others)
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from jaxtyping import Bool, Int64
 
 from nearkin.config import TrainConfig
 from nearkin.data.duplicates import duplicates
-from nearkin.data.images import Images, open_images
+from nearkin.data.images import Images
+from nearkin.data.opening import open_images
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, ignore_progress
 

@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.data.images import Images, open_images
+from nearkin.data.images import Images
 from nearkin.data.labels import Annotations, examples, match, read_table
+from nearkin.data.opening import open_images
 from nearkin.data.recognize import (
     Either,
     class_names,

@@ -65,9 +65,9 @@ class Encoder(nn.Module):
             images: One image or several: a Pillow image; an array of shape (height, width, 3) or
                 (height, width); a tensor of shape (3, height, width); an array of shape
                 (n, height, width, 3) or a tensor of shape (n, 3, height, width); or a list of
-                such. Arrays and tensors are uint8, from 0 to 255. Images of a list may differ in
-                size. Pillow images are treated as the files it was trained on: upright by their
-                exif orientation, transparency over white, 16 bits scaled to 8.
+                such. Arrays and tensors are uint8, or floats from 0 to 1. Images of a list may
+                differ in size. Pillow images are treated as the files it was trained on: upright
+                by their exif orientation, transparency over white, 16 bits scaled to 8.
 
         Returns:
             Of shape (3, size, size) for one image, (n, 3, size, size) for several.
@@ -87,37 +87,15 @@ class Encoder(nn.Module):
 
     def _crop(self, image: Any) -> UInt8[np.ndarray, "size size 3"]:
         """Return the central square of an image, in this encoder's size."""
-        from PIL import Image
+        from nearkin.data.decode import CENTER, center, rgb_pixels
 
-        from nearkin.data.decode import CENTER, center
-        from nearkin.data.decode import load as load_rgb
-
-        if isinstance(image, Image.Image):
+        try:
             # A JPEG that is opened but not yet decoded is decoded at the smallest scale that
             # suffices, which is several times faster.
-            pixels = np.asarray(load_rgb(image, math.ceil(self.image_size / CENTER)))
-        else:
-            pixels = _pixels(image)
+            pixels = rgb_pixels(image, math.ceil(self.image_size / CENTER))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"cannot transform an image: {error}") from error
         return center(pixels, self.image_size)
-
-
-def _pixels(image: Any) -> UInt8[np.ndarray, "height width 3"]:
-    """Check an array or a tensor that is one image."""
-    if not isinstance(image, np.ndarray | Tensor):
-        raise UsageError(
-            f"an image is a {type(image).__name__}; give a Pillow image, an array or a tensor"
-        )
-    dtype, shape = str(image.dtype).removeprefix("torch."), tuple(image.shape)
-    if dtype != "uint8":
-        raise UsageError(f"an image has the dtype {dtype}; give uint8, from 0 to 255")
-    layout = "(3, height, width)" if isinstance(image, Tensor) else "(height, width, 3)"
-    channels = shape[0 if isinstance(image, Tensor) else -1] if len(shape) == 3 else 0
-    if not (len(shape) == 2 or channels == 3) or 0 in shape:
-        raise UsageError(f"an image has the shape {shape}; give {layout} or (height, width)")
-    pixels = image.cpu().numpy() if isinstance(image, Tensor) else image
-    if len(shape) == 2:
-        return np.repeat(pixels[..., None], 3, axis=2)
-    return np.ascontiguousarray(pixels.transpose(1, 2, 0) if isinstance(image, Tensor) else pixels)
 
 
 def write_encoder(path: Path, backbone: Backbone, details: dict[str, Any]) -> None:

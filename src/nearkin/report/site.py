@@ -18,7 +18,8 @@ from torch import Tensor
 
 from nearkin.data.copies import copy_to, file_names
 from nearkin.data.decode import BadImage, center, decode, header
-from nearkin.data.images import MAX_PIXELS, SMALL_SIDE, Images
+from nearkin.data.images import SMALL_SIDE, Images
+from nearkin.data.scan import MAX_PIXELS
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_pixels

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from nearkin.data.loading import first_sentence, worker_lost
+from nearkin.data.batches import first_sentence, worker_lost
 from nearkin.errors import ResourceError, WorkerError
 
 

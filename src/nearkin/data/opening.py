@@ -1,0 +1,158 @@
+"""Opening images: any kind of data is listed, its headers are read, its labels are numbered."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearkin.data.arrays import Part, from_name, from_npz, is_name, list_arrays
+from nearkin.data.images import CustomSource, Images, ImageSource, in_bytes
+from nearkin.data.labels import (
+    SIDES,
+    TABLES,
+    Row,
+    annotations_from_folders,
+    annotations_from_rows,
+    match,
+    read_table,
+)
+from nearkin.data.scan import MAX_PIXELS, scan
+from nearkin.data.sources import ARCHIVES, Listing, list_archives, list_folder, list_table
+from nearkin.errors import DataError, UsageError
+from nearkin.extensions import load_extension
+from nearkin.pace import ProgressCallback, ignore_progress
+
+
+def open_images(
+    data: str | Path | np.ndarray | tuple[np.ndarray, np.ndarray] | ImageSource,
+    *,
+    labels: str = "auto",
+    max_pixels: int = MAX_PIXELS,
+    cache: bool = True,
+    full: bool = False,
+    on_progress: ProgressCallback = ignore_progress,
+) -> Images:
+    """Find all images, check their headers, and read their labels, groups and splits.
+
+    Args:
+        data: A folder, flat or nested; a .csv or .parquet with the column path and, optionally,
+            label, group and split; a .zip, .tar or .tar.gz (the last up to 1 GiB unpacked); an
+            .npz with x and y, or x_train, y_train, x_test, y_test; pixels, or (pixels, labels),
+            as arrays; an `ImageSource`; "digits", or "torchvision:NAME" for a set that is already
+            on disk; or FILE.py:NAME, module:NAME, or a name that an installed package declares,
+            of a function or class whose call gives any of these.
+        labels: "auto": what the data declare or, in folders, the class folders if they look like
+            some; "none"; "folders": each image's folder, in any case; or the path of a table
+            with the columns path and label. Such a table may cover only some images; its rows
+            without an image are counted in `notes`.
+        max_pixels: Larger images are bad.
+        cache: Store headers and thumbnails, so that a second start reads and decodes none.
+        full: Decode every image now, which also finds damage behind the header.
+        on_progress: Progress of the scan of all files.
+
+    Raises:
+        DataError: There are no usable images, or their annotations contradict each other. A
+            damaged file does not raise: it is listed in `bad`.
+    """
+    resolved, where = _resolve(data)
+    listing = _list(resolved, where)
+    images = scan(listing, max_pixels=max_pixels, cache=cache, full=full, on_progress=on_progress)
+    if not images.names:
+        raise DataError(
+            f"{where}: none of {len(images.bad)} images can be used, such as "
+            f"{images.bad[0].name!r} ({images.bad[0].reason}); look at the files"
+        )
+    return _annotated(images, listing, labels)
+
+
+def _resolve(data: Any) -> tuple[Any, str]:
+    """The data that a reference stands for, a path as text, and what to call them in messages."""
+    where = str(data) if isinstance(data, str | Path) else "the data"
+    if where and not is_name(where) and not Path(where).expanduser().exists():
+        factory = load_extension("sources", where)
+        if factory is not None:
+            if not callable(factory):
+                raise UsageError(f"data {where} is no function; give one that returns images")
+            data = factory()
+    return str(data) if isinstance(data, str | Path) else data, where
+
+
+def _list(data: Any, where: str) -> Listing:
+    if isinstance(data, ImageSource):
+        return _list_source(data, where)
+    if isinstance(data, str):
+        return list_arrays(data, from_name(data)) if is_name(data) else _list_path(Path(data))
+    return list_arrays(where, [Part("", *data) if isinstance(data, tuple) else Part("", data)])
+
+
+def _list_path(path: Path) -> Listing:
+    path = path.expanduser()
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder; give the path of your images")
+    if path.is_dir():
+        return list_folder(path)
+    if path.name.lower().endswith(ARCHIVES):
+        return list_archives(path, {"": path})
+    if path.suffix.lower() in TABLES:
+        return list_table(path)
+    if path.suffix.lower() == ".npz":
+        return list_arrays(str(path), from_npz(path))
+    kinds = ", ".join((*ARCHIVES, *TABLES, ".npz"))
+    raise DataError(f"{path}: not a kind of data that is known; give a folder, or a {kinds}")
+
+
+def _list_source(source: ImageSource, where: str) -> Listing:
+    """The images of a user's own source; the scan finds out their states."""
+    own_names = [str(name) for name in source.names]
+    names = tuple(sorted(own_names, key=in_bytes))
+    if len(set(names)) < len(names) or not names:
+        raise DataError(f"{where}: {len(names)} names; give at least one, each of its own")
+    states = np.zeros((len(names), 2), np.int64)
+    return Listing(CustomSource(source), names, states, rows=_rows(source, where, own_names))
+
+
+def _rows(source: ImageSource, where: str, names: Sequence[str]) -> dict[str, Row]:
+    """The annotations of a user's own source, by name."""
+    columns = []
+    for column in ("label", "group", "split"):
+        values = getattr(source, f"{column}s", None)
+        texts = [""] * len(names) if values is None else [str(value) for value in values]
+        if len(texts) != len(names):
+            raise DataError(
+                f"{where}: {len(texts)} {column}s for {len(names)} names; give one for each"
+            )
+        columns.append(texts)
+    sides = columns[2]
+    unknown = sorted({side for side in sides if side and side not in SIDES})
+    if unknown:
+        raise DataError(f"{where}: split {unknown[0]!r}; say train, val or test")
+    rows = zip(names, *columns, strict=True)
+    return {name: Row(label, group, SIDES.get(side, "")) for name, label, group, side in rows}
+
+
+def _annotated(images: Images, listing: Listing, labels: str) -> Images:
+    """Add the data's own annotations, those of folders or those of a table of labels."""
+    names, notes = images.names, tuple[str, ...]()
+    annotations = annotations_from_rows(listing.rows, names)
+    if listing.folders:
+        kind = "auto" if labels == "auto" and not listing.rows else "none"
+        annotations = annotations.or_else(annotations_from_folders(names, kind))
+    if labels != "auto":
+        annotations = replace(annotations, labels=[""] * len(names))
+    if labels == "folders":
+        annotations = annotations_from_folders(names, labels).or_else(annotations)
+    elif labels not in ("auto", "none"):
+        table = Path(labels).expanduser()
+        rows, notes = match(table, read_table(table, ("path", "label")), names)
+        annotations = annotations_from_rows(rows, names).or_else(annotations)
+    classes, numbers = annotations.numbered()
+    return replace(
+        images,
+        labels=numbers,
+        groups=annotations.grouped(),
+        splits=np.array(annotations.splits, np.str_),
+        classes=classes,
+        notes=notes,
+    )
