@@ -29,10 +29,11 @@ def _check_dim(keys: Tensor, memory: Tensor) -> None:
 
 
 class KeyUpdate(NamedTuple):
-    """What a step writes to a memory: the index of images, and their new keys."""
+    """What a step writes to a memory: the index of images, their new keys, and their classes."""
 
     images: Int[Tensor, " batch"]
     keys: Float[Tensor, "batch dim"]
+    label: Int[Tensor, " batch"] | None = None
 
 
 class Queue(nn.Module):

@@ -1,6 +1,6 @@
 """The methods, one per module, and those of other packages and files.
 
-To add one to the package, write its module and name it in `METHODS`.
+To add one to the package, write its module and import it here.
 """
 
 import inspect
@@ -8,51 +8,33 @@ from typing import Any, Literal, get_origin, get_type_hints
 
 from nearkin.config import TrainConfig, suggestion
 from nearkin.errors import UsageError
-from nearkin.extensions import (
-    declared_names,
-    load_extension,
-    reference_to,
-)
+from nearkin.extensions import declared_names, load_extension, reference_to
 from nearkin.method import Method
-from nearkin.methods.barlow_twins import BarlowTwins
-from nearkin.methods.byol import BYOL
-from nearkin.methods.dino import DINO
-from nearkin.methods.instdisc import InstDisc
-from nearkin.methods.instdisc_parametric import InstDiscParametric
-from nearkin.methods.moco import MoCo
-from nearkin.methods.moco_end_to_end import MoCoEndToEnd
-from nearkin.methods.moco_memory_bank import MoCoMemoryBank
-from nearkin.methods.moco_v3 import MoCoV3
-from nearkin.methods.ncl import NCL
-from nearkin.methods.nnclr import NNCLR
-from nearkin.methods.rotnet import RotNet
-from nearkin.methods.simclr import SimCLR
-from nearkin.methods.simgcd import SimGCD
-from nearkin.methods.simsiam import SimSiam
-from nearkin.methods.supervised import Supervised
-from nearkin.methods.swav import SwAV
-from nearkin.methods.vicreg import VICReg
+from nearkin.methods.barlow_twins import BarlowTwins as BarlowTwins
+from nearkin.methods.byol import BYOL as BYOL
+from nearkin.methods.dino import DINO as DINO
+from nearkin.methods.instdisc import InstDisc as InstDisc
+from nearkin.methods.instdisc_parametric import InstDiscParametric as InstDiscParametric
+from nearkin.methods.moco import MoCo as MoCo
+from nearkin.methods.moco_end_to_end import MoCoEndToEnd as MoCoEndToEnd
+from nearkin.methods.moco_memory_bank import MoCoMemoryBank as MoCoMemoryBank
+from nearkin.methods.moco_v3 import MoCoV3 as MoCoV3
+from nearkin.methods.ncl import NCL as NCL
+from nearkin.methods.nnclr import NNCLR as NNCLR
+from nearkin.methods.rotnet import RotNet as RotNet
+from nearkin.methods.simclr import SimCLR as SimCLR
+from nearkin.methods.simgcd import SimGCD as SimGCD
+from nearkin.methods.simsiam import SimSiam as SimSiam
+from nearkin.methods.supervised import Supervised as Supervised
+from nearkin.methods.swav import SwAV as SwAV
+from nearkin.methods.vicreg import VICReg as VICReg
 
 METHODS: dict[str, type[Method[Any]]] = {
-    "barlow_twins": BarlowTwins,
-    "byol": BYOL,
-    "dino": DINO,
-    "instdisc": InstDisc,
-    "instdisc_parametric": InstDiscParametric,
-    "moco": MoCo,
-    "moco_end_to_end": MoCoEndToEnd,
-    "moco_memory_bank": MoCoMemoryBank,
-    "moco_v3": MoCoV3,
-    "ncl": NCL,
-    "nnclr": NNCLR,
-    "rotnet": RotNet,
-    "simclr": SimCLR,
-    "simgcd": SimGCD,
-    "simsiam": SimSiam,
-    "supervised": Supervised,
-    "swav": SwAV,
-    "vicreg": VICReg,
+    cls.__module__.rpartition(".")[2]: cls
+    for cls in Method.__subclasses__()
+    if cls.__module__.startswith(f"{__name__}.")
 }
+"""The methods of the package by the names of their modules, which are imported above."""
 
 
 def method_names() -> list[str]:

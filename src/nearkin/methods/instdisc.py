@@ -19,7 +19,7 @@ v is the embedding of image i and v_j row j of the bank of n, of which m are dra
 Queries: online embeddings. Keys: rows of the bank, the image's own and the noise.
 """
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -34,14 +34,11 @@ from nearkin.objectives import alignment, info_nce, look_up, mean_over_rows, nce
 from nearkin.types import Batch, Encoded, Step
 
 
-class Estimate(NamedTuple):
-    """New keys of the bank, and the normalizer in use."""
-
-    update: KeyUpdate
-    normalizer: Float[Tensor, ""]
+BankUpdate = tuple[KeyUpdate, Float[Tensor, ""]]
+"""New keys of the bank, and the normalizer in use."""
 
 
-class InstDisc(Method[Estimate]):
+class InstDisc(Method[BankUpdate]):
     """The embedding must be told apart by its image's entry in the memory bank.
 
     Args:
@@ -88,7 +85,7 @@ class InstDisc(Method[Estimate]):
         self.register_buffer("normalizer", torch.zeros(()))  # zero: not yet estimated
 
     @override
-    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[Estimate]:
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[BankUpdate]:
         query, index = unit(encoded[0]), batch.index
         key, bank, normalizer = self.bank.keys[index], self.bank.keys, self.normalizer
         if self.softmax:
@@ -100,13 +97,14 @@ class InstDisc(Method[Estimate]):
             loss = nce(query, key, noise, self.temperature, normalizer, len(bank))
         if self.proximal_weight > 0:
             loss = loss + self.proximal_weight * alignment(query, key)
-        return Step(loss, memo=Estimate(KeyUpdate(index, query.detach()), normalizer))
+        return Step(loss, memo=(KeyUpdate(index, query.detach()), normalizer))
 
     @override
-    def commit(self, memo: Estimate, progress: float, /) -> None:
+    def commit(self, memo: BankUpdate, progress: float, /) -> None:
         """The rows of the batch's images move towards their embeddings; Z stays as estimated."""
-        self.bank.write(memo.update.images, memo.update.keys)
-        self.normalizer.copy_(memo.normalizer)
+        update, normalizer = memo
+        self.bank.write(update.images, update.keys)
+        self.normalizer.copy_(normalizer)
 
     @torch.no_grad()
     def estimate(

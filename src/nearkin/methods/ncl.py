@@ -22,7 +22,7 @@ Queries: unit features of view 1. Keys: unit features of view 2, the queue of th
 and mixtures of both queues.
 """
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import Count, Fraction, QueueSize, Range, Temperature, Weight
-from nearkin.memory import Queue, same_image_mask
+from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.networks.heads import Heads
@@ -52,16 +52,11 @@ from nearkin.objectives import (
 )
 from nearkin.types import UNKNOWN, Batch, Encoded, Step
 
-
-class LabeledUpdate(NamedTuple):
-    """Images, the keys of their first views, and their classes."""
-
-    images: Int[Tensor, " batch"]
-    keys: Float[Tensor, "batch dim"]
-    label: Int[Tensor, " batch"]
+Rows = Float[Tensor, "n f"]
+Index = Int[Tensor, " n"]
 
 
-class NCL(Method[LabeledUpdate]):
+class NCL(Method[KeyUpdate]):
     """Neighbors in the queue are of one class; mixtures with known classes are of another.
 
     Images without a label are taken to be of novel classes. Either part of a batch may be empty.
@@ -135,7 +130,7 @@ class NCL(Method[LabeledUpdate]):
         self.novel_queue = Queue(queue_size, features)
 
     @override
-    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[LabeledUpdate]:
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[KeyUpdate]:
         (h1, h2), index, label = encoded, batch.index, batch.label
         query, key = unit(h1), unit(h2.detach())
         known = label != UNKNOWN
@@ -156,17 +151,18 @@ class NCL(Method[LabeledUpdate]):
         metrics = {"positive_rate": same.float().fill_diagonal_(0).sum() / others}
         metrics |= {name: loss.detach() for name, loss in losses.items()}
         total = torch.stack(list(losses.values())).sum()
-        return Step(total, LabeledUpdate(index, query.detach(), label), metrics)
+        return Step(total, KeyUpdate(index, query.detach(), label), metrics)
 
     @override
-    def commit(self, memo: LabeledUpdate, progress: float, /) -> None:
+    def commit(self, memo: KeyUpdate, progress: float, /) -> None:
         """The embeddings of first views enter the queue of their part, with the class if known."""
-        known = memo.label != UNKNOWN
-        images, keys, label = memo.images, memo.keys, memo.label
+        images, keys, label = memo
+        assert label is not None
+        known = label != UNKNOWN
         self.known_queue.enqueue(keys[known], images[known], label[known])
         self.novel_queue.enqueue(keys[~known], images[~known])
 
-    def same_class(self, features: Float[Tensor, "n f"]) -> Bool[Tensor, "n n"]:
+    def same_class(self, features: Rows) -> Bool[Tensor, "n n"]:
         """Pseudo-labels: which pairs are held to be of one class."""
         if self.pseudo_labels == "ranks":
             return same_ranks(features, self.top_ranks)
@@ -175,11 +171,7 @@ class NCL(Method[LabeledUpdate]):
         return close(features, self.threshold)
 
     def contrast_known(
-        self,
-        query: Float[Tensor, "n f"],
-        key: Float[Tensor, "n f"],
-        index: Int[Tensor, " n"],
-        label: Int[Tensor, " n"],
+        self, query: Rows, key: Rows, index: Index, label: Index
     ) -> Float[Tensor, ""]:
         """The other view and all queued images of the class are positives, equally (eq. 8)."""
         queue = self.known_queue
@@ -187,11 +179,7 @@ class NCL(Method[LabeledUpdate]):
         return soft_match(logits, class_targets(logits, label, queue.label, usable))
 
     def contrast_novel(
-        self,
-        query: Float[Tensor, "n f"],
-        key: Float[Tensor, "n f"],
-        index: Int[Tensor, " n"],
-        progress: float,
+        self, query: Rows, key: Rows, index: Index, progress: float
     ) -> Float[Tensor, ""]:
         """The other view and the nearest queued images are positives (eq. 5 to 7)."""
         logits, usable = self.against(self.novel_queue, query, key, index)
@@ -209,11 +197,7 @@ class NCL(Method[LabeledUpdate]):
         return soft_match(logits, targets)
 
     def against(
-        self,
-        queue: Queue,
-        query: Float[Tensor, "n f"],
-        key: Float[Tensor, "n f"],
-        index: Int[Tensor, " n"],
+        self, queue: Queue, query: Rows, key: Rows, index: Index
     ) -> tuple[Float[Tensor, "n matches"], Bool[Tensor, "n keys"]]:
         """Logits against the own key and a queue, and which entries of the queue count."""
         usable = queue.filled & ~same_image_mask(index, queue.index)
@@ -222,7 +206,7 @@ class NCL(Method[LabeledUpdate]):
         return logits.masked_fill(~F.pad(usable, (1, 0), value=True), least), usable
 
     def hard_negatives(
-        self, query: Float[Tensor, "n f"], usable: Bool[Tensor, "n keys"]
+        self, query: Rows, usable: Bool[Tensor, "n keys"]
     ) -> Float[Tensor, "n hard"]:
         """Similarities to known keys mixed into the novel ones least like the query (eq. 9)."""
         novel, known = self.novel_queue.keys, self.known_queue.keys[self.known_queue.filled]

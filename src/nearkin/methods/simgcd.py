@@ -24,22 +24,14 @@ embeddings of all other views.
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from nearkin.config import Count, Dim, DimOrZero, Fraction, Temperature, Weight
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.networks.heads import CosineHead
-from nearkin.objectives import (
-    classify,
-    mean_entropy,
-    nt_xent,
-    sup_con,
-    swapped_match,
-    unit,
-)
+from nearkin.objectives import classify, mean_entropy, nt_xent, sup_con, swapped_match, unit
 from nearkin.types import UNKNOWN, Batch, Encoded, Step
 
 
@@ -106,34 +98,22 @@ class SimGCD(Method[None]):
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
         h, label = torch.cat(encoded), batch.label
-        z = unit(self.online.projector(h))
-        terms = self.sort(self.heads(h), label, progress) | self.contrast(z, label)
+        z1, z2 = unit(self.online.projector(h)).chunk(2)
+        logits = self.heads(h)
+        sharper = self.temperature / self.sharpness(progress)
+        targets = (logits.detach() * sharper).softmax(dim=1)
+        known = label != UNKNOWN
+        terms = {
+            "distill": swapped_match(logits.chunk(2), targets.chunk(2)),
+            "entropy": mean_entropy(logits.softmax(dim=1)),
+            "classify": classify(logits, label.repeat(2)),
+            "contrast": nt_xent(z1, z2, self.contrast_temperature),
+            "class_contrast": sup_con(z1[known], z2[known], label[known], self.sup_temperature),
+        }
         free = terms["contrast"] + terms["distill"] - self.entropy_weight * terms["entropy"]
         taught = terms["class_contrast"] + terms["classify"]
         loss = (1 - self.sup_weight) * free + self.sup_weight * taught
         return Step(loss, None, {name: term.detach() for name, term in terms.items()})
-
-    def sort(
-        self, logits: Float[Tensor, "views classes"], label: Int[Tensor, " n"], progress: float
-    ) -> dict[str, Float[Tensor, ""]]:
-        """The terms of the classifier, from the logits of first views and then of second ones."""
-        sharper = self.temperature / self.sharpness(progress)
-        targets = (logits.detach() * sharper).softmax(dim=1)
-        return {
-            "distill": swapped_match(logits.chunk(2), targets.chunk(2)),
-            "entropy": mean_entropy(logits.softmax(dim=1)),
-            "classify": classify(logits, label.repeat(2)),
-        }
-
-    def contrast(
-        self, z: Float[Tensor, "views dim"], label: Int[Tensor, " n"]
-    ) -> dict[str, Float[Tensor, ""]]:
-        """The terms of the embeddings of first views and then of second ones."""
-        (z1, z2), known = z.chunk(2), label != UNKNOWN
-        labels = label[known]
-        contrast = nt_xent(z1, z2, self.contrast_temperature)
-        class_contrast = sup_con(z1[known], z2[known], labels, self.sup_temperature)
-        return {"contrast": contrast, "class_contrast": class_contrast}
 
     def sharpness(self, progress: float) -> float:
         """The temperature of targets, which falls in a line at first."""
