@@ -215,7 +215,7 @@ def test_no_gradient_reaches_the_targets():
     """So that of the logits of a view is its prediction less the target, which is the other's."""
     method = small("simgcd", sup_weight=0.0, entropy_weight=0.0).double()
     classified = []
-    method.heads.register_forward_hook(lambda head, inputs, logits: classified.append(logits))
+    method.heads.register_forward_hook(lambda *call: classified.append(call[-1]))
     unlabeled = replace(at("simgcd"), label=torch.full((BATCH,), UNKNOWN))
     loss = method(unlabeled, 0.075).loss  # of its terms, only `l_dist` reads the classifier
     (logits,) = classified

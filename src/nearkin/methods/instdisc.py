@@ -33,7 +33,6 @@ from nearkin.networks.branch import Branch
 from nearkin.objectives import alignment, info_nce, look_up, mean_over_rows, nce, unit
 from nearkin.types import Batch, Encoded, Step
 
-
 BankUpdate = tuple[KeyUpdate, Float[Tensor, ""]]
 """New keys of the bank, and the normalizer in use."""
 
