@@ -18,9 +18,8 @@ import nearkin
 from nearkin.cli import main
 from nearkin.commands.embed import embed
 from nearkin.commands.index import kind_of_index, shortlist
-from nearkin.evaluation import shards
 from nearkin.evaluation.encoder import write_encoder
-from nearkin.evaluation.table import most_similar, open_table
+from nearkin.evaluation.table import BLOCK_SIZE, Note, PartFolder, most_similar, open_table
 from nearkin.networks.backbone import build_backbone
 
 DIM = 128
@@ -71,11 +70,9 @@ def write_table(path, vectors, group=None, /, **other):
 def write_folder(folder, vectors, shard, group=3):
     """A folder of parts of these vectors, which are read so many at once."""
     folder.mkdir()
-    note = shards.Note("", "", len(vectors), shard)
-    for number in range(note.num_parts):
-        write_table(
-            folder / note.part(number), vectors[number * shard : (number + 1) * shard], group
-        )
+    note = Note("", "", len(vectors), shard)
+    for number, file in enumerate(PartFolder(folder, note).files):
+        write_table(file, vectors[number * shard : (number + 1) * shard], group)
     (folder / "_parts.json").write_text(json.dumps(vars(note)))
     return folder
 
@@ -155,8 +152,8 @@ def test_a_thousand_equal_images_are_no_more_than_the_first_few(tmp_path):
 
 
 def test_blocks_hold_no_more_rows_than_are_said(tmp_path):
-    path = write_table(tmp_path / "t.parquet", np.ones((2 * shards.BLOCK_SIZE + 5, 2)))
-    assert [len(b.vectors) for b in open_table(path).blocks()] == [shards.BLOCK_SIZE] * 2 + [5]
+    path = write_table(tmp_path / "t.parquet", np.ones((2 * BLOCK_SIZE + 5, 2)))
+    assert [len(b.vectors) for b in open_table(path).blocks()] == [BLOCK_SIZE] * 2 + [5]
 
 
 @pytest.mark.parametrize("wanted", [[0], [39], [0, 5, 6, 7, 39], [13], list(range(40)), []])

@@ -23,8 +23,9 @@ from nearkin.cli import main, use
 from nearkin.commands.embed import embed
 from nearkin.errors import OutputError
 from nearkin.evaluation.encoder import write_encoder
-from nearkin.evaluation.shards import SHARD, whole
+from nearkin.evaluation.table import SHARD
 from nearkin.networks.backbone import build_backbone
+from nearkin.tables import whole, writing
 
 PICTURES, BAD = 26, ["cat/03.png", "cat/06.png", "cat/07.png", "cat/08.png", "dog/02.png"]
 """Of which 06 to 08 are a whole part by threes; dog/02 already shows in its header."""
@@ -212,7 +213,7 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one_and_nothing_else(tmp_
     path.write_text("old")
 
     def write():
-        with whole(path) as partial:
+        with writing(path), whole(path) as partial:
             partial.write_text("new")
             with Path("/dev/full").open("w") as full:
                 full.write("x")

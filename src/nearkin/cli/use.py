@@ -56,7 +56,7 @@ def embed(
     from nearkin.commands.embed import embed_parts, is_folder
     from nearkin.distributed import is_main_process
     from nearkin.errors import UsageError
-    from nearkin.evaluation.shards import SHARD
+    from nearkin.evaluation.table import SHARD
 
     if is_folder(output):
         with Terminal(not is_main_process()) as terminal:

@@ -12,16 +12,16 @@ from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
 from nearkin.errors import UsageError
-from nearkin.evaluation.embeddings import Embeddings, check_format, encode_images
+from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.encoder import load
-from nearkin.evaluation.shards import (
+from nearkin.evaluation.table import (
     MOST,
     SHARD,
+    PartFolder,
     PartsWritten,
-    claim,
+    check_format,
     note_on,
-    parts_written,
-    write_part,
+    write_embeddings,
 )
 from nearkin.pace import under
 from nearkin.run.failures import resource_errors
@@ -71,7 +71,7 @@ def embed(
             encoder, images, device=where, workers=processes, on_progress=on_progress
         ).normalized()
     if output is not None:
-        embeddings.write(Path(output))
+        write_embeddings(Path(output), embeddings)
     return embeddings
 
 
@@ -122,12 +122,12 @@ def embed_parts(
     log = reporter or Silent()
     encoder, images = load(run, backbone=backbone), open_images(data, on_progress=log.progress)
     path = RunFolder(Path(run)).encoder if Path(run).is_dir() else Path(run)
-    folder, note = Path(output), note_on(path, images, shard)
+    note = note_on(path, images, shard)
     if note.num_parts > MOST:
         raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
-    claim(folder, note)
+    folder = PartFolder.claim(Path(output), note)
     processes = cpus_per_process() if workers == "auto" else workers
-    own = [number for number in note.missing(folder) if number % step == first]
+    own = [number for number in folder.missing() if number % step == first]
     for number in own:
         rows = np.arange(number * shard, min(len(images), (number + 1) * shard))
         name = f"part {number + 1} of {note.num_parts}"
@@ -140,10 +140,10 @@ def embed_parts(
                 on_progress=under(name, log.progress),
                 allow_none=True,
             ).normalized()
-        write_part(folder / note.part(number), embeddings)
+        folder.write(number, embeddings)
         log.info(f"{name}: {len(embeddings)} images")
         del embeddings  # or there would be two while the next is computed
-    return parts_written(folder, note, images, len(own))
+    return folder.finish(images, len(own))
 
 
 def _turn(part: str) -> tuple[int, int]:

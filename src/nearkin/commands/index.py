@@ -12,9 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nearkin.errors import CheckpointError, DataError, UsageError
-from nearkin.evaluation.shards import digest, whole
-from nearkin.evaluation.table import EmbeddingTable, open_table
-from nearkin.tables import usable
+from nearkin.evaluation.table import EmbeddingTable, digest, open_table
+from nearkin.tables import replace_text, usable, whole, writing
 
 FLAT: Final = 50_000  # Below so many images, all are compared; above, those of the nearest lists
 MOST_LISTS: Final = 65_536
@@ -63,11 +62,11 @@ def build_index(vectors: str | Path, output: str | Path) -> Made:
         index.train(_sample(table, min(sample, count), dim))
     for rows in _rows(table, dim):
         index.add(rows)
-    with whole(path) as partial, partial.open("wb") as file:
-        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
-    made = Made(kind, count, dim, table.fingerprint, digest(path))
-    with whole(_note(path)) as partial:
-        partial.write_text(json.dumps(asdict(made), indent=2) + "\n", encoding="utf-8")
+    with writing(path):
+        with whole(path) as partial, partial.open("wb") as file:
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+        made = Made(kind, count, dim, table.fingerprint, digest(path))
+        replace_text(_note(path), json.dumps(asdict(made), indent=2) + "\n")
     return made
 
 

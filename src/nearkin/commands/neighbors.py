@@ -16,8 +16,13 @@ from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.encoder import Encoder, load
-from nearkin.evaluation.shards import digest
-from nearkin.evaluation.table import EmbeddingTable, Neighbors, most_similar, open_table
+from nearkin.evaluation.table import (
+    EmbeddingTable,
+    Neighbors,
+    digest,
+    most_similar,
+    open_table,
+)
 from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
 

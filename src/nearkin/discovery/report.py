@@ -15,6 +15,7 @@ from nearkin.discovery.outcome import OURS, Outcome, summary, write_tables
 from nearkin.discovery.scores import Score
 from nearkin.discovery.trials import MODE_METHOD, TUNED
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
+from nearkin.evaluation.table import write_embeddings
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import (
     ClassView,
@@ -47,7 +48,7 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     clusters = outcome.clusters(assignments)
     write_tables(outcome, assignments, clusters, log)
     store_report(folder, build_report(outcome, assignments, clusters))
-    _embeddings(outcome).write(folder.embeddings)
+    write_embeddings(folder.embeddings, _embeddings(outcome))
     write_page(folder, outcome.dataset.images)
     numbers = summary(outcome, clusters)
     folder.write_summary(numbers)

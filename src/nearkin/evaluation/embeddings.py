@@ -2,29 +2,20 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int, Shaped, UInt8
 from torch import Tensor, nn
 
-from nearkin.config import suggestion
 from nearkin.data.batches import CenterCrops, to_input
 from nearkin.data.images import Images
-from nearkin.errors import DataError, UsageError
+from nearkin.errors import DataError
 from nearkin.evaluation.encoder import Encoder
 from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
-from nearkin.tables import write_csv, writing
 from nearkin.types import UNKNOWN
-
-if TYPE_CHECKING:
-    import pyarrow
-
-FORMATS = (".parquet", ".npz", ".npy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,57 +84,6 @@ class Embeddings:
     def unlabeled(self) -> "Embeddings":
         """Return the same without labels."""
         return replace(self, labels=np.full_like(self.labels, UNKNOWN))
-
-    def write(self, path: Path) -> None:
-        """Write a file whose ending says how: .parquet, .npz, or .npy with a .csv beside it.
-
-        Raises:
-            UsageError: For another ending.
-            OutputError: If it cannot be written.
-        """
-        check_format(path)
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".parquet":
-                from pyarrow import parquet
-
-                with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
-                    parquet.write_table(self.to_arrow(), file)
-            elif path.suffix == ".npz":
-                np.savez(path, allow_pickle=False, **self._columns(), vector=self.vectors)
-            else:
-                np.save(path, self.vectors)
-                columns = self._columns()
-                rows = zip(*columns.values(), strict=True)
-                write_csv(path.with_suffix(".csv"), tuple(columns), rows)
-
-    def to_arrow(self) -> "pyarrow.Table":
-        """Return the columns path, split, label and vector."""
-        import pyarrow
-
-        flat = pyarrow.array(self.vectors.ravel())
-        vectors = pyarrow.FixedSizeListArray.from_arrays(flat, self.vectors.shape[1])
-        columns = self._columns().items()
-        text = {name: pyarrow.array(column, pyarrow.string()) for name, column in columns}
-        return pyarrow.table({**text, "vector": vectors})
-
-    def _columns(self) -> dict[str, list[str]]:
-        columns = {"path": self.paths, "split": self.splits.tolist(), "label": self.class_names}
-        return {name: list(map(as_text, column)) for name, column in columns.items()}
-
-
-def check_format(path: Path) -> None:
-    """Refuse a file ending that has no writer, before anything is computed."""
-    if path.suffix not in FORMATS:
-        raise UsageError(
-            f"cannot write embeddings as {path.name}.{suggestion(path.suffix, FORMATS)} "
-            f"Give a name that ends in {', '.join(FORMATS)}, or in / for a folder of parts"
-        )
-
-
-def as_text(name: str) -> str:
-    r"""Return a name that any file format takes: bytes that are not UTF-8 become `\xNN`."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def embeddings_of(

@@ -1,8 +1,13 @@
-"""Embeddings that `nearkin embed` has written: read whole, or searched block by block."""
+"""Embeddings on disk: a file, or a folder of parts that other tools read as one table.
 
-from collections.abc import Callable, Iterable, Iterator
+A file may be .parquet, .npz, or .npy with a .csv beside it; a part is .parquet. What is there is
+read whole by `read_embeddings`, and block by block where it is more than memory holds.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -11,17 +16,95 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nearkin.config import suggestion
 from nearkin.data.images import Images
-from nearkin.errors import CheckpointError, DataError, UsageError
-from nearkin.evaluation.embeddings import Embeddings, as_text
-from nearkin.evaluation.shards import BLOCK_SIZE, NOTE, digest, read_note
+from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.objectives import unit
-from nearkin.tables import usable
+from nearkin.run.data import write_bad_files
+from nearkin.tables import (
+    PARTIAL,
+    replace_text,
+    usable,
+    whole,
+    write_csv,
+    writing,
+)
 from nearkin.types import UNKNOWN
 
-COLUMNS: Final = ("path", "label", "vector")
-SUFFIXES: Final = (".parquet", ".npz")
+FORMATS: Final = (".parquet", ".npz", ".npy")  # What `write_embeddings` writes
+COLUMNS: Final = ("path", "label", "vector")  # A table of another program needs no more
+BAD: Final = b"nearkin.bad"  # Where a part notes its bad images, so that both appear at once
+BLOCK_SIZE: Final = 4_096  # Images that can be read from a file at once
 AGAIN: Final = "write it again with nearkin embed"
+
+
+# Files
+
+
+def write_embeddings(path: Path, embeddings: Embeddings) -> None:
+    """Write a file whose ending says how: .parquet, .npz, or .npy with a .csv beside it.
+
+    Raises:
+        UsageError: For another ending.
+        OutputError: If it cannot be written.
+    """
+    check_format(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".parquet":
+            _write_parquet(path, embeddings)
+        elif path.suffix == ".npz":
+            np.savez(path, allow_pickle=False, **_text(embeddings), vector=embeddings.vectors)
+        else:
+            np.save(path, embeddings.vectors)
+            text = _text(embeddings)
+            rows = zip(*text.values(), strict=True)
+            write_csv(path.with_suffix(".csv"), tuple(text), rows)
+
+
+def check_format(path: Path) -> None:
+    """Refuse a file ending that has no writer, before anything is computed."""
+    if path.suffix not in FORMATS:
+        raise UsageError(
+            f"cannot write embeddings as {path.name}.{suggestion(path.suffix, FORMATS)} "
+            f"Give a name that ends in {', '.join(FORMATS)}, or in / for a folder of parts"
+        )
+
+
+def as_text(name: str) -> str:
+    r"""Return a name that any file format takes: bytes that are not UTF-8 become `\xNN`."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _text(embeddings: Embeddings) -> dict[str, list[str]]:
+    """Return the columns beside the vectors."""
+    splits, labels = embeddings.splits.tolist(), embeddings.class_names.tolist()
+    columns = {"path": embeddings.paths, "split": splits, "label": labels}
+    return {name: list(map(as_text, column)) for name, column in columns.items()}
+
+
+def _lists(vectors: Float[np.ndarray, "n dim"]) -> Any:
+    """Return the rows of a matrix as a column of a table."""
+    import pyarrow
+
+    return pyarrow.FixedSizeListArray.from_arrays(vectors.ravel(), vectors.shape[1])
+
+
+def _write_parquet(path: Path, embeddings: Embeddings) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns: dict[str, Any] = {
+        name: pyarrow.array(text, pyarrow.string()) for name, text in _text(embeddings).items()
+    }
+    table = pyarrow.table(
+        columns | {"vector": _lists(embeddings.vectors)},
+        metadata={BAD: json.dumps(embeddings.bad)},
+    )
+    repeated = ["split", "label"]  # of the others, hardly two cells are equal
+    with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
+        parquet.write_table(table, file, row_group_size=BLOCK_SIZE, use_dictionary=repeated)
 
 
 def read_embeddings(path: Path, images: Images) -> Embeddings:
@@ -33,11 +116,12 @@ def read_embeddings(path: Path, images: Images) -> Embeddings:
     """
     from pyarrow import parquet
 
-    blocks = list(open_table(path).blocks())
-    with usable(path, AGAIN), path.open("rb") as file:  # pyarrow takes no path that is not UTF-8
-        splits = parquet.read_table(file, columns=["split"])["split"].to_pylist()
-    paths = [name for block in blocks for name in block.paths.to_pylist()]
-    labels = [name or "" for block in blocks for name in block.labels.to_pylist()]
+    if not path.exists():
+        raise UsageError(f"{path} does not exist; nearkin embed writes such files")
+    with usable(path, AGAIN), path.open("rb") as file:
+        table = parquet.read_table(file)
+        vectors = _vectors(table)
+        paths, splits, labels = (table[name].to_pylist() for name in ("path", "split", "label"))
     position = {as_text(name): row for row, name in enumerate(images.names)}
     rows = np.array([position.get(name, -1) for name in paths], np.int64)
     order = np.argsort(rows, kind="stable")
@@ -48,15 +132,206 @@ def read_embeddings(path: Path, images: Images) -> Embeddings:
             "give the images of the run"
         )
     # No label is the empty text, which sorts before every class.
-    classes, numbers = np.unique(np.array(["", *labels], np.str_), return_inverse=True)
+    names = ["", *(name or "" for name in labels)]
+    classes, numbers = np.unique(np.array(names, np.str_), return_inverse=True)
     return Embeddings(
-        torch.cat([block.vectors for block in blocks]).numpy()[order],
+        vectors.numpy()[order],
         numbers[1:][order] + UNKNOWN,
         rows=rows[order],
         paths=tuple(paths[row] for row in order.tolist()),
         classes=tuple(classes[1:].tolist()),
         splits=np.array(splits, np.str_)[order],
     )
+
+
+def _vectors(table: Any) -> Float[Tensor, "rows dim"]:
+    """Check a table or a record batch, and return its vectors, each of length one.
+
+    Raises:
+        ValueError: If it is not what `nearkin embed` writes.
+    """
+    from pyarrow import compute, types
+
+    if absent := [name for name in COLUMNS if name not in table.schema.names]:
+        raise ValueError(f"it has no column {absent[0]}")
+    for name in ("path", "label"):
+        kind = table[name].type
+        if not (types.is_string(kind) or types.is_large_string(kind)):
+            raise ValueError(f"its column {name} is of type {kind}")
+    vectors = table["vector"]
+    if not (types.is_fixed_size_list(vectors.type) or types.is_list(vectors.type)) or (
+        not types.is_floating(vectors.type.value_type)
+    ):
+        raise ValueError(f"its column vector is of type {vectors.type}")
+    flat = compute.list_flatten(vectors)
+    lengths = np.unique(compute.list_value_length(vectors).to_numpy(zero_copy_only=False))
+    if vectors.null_count or flat.null_count or len(lengths) != 1:
+        raise ValueError("its vectors are not all there, or not all of one length")
+    numbers = np.array(flat.to_numpy(zero_copy_only=False), np.float32)
+    features = torch.from_numpy(numbers.reshape(len(vectors), int(lengths[0])))
+    if not features.isfinite().all():
+        raise ValueError("some of its numbers are not finite")
+    return unit(features)
+
+
+# Folders of parts
+
+# What a folder is of. Readers of Parquet folders pass over names that begin so.
+NOTE: Final = "_parts.json"
+BAD_FILES: Final = "_bad_files.csv"
+SHARD: Final = 65_536  # Images of a part
+MOST: Final = 1_000_000  # Parts; from there on, their names are not in the order of the images
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the parts of a folder are computed from."""
+
+    encoder: str  # The SHA-256 of its file
+    data: str  # The fingerprint of the images, their labels and their splits
+    images: int
+    shard: int  # Images of a part; the last may have fewer
+
+    @property
+    def num_parts(self) -> int:
+        """The number of files once all are written."""
+        return -(-self.images // self.shard)
+
+
+def note_on(encoder: Path, images: Images, shard: int) -> Note:
+    """Return the note of a folder of the embeddings of these images."""
+    labels, names = hashlib.sha256(images.labels.tobytes()), [*images.classes, *images.splits]
+    labels.update("\0".join(names).encode(errors="surrogatepass"))
+    return Note(digest(encoder), f"{images.fingerprint}-{labels.hexdigest()}", len(images), shard)
+
+
+@dataclass(frozen=True)
+class PartsWritten:
+    """Progress of a folder of parts."""
+
+    now: int  # Parts that were made just now
+    missing: int  # Parts that other processes have yet to make
+    num_parts: int
+    count: int = 0  # Images with features, once no part is missing
+    bad: int = 0  # Unreadable images, once no part is missing
+
+    def lines(self, folder: Path) -> list[str]:
+        """Lines of text."""
+        lines = [f"{self.now} of {self.num_parts} parts written: {folder.resolve()}"]
+        if self.missing:
+            return [*lines, f"{self.missing} parts are still missing; others are to make them"]
+        lines.append(f"{self.count} images have features")
+        if self.bad:
+            lines.append(f"left out {self.bad} that cannot be read: see {BAD_FILES}")
+        return lines
+
+
+@dataclass(frozen=True)
+class PartFolder:
+    """A folder of Parquet files, each of which is there whole or not at all."""
+
+    path: Path
+    note: Note
+
+    @classmethod
+    def open(cls, path: Path) -> "PartFolder":
+        """Open a folder of parts.
+
+        Raises:
+            UsageError: If it is no such folder.
+            CheckpointError: If its note is damaged.
+        """
+        if not (path / NOTE).exists():
+            raise UsageError(f"{path} has no {NOTE}; give a folder that nearkin embed has made")
+        with usable(path / NOTE, f"remove {path} and run nearkin embed again"):
+            noted = json.loads((path / NOTE).read_text(encoding="utf-8"))
+            note = Note(**{name: kind(noted[name]) for name, kind in Note.__annotations__.items()})
+            if min(note.shard, note.images) < 1 or note.num_parts > MOST:
+                raise ValueError("it speaks of impossible numbers")
+        return cls(path, note)
+
+    @classmethod
+    def claim(cls, path: Path, note: Note) -> "PartFolder":
+        """Write the note of a new folder, or check that an old one has the same.
+
+        Raises:
+            OutputError: If it is of something else, is not empty, or cannot be written.
+        """
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            others = [file.name for file in path.iterdir() if PARTIAL not in file.name]
+        if not (path / NOTE).exists():  # checked last: other processes may have started meanwhile
+            if others:
+                raise OutputError(
+                    f"{path} is not empty and has no {NOTE}; choose a new folder with -o"
+                )
+            with writing(path / NOTE):
+                replace_text(path / NOTE, json.dumps(asdict(note), indent=2) + "\n")
+        earlier = cls.open(path).note
+        if earlier != note:
+            kinds = {"encoder": "encoder", "data": "data", "shard": f"--shard, {earlier.shard}"}
+            then, now = vars(earlier), vars(note)
+            changed = [kind for name, kind in kinds.items() if then[name] != now[name]]
+            differs = " and another ".join(changed or ["number of images"])
+            raise OutputError(
+                f"{path} was begun with another {differs}; choose a new folder with -o"
+            )
+        return cls(path, note)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The file of each part, there or not. Names are in the order of the images."""
+        numbers = range(self.note.num_parts)
+        return tuple(self.path / f"part-{number:06}.parquet" for number in numbers)
+
+    def missing(self) -> list[int]:
+        """The parts that are not there yet."""
+        there = set(self.path.glob("part-*.parquet"))
+        return [number for number, file in enumerate(self.files) if file not in there]
+
+    def write(self, number: int, embeddings: Embeddings) -> None:
+        """Write one part, and in it which of its images could not be read."""
+        path = self.files[number]
+        with writing(path), whole(path) as partial:
+            _write_parquet(partial, embeddings)
+
+    def finish(self, images: Images, now: int) -> PartsWritten:
+        """Return the progress, with `now` new parts; whoever sees all parts lists bad images."""
+        if missing := len(self.missing()):
+            return PartsWritten(now, missing, self.note.num_parts)
+        total, bad = 0, dict[str, str]()
+        for file in self.files:
+            count, unread = _read_footer(file)
+            total += count
+            bad.update(unread)
+        if images.bad or bad:
+            path = self.path / BAD_FILES
+            with writing(path), whole(path) as partial:
+                write_bad_files(partial, images, bad)
+        for partial in self.path.glob(f".part-*{PARTIAL}*"):  # of killed processes
+            partial.unlink(missing_ok=True)
+        if not total:
+            raise DataError(f"none of the {len(images)} images can be read; look at the files")
+        return PartsWritten(now, 0, self.note.num_parts, total, len(images.bad) + len(bad))
+
+
+def _read_footer(path: Path) -> tuple[int, Mapping[str, str]]:
+    """Return how many images a part has, and its unreadable ones with the reason."""
+    from pyarrow import parquet
+
+    with usable(path, "remove it and run nearkin embed again"), path.open("rb") as file:
+        footer = parquet.read_metadata(file)
+        bad = json.loads(footer.metadata[BAD])
+        return footer.num_rows, {str(name): str(reason) for name, reason in bad.items()}
+
+
+# Block by block
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +343,12 @@ class Block:
 
     rows: Int[np.ndarray, " rows"]  # Their positions in the table, ascending
     vectors: Float[Tensor, "rows dim"]  # Each of length one
-    paths: Any
-    labels: Any
+    text: Any  # A record batch with the columns path and label
 
     def subset(self, chosen: Int[np.ndarray, " chosen"]) -> "Block":
         """Return the rows at these positions of the block."""
         vectors = self.vectors[torch.from_numpy(chosen)]
-        text = (column.take(chosen) for column in (self.paths, self.labels))
-        return Block(self.rows[chosen], vectors, *text)
+        return Block(self.rows[chosen], vectors, self.text.take(chosen))
 
 
 @dataclass(frozen=True)
@@ -101,111 +374,77 @@ class EmbeddingTable:
         """
         start = 0
         for file in self.files:
-            for count, read in _groups(file):
-                within = None if rows is None else _between(rows, start, start + count)
-                if within is None or len(within):
-                    yield from _blocks(file, read, start, within)
+            for count, batches in _groups(file):
+                inside = rows is None or ((rows >= start) & (rows < start + count)).any()
+                yield from _blocks(file, batches if inside else (), start, rows)
                 start += count
 
 
 def open_table(path: Path) -> EmbeddingTable:
     """Open a table of embeddings, of which nothing is read yet; refuse an incomplete folder."""
     if path.is_dir():
-        note = read_note(path)
-        if missing := note.missing(path):
+        folder = PartFolder.open(path)
+        if missing := folder.missing():
             raise CheckpointError(
-                f"{path} lacks {len(missing)} of {note.num_parts} parts; let nearkin embed go on"
+                f"{path} lacks {len(missing)} of {folder.note.num_parts} parts; "
+                "let nearkin embed go on"
             )
-        files = tuple(path / note.part(number) for number in range(note.num_parts))
-        return EmbeddingTable(path, files, note.encoder)
+        return EmbeddingTable(path, folder.files, folder.note.encoder)
     if not path.exists():
         raise UsageError(f"{path} does not exist; nearkin embed writes such files")
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in READERS:
         raise UsageError(
             f"{path} is no table of features; give a folder that nearkin embed has made, or a "
-            f"file that ends in {' or '.join(SUFFIXES)}"
+            f"file that ends in {' or '.join(READERS)}"
         )
     return EmbeddingTable(path, (path,))
 
 
-Read = Callable[[], Iterator[Any]]  # Reads a row group of a file as record batches
-
-
-def _groups(file: Path) -> Iterator[tuple[int, Read]]:
-    """Yield how many rows each row group of a file has, and a way to read it."""
+def _groups(file: Path) -> Iterator[tuple[int, Iterator[Any]]]:
+    """Yield how many rows each row group of a file has, and its record batches, unread."""
     with usable(file, AGAIN), file.open("rb") as opened:
-        yield from (_npz_groups if file.suffix == ".npz" else _parquet_groups)(opened)
+        yield from READERS[file.suffix](opened)
 
 
-def _parquet_groups(file: BinaryIO) -> Iterator[tuple[int, Read]]:
+def _parquet_groups(file: BinaryIO) -> Iterator[tuple[int, Iterator[Any]]]:
     from pyarrow import parquet
 
     table = parquet.ParquetFile(file)
-    if absent := [name for name in COLUMNS if name not in table.schema_arrow.names]:
-        raise ValueError(f"it has no column {absent[0]}")
     for group in range(table.num_row_groups):
-        read = partial(table.iter_batches, BLOCK_SIZE, [group], list(COLUMNS))
-        yield table.metadata.row_group(group).num_rows, read
+        batches = table.iter_batches(BLOCK_SIZE, [group], list(COLUMNS))
+        yield table.metadata.row_group(group).num_rows, batches
 
 
-def _npz_groups(file: BinaryIO) -> Iterator[tuple[int, Read]]:
+def _npz_groups(file: BinaryIO) -> Iterator[tuple[int, Iterator[Any]]]:
+    with np.load(file, allow_pickle=False) as stored:
+        yield len(stored["path"]), _npz_batches(stored)
+
+
+def _npz_batches(stored: Mapping[str, np.ndarray]) -> Iterator[Any]:
     import pyarrow
 
-    with np.load(file, allow_pickle=False) as stored:
-        paths = stored["path"]
+    columns = {name: stored[name] for name in COLUMNS}
+    if columns["vector"].ndim != 2:
+        raise ValueError("its vectors are not rows of a matrix")
+    columns["vector"] = _lists(columns["vector"])
+    yield from pyarrow.table(columns).to_batches(BLOCK_SIZE)
 
-        def read() -> Iterator[Any]:
-            vectors = stored["vector"]
-            if vectors.ndim != 2:
-                raise ValueError("its vectors are not rows of a matrix")
-            rows = pyarrow.FixedSizeListArray.from_arrays(vectors.ravel(), vectors.shape[1])
-            columns = {"path": paths, "label": stored["label"], "vector": rows}
-            return iter(pyarrow.table(columns).to_batches(BLOCK_SIZE))
 
-        yield len(paths), read
+READERS: Final = {".parquet": _parquet_groups, ".npz": _npz_groups}
 
 
 def _blocks(
-    file: Path, read: Read, start: int, rows: Int[np.ndarray, " rows"] | None
+    file: Path, batches: Iterable[Any], start: int, rows: Int[np.ndarray, " rows"] | None
 ) -> Iterator[Block]:
-    """Yield a row group that begins at a position, or only the given rows of it."""
+    """Yield the blocks of a row group that begins at a position, or only the given rows."""
     with usable(file, AGAIN):
-        for batch in read():
-            end = start + batch.num_rows
-            chosen = None if rows is None else _between(rows, start, end) - start
-            if batch.num_rows if chosen is None else len(chosen):
-                block = _block(batch, np.arange(start, end))
-                yield block if chosen is None else block.subset(chosen)
-            start = end
-
-
-def _between(rows: Int[np.ndarray, " rows"], start: int, end: int) -> Int[np.ndarray, " between"]:
-    """Return those of the ascending rows that are in a range."""
-    first, last = np.searchsorted(rows, (start, end))
-    return rows[first:last]
-
-
-def _block(batch: Any, rows: Int[np.ndarray, " rows"]) -> Block:
-    """Check a record batch; ValueError if it is not what `nearkin embed` writes."""
-    from pyarrow import compute, types
-
-    paths, labels, vectors = (batch.column(name) for name in COLUMNS)
-    for name, column in zip(COLUMNS, (paths, labels), strict=False):
-        if not (types.is_string(column.type) or types.is_large_string(column.type)):
-            raise ValueError(f"its column {name} is of type {column.type}")
-    if not (types.is_fixed_size_list(vectors.type) or types.is_list(vectors.type)) or (
-        not types.is_floating(vectors.type.value_type)
-    ):
-        raise ValueError(f"its column vector is of type {vectors.type}")
-    flat = vectors.flatten()
-    lengths = np.unique(compute.list_value_length(vectors).to_numpy(zero_copy_only=False))
-    if vectors.null_count or flat.null_count or len(lengths) != 1:
-        raise ValueError("its vectors are not all there, or not all of one length")
-    numbers = np.array(flat.to_numpy(zero_copy_only=False), np.float32)
-    features = torch.from_numpy(numbers.reshape(len(rows), int(lengths[0])))
-    if not features.isfinite().all():
-        raise ValueError("some of its numbers are not finite")
-    return Block(rows, unit(features), paths, labels)
+        for batch in batches:
+            places = np.arange(start, start + len(batch))
+            chosen = places if rows is None else np.intersect1d(places, rows)
+            start += len(batch)
+            if len(chosen):
+                block = Block(places, _vectors(batch), batch)
+                yield block if rows is None else block.subset(chosen - places[0])
 
 
 # Search
@@ -280,6 +519,6 @@ def _exact(
     exact = (block.vectors[rows].double() * query.double()).sum(dim=1).float()
     similarity, order = exact.sort(descending=True, stable=True)
     chosen = block.subset(rows[order[:top]].numpy())
-    columns = (chosen.paths.to_pylist(), chosen.labels.to_pylist())
-    rest = zip(similarity[:top].tolist(), chosen.rows.tolist(), *columns, strict=True)
+    text = (chosen.text[name].to_pylist() for name in ("path", "label"))
+    rest = zip(similarity[:top].tolist(), chosen.rows.tolist(), *text, strict=True)
     return [(-s, row, Neighbor(s, path or "", label or "")) for s, row, path, label in rest]

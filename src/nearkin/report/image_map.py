@@ -19,7 +19,7 @@ from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import knn_classes
-from nearkin.evaluation.shards import digest
+from nearkin.evaluation.table import digest
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.measures.neighbors import nearest
 from nearkin.report.page.map import Coloring, ImageMap

@@ -15,7 +15,8 @@ from nearkin.data.decode import MIDDLE_GRAY, BadImage, center
 from nearkin.data.images import Images
 from nearkin.data.sheets import COLUMNS, class_sheet, save_sheet, shortened
 from nearkin.errors import DataError, OutputError
-from nearkin.evaluation.embeddings import Embeddings, as_text
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import as_text
 from nearkin.measures.neighbors import nearest
 from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring, ImageMap

@@ -19,6 +19,7 @@ from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.errors import CheckpointError
 from nearkin.evaluation.encoder import initialize, load, write_encoder
 from nearkin.evaluation.evaluate import evaluate_split
+from nearkin.evaluation.table import write_embeddings
 from nearkin.method import Method
 from nearkin.networks.branch import set_chunk_size
 from nearkin.networks.compilation import compile_branches
@@ -162,7 +163,7 @@ def _evaluate(
     evaluation, embeddings = evaluate_split(
         encoder, split, config, network=network, device=batches.device, on_progress=log.progress
     )
-    embeddings.write(folder.embeddings)
+    write_embeddings(folder.embeddings, embeddings)
     bad_files = {split.train.names[row]: reason for row, reason in batches.bad.items()}
     bad_files |= embeddings.bad
     write_bad_files(folder.bad_files, split.images, bad_files)
