@@ -23,7 +23,6 @@ from nearkin.run.settings import (
     method_options,
     named_backbone,
     resolve,
-    views_for,
 )
 from nearkin.training.fit import optimizer_for, schedule_for
 from nearkin.training.loop import steps
@@ -196,7 +195,7 @@ def test_a_recipe_builds_and_trains(path, images):
     optimizer = optimizer_for(method, config)
     batches = Batches(
         images,
-        views_for(type(method), config.augment),
+        views_of(config.augment, method.views, more=method.more_views),
         image_size=config.image_size,
         order=Order(len(images), config.batch_size, config.seed),
         device=CPU,

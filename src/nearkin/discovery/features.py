@@ -27,7 +27,6 @@ from nearkin.method import Method
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import trainable_layer
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
-from nearkin.run.settings import views_for
 from nearkin.tables import usable, write_whole
 from nearkin.types import Batch
 
@@ -211,7 +210,7 @@ class FinetunedEncoder:
         """Return batches of augmented images."""
         return Batches(
             self.images,
-            views_for(kind, self.base.augment),
+            views_of(self.base.augment, kind.views, more=kind.more_views),
             image_size=self.pretrained.image_size,
             order=order,
             device=self.device,

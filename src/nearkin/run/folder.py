@@ -129,12 +129,13 @@ def data_name(data: Any) -> str:
 
 def clear(run: RunFolder) -> None:
     """Remove what an earlier run made, and nothing else: the folder may hold other things."""
-    made = [run.config, run.encoder, run.metrics, run.summary, run.data, run.images]
-    made += [run.embeddings, run.assignments, run.clusters, run.classifier, run.report, run.map]
-    made += [run.original_assignments, run.original_clusters]
-    made += [run.machine, *run.diverged.glob("ckpt-*"), *run.checkpoints.glob("ckpt-*")]
-    for file in [*made, *run.classes.glob("*.png"), *(run.plots / plot for plot in PLOTS)]:
-        file.unlink(missing_ok=True)
+    entries = [name for name, entry in vars(RunFolder).items() if isinstance(entry, _Entry)]
+    made = {getattr(run, name) for name in entries} - {run.lock, run.log, run.bad_files}
+    made |= {*run.diverged.glob("ckpt-*"), *run.checkpoints.glob("ckpt-*")}
+    made |= {*run.classes.glob("*.png"), *(run.plots / plot for plot in PLOTS)}
+    for file in made:
+        if file.is_file():
+            file.unlink()
     shutil.rmtree(run.path / STAGES, ignore_errors=True)
 
 

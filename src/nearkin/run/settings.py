@@ -25,7 +25,7 @@ from nearkin.config import (
     option,
     suggestion,
 )
-from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation, views_of
+from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation
 from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk, free_memory
 from nearkin.data.images import Images
@@ -48,14 +48,14 @@ def default_options(cls: type[Method[Any]]) -> dict[str, Any]:
     return papers | dict(cls.defaults.options)
 
 
-def fitted_options(cls: type[Method[Any]]) -> list[str]:
-    """The options that `auto` fits to the number of images or to the batch."""
+def fitted_options(cls: type[Method[Any]]) -> dict[str, MemorySize | BatchGroups]:
+    """The options that `auto` fits to the number of images or to the batch, with their marks."""
     kinds = option_types(cls)
-    return [
-        key
+    marks = {
+        key: metadata(kinds[key], MemorySize) or metadata(kinds[key], BatchGroups)
         for key in parameters(cls)
-        if metadata(kinds[key], MemorySize) or metadata(kinds[key], BatchGroups)
-    ]
+    }
+    return {key: mark for key, mark in marks.items() if mark}
 
 
 def checked_options(
@@ -96,38 +96,30 @@ def method_options(
     """
     cls = method_class(name)
     options = default_options(cls) | checked_options(name, requested)
-    for key, kind in option_types(cls).items():
-        if memory := metadata(kind, MemorySize):
+    half = num_images // 2
+    for key, mark in fitted_options(cls).items():
+        value = options[key]
+        if isinstance(mark, BatchGroups):
             if key in requested:
-                _check_memory(cls, key, options[key], memory, num_images, batch_size)
+                _check_groups(key, value, batch_size)
             else:
-                half = num_images // 2
-                options[key] = min(options[key], half // batch_size * batch_size or half)
-        elif metadata(kind, BatchGroups):
-            groups = options[key]
-            if key in requested:
-                _check_groups(key, groups, batch_size)
-            else:
-                options[key] = _fitting_groups(groups, batch_size, chunk_size)
+                options[key] = _fitting_groups(value, batch_size, chunk_size)
+        elif key in requested:
+            most = max(half, parameters(cls)[key].default)
+            _check_memory(key, value, num_images, batch_size if mark.holds_batch else 0, most)
+        else:
+            options[key] = min(value, half // batch_size * batch_size or half)
     return options
 
 
-def _check_memory(
-    cls: type[Method[Any]],
-    key: str,
-    size: int,
-    memory: MemorySize,
-    num_images: int,
-    batch_size: int,
-) -> None:
+def _check_memory(key: str, size: int, num_images: int, batch_size: int, most: int) -> None:
     """Refuse a memory beyond half of the images and beyond the paper's, or below a batch."""
-    most = max(num_images // 2, parameters(cls)[key].default)
     if size > most:
         raise UsageError(
             f"{option(key)} {size} is more than half of the {num_images} images; "
             f"give at most {most}"
         )
-    if memory.holds_batch and size < batch_size:
+    if size < batch_size:
         raise UsageError(
             f"{option(key)} {size} does not hold a batch of {batch_size}; give at least that"
         )
@@ -187,12 +179,12 @@ def known_labels(config: TrainConfig, images: Images) -> Int64[np.ndarray, " ima
     names = known_classes(config)
     if not names:
         return None
-    numbers = {name: number for number, name in enumerate(images.classes)}
     labels = np.full(len(images), UNKNOWN)
     for position, name in enumerate(names):
-        if name not in numbers:
-            raise UsageError(f"--known {name} is no class of the data.{suggestion(name, numbers)}")
-        labels[images.labels == numbers[name]] = position
+        if name not in images.classes:
+            near = suggestion(name, images.classes)
+            raise UsageError(f"--known {name} is no class of the data.{near}")
+        labels[images.labels == images.classes.index(name)] = position
     return labels
 
 
@@ -343,11 +335,6 @@ def epochs_for(num_images: int, size: int, device: torch.device) -> int:
     return min(400, max(20, images // num_images))
 
 
-def views_for(method: type[Method[Any]], augment: Augment) -> tuple[View, ...]:
-    """How the views of each image are drawn."""
-    return views_of(augment, method.views, more=method.more_views)
-
-
 def build_method(config: TrainConfig, backbone: Backbone, images: Images) -> Method[Any]:
     """The method that a resolved configuration describes, around a backbone."""
     cls = method_class(config.method)
@@ -385,9 +372,8 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
         lines.append(f"note   --batch-size {config.batch_size}: there are no more images")
     cls = method_class(config.method)
     usual = default_options(cls)
-    kinds = option_types(cls)
-    for key in fitted_options(cls):
-        if metadata(kinds[key], MemorySize) and int(config.options[key]) > num_images // 2:
+    for key, mark in fitted_options(cls).items():
+        if isinstance(mark, MemorySize) and int(config.options[key]) > num_images // 2:
             # The papers' sizes are allowed, but hold old entries of most images.
             lines.append(
                 f"warning: {option(key)} {config.options[key]} is more than half of the "
@@ -395,9 +381,9 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
             )
         if config.options[key] < usual[key]:
             why = "at most half of the images"
-            if key == "bn_groups" and config.chunk_size:
+            if isinstance(mark, BatchGroups) and config.chunk_size:
                 why = "one for each chunk of the batch"
-            elif key == "bn_groups":
+            elif isinstance(mark, BatchGroups):
                 why = f"equal parts of the batch, of {USUAL_GROUP} images or more"
             lines.append(f"note   {option(key)} {config.options[key]} for {usual[key]}: {why}")
     return lines

@@ -22,31 +22,16 @@ from nearkin.run.reporter import Logger
 from nearkin.tables import Journal
 from nearkin.training.optimizer import restore_optimizer
 
-
-def not_finite(value: object, place: str = "") -> Iterator[str]:
-    """Yield where a state is not finite. All processes of a sharded state call this together."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from not_finite(part, f"{place}.{key}")
-    elif isinstance(value, Tensor) and not full_state(value).isfinite().all():
-        yield place.removeprefix(".")
-
-
-def _refuse(places: Iterable[str], step: int) -> None:
-    """Raise DivergedError for the first of these places of a state."""
-    for place in places:
-        raise DivergedError(
-            f"{place} is no longer finite after step {step}; nothing was written since the "
-            "checkpoint before. Try a smaller --lr"
-        )
-
-
 FORMAT: Final = 1  # How the content of a file is arranged
 
 NAME_FORMAT: Final = "ckpt-{:08d}.pt"
 NAME: Final = re.compile(r"ckpt-(\d{8,})\.pt")
 PLAIN: Final = (Tensor, bool, int, float, str, type(None))
 State = dict[str, Any]
+
+PATIENCE: Final = 3  # How many checkpoints in a row may fail before the run stops
+INTERVAL: Final = 60.0  # Seconds between checkpoints with `auto`; more if saving takes long
+SHARE: Final = 0.02  # Of the time of a training, at most, that goes into checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +41,32 @@ class Restored:
     step: int  # Steps that are done; 0 if there was no checkpoint
     path: Path | None  # The checkpoint that was read
     damaged: tuple[Path, ...]  # Newer ones that were damaged, under the names they now have
+
+
+def leaves(value: object, place: str = "") -> Iterator[tuple[str, object]]:
+    """Yield all that a nested state holds, each with its place."""
+    if isinstance(value, Mapping | list | tuple):
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, part in parts:
+            yield from leaves(part, f"{place}.{key}" if place else str(key))
+    else:
+        yield place, value
+
+
+def not_finite(state: State) -> Iterator[str]:
+    """Yield where a state is not finite. All processes of a sharded state call this together."""
+    for place, value in leaves(state):
+        if isinstance(value, Tensor) and not full_state(value).isfinite().all():
+            yield place
+
+
+def _refuse(places: Iterable[str], step: int) -> None:
+    """Raise DivergedError for the first of these places of a state."""
+    for place in places:
+        raise DivergedError(
+            f"{place} is no longer finite after step {step}; nothing was written since the "
+            "checkpoint before. Try a smaller --lr"
+        )
 
 
 def save(
@@ -82,8 +93,12 @@ def save(
     if keep < 1:
         raise UsageError(f"keep is {keep}; at least 1 checkpoint must stay")
     state = full_state(_state(step, method, optimizer))
-    for place in _foreign(state):
-        raise CheckpointError(f"the state holds {place}; make it a tensor or a plain number")
+    for place, value in leaves(state):
+        if type(value) not in PLAIN:  # could not be read back as plain data
+            kind = type(value).__name__
+            raise CheckpointError(
+                f"the state holds a {kind} at {place}; make it a tensor or a plain number"
+            )
     _refuse(not_finite(state) if finite else (), step)
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -175,18 +190,6 @@ def _state(step: int, method: Method[Any], optimizer: Optimizer) -> State:
     return {"format": FORMAT, "step": step, **states}
 
 
-def _foreign(value: object, place: str = "") -> Iterator[str]:
-    """Yield what could not be read back as plain data."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _foreign(part, f"{place}.{key}")
-    elif isinstance(value, list | tuple):
-        for position, part in enumerate(value):
-            yield from _foreign(part, f"{place}.{position}")
-    elif type(value) not in PLAIN:
-        yield f"a {type(value).__name__} at {place.removeprefix('.')}"
-
-
 def _restore(path: Path, content: bytes, method: Method[Any], optimizer: Optimizer) -> int:
     state = _unpacked(path, content)
     for misfit in _misfits(state, _state(0, method, optimizer)):
@@ -240,11 +243,6 @@ def _layout(state: State) -> dict[str, str]:
         for position, group in enumerate(state["optimizer"]["param_groups"])
     }
     return {**tensors, **groups}
-
-
-PATIENCE: Final = 3  # How many checkpoints in a row may fail before the run stops
-INTERVAL: Final = 60.0  # Seconds between checkpoints with `auto`; more if saving takes long
-SHARE: Final = 0.02  # Of the time of a training, at most, that goes into checkpoints
 
 
 @dataclass(eq=False)

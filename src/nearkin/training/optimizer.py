@@ -13,6 +13,7 @@ from typing_extensions import override
 from nearkin.errors import UsageError
 from nearkin.method import Method, Schedule
 
+MOMENTUM = 0.9  # Of all optimizers; the first beta of AdamW
 EPSILON = 1e-8  # Keeps the trust ratio finite where a layer's gradient and weight decay vanish
 
 
@@ -177,7 +178,6 @@ def build_optimizer(
     name: Literal["sgd", "lars", "adamw"],
     lr: float,
     weight_decay: float,
-    momentum: float = 0.9,
     **lars: Any,
 ) -> Optimizer:
     """Build an optimizer over the parameters of `method` that require gradients.
@@ -192,7 +192,6 @@ def build_optimizer(
         name: Which optimizer.
         lr: Peak learning rate, which schedules then multiply.
         weight_decay: Weight decay.
-        momentum: Momentum coefficient; the first beta of AdamW.
         lars: Further arguments of `LARS`.
 
     Raises:
@@ -205,12 +204,12 @@ def build_optimizer(
     ]
     match name:
         case "sgd":
-            return torch.optim.SGD(groups, lr, momentum, weight_decay=weight_decay)
+            return torch.optim.SGD(groups, lr, MOMENTUM, weight_decay=weight_decay)
         case "lars":
-            return LARS(groups, lr, momentum=momentum, weight_decay=weight_decay, **lars)
+            return LARS(groups, lr, momentum=MOMENTUM, weight_decay=weight_decay, **lars)
         case "adamw":
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
-            return torch.optim.AdamW(groups, lr, betas=(momentum, 0.999), fused=True)
+            return torch.optim.AdamW(groups, lr, betas=(MOMENTUM, 0.999), fused=True)
 
 
 def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

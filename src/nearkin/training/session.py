@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from nearkin.config import TrainConfig, continued
+from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.images import Images
 from nearkin.data.order import Order
@@ -33,7 +34,6 @@ from nearkin.run.settings import (
     named_backbone,
     shrunk,
     sources_of,
-    views_for,
 )
 from nearkin.training.checkpoint import latest
 from nearkin.training.fit import fit, fit_worker, with_epochs
@@ -106,7 +106,7 @@ def build(
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
     return method, Batches(
         images,
-        views_for(type(method), config.augment),
+        views_of(config.augment, method.views, more=method.more_views),
         image_size=int(config.image_size),
         order=Order(len(images), int(config.batch_size), config.seed),
         device=device,
