@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from nearkin.errors import DataError
 from nearkin.measures import neighbors
@@ -19,7 +20,11 @@ from nearkin.measures.geometry import (
     uniformity,
 )
 from nearkin.measures.intervals import bootstrap, wilson
-from nearkin.measures.matching import cluster_accuracy
+from nearkin.measures.matching import (
+    adjusted_rand_index,
+    cluster_accuracy,
+    normalized_mutual_information,
+)
 from nearkin.measures.neighbors import nearest, neighbor_agreement, vote
 from nearkin.objectives import unit
 
@@ -251,16 +256,31 @@ def plain_accuracy(labels, clusters):
     )
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from([3, 70, -5]), st.integers(0, 3)), min_size=1, max_size=14)
+small_clusterings = st.lists(
+    st.tuples(st.sampled_from([3, 70, -5]), st.integers(0, 3)), min_size=1, max_size=14
 )
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_clusterings)
 def test_cluster_accuracy_is_the_best_of_all_matches(pairs):
     labels, clusters = (np.array(column) for column in zip(*pairs))
     accuracy, mapping = cluster_accuracy(labels, clusters)
     assert accuracy == pytest.approx(plain_accuracy(labels.tolist(), clusters.tolist()))
     assert len(set(mapping.values())) == len(mapping)
     assert accuracy == pytest.approx(np.mean([mapping.get(c) == y for y, c in pairs]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_clusterings)
+def test_nmi_and_ari_are_those_of_scikit_learn(pairs):
+    labels, clusters = (np.array(column) for column in zip(*pairs))
+    for ours, theirs in (
+        (adjusted_rand_index, adjusted_rand_score),
+        (normalized_mutual_information, normalized_mutual_info_score),
+    ):
+        assert ours(labels, clusters) == pytest.approx(theirs(labels, clusters), abs=1e-12)
+        assert ours(labels, labels) == pytest.approx(1, abs=1e-12)
 
 
 def test_cluster_accuracy_does_not_depend_on_names():

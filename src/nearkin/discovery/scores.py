@@ -13,7 +13,12 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from nearkin.measures.intervals import bootstrap
-from nearkin.measures.matching import match, right
+from nearkin.measures.matching import (
+    adjusted_rand_index,
+    match,
+    normalized_mutual_information,
+    right,
+)
 from nearkin.types import UNKNOWN
 
 Labels = Int[np.ndarray, " n"]
@@ -77,8 +82,6 @@ def score(
         Task-aware: accuracy, NMI and ARI. Otherwise the accuracies of all images, of known and of
         novel classes. No score of a part without images.
     """
-    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
-
     aware = protocol == "task-aware"
     scored = truth >= num_known if aware else truth != UNKNOWN
     y, x = truth[scored], predicted[scored]
@@ -108,8 +111,8 @@ def score(
         ]
     measures = {
         "accuracy": (accuracy(every), f"one Hungarian match, {SURPLUS}", 0.0),
-        "NMI": (adapted(normalized_mutual_info_score), "arithmetic mean", 0.0),
-        "ARI": (adapted(adjusted_rand_score), "adjusted for chance", -0.5),
+        "NMI": (adapted(normalized_mutual_information), "arithmetic mean", 0.0),
+        "ARI": (adapted(adjusted_rand_index), "adjusted for chance", -0.5),
     }
     return [
         _score(f"{protocol} {name}", statistic, len(y), f"{how}; {meaning}", seed, least)

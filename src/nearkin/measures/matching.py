@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 
 def cluster_accuracy(
@@ -38,10 +38,7 @@ def match(
     """
     from scipy.optimize import linear_sum_assignment
 
-    classes, row = np.unique(labels, return_inverse=True)
-    names, column = np.unique(clusters, return_inverse=True)
-    table = np.zeros((len(classes), len(names)), dtype=np.int64)
-    np.add.at(table, (row, column), 1 if weight is None else weight)
+    classes, names, table = _contingency(labels, clusters, weight)
     rows, columns = linear_sum_assignment(table, maximize=True)
     return {int(names[c]): int(classes[r]) for r, c in zip(rows, columns, strict=True)}
 
@@ -58,3 +55,50 @@ def right(
     matched = np.array([name in mapping for name in names.tolist()], dtype=bool)
     label = np.array([mapping.get(name, 0) for name in names.tolist()], dtype=np.int64)
     return np.asarray(matched[column] & (label[column] == labels))
+
+
+def adjusted_rand_index(labels: Int[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]) -> float:
+    """Adjusted Rand index (Hubert & Arabie 1985), of the same value as scikit-learn's.
+
+    A bootstrap calls it hundreds of times, and scikit-learn's takes over 20 times as long.
+    """
+    _, _, table = _contingency(labels, clusters)
+    together, of_class, of_cluster, pairs = (
+        int((counts * (counts - 1)).sum())
+        for counts in (table, table.sum(axis=1), table.sum(axis=0), table.sum())
+    )
+    if of_class == of_cluster == together:
+        return 1.0
+    expected = of_class * of_cluster / pairs
+    return (together - expected) / ((of_class + of_cluster) / 2 - expected)
+
+
+def normalized_mutual_information(
+    labels: Int[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
+) -> float:
+    """Mutual information over the mean of both entropies, of the same value as scikit-learn's."""
+    classes, names, table = _contingency(labels, clusters)
+    if len(classes) == len(names) <= 1:
+        return 1.0
+    joint, of_class, of_cluster = (
+        _entropy(counts / len(labels)) for counts in (table, table.sum(axis=1), table.sum(axis=0))
+    )
+    return max(0.0, 2 * (of_class + of_cluster - joint) / (of_class + of_cluster))
+
+
+def _entropy(shares: Float[np.ndarray, "*counts"]) -> float:
+    shares = shares[shares > 0]
+    return -float(shares @ np.log(shares))
+
+
+def _contingency(
+    labels: Int[np.ndarray, " n"],
+    clusters: Int[np.ndarray, " n"],
+    weight: Int[np.ndarray, " n"] | None = None,
+) -> tuple[Int[np.ndarray, " c"], Int[np.ndarray, " k"], Int[np.ndarray, "c k"]]:
+    """Return classes, clusters, and how many images, or how much weight, they share."""
+    classes, row = np.unique(labels, return_inverse=True)
+    names, column = np.unique(clusters, return_inverse=True)
+    table = np.zeros((len(classes), len(names)), dtype=np.int64)
+    np.add.at(table, (row, column), 1 if weight is None else weight)
+    return classes, names, table
