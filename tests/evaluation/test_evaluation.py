@@ -15,7 +15,7 @@ from torch import nn
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation.embeddings import Embeddings, encode
-from nearkin.evaluation.evaluate import evaluate_features, evaluate_tables, pixel_features
+from nearkin.evaluation.evaluate import evaluate_tables, pixel_features
 from nearkin.evaluation.measures import (
     Measure,
     accuracy,
@@ -29,6 +29,12 @@ from nearkin.evaluation.measures import (
 from nearkin.measures import probe
 from nearkin.measures.probe import fit_path, hold_out, train_probe
 from nearkin.objectives import unit
+
+
+def measured(train, test):
+    """The measures of one table of features, and why others could not be taken."""
+    found = evaluate_tables({"encoder": (train, test)}, seed=0)
+    return found.measures["encoder"], found.left_out
 
 
 def normal(*shape, seed=0):
@@ -115,7 +121,7 @@ def test_features_that_are_not_finite_are_refused():
     sound = features(vectors.clone(), np.zeros(4, int))
     vectors[2, 1] = torch.nan
     with pytest.raises(DivergedError, match="features of image 2 are not finite"):
-        evaluate_features(sound, features(vectors, np.zeros(4, int)), seed=0)
+        measured(sound, features(vectors, np.zeros(4, int)))
 
 
 # kNN
@@ -342,7 +348,7 @@ def test_geometry_looks_at_the_images_that_have_a_second_view():
 def test_without_labels_there_is_geometry_and_a_reason_for_the_rest():
     train = features(normal(40, 6))
     test = features(normal(40, 6, seed=1), second_view=normal(40, 6, seed=2))
-    measures, left_out = evaluate_features(train, test, seed=0)
+    measures, left_out = measured(train, test)
     assert [m.name for m in measures][-2:] == ["alignment", "neighbor agreement"]
     assert len(measures) == 6
     assert set(left_out) == {"kNN top-1", "linear probe", "clusters"}
@@ -351,16 +357,14 @@ def test_without_labels_there_is_geometry_and_a_reason_for_the_rest():
 
 def test_a_single_class_is_recognized_but_cannot_be_probed():
     one = np.zeros(40, int)
-    measures, left_out = evaluate_features(
-        features(normal(40, 6), one), features(normal(40, 6), one), seed=0
-    )
+    measures, left_out = measured(features(normal(40, 6), one), features(normal(40, 6), one))
     assert measures[0].value == 1
     assert set(left_out) == {"linear probe", "clusters"}
 
 
 def test_two_images_are_enough_not_to_fail():
     two = features(normal(2, 3), np.array([0, 1]), second_view=normal(2, 3, seed=1))
-    measures, left_out = evaluate_features(two, two, seed=0)
+    measures, left_out = measured(two, two)
     assert len(measures) == 11
     assert not left_out
 
@@ -368,9 +372,7 @@ def test_two_images_are_enough_not_to_fail():
 def test_classes_that_training_never_showed_are_named_in_the_protocols(table):
     bank, labels, queries, truth = table
     seen = labels < 7
-    measures, _ = evaluate_features(
-        features(bank[seen], labels[seen]), features(queries, truth), seed=0
-    )
+    measures, _ = measured(features(bank[seen], labels[seen]), features(queries, truth))
     assert all("3 test classes" in m.protocol and m.value < 0.8 for m in measures[:2])
 
 

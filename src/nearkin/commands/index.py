@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nearkin.errors import CheckpointError, DataError, UsageError
-from nearkin.evaluation.table import EmbeddingTable, digest, open_table
+from nearkin.evaluation.table import ROOM, EmbeddingTable, digest, open_table
 from nearkin.tables import replace_text, usable, whole, writing
 
 FLAT: Final = 50_000  # Below so many images, all are compared; above, those of the nearest lists
@@ -62,7 +62,7 @@ def build_index(vectors: str | Path, output: str | Path) -> Made:
         index.train(_sample(table, min(sample, count), dim))
     for rows in _rows(table, dim):
         index.add(rows)
-    with writing(path):
+    with writing(path, ROOM):
         with whole(path) as partial, partial.open("wb") as file:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
         made = Made(kind, count, dim, table.fingerprint, digest(path))

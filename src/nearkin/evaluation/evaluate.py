@@ -40,7 +40,13 @@ SIDE: Final = 32  # Raw pixels are those of crops of so many pixels a side
 PIXEL_BANK: Final = 50_000  # Training images, at most, whose raw pixels are measured
 PIECE: Final = 1024  # Images of raw pixels that are centered at once
 
-Parts = tuple[Embeddings, Embeddings]  # Of the training and of the test images
+# What is measured of training and test embeddings, with the `k` of kNN and a seed.
+MEASURES: Final[Mapping[str, Callable[[Embeddings, Embeddings, int, int], list[Measure]]]] = {
+    "kNN top-1": lambda train, test, k, _: [knn(train, test, k=k)],
+    "linear probe": lambda train, test, _, seed: [linear_probe(train, test, seed=seed)],
+    "clusters": lambda _train, test, _k, seed: clusters(test, seed=seed),
+    "geometry": lambda _train, test, _k, _seed: geometry(test),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,48 +90,8 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     return Evaluation(summary["sizes"], measures, summary["left_out"]).lines()
 
 
-def evaluate_features(
-    train: Embeddings,
-    test: Embeddings,
-    *,
-    seed: int,
-    k: int = 200,
-    on_progress: ProgressCallback = ignore_progress,
-) -> tuple[list[Measure], dict[str, str]]:
-    """Measure test embeddings, with training embeddings as the bank and the training set.
-
-    The test labels decide nothing but the scores.
-
-    Returns:
-        The measures, and why others could not be taken, by name.
-    """
-    for table in (train, test, test.second_view):
-        if table is not None and not np.isfinite(table.vectors).all():
-            row = int((~np.isfinite(table.vectors)).any(axis=1).nonzero()[0][0])
-            raise DivergedError(
-                f"the features of image {row} are not finite numbers; "
-                "go back to an encoder from before its training diverged"
-            )
-    attempts: dict[str, Callable[[], list[Measure]]] = {
-        "kNN top-1": lambda: [knn(train, test, k=k)],
-        "linear probe": lambda: [linear_probe(train, test, seed=seed)],
-        "clusters": lambda: clusters(test, seed=seed),
-        "geometry": lambda: geometry(test),
-    }
-    measures: list[Measure] = []
-    left_out: dict[str, str] = {}
-    for done, (name, attempt) in enumerate(attempts.items()):
-        on_progress(done, len(attempts), name)
-        try:
-            measures += attempt()
-        except DataError as error:
-            left_out[name] = str(error)
-    on_progress(len(attempts), len(attempts), "measured")
-    return measures, left_out
-
-
 def evaluate_tables(
-    tables: Mapping[str, Parts],
+    tables: Mapping[str, tuple[Embeddings, Embeddings]],
     *,
     seed: int,
     k: int = 200,
@@ -134,16 +100,33 @@ def evaluate_tables(
     """Take the same measures of several tables of features of the same images.
 
     The first of `tables` is the encoder's, whose numbers of images are reported; the others are
-    the floors it has to beat.
+    the floors it has to beat. Each has training and test embeddings: the first are the bank of
+    kNN and what the probe learns from. The labels of test images decide nothing but the scores.
     """
     measures: dict[str, list[Measure]] = {}
     left_out: dict[str, str] = {}
+    for name, (train, test) in tables.items():
+        for embeddings in (train, test, test.second_view):
+            _check_finite(embeddings)
+        progress, measures[name] = under(name, on_progress), []
+        for done, (title, measure) in enumerate(MEASURES.items()):
+            progress(done, len(MEASURES), title)
+            try:
+                measures[name] += measure(train, test, k, seed)
+            except DataError as error:
+                left_out[title] = str(error)
+        progress(len(MEASURES), len(MEASURES), "measured")
     train, test = next(iter(tables.values()))
-    for name, parts in tables.items():
-        progress = under(name, on_progress)
-        measures[name], reasons = evaluate_features(*parts, seed=seed, k=k, on_progress=progress)
-        left_out |= reasons
     return Evaluation({"train": len(train), "test": len(test)}, measures, left_out)
+
+
+def _check_finite(embeddings: Embeddings | None) -> None:
+    finite = np.isfinite(embeddings.vectors).all(axis=1) if embeddings is not None else np.ones(1)
+    if not finite.all():
+        raise DivergedError(
+            f"the features of image {finite.argmin()} are not finite numbers; "
+            "go back to an encoder from before its training diverged"
+        )
 
 
 def evaluate_split(
@@ -198,7 +181,7 @@ def _encode_parts(
     return encoded | {scored: replace(encoded[scored], second_view=view)}
 
 
-def _train_and_test(parts: Mapping[str, Embeddings]) -> Parts:
+def _train_and_test(parts: Mapping[str, Embeddings]) -> tuple[Embeddings, Embeddings]:
     """Where nothing is held out, training images are a test of nothing but geometry."""
     return parts["train"], parts.get("test", parts["train"].unlabeled())
 

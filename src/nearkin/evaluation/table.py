@@ -37,6 +37,7 @@ COLUMNS: Final = ("path", "label", "vector")  # A table of another program needs
 BAD: Final = b"nearkin.bad"  # Where a part notes its bad images, so that both appear at once
 BLOCK_SIZE: Final = 4_096  # Images that can be read from a file at once
 AGAIN: Final = "write it again with nearkin embed"
+ROOM: Final = "make room, or choose another -o"
 
 
 # Files
@@ -271,7 +272,7 @@ class PartFolder:
                 raise OutputError(
                     f"{path} is not empty and has no {NOTE}; choose a new folder with -o"
                 )
-            with writing(path / NOTE):
+            with writing(path / NOTE, ROOM):
                 replace_text(path / NOTE, json.dumps(asdict(note), indent=2) + "\n")
         earlier = cls.open(path).note
         if earlier != note:
@@ -298,7 +299,7 @@ class PartFolder:
     def write(self, number: int, embeddings: Embeddings) -> None:
         """Write one part, and in it which of its images could not be read."""
         path = self.files[number]
-        with writing(path), whole(path) as partial:
+        with writing(path, ROOM), whole(path) as partial:
             _write_parquet(partial, embeddings)
 
     def finish(self, images: Images, now: int) -> PartsWritten:
@@ -312,7 +313,7 @@ class PartFolder:
             bad.update(unread)
         if images.bad or bad:
             path = self.path / BAD_FILES
-            with writing(path), whole(path) as partial:
+            with writing(path, ROOM), whole(path) as partial:
                 write_bad_files(partial, images, bad)
         for partial in self.path.glob(f".part-*{PARTIAL}*"):  # of killed processes
             partial.unlink(missing_ok=True)
@@ -343,7 +344,7 @@ class Block:
 
     rows: Int[np.ndarray, " rows"]  # Their positions in the table, ascending
     vectors: Float[Tensor, "rows dim"]  # Each of length one
-    text: Any  # A record batch with the columns path and label
+    text: Any  # A record batch of the columns path and label
 
     def subset(self, chosen: Int[np.ndarray, " chosen"]) -> "Block":
         """Return the rows at these positions of the block."""
@@ -443,13 +444,11 @@ def _blocks(
             chosen = places if rows is None else np.intersect1d(places, rows)
             start += len(batch)
             if len(chosen):
-                block = Block(places, _vectors(batch), batch)
+                block = Block(places, _vectors(batch), batch.select(["path", "label"]))
                 yield block if rows is None else block.subset(chosen - places[0])
 
 
 # Search
-
-ROUNDING: Final = 1e-3  # No cosine in float32 is off by as much, with up to 16,000 features
 
 
 @dataclass(frozen=True)
@@ -478,20 +477,15 @@ class Neighbors:
         return [self.image, *rows]
 
 
-# Minus the similarity, and the row: tuples of this kind sort as neighbors do.
-Candidate = tuple[float, int, Neighbor]
-
-
 def most_similar(
     blocks: Iterable[Block], queries: Float[Tensor, "queries dim"], top: int
 ) -> list[list[Neighbor]]:
     """Return the `top` rows most similar to each unit query, as if all blocks were one.
 
     A product of matrices rounds by their shapes, so that equal rows of two blocks, or at the edge
-    of one, come out unequal. It only decides which rows are compared again, in float64 and each
-    for itself. Similarities are those, in float32; equal ones are ordered by row.
+    of one, come out unequal. Those of float64 are equal once they are rounded to float32.
     """
-    best: list[list[Candidate]] = [[] for _ in queries]
+    best: list[list[Neighbor]] = [[] for _ in queries]
     for block in blocks:
         dim = block.vectors.shape[1]
         if dim != queries.shape[1]:
@@ -499,26 +493,14 @@ def most_similar(
                 f"the vectors have {dim} features and the encoder gives {queries.shape[1]}; give "
                 "vectors that nearkin embed has made of this run"
             )
-        for query, rough, candidates in zip(queries, queries @ block.vectors.T, best, strict=True):
-            least = float(rough.topk(min(top, len(rough))).values[-1])
-            if len(candidates) == top:
-                least = max(least, -candidates[-1][0])
-            promising = (rough >= least - ROUNDING).nonzero().squeeze(1)
-            candidates += _exact(block, query, promising, top)
-            candidates.sort(key=lambda one: one[:2])
-            del candidates[top:]
+        similarity = (queries.double() @ block.vectors.double().T).float()
+        for row, neighbors in zip(similarity, best, strict=True):
+            values, order = row.sort(descending=True, stable=True)
+            text = block.text.take(order[:top].numpy())
+            columns = (values[:top].tolist(), text["path"].to_pylist(), text["label"].to_pylist())
+            neighbors += [Neighbor(s, p or "", n or "") for s, p, n in zip(*columns, strict=True)]
+            neighbors.sort(key=lambda each: -each.similarity)  # equals stay in their order
+            del neighbors[top:]
     if not best[0]:
         raise DataError("there is no image to compare with; give vectors of some")
-    return [[neighbor for _, _, neighbor in candidates] for candidates in best]
-
-
-def _exact(
-    block: Block, query: Float[Tensor, " dim"], rows: Int[Tensor, " promising"], top: int
-) -> list[Candidate]:
-    """Return the most similar of these rows of a block."""
-    exact = (block.vectors[rows].double() * query.double()).sum(dim=1).float()
-    similarity, order = exact.sort(descending=True, stable=True)
-    chosen = block.subset(rows[order[:top]].numpy())
-    text = (chosen.text[name].to_pylist() for name in ("path", "label"))
-    rest = zip(similarity[:top].tolist(), chosen.rows.tolist(), *text, strict=True)
-    return [(-s, row, Neighbor(s, path or "", label or "")) for s, row, path, label in rest]
+    return best
