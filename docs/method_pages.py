@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from nearkin.commands.methods import idea, page, paper, table, written
+from nearkin.commands.info import idea, page, paper, table, written
 from nearkin.methods import METHODS
 
 ROOT: Final = Path(__file__).parents[1]

@@ -268,12 +268,12 @@ BROKEN = [
         RemembersInBfloat16,
         "the contract of number formats .*: under bfloat16, the memo is torch.bfloat16, not torch.flo",
     ),
-    (TakesPositions, "law 5 .*: dim is not keyword-only"),
-    (TakesAnything, "law 5 .*: dim has no type"),
-    (HasNoDefault, "law 5 .*: dim has no default"),
+    (TakesPositions, "law 5 .*: option dim is not keyword-only"),
+    (TakesAnything, "law 5 .*: option dim has no type"),
+    (HasNoDefault, "law 5 .*: option dim has no default"),
     (ExplainsNothing, "law 5 .*: the docstring of the class does not explain dim under Args"),
     (TakesALength, "law 5 .*: the default of dim does not fit its type: --dim 8.5"),
-    (LacksALoss, "law 5 .*: it lacks compute_loss"),
+    (LacksALoss, "law 5 .*: method LacksALoss does not define compute_loss"),
 ]
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nearkin.commands.index import build_index as build_index
     from nearkin.commands.neighbors import neighbors as neighbors
     from nearkin.commands.replay import replay as replay
-    from nearkin.commands.report import report as write_report  # noqa: F401
+    from nearkin.commands.report import write_report as write_report
     from nearkin.data.views import View as View
     from nearkin.evaluation.encoder import load as load
     from nearkin.method import Method as Method
@@ -47,25 +47,19 @@ _MODULES = (
     "data", "evaluation", "memory", "methods", "networks", "objectives", "testing", "training",
     "transforms",
 )  # fmt: skip
-_HOMES = {
-    "Method": "method:Method",
-    "View": "data.views:View",
-    "assign": "commands.assign:assign",
-    "build_index": "commands.index:build_index",
-    "check": "commands.check:check",
-    "compare": "commands.compare:compare",
-    "demo": "commands.demo:demo",
-    "discover": "api:discover",
-    "embed": "commands.embed:embed",
-    "embed_parts": "commands.embed:embed_parts",
-    "evaluate": "commands.evaluate:evaluate",
-    "explore": "commands.explore:explore",
-    "export": "commands.export:export",
-    "load": "evaluation.encoder:load",
-    "neighbors": "commands.neighbors:neighbors",
-    "replay": "commands.replay:replay",
-    "train": "api:train",
-    "write_report": "commands.report:report",  # `nearkin.report` is a module
+_COMMANDS = (
+    "assign", "check", "compare", "demo", "embed", "evaluate", "explore", "export", "neighbors",
+    "replay",
+)  # fmt: skip
+_HOMES = {name: f"commands.{name}" for name in _COMMANDS} | {
+    "Method": "method",
+    "View": "data.views",
+    "build_index": "commands.index",
+    "discover": "api",
+    "embed_parts": "commands.embed",
+    "load": "evaluation.encoder",
+    "train": "api",
+    "write_report": "commands.report",
 }
 
 
@@ -80,5 +74,4 @@ def __getattr__(name: str) -> Any:
         return import_module(f"nearkin.{name}")
     if name not in _HOMES:
         raise AttributeError(f"nearkin has no {name}; it has {', '.join(__dir__())}")
-    module, _, attribute = _HOMES[name].partition(":")
-    return getattr(import_module(f"nearkin.{module}"), attribute)
+    return getattr(import_module(f"nearkin.{_HOMES[name]}"), name)

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,11 +20,12 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from nearkin.config import MemorySize, Value, check_value, metadata
+from nearkin.config import MemorySize, check_value, metadata
 from nearkin.data.views import View
 from nearkin.distributed import process_group
+from nearkin.errors import UsageError
 from nearkin.method import Method
-from nearkin.methods import option_types, parameters
+from nearkin.methods import checked_class, option_types, parameters
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Backbone
 from nearkin.run.settings import from_text
@@ -51,6 +52,10 @@ STEP: Final = "the contract of a step (a scalar loss, a memo without a graph)"
 FORMATS: Final = "the contract of number formats (float64, bfloat16, channels_last)"
 
 
+Problems = Iterator[tuple[str, str]]
+"""The laws that a method breaks, and how. The first ends a check."""
+
+
 class LawError(AssertionError):
     """A method breaks a law; the message names the law and what differs."""
 
@@ -75,12 +80,17 @@ def check_method(cls: type[Method[Any]], *, processes: bool = False, **options: 
     if not (isinstance(cls, type) and issubclass(cls, Method)):
         raise TypeError(f"{cls!r} is no subclass of nearkin.method.Method")
     with _generators_kept():
-        _check_constructor(cls)
-        subject = _Subject(cls, options)
-        for check in CHECKS:
-            check(subject)
-        if processes:
-            _check_processes(subject)
+        for law, problem in _problems(cls, options, processes):
+            raise LawError(f"{cls.__name__} breaks {law}: {problem}")
+
+
+def _problems(cls: type[Method[Any]], options: Mapping[str, Any], processes: bool) -> Problems:
+    yield from _constructor(cls)
+    subject = _Subject(cls, options)
+    for check in CHECKS:
+        yield from check(subject)
+    if processes:
+        yield from _processes(subject)
 
 
 class _Subject:
@@ -95,10 +105,6 @@ class _Subject:
             if metadata(kind, MemorySize):
                 self.options[name] = min(names[name].default, NUM_IMAGES // 2)
         self.options |= options
-
-    def breaks(self, law: str, what: str) -> NoReturn:
-        """Say which law is broken, and how."""
-        raise LawError(f"{self.cls.__name__} breaks {law}: {what}")
 
     def build(self, seed: int = 1) -> Method[Any]:
         """Return the method around a tiny convolutional network."""
@@ -142,129 +148,106 @@ class _Subject:
         *,
         start: int = 0,
         until: int = TOTAL,
-        optimizer: torch.optim.Optimizer | None = None,
+        momenta: dict[str, Any] | None = None,
         batches: Callable[[int], Batch] | None = None,
-    ) -> tuple[list[float], torch.optim.Optimizer]:
-        """Train from step `start` to step `until`; return the losses and the optimizer."""
-        optimizer = optimizer or build_optimizer(method, name="sgd", lr=0.05, weight_decay=1e-4)
+    ) -> tuple[list[float], dict[str, Any]]:
+        """Train from step `start` to step `until`; return losses and the optimizer's state."""
+        optimizer = build_optimizer(method, name="sgd", lr=0.05, weight_decay=1e-4)
+        if momenta is not None:
+            optimizer.load_state_dict(momenta)
         data = map(batches or self.batch, range(start, until))
-        done = steps(
-            method,
-            optimizer,
-            data,
-            start=start,
-            total=TOTAL,
-            schedule=warmup_cosine(0.1),
-            seed=3,
-        )
-        return [step.loss.item() for _, step in done], optimizer
+        plan: dict[str, Any] = {"total": TOTAL, "schedule": warmup_cosine(0.1), "seed": 3}
+        done = steps(method, optimizer, data, start=start, **plan)
+        return [step.loss.item() for _, step in done], copy.deepcopy(optimizer.state_dict())
 
 
 # Law 5: the constructor is the only schema
 
 
-def _check_constructor(cls: type[Method[Any]]) -> None:
-    def breaks(what: str) -> NoReturn:
-        raise LawError(f"{cls.__name__} breaks {SCHEMA}: {what}")
-
-    if inspect.isabstract(cls):
-        breaks(f"it lacks {', '.join(sorted(cls.__abstractmethods__))}")
+def _constructor(cls: type[Method[Any]]) -> Problems:
+    try:
+        checked_class(cls, cls.__name__)
+    except UsageError as error:
+        yield SCHEMA, str(error)
     _, first, *others = inspect.signature(cls.__init__).parameters.values()
     if first.name != "backbone" or first.kind is first.KEYWORD_ONLY:
-        breaks(f"the first argument is {first.name}, not backbone")
+        yield SCHEMA, f"the first argument is {first.name}, not backbone"
     for each in others:
-        if problem := _problem(each, inspect.getdoc(cls) or ""):
-            breaks(problem)
+        if each.kind is not each.KEYWORD_ONLY:
+            yield SCHEMA, f"{each.name} is not keyword-only"
+        if f"\n    {each.name}: " not in (inspect.getdoc(cls) or ""):
+            yield SCHEMA, f"the docstring of the class does not explain {each.name} under Args:"
     kinds = option_types(cls)
     for name, option in parameters(cls).items():
-        _check_option(option, kinds[name], breaks)
+        yield from _option(name, option.default, kinds[name])
 
 
-def _problem(parameter: inspect.Parameter, documented: str) -> str:
-    """Return what is wrong with a parameter of a constructor."""
-    if parameter.kind is not parameter.KEYWORD_ONLY:
-        return f"{parameter.name} is not keyword-only"
-    if parameter.annotation is parameter.empty:
-        return f"{parameter.name} has no type"
-    if f"\n    {parameter.name}: " not in documented:
-        return f"the docstring of the class does not explain {parameter.name} under Args:"
-    return ""
-
-
-def _check_option(option: inspect.Parameter, kind: Any, breaks: Callable[[str], NoReturn]) -> None:
-    """Options have a default, and arrive as text from the command line."""
-    if option.default is option.empty:
-        breaks(f"{option.name} has no default")
-    value: Value = option.default
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+def _option(name: str, default: Any, kind: Any) -> Problems:
+    """Options arrive as text from the command line."""
+    text = str(default).lower() if isinstance(default, bool) else str(default)
     try:
-        check_value(option.name, value, kind)
+        check_value(name, default, kind)
         read = from_text(text, kind)
     except Exception as error:
-        breaks(f"the default of {option.name} does not fit its type: {error}")
-    if read != value or type(read) is not type(value):
-        breaks(f"{option.name} {value!r} comes back as {read!r} from the command line")
+        yield SCHEMA, f"the default of {name} does not fit its type: {error}"
+    if read != default or type(read) is not type(default):
+        yield SCHEMA, f"{name} {default!r} comes back as {read!r} from the command line"
 
 
 # The contract of a step
 
 
-def _check_encoding(subject: _Subject) -> None:
+def _encoding(subject: _Subject) -> Problems:
     method = subject.build()
     if not isinstance(getattr(method, "online", None), nn.Module):
-        subject.breaks(STEP, "it has no attribute online, the branch that is trained")
+        yield STEP, "it has no attribute online, the branch that is trained"
     for number, rows in enumerate(method.train().encode(subject.batch(0))):
         if len(rows) != BATCH:
             shape = list(rows.shape)
-            subject.breaks(
-                RANKS, f"encode returns {shape} as tensor {number}, not a row per image"
-            )
+            yield RANKS, f"encode returns {shape} as tensor {number}, not a row per image"
 
 
-def _check_norms(subject: _Subject) -> None:
+def _norms(subject: _Subject) -> Problems:
     method, batch = subject.build().train(), subject.batch(0)
-    encoded = tuple(method.encode(batch))
-
-    def refuse(module: nn.Module, _: Any) -> None:
-        if module.training:  # one process has the statistics of the whole batch, several do not
-            name = next(name for name, other in method.named_modules() if other is module)
-            subject.breaks(RANKS, f"compute_loss runs the batch norm {name}; run it in encode")
-
-    for module in method.modules():
+    encoded, used = tuple(method.encode(batch)), []
+    for name, module in method.named_modules():
         if isinstance(module, _BatchNorm):
-            module.register_forward_pre_hook(refuse)
+            module.register_forward_pre_hook(lambda norm, _, name=name: used.append((name, norm)))
     method.compute_loss(encoded, Batch((), batch.index, batch.label), 0.5)
+    for name, norm in used:
+        if norm.training:  # one process has the statistics of the whole batch, several do not
+            yield RANKS, f"compute_loss runs the batch norm {name}; run it in encode"
 
 
-def _check_step(subject: _Subject) -> None:
+def _step(subject: _Subject) -> Problems:
     step = subject.forward(subject.build())
     if step.loss.ndim or not step.loss.isfinite():
-        subject.breaks(STEP, f"the loss is {step.loss.detach()}, not one finite number")
+        yield STEP, f"the loss is {step.loss.detach()}, not one finite number"
     if not step.loss.requires_grad:
-        subject.breaks(STEP, "the loss has no gradient")
+        yield STEP, "the loss has no gradient"
     if missing := set(subject.cls.metrics) - set(step.metrics):
-        subject.breaks(STEP, f"metrics are declared but not in the step: {sorted(missing)}")
+        yield STEP, f"metrics are declared but not in the step: {sorted(missing)}"
     for name, value in step.metrics.items():
         if value.ndim or value.requires_grad:
-            subject.breaks(STEP, f"metric {name} is not a scalar without gradient")
+            yield STEP, f"metric {name} is not a scalar without gradient"
     if any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(step.memo)):
-        subject.breaks(STEP, "the memo holds a graph; detach what commit is to write")
+        yield STEP, "the memo holds a graph; detach what commit is to write"
 
 
-def _check_gradients(subject: _Subject) -> None:
+def _gradients(subject: _Subject) -> Problems:
     method = subject.build()
     subject.forward(method).loss.backward()
     for name, parameter in method.named_parameters():
         if parameter.requires_grad and name.startswith("target."):
-            subject.breaks(STEP, f"{name} belongs to the target, and requires a gradient")
+            yield STEP, f"{name} belongs to the target, and requires a gradient"
         if parameter.requires_grad and parameter.grad is None:
-            subject.breaks(STEP, f"no gradient reaches {name}, which requires one")
+            yield STEP, f"no gradient reaches {name}, which requires one"
 
 
 # Law 1: forward reads, commit writes
 
 
-def _check_reading(subject: _Subject) -> None:
+def _reading(subject: _Subject) -> Problems:
     method = subject.build()
     with torch.no_grad():  # online and target differ from now on
         for parameter in filter(lambda p: p.requires_grad, method.parameters()):
@@ -272,10 +255,10 @@ def _check_reading(subject: _Subject) -> None:
     before = copy.deepcopy(method.state_dict())
     subject.forward(method)
     if changed := _changed(_without_statistics(method), before):
-        subject.breaks(READ, f"forward changed {changed}")
+        yield READ, f"forward changed {changed}"
 
 
-def _check_writing(subject: _Subject) -> None:
+def _writing(subject: _Subject) -> Problems:
     method = subject.build()
     shapes = {name: tensor.shape for name, tensor in method.state_dict().items()}
     step = subject.forward(method)
@@ -285,21 +268,21 @@ def _check_writing(subject: _Subject) -> None:
     except RuntimeError as error:
         if "in-place" not in str(error):
             raise
-        subject.breaks(READ, "commit needs @torch.no_grad()")
+        yield READ, "commit needs @torch.no_grad()"
     if result is not None:
-        subject.breaks(READ, f"commit returns {type(result).__name__}, not None")
+        yield READ, f"commit returns {type(result).__name__}, not None"
     state = method.state_dict(keep_vars=True)
     if graphs := [name for name, tensor in state.items() if tensor.grad_fn is not None]:
-        subject.breaks(READ, f"{graphs[0]} holds a graph after commit; it needs @torch.no_grad()")
+        yield READ, f"{graphs[0]} holds a graph after commit; it needs @torch.no_grad()"
     for name in shapes.keys() | state.keys():
         if name not in state or name not in shapes or shapes[name] != state[name].shape:
-            subject.breaks(MEMORY, f"commit changed the shape of {name}")
+            yield MEMORY, f"commit changed the shape of {name}"
 
 
 # Law 4: the step is the only clock
 
 
-def _check_randomness(subject: _Subject) -> None:
+def _randomness(subject: _Subject) -> Problems:
     states = []
     for seed in (5, 6):
         method = subject.build()
@@ -309,15 +292,13 @@ def _check_randomness(subject: _Subject) -> None:
         subject.train(method, until=3)
         states.append(method.state_dict())
     if changed := _changed(*states):
-        subject.breaks(
-            CLOCK, f"a draw other than torch's, which the loop seeds, decides {changed}"
-        )
+        yield CLOCK, f"a draw other than torch's, which the loop seeds, decides {changed}"
 
 
 # Law 3: all memory is parameters and buffers
 
 
-def _check_state(subject: _Subject) -> None:
+def _state(subject: _Subject) -> Problems:
     method = subject.build()
     subject.train(method, until=3)
     saved = {tensor.data_ptr() for tensor in method.state_dict(keep_vars=True).values()}
@@ -327,34 +308,30 @@ def _check_state(subject: _Subject) -> None:
                 continue  # parameters, buffers and submodules
             if any(isinstance(x, Tensor) and x.data_ptr() not in saved for x in tree_leaves(held)):
                 place = f"{prefix}.{name}".removeprefix(".")
-                subject.breaks(MEMORY, f"{place} holds a tensor that is in no state_dict")
+                yield MEMORY, f"{place} holds a tensor that is in no state_dict"
 
 
-def _check_resuming(subject: _Subject) -> None:
+def _resuming(subject: _Subject) -> Problems:
     whole = subject.build()
     losses, _ = subject.train(whole)
     first = subject.build()
-    _, optimizer = subject.train(first, until=3)
+    _, momenta = subject.train(first, until=3)
     second = subject.build(seed=7)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
-    fresh = build_optimizer(second, name="sgd", lr=0.05, weight_decay=1e-4)
-    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    resumed, _ = subject.train(second, start=3, optimizer=fresh)
+    resumed, _ = subject.train(second, start=3, momenta=momenta)
     if resumed != losses[3:]:
         place = next(n for n, (a, b) in enumerate(zip(resumed, losses[3:], strict=True)) if a != b)
-        subject.breaks(
-            MEMORY,
-            f"resumed from its state_dict after step 3, it has another loss in step {4 + place}: "
-            f"{resumed[place]:.9g}, not {losses[3 + place]:.9g}",
-        )
+        found = f"{resumed[place]:.9g}, not {losses[3 + place]:.9g}"
+        where = f"it has another loss in step {4 + place}: {found}"
+        yield MEMORY, f"resumed from its state_dict after step 3, {where}"
     if changed := _changed(second.state_dict(), whole.state_dict()):
-        subject.breaks(MEMORY, f"resumed from its state_dict, it ends with another {changed}")
+        yield MEMORY, f"resumed from its state_dict, it ends with another {changed}"
 
 
 # Law 8: evaluation never peeks
 
 
-def _check_labels(subject: _Subject) -> None:
+def _labels(subject: _Subject) -> Problems:
     if subject.cls.uses_labels:
         return
     states = []
@@ -367,25 +344,25 @@ def _check_labels(subject: _Subject) -> None:
         subject.train(method, until=3, batches=labeled)
         states.append(method.state_dict())
     if changed := _changed(*states):
-        subject.breaks(LABELS, f"uses_labels is False, and labels decide {changed}")
+        yield LABELS, f"uses_labels is False, and labels decide {changed}"
 
 
 # The contract of number formats
 
 
-def _check_double(subject: _Subject) -> None:
+def _double(subject: _Subject) -> Problems:
     method = subject.build().double()
     try:
         subject.train(method, until=2, batches=lambda step: _doubled(subject.batch(step)))
         step = subject.forward(method, _doubled(subject.batch(0)))
     except RuntimeError as error:
-        subject.breaks(FORMATS, f"in float64 it fails: {error}")
+        yield FORMATS, f"in float64 it fails: {error}"
     single = [name for name, x in method.state_dict().items() if x.dtype == torch.float32]
     if step.loss.dtype != torch.float64 or single:
-        subject.breaks(FORMATS, f"in float64, {single[0] if single else 'the loss'} is float32")
+        yield FORMATS, f"in float64, {single[0] if single else 'the loss'} is float32"
 
 
-def _check_bfloat16(subject: _Subject) -> None:
+def _bfloat16(subject: _Subject) -> Problems:
     method = subject.build()
     with torch.autocast("cpu", torch.bfloat16):
         step = subject.forward(method)
@@ -393,10 +370,10 @@ def _check_bfloat16(subject: _Subject) -> None:
     for name, tensors in results.items():
         for x in tensors:
             if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float32:
-                subject.breaks(FORMATS, f"under bfloat16, {name} is {x.dtype}, not torch.float32")
+                yield FORMATS, f"under bfloat16, {name} is {x.dtype}, not torch.float32"
 
 
-def _check_channels_last(subject: _Subject) -> None:
+def _channels_last(subject: _Subject) -> Problems:
     plain = subject.forward(subject.build()).loss
     method = subject.build()
     for parameter in method.parameters():
@@ -407,32 +384,21 @@ def _check_channels_last(subject: _Subject) -> None:
     try:
         loss = subject.forward(method, Batch(views, batch.index, batch.label)).loss
     except RuntimeError as error:
-        subject.breaks(FORMATS, f"with channels_last images it fails: {error}")
+        yield FORMATS, f"with channels_last images it fails: {error}"
     if not torch.isclose(loss, plain, rtol=1e-3, atol=1e-5):
-        subject.breaks(FORMATS, f"the loss of channels_last images is {loss:.6g}, not {plain:.6g}")
+        yield FORMATS, f"the loss of channels_last images is {loss:.6g}, not {plain:.6g}"
 
 
-CHECKS: Final[Sequence[Callable[[_Subject], None]]] = (
-    _check_encoding,
-    _check_norms,
-    _check_reading,
-    _check_step,
-    _check_gradients,
-    _check_writing,
-    _check_randomness,
-    _check_state,
-    _check_resuming,
-    _check_labels,
-    _check_double,
-    _check_bfloat16,
-    _check_channels_last,
-)
+CHECKS: Final[Sequence[Callable[[_Subject], Problems]]] = (
+    _encoding, _norms, _reading, _step, _gradients, _writing, _randomness, _state, _resuming,
+    _labels, _double, _bfloat16, _channels_last,
+)  # fmt: skip
 
 
 # Law 2: gather, then forget about ranks
 
 
-def _check_processes(subject: _Subject) -> None:
+def _processes(subject: _Subject) -> Problems:
     alone, expected = _trained_share(subject, 0, 1)
     with tempfile.TemporaryDirectory() as folder:
         arguments = (subject.cls, subject.options, folder)
@@ -441,10 +407,10 @@ def _check_processes(subject: _Subject) -> None:
     for losses, state in both:
         for number, (loss, own) in enumerate(zip(losses, alone, strict=True)):
             if not np.isclose(loss, own, rtol=CLOSE, atol=0):
-                subject.breaks(RANKS, f"the loss of step {number} is {loss:.12g}, not {own:.12g}")
+                yield RANKS, f"the loss of step {number} is {loss:.12g}, not {own:.12g}"
         for name, tensor in expected.items():
             if _distance(state[name], tensor) > CLOSE:
-                subject.breaks(RANKS, f"two processes end with another {name}")
+                yield RANKS, f"two processes end with another {name}"
 
 
 def _train_in_group(

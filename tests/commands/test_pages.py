@@ -14,7 +14,7 @@ from method_pages import full_page, pages, write_pages
 from small import batch_for, run, small
 
 from nearkin.cli import main
-from nearkin.commands.methods import page
+from nearkin.commands.info import page
 from nearkin.methods import METHODS, parameters
 from nearkin.run.settings import default_options
 

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from nearkin.cli import main
 from nearkin.commands.discover import discover
-from nearkin.commands.report import images_of, report
+from nearkin.commands.report import images_of, write_report
 from nearkin.commands.train import train
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
@@ -61,10 +61,10 @@ def packed(page):
 def test_a_training_leaves_a_page_that_is_made_anew_to_the_byte(trained):
     page = trained.report.read_bytes()
     trained.report.unlink()
-    assert report(trained.path) == trained.report
+    assert write_report(trained.path) == trained.report
     assert trained.report.read_bytes() == page
     trained.map.unlink()
-    report(trained.path)
+    write_report(trained.path)
     assert trained.report.read_bytes() == page
 
 
@@ -134,7 +134,7 @@ def test_a_sample_has_as_many_of_every_class_as_it_can():
 
 def test_a_discovery_leaves_a_page_that_is_made_anew_to_the_byte(discovered):
     page = discovered.report.read_bytes()
-    report(discovered.path)
+    write_report(discovered.path)
     assert discovered.report.read_bytes() == page
     names = [one["name"] for one in packed(page.decode())["colorings"]]
     assert names == ["Class", "Known or novel", "Score", "Ground truth", "Correct"]
@@ -150,7 +150,7 @@ def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-        page = report(discovered.path, output=tmp_path / "page.html").read_text()
+        page = write_report(discovered.path, output=tmp_path / "page.html").read_text()
     finally:
         discovered.clusters.write_bytes(before)
     assert "&lt;b&gt;sevens (new-1)" in page
@@ -160,16 +160,16 @@ def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
 
 def test_no_page_without_what_it_needs(trained, discovered, data, tmp_path):
     with pytest.raises(UsageError, match="no finished run"):
-        report(tmp_path)
+        write_report(tmp_path)
     with pytest.raises(OutputError, match="choose another"):
-        report(trained.path, output=tmp_path / "no" / "page.html")
+        write_report(trained.path, output=tmp_path / "no" / "page.html")
     with pytest.raises(DataError, match="no such"):
-        report(trained.path, tmp_path / "gone")
+        write_report(trained.path, tmp_path / "gone")
     kept = discovered.page.read_bytes()
     discovered.page.write_bytes(kept[:100])
     try:
         with pytest.raises(CheckpointError, match=r"page.json cannot be used"):
-            report(discovered.path)
+            write_report(discovered.path)
     finally:
         discovered.page.write_bytes(kept)
 
@@ -178,7 +178,7 @@ def test_other_images_than_those_of_the_run_are_refused(trained, data, tmp_path)
     with np.load(data) as file:
         np.savez(tmp_path / "few.npz", x=file["x"][:40], y=file["y"][:40])
     with pytest.raises(DataError, match="give the images of the run"):
-        report(trained.path, tmp_path / "few.npz")
+        write_report(trained.path, tmp_path / "few.npz")
 
 
 def test_images_that_are_gone_are_left_out_of_the_map(trained):

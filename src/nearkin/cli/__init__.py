@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 from cyclopts import CycloptsError
+from cyclopts.help.formatters import DefaultFormatter
 from rich.console import Console
 
 from nearkin.cli import train, use  # noqa: F401 (they add their commands)
 from nearkin.cli.app import app
 from nearkin.cli.terminal import err
-from nearkin.cli.train import show_method_options
+from nearkin.cli.train import method_options
 from nearkin.errors import NearkinError, UsageError
 from nearkin.tables import printable
 
@@ -31,15 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         with _unwound_by_signals():
-            app(
-                arguments,
-                console=Console(soft_wrap=True, highlight=False),
-                error_console=err,
-                exit_on_error=False,
-                print_error=False,
-                result_action="return_value",
-            )
-            show_method_options(sys.argv[1:] if arguments is None else arguments)
+            _answer(sys.argv[1:] if arguments is None else arguments)
     except (CycloptsError, NearkinError) as error:
         print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return error.exit_code if isinstance(error, NearkinError) else UsageError.exit_code
@@ -59,6 +52,22 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: a bug in nearkin: {printable(what)}; {hint}", file=sys.stderr)
         return NearkinError.exit_code
     return 0
+
+
+def _answer(arguments: list[str]) -> None:
+    """Run a command. Below help, the options of the method that is named beside it."""
+    options = method_options(arguments)  # first: a method that cannot be loaded gets no help
+    console = Console(soft_wrap=True, highlight=False)
+    app(
+        arguments,
+        console=console,
+        error_console=err,
+        exit_on_error=False,
+        print_error=False,
+        result_action="return_value",
+    )
+    if options is not None:
+        DefaultFormatter()(console, console.options, options)
 
 
 @contextmanager

@@ -1,26 +1,38 @@
 """Commands that train: an encoder, or the classes of a discovery."""
 
-from collections.abc import Mapping
+import os
+from argparse import ArgumentParser
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from inspect import Parameter as Argument
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 from cyclopts import Parameter
 
-from nearkin.cli.app import GROUPS, Flag, Given, Options, Quiet, app, grouped, merged, show
+import nearkin
+from nearkin.cli.app import GROUPS, Flag, Images, app, show
 from nearkin.cli.terminal import Terminal
-from nearkin.config import Config, DiscoverConfig, TrainConfig, option, read_toml
+from nearkin.config import (
+    Config,
+    DiscoverConfig,
+    Range,
+    TrainConfig,
+    field_docs,
+    metadata,
+    option,
+    read_toml,
+)
 from nearkin.errors import UsageError
 
+if TYPE_CHECKING:
+    from cyclopts.help import HelpPanel
 
-@grouped
-class TypedTrain(Given, TrainConfig):
-    """Settings of a training as they were typed."""
+Typed = Annotated[Any, Parameter(show=False)]
 
-
-@grouped
-class TypedDiscover(Given, DiscoverConfig):
-    """Settings of a discovery as they were typed."""
+OTHER_VARIABLES: Final = ("NEARKIN_TORCHVISION", "NEARKIN_TRACEBACK")  # they are no settings
+STAGE_METHODS: Final = {"gcd": "simgcd", "ncd": "ncl"}  # of a discovery's last stage, by mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,174 +50,142 @@ class RunOptions:
     """Replace the run that is in the folder."""
     json: Flag = False
     """Print the measures as JSON."""
-    quiet: Quiet = False
+    quiet: Annotated[Flag, Parameter(name=["--quiet", "-q"])] = False
     """Show no progress."""
 
 
+def with_settings(kind: type[Config]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the fields of a settings class as parameters; it receives those typed."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        declared = signature(command)
+        data, *others = declared.parameters.values()
+        parameters = [data, *_settings(kind), *others]
+        command.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _settings(kind: type[Config]) -> list[Argument]:
+    """The fields of a settings class, with their groups, help texts and ranges."""
+    hints, docs = get_type_hints(kind, include_extras=True), field_docs(kind)
+    title, settings = "", []
+    for entry in fields(kind):
+        if entry.name == "options":  # they are typed by their own names
+            continue
+        title = kind.groups.get(entry.name, title)
+        limits = metadata(hints[entry.name], Range)
+        typed = Parameter(
+            name=option(entry.name),
+            group=GROUPS[title],
+            help=docs[entry.name] + (f" [{limits}]" if limits else ""),
+            show_default=entry.default != "",
+            show_choices=limits is None,
+        )
+        annotation = str if entry.name == "augment" else hints[entry.name]  # tables are in files
+        settings.append(
+            Argument(
+                entry.name,
+                Argument.KEYWORD_ONLY,
+                default=entry.default,
+                annotation=Annotated[annotation, typed],
+            )
+        )
+    return settings
+
+
 @app.command
-def demo(*, out: Path = Path("runs/demo"), json: Flag = False) -> None:
-    """Train, evaluate and discover on real handwritten digits of scikit-learn; no download.
-
-    Args:
-        out: The folder of its two runs; an earlier demo in it is replaced.
-        json: Print the measures as JSON.
-    """
-    from nearkin.commands.demo import demo as run_demo
-
-    with Terminal(json) as terminal:
-        result = run_demo(out=out, reporter=terminal)
-    show(result.summary, json, result.lines())
-
-
-@app.command
-def check(
-    data: str,
-    /,
-    *,
-    labels: str = "auto",
-    scan: Literal["headers", "full"] = "headers",
-    json: Flag = False,
-) -> None:
-    """Check images before training: counts, sizes, bad files, duplicates, proposed settings.
-
-    Args:
-        data: A folder, a CSV or Parquet table, a zip or tar, an .npz, a name such as digits, or
-            FILE.py:NAME.
-        labels: For scoring only: auto, none, folders, or a table with columns path and label.
-        scan: headers opens every file; full decodes every image.
-        json: Print the result as JSON.
-    """
-    from nearkin.commands.check import check as run_check
-
-    with Terminal(json) as terminal:
-        result = run_check(data, labels=labels, scan=scan, reporter=terminal)
-    show(result.to_dict(), json, result.lines())
-
-
-@app.command
+@with_settings(TrainConfig)
 def train(
-    data: str | None = None,
+    data: Images | None = None,
     /,
     *,
-    config: Annotated[TypedTrain, Parameter(name="*")] | None = None,
     run: Annotated[RunOptions, Parameter(name="*")] | None = None,
-    **options: Options,
+    **typed: Typed,
 ) -> None:
     """Train an encoder on images without labels, and measure it.
 
-    Args:
-        data: A folder, a CSV or Parquet table, a zip or tar, an .npz, a name such as digits, or
-            FILE.py:NAME.
-        config: Settings.
-        run: Files, and what is printed.
-        options: Options of the method, such as --temperature 0.2. --method NAME --help lists them.
+    Options of the method are typed by their names, such as --temperature 0.2; --method NAME --help
+    lists them.
     """
-    _run(TrainConfig, data, config, run or RunOptions(), options)
+    _run(TrainConfig, data, run or RunOptions(), typed)
 
 
 @app.command
+@with_settings(DiscoverConfig)
 def discover(
-    data: str | None = None,
+    data: Images | None = None,
     /,
     *,
-    config: Annotated[TypedDiscover, Parameter(name="*")] | None = None,
     run: Annotated[RunOptions, Parameter(name="*")] | None = None,
-    **options: Options,
+    **typed: Typed,
 ) -> None:
     """Find novel classes among images of which some are labeled.
 
-    Args:
-        data: A folder, a CSV or Parquet table, a zip or tar, an .npz, a name such as digits, or
-            FILE.py:NAME.
-        config: Settings.
-        run: Files, and what is printed.
-        options: Options of the last stage's method, ncl or simgcd. --mode MODE --help lists them.
+    Options of the last stage's method, ncl or simgcd, are typed by their names; --mode MODE --help
+    lists them.
     """
-    _run(DiscoverConfig, data, config, run or RunOptions(), options)
+    _run(DiscoverConfig, data, run or RunOptions(), typed)
 
 
-def _run(
-    kind: type[Config],
-    data: str | None,
-    typed: Given | None,
-    run: RunOptions,
-    options: Mapping[str, str],
-) -> None:
+def _run(kind: type[Config], data: str | None, run: RunOptions, typed: dict[str, Any]) -> None:
     """Train or discover; the first process shows how it goes, and prints the result."""
     settings = read_toml(run.config_file, kind) if run.config_file else {}
-    stored, settings = settings.pop("data", None), merged(settings, typed, options)
-    data, verb = data or stored, "train" if kind is TrainConfig else "discover"
+    data = data or settings.pop("data", None)
     if data is None:
+        verb = "train" if kind is TrainConfig else "discover"
         raise UsageError(f"no images given; say nearkin {verb} DATA, or --config with a data key")
+    for variable in OTHER_VARIABLES:  # cyclopts takes every NEARKIN_ variable for an option
+        if variable in os.environ:
+            typed.pop(variable.removeprefix("NEARKIN_").lower(), None)
+    names = {entry.name for entry in fields(kind)}
+    options = {name.replace("-", "_"): typed[name] for name in typed.keys() - names}
+    settings |= {name: typed[name] for name in typed.keys() & names}
+    settings["options"] = settings.get("options", {}) | options
     from nearkin.distributed import is_main_process
 
-    if kind is TrainConfig:
-        from nearkin.commands.train import train as command
-        from nearkin.evaluation.evaluate import lines
-    else:
-        from nearkin.commands.discover import discover as command  # type: ignore[assignment]
-        from nearkin.run.folder import lines
-    config: Any = kind(**settings)
-    files: dict[str, Any] = {"out": run.out, "resume": run.resume, "overwrite": run.overwrite}
+    command: Any = nearkin.train if kind is TrainConfig else nearkin.discover
     with Terminal(run.quiet or run.json or not is_main_process()) as terminal:
-        finished = command(data, config, **files, reporter=terminal)
+        finished = command(
+            data,
+            out=run.out,
+            resume=run.resume,
+            overwrite=run.overwrite,
+            reporter=terminal,
+            **settings,
+        )
     if is_main_process():
-        show(finished.summary, run.json, lines(finished.summary))
+        show(finished.summary, run.json, finished.lines())
 
 
-@app.command
-def replay(run: Path, data: str | None = None, /) -> None:
-    """Repeat the step at which a run diverged, and name the layer.
-
-    Args:
-        run: A run folder.
-        data: Its images, if they are no longer where they were.
-    """
-    from nearkin.commands.replay import replay as run_replay
-
-    show(None, False, run_replay(run, data))
-
-
-STAGE_METHODS = {"gcd": "simgcd", "ncd": "ncl"}  # of a discovery's last stage, by mode
-
-
-def show_method_options(arguments: list[str]) -> None:
-    """Below the help of a command that names a method, list the options of that method.
+def method_options(arguments: list[str]) -> "HelpPanel | None":
+    """The options of the method that a command for help names; none if it names no method.
 
     Only then is torch imported, or a file of the user's own.
     """
-    if not {"--help", "-h"} & {*arguments} or arguments[0] not in ("train", "discover"):
-        return
-    settings = {option(entry.name) for entry in fields(DiscoverConfig)}
-    if arguments[0] == "train":
-        settings, method = set(), _typed_value(arguments, "--method")
-    else:
-        method = STAGE_METHODS.get(_typed_value(arguments, "--mode"), "")
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("verb", nargs="?")
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--method", nargs="?")
+    parser.add_argument("--mode", nargs="?")
+    typed, _ = parser.parse_known_args(arguments)
+    methods = {"train": typed.method, "discover": STAGE_METHODS.get(typed.mode)}
+    method = methods.get(typed.verb) if typed.help else None
     if not method:
-        return
+        return None
     from cyclopts.help import HelpEntry, HelpPanel
-    from cyclopts.help.formatters import DefaultFormatter
-    from rich.console import Console
 
-    from nearkin.commands.methods import option_rows
+    from nearkin.commands.info import options
     from nearkin.extensions import label
     from nearkin.methods import method_class
 
-    console = Console(soft_wrap=True, highlight=False)
+    settings = {option(entry.name) for entry in fields(DiscoverConfig)}
     entries = [
-        HelpEntry(positive_names=(name,), description=text)
-        for name, text in option_rows(method_class(method))
-        if name not in settings
+        HelpEntry(
+            positive_names=(each.name,), description=f"{each.meaning} [default: {each.here}]"
+        )
+        for each in options(method_class(method)).values()
+        if typed.verb == "train" or each.name not in settings
     ]
-    panel = HelpPanel("parameter", f"Options of {label(method)}", entries=entries)
-    DefaultFormatter()(console, console.options, panel)
-
-
-def _typed_value(arguments: list[str], name: str) -> str:
-    """The value of an option, as `--name value` or `--name=value`; "" if there is none."""
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        if argument == name:
-            return following
-        if argument.startswith(f"{name}="):
-            return argument.partition("=")[2]
-    return ""
+    return HelpPanel("parameter", f"Options of {label(method)}", entries=entries)

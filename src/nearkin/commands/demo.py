@@ -7,8 +7,6 @@ from typing import Any
 from nearkin.commands.discover import discover
 from nearkin.commands.train import Run, train
 from nearkin.config import DiscoverConfig, TrainConfig
-from nearkin.evaluation.evaluate import lines as training_lines
-from nearkin.run.folder import lines
 from nearkin.run.reporter import Reporter, Silent
 
 
@@ -28,9 +26,9 @@ class Demo:
         """Return the summaries of both runs as text."""
         page = self.discovered.folder.report.resolve()
         return [
-            *training_lines(self.trained.summary),
+            *self.trained.lines(),
             "",
-            *lines(self.discovered.summary),
+            *self.discovered.lines(),
             "",
             f"open   {page}",
             "next   nearkin train YOUR_IMAGES",

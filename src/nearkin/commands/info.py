@@ -1,14 +1,236 @@
-"""`nearkin backbones` and `nearkin doctor`."""
+"""`nearkin methods`, `config`, `backbones` and `doctor`: what there is, read from the code.
 
+A method's module docstring holds a title, the paper, the equation as indented lines, its letters,
+and its queries and keys (`Queries: ... Keys: ...`); the class docstring, the idea and the options.
+"""
+
+import inspect
+import io
+import math
 import platform
+import re
 import sys
+from dataclasses import fields
+from importlib.metadata import version
+from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
+from rich.markdown import Markdown
 
+from nearkin.config import (
+    EMA,
+    Range,
+    TrainConfig,
+    Value,
+    choices,
+    field_docs,
+    metadata,
+    option,
+    spelled,
+    toml_value,
+)
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
+from nearkin.extensions import label
+from nearkin.method import Defaults, Method
+from nearkin.methods import METHODS, method_class, method_names, option_types, parameters
 from nearkin.networks.backbone import SMALL, timm_names, torchvision_names
 from nearkin.pace import count
+from nearkin.run.settings import default_options, fitted_options
 from nearkin.version import __version__
+
+
+class Paper(NamedTuple):
+    """What the docstring of a method's module says."""
+
+    title: str
+    source: str
+    equation: str
+    letters: str
+    queries: str
+    keys: str
+
+
+def paper(cls: type[Method[Any]]) -> Paper | None:
+    """What the docstring of a method's module says, part by part; None if it has other parts."""
+    title, *rest = (inspect.getdoc(inspect.getmodule(cls)) or "").split("\n\n")
+    equation = [part for part in rest if part.startswith("    ")]
+    letters = [part.replace("\n", " ") for part in rest if part not in equation]
+    if not equation or len(letters) < 2 or not re.match(r"Queries: .*\. Keys: ", letters[-1]):
+        return None
+    source, matched = letters.pop(0), letters.pop()
+    queries, keys = matched.removeprefix("Queries: ").removesuffix(".").split(". Keys: ")
+    return Paper(
+        title.rstrip("."), source, "\n\n".join(equation), " ".join(letters), queries, keys
+    )
+
+
+def idea(cls: type) -> str:
+    """The sentence that a class's docstring starts with."""
+    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def arguments(cls: type) -> dict[str, str]:
+    """The descriptions under `Args:` in a class's docstring."""
+    _, _, section = (inspect.getdoc(cls) or "").partition("Args:\n")
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section.split("\n\n")[0], re.MULTILINE)
+    return {name: re.sub(r"\s*\n\s*", " ", text) for name, text in entries}
+
+
+def method_lines(name: str = "") -> list[str]:
+    """Return each method in a sentence, or the page of one."""
+    if name:
+        console = Console(file=io.StringIO(), highlight=False, color_system=None)
+        with console.capture() as text:
+            console.print(Markdown(page(name)))
+        return [line.rstrip() for line in text.get().splitlines()]
+    width = max(map(len, method_names()))
+    return [f"{name:{width}}  {idea(method_class(name))}" for name in method_names()]
+
+
+def page(name: str, *more: str) -> str:
+    """Return all there is to say about a method, and further sections, as Markdown."""
+    cls = method_class(name)
+    about = paper(cls)
+    _, *remarks = (inspect.getdoc(cls) or "").partition("\n\nArgs:")[0].split("\n\n")
+    sections = [
+        f"# {about.title if about else label(name)}",
+        idea(cls),
+        *(remark.replace("\n", " ") for remark in remarks),
+        takes(cls),
+        f"    nearkin train DATA --method {name}" + (" --known A,B" if cls.uses_labels else ""),
+    ]
+    if about:
+        sections += ["## Equation", about.equation, about.letters]
+        sections += [f"Queries: {about.queries}. Keys: {about.keys}."]
+    sections += ["## What `commit` writes", written(cls), "## Options", *option_table(cls)]
+    if about:
+        link = r"[arXiv:\1](https://arxiv.org/abs/\1)"
+        sections += ["## Paper", re.sub(r"arXiv:(\d+\.\d+)", link, about.source)]
+    defaults = ", ".join(f"{key} {value}" for key, value in automatic(cls.defaults).items())
+    sections += ["## Settings", f"`auto` is: {defaults}."]
+    if not more and name in METHODS:
+        sections += [
+            f"Recipes and measured results are in docs/methods/{name}.md in the repository."
+        ]
+    return "\n\n".join([*sections, *more]) + "\n"
+
+
+def takes(cls: type[Method[Any]]) -> str:
+    """What a method is given of each image."""
+    kinds = [view if isinstance(view, str) else view.kind for view in cls.views]
+    views = "one view" if len(kinds) == 1 else f"{len(kinds)} views"
+    if set(kinds) != {"strong"}:
+        views += f" ({', '.join(kinds)})"
+    more = ", and smaller ones where the augmentation draws them" if cls.more_views else ""
+    labels = ", and the labels of known classes" if cls.uses_labels else ""
+    return f"It takes {views} of each image{more}{labels}."
+
+
+def written(cls: type[Method[Any]]) -> str:
+    """What a method's `commit` writes, in a sentence."""
+    return "Nothing." if cls.commit is Method.commit else inspect.getdoc(cls.commit) or ""
+
+
+class Option(NamedTuple):
+    """An option of a method, as it is typed."""
+
+    name: str
+    meaning: str
+    default: Value
+    """Of the constructor: the paper's."""
+    here: Value
+    """Of `nearkin train`."""
+
+
+def options(cls: type[Method[Any]]) -> dict[str, Option]:
+    """The options of a method, from its constructor."""
+    here, kinds, notes = default_options(cls), option_types(cls), arguments(cls)
+    described = {}
+    for key, parameter in parameters(cls).items():
+        meaning = f"{notes.get(key, '')} {values(kinds[key])}.".strip()
+        if average := metadata(kinds[key], EMA):
+            meaning += half_lives({parameter.default, here[key]}, average.unit)
+        described[key] = Option(option(key), meaning, parameter.default, here[key])
+    return described
+
+
+def option_table(cls: type[Method[Any]]) -> list[str]:
+    """The options of a method as a table, and a remark on it."""
+    rows = []
+    for each in options(cls).values():
+        own = "" if each.here == each.default else toml_value(each.here)
+        shown = toml_value(each.default), own
+        rows.append([f"`{each.name}`", each.meaning, *(text.strip('"') for text in shown)])
+    if not rows:
+        return ["None."]
+    remark = (
+        "Defaults are those of the paper or its code. Where `nearkin train` has one of its own, "
+        "it is under *here*."
+    )
+    if fitted := ", ".join(f"`{option(key)}`" for key in fitted_options(cls)):
+        remark += f" Left alone, these shrink to what the images and the batch allow: {fitted}."
+    return [table(["option", "meaning", "default", "here"], rows), remark]
+
+
+def values(kind: Any) -> str:
+    """What an option can be, as the end of its description."""
+    if choices(kind):
+        return f"One of {', '.join(choices(kind))}"
+    limits = metadata(kind, Range)
+    separator = "," if limits and str(limits).startswith("at least") else ""
+    text = spelled(kind) + (f"{separator} {limits}" if limits else "")
+    return text[0].upper() + text[1:]
+
+
+def half_lives(momenta: set[float], unit: str) -> str:
+    """After how many steps, or visits, half of the past is left."""
+    moving = sorted((momentum for momentum in momenta if 0 < momentum < 1), reverse=True)
+    lives = [f"{math.log(0.5) / math.log(momentum):.3g} at {momentum:g}" for momentum in moving]
+    return f" Half-life in {unit}: {', '.join(lives)}." if lives else ""
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def automatic(defaults: Defaults) -> dict[str, str]:
+    """What `auto` means for settings that depend on the method."""
+    large, small = (
+        augment if isinstance(augment, str) else f"{len(augment)} views of its own"
+        for augment in (defaults.augment, defaults.augment_small)
+    )
+    return {
+        "optimizer": defaults.optimizer,
+        "lr": f"{defaults.lr:g} for a batch of 256",
+        "weight_decay": f"{defaults.weight_decay:g}",
+        "augment": f"{large}, below 64 px {small}",
+    }
+
+
+def config_lines(method: str) -> list[str]:
+    """Every setting of a training by a method, as commented TOML."""
+    cls = method_class(method)
+    means, notes = automatic(cls.defaults), field_docs(TrainConfig)
+    lines = [f"# {label(method)}: {idea(cls)}", ""]
+    for entry in fields(TrainConfig):
+        if entry.name in TrainConfig.groups:
+            lines += [f"# --- {TrainConfig.groups[entry.name]} ---", ""]
+        if entry.name != "options":
+            value = method if entry.name == "method" else getattr(TrainConfig, entry.name)
+            here = f" Here auto is {means[entry.name]}." if entry.name in means else ""
+            lines += [f"# {notes[entry.name]}{here}", f"{entry.name} = {toml_value(value)}", ""]
+    lines += ["[options]"]
+    for name, each in options(cls).items():
+        lines.append(f"# {each.meaning} Typed as {each.name}.")
+        mark = ""
+        if name in fitted_options(cls):  # as an explicit value it would have to fit
+            lines.append("# Left alone, it shrinks to what the images and the batch allow.")
+            mark = "# "
+        lines.append(f"{mark}{name} = {toml_value(each.here)}")
+    return lines
 
 
 def backbone_lines(pattern: str) -> list[str]:
@@ -23,8 +245,6 @@ def backbone_lines(pattern: str) -> list[str]:
 
 def doctor_lines() -> list[str]:
     """Versions and what this machine can do."""
-    from importlib.metadata import version
-
     device = choose_device("auto")
     packages = ("torch", "torchvision", "timm", "numpy", "Pillow", "scikit-learn")
     return [

@@ -13,7 +13,7 @@ from nearkin.run.folder import RunFolder, data_name
 from nearkin.tables import replace_text, writing
 
 
-def report(run: str | Path, data: Any = None, *, output: str | Path | None = None) -> Path:
+def write_report(run: str | Path, data: Any = None, *, output: str | Path | None = None) -> Path:
     """Write the page of a finished run again, from its files and its images.
 
     Args:

@@ -13,11 +13,12 @@ from nearkin.data.split import duplicate_warnings, open_split
 from nearkin.distributed import choose_device, device_name, is_main_process
 from nearkin.errors import UsageError
 from nearkin.evaluation.encoder import CUSTOM, load
+from nearkin.evaluation.evaluate import lines as measure_lines
 from nearkin.extensions import label
 from nearkin.report.pages import write_page
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder, clear, default_folder, opened
+from nearkin.run.folder import RunFolder, clear, default_folder, lines, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.run.settings import checked_options, known_classes, resolve, self_contained
 from nearkin.training.session import resumed_settings, run_worker, train_encoder
@@ -39,6 +40,11 @@ class Run:
     def summary(self) -> Mapping[str, Any]:
         """The measures, as in summary.json."""
         return self.folder.read_summary()
+
+    def lines(self) -> list[str]:
+        """Return the measures as text, or what a discovery has found."""
+        summary = self.summary
+        return lines(summary) if "clusters" in summary else measure_lines(summary)
 
 
 def train(
