@@ -178,7 +178,8 @@ def _config(kind: type[Settings], arguments: Mapping[str, Any]) -> Settings:
     settings: dict[str, Any] = {entry.name: arguments[entry.name] for entry in fields(kind)}
     settings["options"] = {**(arguments["options"] or {}), **arguments["method_options"]}
     settings["method"] = method_name(arguments["method"])
-    settings["augment"] = stored_views(arguments["augment"])
+    if not isinstance(settings["augment"], str):
+        settings["augment"] = stored_views(settings["augment"])
     backbone = settings.get("backbone", "auto")
     if isinstance(backbone, nn.Module):
         settings["backbone"] = "auto"  # the network itself travels beside the settings
