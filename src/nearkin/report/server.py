@@ -1,7 +1,7 @@
 """The HTTP server of a run's page: one user, one request per connection, hostile clients."""
 
-import io
 import json
+import math
 import os
 import re
 import secrets
@@ -18,7 +18,8 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
 
 import msgspec
-from typing_extensions import Buffer, override
+from msgspec import defstruct
+from typing_extensions import override
 
 from nearkin.errors import DataError, NearkinError, PortError, UsageError
 from nearkin.report.site import Json, RunSite
@@ -45,32 +46,12 @@ NO_CONTENT_POLICY: Final = "default-src 'none'; base-uri 'none'; form-action 'no
 """Content-Security-Policy of all answers but the page."""
 
 
-@dataclass(frozen=True)
-class NameRequest:
-    """Name classes, which merges them; an empty name removes their names."""
-
-    clusters: list[str]
-    name: str
-
-
-@dataclass(frozen=True)
-class SplitRequest:
-    """Make images a new class."""
-
-    numbers: list[int]
-    name: str
-
-
-@dataclass(frozen=True)
-class ExportRequest:
-    """Copy images, or all of them, into a folder."""
-
-    folder: str
-    numbers: list[int] | None
-
-
 # Each calls the method of RunSite of the same name, with its fields as arguments.
-REQUESTS: Final = {"/name": NameRequest, "/split": SplitRequest, "/export": ExportRequest}
+REQUESTS: Final = {
+    "/name": defstruct("Name", [("clusters", list[str]), ("name", str)]),
+    "/split": defstruct("Split", [("numbers", list[int]), ("name", str)]),
+    "/export": defstruct("Export", [("folder", str), ("numbers", list[int] | None)]),
+}
 
 
 class Refused(Exception):  # noqa: N818  (an answer, not a failure of the program)
@@ -102,33 +83,6 @@ def error_reply(status: HTTPStatus, reason: str) -> Reply:
     return json_reply({"error": " ".join(reason.split())}, status)
 
 
-class Received(io.RawIOBase):
-    """What arrives on a connection before a deadline.
-
-    A timeout of the socket alone would start anew with every byte of a slow client.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._deadline = time.monotonic()
-
-    def set_timeout(self, seconds: float) -> None:
-        """Set the deadline to this many seconds from now."""
-        self._deadline = time.monotonic() + seconds
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def readinto(self, buffer: Buffer) -> int:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._connection.settimeout(left)
-        return self._connection.recv_into(memoryview(buffer))
-
-
 class Server(ThreadingMixIn, TCPServer):
     """Serves a site at `url`, with a thread per connection and a limited number of connections.
 
@@ -150,8 +104,9 @@ class Server(ThreadingMixIn, TCPServer):
     ) -> None:
         self.log = log
         self.head_timeout = head_timeout
-        self._awaited: dict[socket.socket, bool] = {}
-        """Open connections, oldest first, and whether their request is yet to come."""
+        self._connections: dict[socket.socket, tuple[bool, float]] = {}
+        """Open ones, oldest first: whether their request is yet to come, and the time until which
+        they may send. A timeout of the socket would start anew with every byte."""
         self._lock = threading.Lock()
         try:
             super().__init__((host, port), RequestHandler)
@@ -173,23 +128,30 @@ class Server(ThreadingMixIn, TCPServer):
         self.site = site
         self.serve_forever()
 
-    def request_arrived(self, connection: socket.socket) -> None:
-        """Keep a connection that has sent its request from being replaced."""
+    def request_arrived(self, connection: socket.socket, seconds: float = math.inf) -> None:
+        """Keep a connection from being replaced; its body may take this many seconds."""
         with self._lock:
-            if connection in self._awaited:
-                self._awaited[connection] = False
+            if connection in self._connections:
+                self._connections[connection] = False, time.monotonic() + seconds
+
+    @override
+    def service_actions(self) -> None:
+        with self._lock:
+            for connection, (_, deadline) in self._connections.items():
+                if time.monotonic() > deadline:
+                    _interrupt(connection)
 
     @override
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            full = len(self._awaited) >= MAX_CONNECTIONS
-            slow = next((c for c, awaited in self._awaited.items() if awaited), None)
+            full = len(self._connections) >= MAX_CONNECTIONS
+            slow = next((c for c, (awaited, _) in self._connections.items() if awaited), None)
             if full and slow is not None:
-                del self._awaited[slow]
+                del self._connections[slow]
                 _interrupt(slow)
             admitted = not full or slow is not None
             if admitted:
-                self._awaited[request] = True
+                self._connections[request] = True, time.monotonic() + self.head_timeout
         if admitted:
             super().process_request(request, client_address)
         else:
@@ -208,13 +170,13 @@ class Server(ThreadingMixIn, TCPServer):
     @override
     def close_request(self, request: Any) -> None:
         with self._lock:
-            self._awaited.pop(request, None)
+            self._connections.pop(request, None)
         super().close_request(request)
 
     @override
     def server_close(self) -> None:
         with self._lock:
-            for connection in self._awaited:
+            for connection in self._connections:
                 _interrupt(connection)
         super().server_close()
 
@@ -235,14 +197,6 @@ class RequestHandler(BaseHTTPRequestHandler):
     """Answers the one request of a connection."""
 
     server: Server
-
-    @override
-    def setup(self) -> None:
-        super().setup()
-        self.rfile.close()
-        self._received = Received(self.connection)
-        self._received.set_timeout(self.server.head_timeout)
-        self.rfile = io.BufferedReader(self._received)
 
     def do_GET(self) -> None:
         """Send the page, its classes or an image."""
@@ -275,11 +229,8 @@ class RequestHandler(BaseHTTPRequestHandler):
     def _check_origin(self) -> None:
         """Refuse what no browser sends to this server on behalf of its own page."""
         plain = f"{self.command} {self.path} {self.request_version}"  # the parser repairs others
-        if (
-            self.requestline != plain
-            or self.headers.defects
-            or "Transfer-Encoding" in self.headers
-        ):
+        chunked = "Transfer-Encoding" in self.headers
+        if self.requestline != plain or self.headers.defects or chunked:
             raise Refused(HTTPStatus.BAD_REQUEST, "malformed request")
         (host, *more) = self.headers.get_all("Host") or [""]
         if more or host not in self.server.hosts:  # DNS rebinding: a name of somebody else
@@ -336,7 +287,7 @@ class RequestHandler(BaseHTTPRequestHandler):
             request: Any = msgspec.json.decode(self._body(), type=REQUESTS[self.path])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise Refused(HTTPStatus.BAD_REQUEST, f"malformed request: {error}") from error
-        return json_reply(getattr(site, self.path[1:])(**vars(request)))
+        return json_reply(getattr(site, self.path[1:])(**msgspec.structs.asdict(request)))
 
     def _body(self) -> bytes:
         lengths = self.headers.get_all("Content-Length", [])
@@ -348,13 +299,13 @@ class RequestHandler(BaseHTTPRequestHandler):
         if length > MAX_BODY:
             largest = f"{MAX_BODY >> 20} MiB"
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"larger than {largest}")
-        self._received.set_timeout(TRANSFER_TIMEOUT)
-        try:
+        self.server.request_arrived(self.connection, TRANSFER_TIMEOUT)
+        body = b""
+        with suppress(OSError):
             body = self.rfile.read(length)
-        except OSError:
-            body = b""
         if len(body) < length:
             raise Refused(HTTPStatus.BAD_REQUEST, "incomplete request")
+        self.server.request_arrived(self.connection)
         return body
 
     def _send(self, reply: Reply) -> None:
