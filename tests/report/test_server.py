@@ -32,11 +32,9 @@ class Shop(RunSite):
         self.log = []
         self.page, self.policy = PAGE, POLICY
 
-    def image(self, number):
-        self.asked.append(("image", number))
+    def image(self, number, *, large):
+        self.asked.append(("image" if large else "thumbnail", number))
         return b"RIFF" if number < PICTURES else None
-
-    thumbnail = image
 
     def search(self, encoded):
         return self.change("search", len(encoded))

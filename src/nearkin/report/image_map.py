@@ -2,9 +2,9 @@
 
 import base64
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -31,7 +31,6 @@ NEIGHBORS: Final = 12
 FEW: Final = 10_000  # images up to which t-SNE is as fast in one thread as in several
 PERPLEXITY: Final = 30
 MIN_TSNE: Final = 4  # of fewer images, the principal components show everything
-BLOCK: Final = 1024  # rows compared with all others at once
 ANCHORS: Final = 10  # images by which a new one is placed
 
 
@@ -114,24 +113,18 @@ def _of_training(embeddings: Embeddings) -> Iterator[Coloring]:
 def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
     clusters = {row["cluster"]: row for row in read_csv(folder.clusters)}
     by_path = {row["path"]: row for row in read_csv(folder.assignments)}
-    assigned = [by_path.get(name) for name in embeddings.paths]
-
-    def class_name(row: Mapping[str, str] | None, label: str) -> str:
-        return label if row is None else display_name(clusters[row["cluster"]])
-
-    def kind(row: Mapping[str, str] | None) -> str:
-        return "labeled" if row is None else f"predicted {clusters[row['cluster']]['kind']}"
-
-    names = map(class_name, assigned, embeddings.class_names.tolist())
-    yield by_name(
-        "Class", np.array(list(names)), note="The predicted class; of labeled images, their label."
-    )
-    kinds = np.array(list(map(kind, assigned)))
+    rows = [by_path.get(name, {}) for name in embeddings.paths]  # labeled images have none
+    names = [
+        display_name(clusters[row["cluster"]]) if row else label
+        for row, label in zip(rows, embeddings.class_names.tolist(), strict=True)
+    ]
+    yield by_name("Class", names, note="The predicted class; of labeled images, their label.")
+    kinds = [f"predicted {clusters[row['cluster']]['kind']}" if row else "labeled" for row in rows]
     yield by_name("Known or novel", kinds, note="Labeled images came with their class.")
-    scores = [np.nan if row is None else float(row["score"] or "nan") for row in assigned]
+    scores = np.array([row.get("score") or "nan" for row in rows], np.float32)
     note = "Confidence of the classifier in the predicted class."
-    yield Coloring("Score", np.array(scores, np.float32), note=note)
-    cluster = np.array(["" if row is None else row["cluster"] for row in assigned])
+    yield Coloring("Score", scores, note=note)
+    cluster = np.array([row.get("cluster", "") for row in rows])
     yield from _of_ground_truth(cluster, embeddings.class_names)
 
 
@@ -156,12 +149,11 @@ def _of_ground_truth(cluster: np.ndarray, labels: np.ndarray) -> Iterator[Colori
     yield by_name("Correct", correct, note=note)
 
 
-def by_name(name: str, values: np.ndarray, *, note: str) -> Coloring:
+def by_name(name: str, values: np.ndarray | Sequence[str], *, note: str) -> Coloring:
     """Return a coloring by class names, '' for unknown."""
-    classes = sorted(set(values.tolist()) - {""})
-    number = {value: place for place, value in enumerate(classes)} | {"": -1}
-    numbers = np.array([number[value] for value in values.tolist()], np.int64)
-    return Coloring(name, numbers, tuple(classes), note)
+    classes, numbers = np.unique(values, return_inverse=True)
+    unknown = int("" in classes)  # which comes first
+    return Coloring(name, numbers - unknown, tuple(classes.tolist()[unknown:]), note)
 
 
 # ---- coordinates ----
@@ -200,14 +192,13 @@ def tsne(features: Float32[np.ndarray, "n d"], *, threads: int = 1) -> Float[np.
         if len(unit) < MIN_TSNE or not start.any():
             return start
         k = min(3 * PERPLEXITY, len(unit) - 1)
-        neighbors, similarity = _drop_self(*_nearest(unit, unit, k + 1))
+        squared, neighbors = _index(unit).kneighbors(n_neighbors=k)
     from openTSNE import TSNE
     from openTSNE.affinity import PerplexityBasedNN
     from openTSNE.nearest_neighbors import PrecomputedNeighbors
 
-    distance = np.maximum(1 - similarity.astype(np.float64), 0)
     affinities = PerplexityBasedNN(
-        knn_index=PrecomputedNeighbors(neighbors, distance),
+        knn_index=PrecomputedNeighbors(neighbors, squared / 2),  # of unit vectors: 1 - cosine
         perplexity=min(PERPLEXITY, k / 3),
         n_jobs=threads,
     )
@@ -227,14 +218,12 @@ def place(
     image of the map lands on itself, and one between two groups lands in one of them, where a
     mean would land between.
     """
-    anchors, similarity = _nearest(_unit(new), _unit(features), min(ANCHORS, len(features)))
-    weight = 1 / np.maximum(1 - similarity.astype(np.float64), 1e-7)
-    near = xy[anchors]
-    order = near.argsort(axis=1, kind="stable")
-    cumulative = np.take_along_axis(weight[:, :, None], order, axis=1).cumsum(axis=1)
-    middle = (cumulative >= cumulative[:, -1:] / 2).argmax(axis=1)[:, None]
-    median = np.take_along_axis(near, np.take_along_axis(order, middle, axis=1), axis=1)
-    return np.asarray(median[:, 0])
+    k = min(ANCHORS, len(features))
+    squared, anchors = _index(_unit(features)).kneighbors(_unit(new), k)
+    near, weights = xy[anchors], 1 / np.maximum(squared[:, :, None], 2e-7)
+    weights = np.broadcast_to(weights, near.shape)
+    median = np.quantile(near, 0.5, axis=1, weights=weights, method="inverted_cdf")
+    return np.asarray(median)
 
 
 def _unit(features: Float32[np.ndarray, "n d"]) -> Float32[np.ndarray, "n d"]:
@@ -242,48 +231,21 @@ def _unit(features: Float32[np.ndarray, "n d"]) -> Float32[np.ndarray, "n d"]:
     return features / np.where(length > 0, length, 1)
 
 
+def _index(unit: Float32[np.ndarray, "n d"]) -> Any:
+    from sklearn.neighbors import NearestNeighbors
+
+    return NearestNeighbors(metric="sqeuclidean", algorithm="brute").fit(unit)
+
+
 def _principal_components(unit: Float32[np.ndarray, "n d"]) -> Float[np.ndarray, "n 2"]:
-    """Scores on two principal components; signs are fixed by the farthest image of each."""
+    from sklearn.decomposition import PCA
+
     scores = np.zeros((len(unit), 2))
-    centered = unit.astype(np.float64)
-    centered -= centered.sum(axis=0) / max(1, len(unit))
-    if np.abs(centered).max(initial=0) < 1e-6:  # no more than rounding
-        return scores
-    _, axes = np.linalg.eigh(centered.T @ centered)
-    projected = centered @ axes[:, : -min(2, axes.shape[1]) - 1 : -1]
-    farthest = np.abs(projected).argmax(axis=0)
-    signs = np.sign(projected[farthest, range(projected.shape[1])])
-    scores[:, : projected.shape[1]] = projected * signs
+    components = min(2, *unit.shape)
+    if components and np.ptp(unit, axis=0).max() > 1e-6:  # more than rounding
+        pca = PCA(components, svd_solver="covariance_eigh")
+        scores[:, :components] = pca.fit_transform(unit.astype(np.float64))
     return scores
-
-
-def _nearest(
-    queries: Float32[np.ndarray, "m d"], keys: Float32[np.ndarray, "n d"], k: int
-) -> tuple[Int[np.ndarray, "m k"], Float32[np.ndarray, "m k"]]:
-    """The most similar keys of each query and their cosines, most similar first.
-
-    In numpy, whose threads `threadpool_limits` can fix; torch's are shared by the whole process.
-    """
-    indices, cosines = [], []
-    for block in np.array_split(queries, range(BLOCK, len(queries), BLOCK)):
-        similarity = block @ keys.T
-        near = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
-        near.sort(axis=1)  # so that equals stay in order
-        order = np.argsort(-np.take_along_axis(similarity, near, axis=1), axis=1, kind="stable")
-        near = np.take_along_axis(near, order, axis=1)
-        indices.append(near)
-        cosines.append(np.take_along_axis(similarity, near, axis=1))
-    return np.concatenate(indices), np.concatenate(cosines)
-
-
-def _drop_self(
-    neighbors: Int[np.ndarray, "n more"], similarity: Float32[np.ndarray, "n more"]
-) -> tuple[Int[np.ndarray, "n k"], Float32[np.ndarray, "n k"]]:
-    """Drop each row's own index, or its last entry where duplicates have pushed that out."""
-    own = neighbors == np.arange(len(neighbors))[:, None]
-    own[~own.any(axis=1), -1] = True
-    shape = len(neighbors), neighbors.shape[1] - 1
-    return neighbors[~own].reshape(shape), similarity[~own].reshape(shape)
 
 
 QUALITY: Final = 80  # of WebP: 4 KB for a photograph of 96 pixels
@@ -307,9 +269,16 @@ def thumbnails(
 
 
 def _uri(square: UInt8[Tensor, "3 side side"]) -> str:
-    file, kind = io.BytesIO(), "png" if square.shape[-1] <= SMALL_SIDE else "webp"
-    Image.fromarray(square.permute(1, 2, 0).numpy()).save(file, kind, quality=QUALITY)
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+    kind = "png" if square.shape[-1] <= SMALL_SIDE else "webp"
+    content = encoded(Image.fromarray(square.permute(1, 2, 0).numpy()), kind, quality=QUALITY)
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """Return an image as a file of this kind."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
 
 
 def tiles(images: Images, workers: int = 0) -> tuple[tuple[bytes, ...], int]:
@@ -320,26 +289,20 @@ def tiles(images: Images, workers: int = 0) -> tuple[tuple[bytes, ...], int]:
     """
     side = min(SIDE, int(images.sizes.min(axis=1).max()))
     arrays = list(_sheets(images, side, workers))
+    lossless = side <= SIDE // 2  # of very small images every pixel counts
     for quality in QUALITIES:
-        sheets = tuple(_webp(sheet, quality, side) for sheet in arrays)
+        sheets = tuple(
+            encoded(sheet, "webp", quality=quality, lossless=lossless) for sheet in arrays
+        )
         if sum(map(len, sheets)) <= MAX_BYTES:
             break
     return sheets, side
 
 
-def _sheets(
-    images: Images, side: int, workers: int
-) -> Iterator[UInt8[np.ndarray, "height width 3"]]:
+def _sheets(images: Images, side: int, workers: int) -> Iterator[Image.Image]:
     for batch in CenterCrops(images, side, batch_size=PER_SHEET, workers=workers):
         rows = -(-len(batch) // COLUMNS)
         sheet = np.full((rows * COLUMNS, side, side, 3), MIDDLE_GRAY, np.uint8)
         sheet[: len(batch)] = batch.permute(0, 2, 3, 1).numpy()
         grid = sheet.reshape(rows, COLUMNS, side, side, 3).swapaxes(1, 2)
-        yield grid.reshape(rows * side, COLUMNS * side, 3)
-
-
-def _webp(sheet: UInt8[np.ndarray, "height width 3"], quality: int, side: int) -> bytes:
-    file = io.BytesIO()
-    # Of very small images every pixel counts, so they are stored without loss.
-    Image.fromarray(sheet).save(file, "webp", quality=quality, lossless=side <= SIDE // 2)
-    return file.getvalue()
+        yield Image.fromarray(grid.reshape(rows * side, COLUMNS * side, 3))

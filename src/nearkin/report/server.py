@@ -272,7 +272,7 @@ class RequestHandler(BaseHTTPRequestHandler):
             return json_reply(site.classes())
         if match := IMAGE.fullmatch(self.path):
             size, number = match.groups()
-            image = (site.image if size == "image" else site.thumbnail)(int(number))
+            image = site.image(int(number), large=size == "image")
             if image is not None:
                 return Reply(image, "image/webp")
         raise Refused(HTTPStatus.NOT_FOUND, "not found")

@@ -1,9 +1,8 @@
 """What the server of a run's page answers: images, search, and edits of discovered classes."""
 
-import io
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
@@ -26,7 +25,14 @@ from nearkin.evaluation.embeddings import Embeddings, encode_pixels
 from nearkin.evaluation.encoder import Encoder, load
 from nearkin.evaluation.table import read_embeddings
 from nearkin.measures.neighbors import nearest
-from nearkin.report.image_map import MAX_IMAGES, balanced, coordinates, display_name, place
+from nearkin.report.image_map import (
+    MAX_IMAGES,
+    balanced,
+    coordinates,
+    display_name,
+    encoded,
+    place,
+)
 from nearkin.report.page import html
 from nearkin.report.page.map import script
 from nearkin.report.pages import page_html
@@ -58,32 +64,28 @@ class RunSite:
         self._lock = threading.Lock()  # held during changes and searches
         self._decoders = threading.Semaphore(MAX_DECODERS)
 
-    def image(self, number: int) -> bytes | None:
-        """Return an upright image of screen size as WebP; None if it is unreadable."""
-        return self._webp(number, _screen_sized)
+    def image(self, number: int, *, large: bool) -> bytes | None:
+        """Return an image as WebP, None if it is unreadable.
 
-    def thumbnail(self, number: int) -> bytes | None:
-        """Return the central square as WebP; None if it is unreadable."""
-        return self._webp(number, lambda encoded: Image.fromarray(center(encoded, SMALL)))
-
-    def _webp(
-        self, number: int, resized: Callable[[bytes | np.ndarray], Image.Image]
-    ) -> bytes | None:
+        A large one is upright and of screen size; a small one is its central square.
+        """
         if number >= len(self._images):
             return None
-        file = io.BytesIO()
         with self._decoders:
             try:
-                image = resized(self._images.read(number))
+                content = self._images.read(number)
+                image = (
+                    _screen_sized(content) if large else Image.fromarray(center(content, SMALL))
+                )
             except BadImage:
                 return None
-            image.save(file, "webp", quality=85, lossless=max(image.size) <= SMALL_SIDE)
-        return file.getvalue()
+            lossless = max(image.size) <= SMALL_SIDE
+            return encoded(image, "webp", quality=85, lossless=lossless)
 
-    def search(self, encoded: bytes) -> Json:
+    def search(self, file: bytes) -> Json:
         """Return the nearest neighbors of an image file, and its coordinates on the map."""
         with self._lock:
-            query, stored = self._encode(encoded), self._embeddings
+            query, stored = self._encode(file), self._embeddings
             if stored.vectors.shape[1] != query.shape[1]:
                 raise CheckpointError(
                     f"{self._folder.embeddings} is of another encoder than "
@@ -100,12 +102,12 @@ class RunSite:
         ]
         return {"xy": xy[0].tolist(), "neighbors": neighbors}
 
-    def _encode(self, encoded: bytes) -> Float[Tensor, "1 dim"]:
+    def _encode(self, file: bytes) -> Float[Tensor, "1 dim"]:
         try:
-            described = header(encoded)
+            described = header(file)
             if described.width * described.height > MAX_PIXELS:
                 raise BadImage("too-large")
-            pixels = torch.from_numpy(center(encoded, self._encoder.image_size))
+            pixels = torch.from_numpy(center(file, self._encoder.image_size))
         except BadImage as error:
             raise DataError(f"the image cannot be read ({error.reason}); give another") from error
         batch = pixels.permute(2, 0, 1)[None]
@@ -177,10 +179,8 @@ class RunSite:
         return [predicted.get(name, label) for name, label in zip(names, own, strict=True)]
 
 
-def _screen_sized(encoded: bytes | np.ndarray) -> Image.Image:
-    image = (
-        decode(encoded, min_side=LARGE) if isinstance(encoded, bytes) else Image.fromarray(encoded)
-    )
+def _screen_sized(file: bytes | np.ndarray) -> Image.Image:
+    image = decode(file, min_side=LARGE) if isinstance(file, bytes) else Image.fromarray(file)
     image.thumbnail((LARGE, LARGE))
     return image
 
