@@ -96,8 +96,7 @@ def _build(name: str, image_size: int) -> nn.Module:
         return _from_torchvision(bare)
     if library in ("", "timm") and bare in timm_names():
         return _from_timm(bare, image_size)
-    known = [*SMALL, *torchvision_names(), *timm_names()]
-    hint = suggestion(bare, known)
+    hint = suggestion(bare, [*SMALL, *torchvision_names(), *timm_names()])
     raise UsageError(f"unknown backbone {name}.{hint} `nearkin backbones` lists them")
 
 
@@ -137,16 +136,14 @@ def torchvision_names() -> list[str]:
     """Return the names of torchvision's image classifiers."""
     import torchvision
 
-    names: Callable[..., list[str]] = torchvision.models.list_models
-    return names(module=torchvision.models)
+    return list(torchvision.models.list_models(module=torchvision.models))
 
 
 def timm_names() -> list[str]:
     """Return the names of timm's models."""
     import timm
 
-    names: Callable[[], list[str]] = timm.list_models
-    return names()
+    return list(timm.list_models())
 
 
 def small_stem(body: nn.Module) -> None:

@@ -15,15 +15,6 @@ from nearkin.distributed import gather, group_of_rank, world_size
 from nearkin.errors import UsageError
 
 
-@torch.no_grad()
-def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of each channel of this process's rows, at least in float32."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    running = torch.zeros(2, x.shape[1], dtype=wide, device=x.device)  # sets the precision
-    mean, var = torch.batch_norm_update_stats(x, running[0], running[1], 0.0)
-    return mean, var
-
-
 class SyncNormalization(torch.autograd.Function):
     """Normalize rows by the statistics of a group that several processes share.
 
@@ -53,7 +44,9 @@ class SyncNormalization(torch.autograd.Function):
     @override
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
-        grad = grads[0].contiguous(memory_format=_memory_format(x))
+        last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if last else torch.contiguous_format
+        grad = grads[0].contiguous(memory_format=layout)
         _, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
             grad, x, torch.ones_like(mean), None, None, mean, scale, True, 0.0, [False, True, True]
         )
@@ -75,11 +68,6 @@ def _scaled(x: Tensor, by: Tensor, shift: Tensor) -> Tensor:
     return F.batch_norm(x, mean, half, by, shift, training=False, eps=0.5)
 
 
-def _memory_format(x: Tensor) -> torch.memory_format:
-    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
-
-
 def normalize_in_groups(network: nn.Module, groups: int) -> None:
     """Let every batch norm inside take its statistics over `groups` equal parts of the batch.
 
@@ -87,12 +75,8 @@ def normalize_in_groups(network: nn.Module, groups: int) -> None:
     parameters, statistics and their names stay. Batch norms that are in groups already stay, and
     so do all where one process has one group.
     """
-    if groups == 1 and world_size() == 1:
-        return
-    for module in network.modules():
-        for name, child in module.named_children():
-            if isinstance(child, _BatchNorm) and not isinstance(child, GroupedBatchNorm):
-                setattr(module, name, GroupedBatchNorm(child, groups))
+    if groups > 1 or world_size() > 1:
+        _replace(network, GroupedBatchNorm, groups)
 
 
 def normalize_by_chunk(network: nn.Module, groups: int) -> None:
@@ -105,15 +89,20 @@ def normalize_by_chunk(network: nn.Module, groups: int) -> None:
     Raises:
         UsageError: If a batch norm has other groups.
     """
+    for norm in network.modules():
+        if isinstance(norm, GroupedBatchNorm) and norm.groups != groups:
+            raise UsageError(
+                f"a batch of {groups} chunks cannot have {norm.groups} groups of batch "
+                "statistics; make them as many"
+            )
+    _replace(network, ChunkedBatchNorm, groups)
+
+
+def _replace(network: nn.Module, kind: type["GroupedBatchNorm"], groups: int) -> None:
     for module in network.modules():
         for name, child in module.named_children():
-            if isinstance(child, GroupedBatchNorm) and child.groups != groups:
-                raise UsageError(
-                    f"a batch of {groups} chunks cannot have {child.groups} groups of batch "
-                    "statistics; make them as many"
-                )
-            if isinstance(child, _BatchNorm) and not isinstance(child, ChunkedBatchNorm):
-                setattr(module, name, ChunkedBatchNorm(child, groups))
+            if isinstance(child, _BatchNorm) and not isinstance(child, kind):
+                setattr(module, name, kind(child, groups))
 
 
 @contextmanager
@@ -179,23 +168,23 @@ class GroupedBatchNorm(_BatchNorm):
 
     @override
     def forward(self, x: Float[Tensor, "batch channel *_"]) -> Float[Tensor, "batch channel *_"]:
-        if not self.training:
-            return self._finish(super().forward(x))
+        normal = self._normalize(x) if self.training else super().forward(x)
+        result: Tensor = self.act(self.drop(normal))
+        return result
+
+    def _normalize(self, x: Tensor) -> Tensor:
+        """Normalize this process's rows, and update the running statistics."""
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
         ranks = world_size()
         if self.groups % ranks == 0:
-            return self._finish(self._own_groups(x, self.groups // ranks))
+            return self._own_groups(x, self.groups // ranks)
         if ranks % self.groups == 0:
-            return self._finish(self._shared_group(x))
+            return self._shared_group(x)
         raise UsageError(
             f"{ranks} processes cannot share {self.groups} groups of batch statistics evenly; "
             "let one number divide the other"
         )
-
-    def _finish(self, x: Tensor) -> Tensor:
-        result: Tensor = self.act(self.drop(x))
-        return result
 
     def _own_groups(self, x: Tensor, groups: int) -> Tensor:
         """Normalize `groups` groups, each of which is on this process alone."""
@@ -219,16 +208,21 @@ class GroupedBatchNorm(_BatchNorm):
     def _shared_group(self, x: Tensor) -> Tensor:
         """Normalize rows whose group several processes share."""
         assert self.momentum is not None
-        gathered = gather(torch.stack(mean_and_variance(x))[None]).unflatten(0, (self.groups, -1))
+        with torch.no_grad():
+            wide = torch.promote_types(x.dtype, torch.float32)
+            running = torch.zeros(2, x.shape[1], dtype=wide, device=x.device)  # sets the precision
+            own = torch.stack(torch.batch_norm_update_stats(x, running[0], running[1], 0.0))
+        gathered = gather(own[None]).unflatten(0, (self.groups, -1))
         means, variances = gathered.unbind(dim=2)  # (groups, processes, channels)
         mean, var = means.mean(dim=1), variances.mean(dim=1) + means.var(dim=1, correction=0)
         size = x.numel() // x.shape[1] * means.shape[1]
         with torch.no_grad():
             self.running_mean.lerp_(mean.mean(dim=0), self.momentum)
             self.running_var.lerp_(var.mean(dim=0) * size / (size - 1), self.momentum)
-        own = group_of_rank(self.groups)
+        group = group_of_rank(self.groups)
+        scale = torch.rsqrt(var[group] + self.eps)
         normal: Tensor = SyncNormalization.apply(
-            x, self.weight, self.bias, mean[own], torch.rsqrt(var[own] + self.eps), self.groups
+            x, self.weight, self.bias, mean[group], scale, self.groups
         )
         return normal
 
@@ -240,10 +234,8 @@ class ChunkedBatchNorm(GroupedBatchNorm):
     """What each chunk so far made of the running statistics; None outside of the block."""
 
     @override
-    def forward(self, x: Float[Tensor, "batch channel *_"]) -> Float[Tensor, "batch channel *_"]:
-        if not self.training:
-            return super().forward(x)
+    def _normalize(self, x: Tensor) -> Tensor:
         normal, running = self._one_group(x)
         if self.chunks is not None:
             self.chunks.append(running)
-        return self._finish(normal)
+        return normal

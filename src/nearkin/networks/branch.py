@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import groupby, pairwise
 from typing import Final, TypeVar
 
@@ -226,28 +226,23 @@ def eval_mode(network: nn.Module) -> Iterator[None]:
 
 def _try_sizes(body: nn.Module, image_size: int | None, name: str) -> Tensor:
     """Return the features of two images, of the size given or of the first that fits."""
-    sizes = TRIED_SIZES if image_size is None else (image_size,)
-    for size in sizes[:-1]:
-        with suppress(UsageError):
-            return _run_once(body, size, name)
-    return _run_once(body, sizes[-1], name)
-
-
-def _run_once(body: nn.Module, image_size: int, name: str) -> Tensor:
-    """Return what a network gives for two images."""
     device = next(body.parameters(), torch.zeros(())).device
-    try:
-        with torch.no_grad(), eval_mode(body):
-            features = body(torch.zeros(2, 3, image_size, image_size, device=device))
-    except Exception as error:  # a network of the user's may raise anything
-        raise size_error(name, image_size, error) from error
-    if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != 2:
-        actual = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise UsageError(
-            f"backbone {name} gives {actual} for two images; give a network whose result is a "
-            "tensor with a row of features per image"
-        )
-    return features
+    sizes = TRIED_SIZES if image_size is None else (image_size,)
+    for size in sizes:
+        try:
+            with torch.no_grad(), eval_mode(body):
+                features = body(torch.zeros(2, 3, size, size, device=device))
+        except Exception as error:  # a network of the user's may raise anything
+            if size == sizes[-1]:
+                raise size_error(name, size, error) from error
+        else:
+            if isinstance(features, Tensor) and features.ndim > 1 and len(features) == 2:
+                return features
+    actual = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+    raise UsageError(
+        f"backbone {name} gives {actual} for two images; give a network whose result is a "
+        "tensor with a row of features per image"
+    )
 
 
 def size_error(name: str, image_size: int, error: Exception) -> UsageError:

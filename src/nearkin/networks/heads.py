@@ -10,27 +10,17 @@ from nearkin.objectives import look_up, unit
 
 
 def trainable_layer(features: int, dim: int) -> Backbone:
-    """Return a layer to train on top of a frozen network: linear, batch norm, ReLU.
+    """Return a layer to train on the features of a frozen network: linear, batch norm, ReLU.
 
     Its features are not negative, as those of the papers' networks are: pseudo-labels by the
     similarity or the ranks of features rely on that.
-
-    Args:
-        features: Feature dimension of the frozen network.
-        dim: Feature dimension of the layer.
     """
     linear = nn.Linear(features, dim, bias=False)
     return Backbone(nn.Sequential(nn.Flatten(), linear, nn.BatchNorm1d(dim), nn.ReLU()), dim)
 
 
 class Heads(nn.Module):
-    """A linear head for the known classes and one for the novel ones (Zhong et al. 2021).
-
-    Args:
-        features: Feature dimension.
-        num_known: Number of known classes.
-        num_novel: Number of novel classes.
-    """
+    """A linear head for the known classes and one for the novel ones (Zhong et al. 2021)."""
 
     def __init__(self, features: int, num_known: int, num_novel: int) -> None:
         super().__init__()
@@ -44,13 +34,7 @@ class Heads(nn.Module):
 
 
 class CosineHead(nn.Module):
-    """Cosine similarities to one unit prototype per class, divided by a temperature.
-
-    Args:
-        features: Feature dimension.
-        num_classes: Known and novel classes together.
-        temperature: Above 0.
-    """
+    """Cosine similarities to one unit prototype per class, divided by a temperature above 0."""
 
     def __init__(self, features: int, num_classes: int, temperature: float) -> None:
         super().__init__()

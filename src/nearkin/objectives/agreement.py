@@ -40,15 +40,11 @@ def barlow_twins(
     >>> barlow_twins(z, z, off_diagonal=0.5)  # both dimensions are one: 0.5 (1 + 1)
     tensor(1.0000)
     """
-    correlation = _standardized(a).T @ _standardized(b) / len(a)
+    a, b = (F.batch_norm(z, None, None, training=True) for z in (a, b))  # standardized
+    correlation = a.T @ b / len(a)
     own = correlation.diagonal()
     shared = correlation.square().sum() - own.square().sum()
     return (1 - own).square().sum() + off_diagonal * shared
-
-
-def _standardized(z: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
-    """Mean 0 and variance 1 over the batch in each dimension."""
-    return F.batch_norm(z, None, None, training=True)
 
 
 @full_precision
