@@ -74,6 +74,19 @@ def test_only_settings_that_differ_are_shown_and_seeds_always(tmp_path):
     assert found.names == ["a", "b"]
 
 
+def test_settings_are_shown_short_and_kept_whole(tmp_path):
+    rates, methods = (0.03 * 256**0.5 / 7, 1e-5), ("/somewhere/far/own.py:Mine", "moco")
+    runs = [
+        training(tmp_path / method[-4:], lr=lr, method=method)
+        for lr, method in zip(rates, methods)
+    ]
+    found = compare(runs)
+    assert found.to_dict()["settings"]["lr"] == [str(rate) for rate in rates]
+    cells = {line.split()[0]: line.split()[1:] for line in found.lines()}
+    assert cells["lr"] == ["0.0685714", "1e-05"]
+    assert cells["method"] == ["own.py:Mine", "moco"]
+
+
 @pytest.mark.parametrize(
     ("values", "best"),
     [((0.9, 0.8, 0.85), 0), ((0.85, 0.9), 1), ((0.9, 0.89), None), ((0.9, 0.9), None)],

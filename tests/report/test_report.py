@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.measures import knn_classes
 from nearkin.evaluation.table import read_embeddings
 from nearkin.report.image_map import COLUMNS, PER_SHEET, balanced, image_map, tiles
+from nearkin.report.training_report import _lead
 from nearkin.run.folder import RunFolder
 
 EACH = 16
@@ -202,3 +204,14 @@ def test_pixels_stand_in_the_page_itself(trained):
 def test_a_folder_is_asked_for_that_is_a_run(tmp_path):
     with pytest.raises(UsageError):
         images_of(RunFolder(tmp_path / "nothing"))
+
+
+def test_the_first_paragraph_says_what_labels_were_used_for(trained):
+    images, summary = images_of(trained), trained.read_summary()
+    config, _ = trained.settings()
+    assert "Labels are used only for the evaluation below." in trained.report.read_text()
+    config = replace(config, method="supervised", known="3, 4", epochs=1)
+    assert _lead(config, summary, images).endswith(
+        " for 1 epoch; 33 other images are held out. It learned from the labels of 2 known "
+        "classes; all other labels are used only for the evaluation below."
+    )

@@ -1,6 +1,7 @@
 """Finished runs side by side: what their files tell, as text, as plain values, and as a page."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -149,12 +150,8 @@ class ComparedMeasure:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        values = [
-            None
-            if m is None
-            else {"value": m.value, "low": m.low, "high": m.high, "protocol": m.protocol}
-            for m in self.values
-        ]
+        keys = ("value", "low", "high", "protocol")
+        values = [m and {key: getattr(m, key) for key in keys} for m in self.values]
         return {"name": self.name, "best": self.best, "values": values}
 
 
@@ -218,7 +215,8 @@ class Comparison:
 
     def _settings(self) -> list[tuple[str, tuple[str, ...]]]:
         times = tuple(run.time for run in self.runs)
-        return [*self.settings.items(), *([("time", times)] if any(times) else [])]
+        settings = [(name, tuple(map(_short, of))) for name, of in self.settings.items()]
+        return settings + [("time", times)] * any(times)
 
     def _curves(self) -> list[Chart]:
         if self.runs[0].kind != TRAININGS:
@@ -230,6 +228,13 @@ class Comparison:
         # The losses of different methods do not compare.
         columns = ["knn", "effective_rank"] + ["loss"] * ("method" not in self.settings)
         return [chart for column in columns for chart in _merged(column, charts)]
+
+
+def _short(setting: str) -> str:
+    """Without the folders of a Python file, and with six digits of a fraction."""
+    if ".py:" in setting:
+        return Path(setting).name
+    return f"{float(setting):.6g}" if re.fullmatch(r"-?\d+\.\d+(e-?\d+)?", setting) else setting
 
 
 def _marked(cell: str) -> str:

@@ -137,11 +137,15 @@ def run_info(
 def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> str:
     sizes = summary["sizes"]
     held_out = f"; {sizes['test']:,} other images are held out" if "test" in sizes else ""
-    labels = (
-        "Labels are used only for the evaluation below."
-        if images.classes
-        else "There are no labels, so only the geometry of the embedding can be measured."
-    )
+    known = [name for name in config.known.split(",") if name.strip()]
+    labels = "Labels are used only for the evaluation below."
+    if known:  # a setting of the methods that learn from labels
+        labels = (
+            f"It learned from the labels of {count(len(known), 'known class')}; all other labels "
+            "are used only for the evaluation below."
+        )
+    elif not images.classes:
+        labels = "There are no labels, so only the geometry of the embedding can be measured."
     return (
         f"{summary['title']} trained the backbone {config.backbone} on "
         f"{count(sizes['train'], 'image')} for {count(int(config.epochs), 'epoch')}{held_out}. "

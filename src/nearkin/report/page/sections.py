@@ -160,9 +160,9 @@ def report_page(
             first,
             ("Map", map_section(image_map) if image_map else Markup()),
             *sections,
-            ("Protocol", BLOCKS.bullets(run.protocol)),
+            ("Protocol", BLOCKS.listing("ul", [(sentence, "") for sentence in run.protocol])),
             ("Settings", BLOCKS.settings(run)),
-            ("Next steps", BLOCKS.steps(run.steps)),
+            ("Next steps", BLOCKS.listing("ol", run.steps)),
         ],
         script=script() if image_map else "",
         tiny=run.tiny,
@@ -208,13 +208,13 @@ def line_charts(charts: Iterable[Chart]) -> Markup:
 def _confusion(confusion: Confusion | None) -> Markup:
     if confusion is None:
         return Markup()
-    # Rounded up, so that every count above 0 has a shade.
-    shades = [
-        [math.ceil(n / max(1, sum(counts)) * SHADES) for n in counts]
-        for counts in confusion.counts
-    ]
+    rows, shades = [], []
+    for name, counts in zip(confusion.true, confusion.counts, strict=True):
+        rows.append((name, *(f"{n:,}" if n else "" for n in counts)))
+        # Rounded up, so that every count above 0 has a shade.
+        shades.append([math.ceil(n / max(1, sum(counts)) * SHADES) for n in counts])
     folded = max(len(confusion.true), len(confusion.predicted)) > MAX_OPEN_CLASSES
-    return Markup(BLOCKS.confusion(confusion, shades, folded))
+    return Markup(BLOCKS.confusion(("", *confusion.predicted), rows, shades, folded))
 
 
 def _lead(report: DiscoveryReport) -> str:
