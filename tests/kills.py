@@ -31,7 +31,7 @@ import torch
 import torch._dynamo
 
 import nearkin.commands.train  # noqa: F401
-from nearkin import sealed
+from nearkin import tables
 from nearkin.cli import main
 from nearkin.config import option
 from nearkin.methods import METHODS, parameters
@@ -73,7 +73,7 @@ def in_epoch(position: int) -> Callable[..., bool]:
 
 
 COMMIT = "METHOD.commit"
-SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.sealed.write"
+SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.tables.write_sealed"
 FLUSH, LOOK = "nearkin.tables.Journal.flush", "nearkin.training.health.Monitor.evaluate"
 HEALTH, TRAIN = "nearkin.training.health.health", "nearkin.training.session"
 ENCODER, EVALUATE = f"{TRAIN}.write_encoder", f"{TRAIN}.evaluate_split"
@@ -240,7 +240,7 @@ def files(out: Path) -> dict[str, bytes]:
 
 def temporary(out: Path) -> set[Path]:
     """Files that were being written."""
-    return {*out.rglob(f"*{sealed.PARTIAL}*"), *out.rglob("*.tmp")}
+    return {*out.rglob(f"*{tables.PARTIAL}*"), *out.rglob("*.tmp")}
 
 
 def same(one: object, other: object) -> bool:

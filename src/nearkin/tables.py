@@ -1,8 +1,8 @@
-"""Files: CSV tables, atomic writes, and the journal of metrics."""
+"""Files: CSV tables, atomic writes, checksums, and the journal of metrics."""
 
 import contextlib
 import csv
-import io
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,28 +12,17 @@ from uuid import uuid4
 from nearkin.errors import CheckpointError, OutputError, ResourceError
 
 PARTIAL: Final = ".partial."  # Marks the temporary file of an atomic write: `.NAME.partial.NUMBER`
+SEAL: Final = b"nearkin\n"
+SEAL_SIZE: Final = len(SEAL) + 8 + hashlib.sha256().digest_size
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # How cells begin that spreadsheets take for formulas
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Write a table with a header line."""
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        _write_csv(file, columns, rows)
-
-
-def replace_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a table with a header line, whole or not at all."""
-    file = io.StringIO()
-    _write_csv(file, columns, rows)
-    replace_text(path, file.getvalue())
-
-
-def _write_csv(
-    file: io.TextIOBase, columns: Sequence[str], rows: Iterable[Sequence[object]]
-) -> None:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(value) for value in row] for row in rows)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([_cell(value) for value in row] for row in rows)
 
 
 def read_csv(path: Path) -> Iterator[Mapping[str, str]]:
@@ -134,6 +123,32 @@ def write_whole(path: Path, *parts: bytes) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     write_whole(path, text.encode("utf-8", "surrogateescape"))
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove temporary files of killed processes from a folder that nobody writes to."""
+    for partial in folder.glob(f"*{PARTIAL}[0-9]*"):
+        partial.unlink(missing_ok=True)
+
+
+def seal(content: bytes) -> bytes:
+    """Return what ends a sealed file: "nearkin", the length of the content, and its SHA-256."""
+    return SEAL + len(content).to_bytes(8, "big") + hashlib.sha256(content).digest()
+
+
+def write_sealed(path: Path, content: bytes) -> None:
+    """Write a file that is verified when it is read, whole or not at all."""
+    write_whole(path, content, seal(content))
+
+
+def read_sealed(path: Path) -> bytes | None:
+    """Return the content of a sealed file; None if it is damaged, absent, or was never sealed."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:  # another rank has set it aside since it was listed
+        return None
+    content = raw[:-SEAL_SIZE]
+    return content if raw[-SEAL_SIZE:] == seal(content) else None
 
 
 class Journal:

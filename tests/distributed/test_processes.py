@@ -19,7 +19,7 @@ import torch
 from processes import SECONDS, children, ended, environment, free_port
 from safetensors.torch import load_file
 
-from nearkin import sealed
+from nearkin import tables
 from nearkin.cli import main
 from nearkin.distributed import all_reduce_max, available_cpus, training_group
 from nearkin.distributed.ranks import RankInfo, num_processes, rank_info, slurm_env
@@ -192,7 +192,7 @@ def test_a_killed_process_ends_the_run_in_one_line_and_nothing_is_lost(data, tmp
     assert "error: process 1 of this training was ended by SIGKILL; " in last
     newest = checkpoint.latest(out / "checkpoints")
     assert newest is not None
-    assert sealed.read(newest) is not None  # the tests above go on from such a one
+    assert tables.read_sealed(newest) is not None  # the tests above go on from such a one
 
 
 def test_a_process_that_cannot_start_is_told(data, tmp_path):

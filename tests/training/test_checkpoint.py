@@ -21,7 +21,7 @@ import pytest
 import torch
 from small import batch_at, small
 
-from nearkin import sealed
+from nearkin import tables
 from nearkin.data.rng import seeded
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.tables import whole, write_whole
@@ -102,7 +102,7 @@ def test_a_run_starts_at_zero_without_checkpoints(tmp_path):
 
 
 def test_a_file_holds_step_method_and_optimizer_and_nothing_else(folder):
-    content = torch.load(io.BytesIO(sealed.read(latest(folder))), weights_only=True)
+    content = torch.load(io.BytesIO(tables.read_sealed(latest(folder))), weights_only=True)
     assert content.keys() == {"format", "step", "method", "optimizer"}
     assert (content["format"], content["step"]) == (1, 20)
 
@@ -198,7 +198,7 @@ def _drawn(seed):
 
 def damaged_versions(whole):
     """Ways in which a file can be damaged, by name."""
-    size, seal = len(whole), len(whole) - sealed.SEAL_SIZE
+    size, seal = len(whole), len(whole) - tables.SEAL_SIZE
     for place in (*range(0, size, 1000), *range(seal, size)):
         for bits in (0xFF, 0x01):
             flipped = bytes([whole[place] ^ bits])
@@ -284,7 +284,7 @@ def hostile_files(marker):
     torch.save({"format": 1, "step": 1, "method": Hostile(marker)}, zipped)
     for content in (pickle.dumps(Hostile(marker)), zipped.getvalue()):
         yield content
-        yield content + sealed.seal(content)
+        yield content + tables.seal(content)
 
 
 def test_a_hostile_file_runs_nothing(tmp_path):
@@ -301,7 +301,7 @@ def test_a_hostile_file_runs_nothing(tmp_path):
 
 @pytest.mark.parametrize("content", [b"text", pickle.dumps([1, 2]), b""])
 def test_a_sealed_file_of_another_program_is_refused(tmp_path, content):
-    sealed.write(tmp_path / "ckpt-00000001.pt", content)
+    tables.write_sealed(tmp_path / "ckpt-00000001.pt", content)
     with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
         load(tmp_path, *run_at(0))
     assert names(tmp_path) == ["ckpt-00000001.pt"]
@@ -310,7 +310,7 @@ def test_a_sealed_file_of_another_program_is_refused(tmp_path, content):
 def test_a_checkpoint_of_a_later_format_asks_for_its_release(folder):
     buffer = io.BytesIO()
     torch.save({"format": 2, "step": 30}, buffer)
-    sealed.write(folder / "ckpt-00000030.pt", buffer.getvalue())
+    tables.write_sealed(folder / "ckpt-00000030.pt", buffer.getvalue())
     with pytest.raises(CheckpointError, match="has format 2, this release reads format 1"):
         load(folder, *run_at(0))
     assert "ckpt-00000030.pt" in names(folder)
@@ -456,7 +456,7 @@ def killed_at_every_line(folder):
         if os.WIFEXITED(status):
             assert os.WEXITSTATUS(status) == 0
             return [outcomes, names(folder)]
-        partial = any(sealed.PARTIAL in name for name in names(folder))
+        partial = any(tables.PARTIAL in name for name in names(folder))
         after = load(folder, *run)
         whole = same(memory_of(run), memory_of(run_at(after.step))) and not after.damaged
         outcomes.append([after.step - before, partial, whole])
@@ -482,11 +482,11 @@ def killed_in_the_middle(folder):
     save(folder, 1, *run_at(1, **big))
     while met < 5 and len(sound) < 50:
         child = fork(lambda: [save(folder, step, *new) for step in itertools.repeat(2)])
-        while not list(folder.glob(f"*{sealed.PARTIAL}*")):
+        while not list(folder.glob(f"*{tables.PARTIAL}*")):
             pass
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        met += any(sealed.PARTIAL in name for name in names(folder))
+        met += any(tables.PARTIAL in name for name in names(folder))
         found = load(folder, *run)
         content = run[0].state_dict()["queue.keys"]
         expected = torch.full_like(content, found.step)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from small import small
 
-from nearkin import sealed
+from nearkin import tables
 from nearkin.commands.train import train
 from nearkin.config import FREE, TrainConfig, continued
 from nearkin.errors import CheckpointError, OutputError, ResourceError, UsageError
@@ -122,15 +122,15 @@ def test_a_disk_that_reads_other_bytes_than_were_written_is_noticed_at_once(tmp_
     method = small("simclr")
     optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
     checkpoint.save(tmp_path, 1, method, optimizer, keep=1)
-    seal = sealed.seal
-    monkeypatch.setattr(sealed, "seal", lambda content: seal(content[:-1]))  # as it is written
-    written = sealed.write
+    seal = tables.seal
+    monkeypatch.setattr(tables, "seal", lambda content: seal(content[:-1]))  # as it is written
+    written = tables.write_sealed
 
     def failing(path, content):
         written(path, content)
-        monkeypatch.setattr(sealed, "seal", seal)
+        monkeypatch.setattr(tables, "seal", seal)
 
-    monkeypatch.setattr(sealed, "write", failing)
+    monkeypatch.setattr(tables, "write_sealed", failing)
     with pytest.raises(ResourceError, match="not read back as it was written"):
         checkpoint.save(tmp_path, 2, method, optimizer, keep=1)
     names = sorted(path.name for path in tmp_path.iterdir())

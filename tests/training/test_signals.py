@@ -102,7 +102,7 @@ class Sender:
     def saved(self) -> list[int]:
         """Steps of the checkpoints, each of which is sound."""
         paths = sorted((self.broken / "checkpoints").iterdir())
-        assert all(self.kills.sealed.read(path) is not None for path in paths)
+        assert all(self.kills.tables.read_sealed(path) is not None for path in paths)
         return [int(re.fullmatch(r"ckpt-(\d+)\.pt", path.name)[1]) for path in paths]
 
     def differing(self) -> list[str]:

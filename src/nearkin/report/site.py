@@ -37,7 +37,7 @@ from nearkin.report.page import html
 from nearkin.report.page.map import script
 from nearkin.report.pages import page_html
 from nearkin.run.folder import RunFolder, locked
-from nearkin.tables import read_csv, replace_csv, usable, write_whole, writing
+from nearkin.tables import read_csv, usable, whole, write_csv, write_whole, writing
 
 TOP: Final = 24  # images that a search returns
 LARGE: Final = 1600  # the longest side of an image at full size
@@ -288,4 +288,5 @@ def _replace(path: Path, original: Path, rows: Sequence[Mapping[str, str]]) -> N
     if not original.exists():
         write_whole(original, path.read_bytes())
     columns = list(rows[0])
-    replace_csv(path, columns, ([row.get(name, "") for name in columns] for row in rows))
+    with whole(path) as partial:
+        write_csv(partial, columns, ([row.get(name, "") for name in columns] for row in rows))

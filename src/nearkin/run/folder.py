@@ -15,8 +15,7 @@ from nearkin.config import Config, DiscoverConfig, TrainConfig, read_toml, to_to
 from nearkin.data.sources import MARKER
 from nearkin.errors import OutputError, UsageError
 from nearkin.extensions import absolute
-from nearkin.sealed import remove_partial
-from nearkin.tables import replace_text, usable
+from nearkin.tables import remove_partial, replace_text, usable
 
 STAGES = "stages"
 PLOTS = (

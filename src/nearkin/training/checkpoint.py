@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from nearkin import sealed
+from nearkin import tables
 from nearkin.distributed import all_reduce_max, full_state, is_sharded
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.method import Method
@@ -105,8 +105,8 @@ def save(
     path, content = folder / NAME_FORMAT.format(step), buffer.getvalue()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        sealed.remove_partial(folder)
-        sealed.write(path, content)
+        tables.remove_partial(folder)
+        tables.write_sealed(path, content)
         _verify(path)
         for old in _newest_first(folder)[keep:]:
             old.unlink()
@@ -126,7 +126,7 @@ def join_save(step: int, method: Method[Any], optimizer: Optimizer, finite: bool
 
 def _verify(path: Path) -> None:
     """Read a checkpoint back before any older one is given up for it."""
-    content = sealed.read(path)
+    content = tables.read_sealed(path)
     if content is None:
         raise ResourceError(
             f"{path} is not read back as it was written, and was set aside as "
@@ -151,10 +151,10 @@ def load(folder: Path, method: Method[Any], optimizer: Optimizer) -> Restored:
             method and the optimizer. Both are then left as they were.
     """
     try:
-        sealed.remove_partial(folder)
+        tables.remove_partial(folder)
         damaged: list[Path] = []
         for path in _newest_first(folder):
-            content = sealed.read(path)
+            content = tables.read_sealed(path)
             if content is not None:
                 step = _restore(path, content, method, optimizer)
                 return Restored(step, path, tuple(map(_set_aside, damaged)))
