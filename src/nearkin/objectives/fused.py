@@ -1,15 +1,15 @@
 """Contrastive losses over many logits, block by block: a matrix of all logits is never held.
 
 Values and gradients are those of the plain forms in `nearkin.objectives.contrast`, which are the
-reference. Three algorithms, from the most special to the most general: `_TriangleLse` for all
-pairs of a batch, `_DictionaryLse` for a dictionary that does not learn, `_StripInfoNCE` for all.
+reference. Three algorithms, from the most special to the most general: `views_logsumexp` for all
+pairs of a batch, `dictionary_logsumexp` for keys that do not learn, `strip_info_nce` for all.
 """
 
 import functools
 import itertools
 import math
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
@@ -22,7 +22,7 @@ MIN_LOGITS: Final = 2**16
 """Number of logits from which on the forms here are faster than the plain ones."""
 
 MIN_DICTIONARY_LOGITS: Final = 2**19
-"""Number of logits from which on `_DictionaryLse` is faster than `_StripInfoNCE`."""
+"""Number of logits from which on `dictionary_logsumexp` is faster than `strip_info_nce`."""
 
 DICTIONARY_BLOCK: Final = (256, 2048)
 """Queries and keys of a block: what the cache of a CPU holds."""
@@ -86,6 +86,23 @@ def _once_differentiable(backward: Callable[Parameters, Result]) -> Callable[Par
     return run
 
 
+class _KnownGradient(torch.autograd.Function):
+    """A loss, or one of each row, whose gradients were computed together with it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, loss: Tensor, slopes: Sequence[Tensor | None], *_inputs: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(*slopes)
+        return loss
+
+    @staticmethod
+    @_once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        slopes: Iterable[Tensor | None] = ctx.saved_tensors
+        return None, None, *(None if x is None else grad[..., None] * x for x in slopes)
+
+
 # A dictionary that does not learn
 
 
@@ -97,18 +114,9 @@ def dictionary_logsumexp(
     The gradient of the logarithm is softmax attention with keys as values, so a block of
     exponentials serves both and is then dropped (Rabe and Staats 2021, arXiv:2112.05682).
     """
-    inputs = query.contiguous(), keys.contiguous()
-    total: Tensor = _DictionaryLse.apply(*inputs, temperature, ignored)
-    return total
-
-
-class _DictionaryLse(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, keys: Tensor, temperature: float, ignored: Tensor | None
-    ) -> Tensor:
-        total, slope = query.new_zeros(len(query)), torch.zeros_like(query)
-        scaled = query / temperature
+    with torch.no_grad():
+        scaled, keys = query.contiguous() / temperature, keys.contiguous()
+        total, slope = scaled.new_zeros(len(scaled)), torch.zeros_like(scaled)
         num_rows, num_keys = DICTIONARY_BLOCK
         for x in blocks(len(query), num_rows):
             for y in blocks(len(keys), num_keys):
@@ -119,14 +127,9 @@ class _DictionaryLse(torch.autograd.Function):
                 slope[x] += product(block, keys[y])
                 del block  # the next block then takes its memory
         least = torch.finfo(total.dtype).tiny  # all keys ignored: no gradient, not NaN
-        ctx.save_for_backward(slope / (temperature * total.clamp(min=least))[:, None])
-        return total.log()
-
-    @staticmethod
-    @_once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = ctx.saved_tensors
-        return grad[:, None] * slope, None, None, None
+        slope /= (temperature * total.clamp(min=least))[:, None]
+    result: Tensor = _KnownGradient.apply(total.log(), [slope], query)
+    return result
 
 
 # All pairs of a batch
@@ -207,35 +210,9 @@ def strip_info_nce(
     Negatives at `own` do not count for the first query; those after them do not count for the
     second, and so on.
     """
-    loss: Tensor = _StripInfoNCE.apply(query, key, negatives, temperature, ignored, own)
-    return loss
-
-
-def strip_nt_xent(a: Tensor, b: Tensor, temperature: float, rows: slice) -> Tensor:
-    """Return NT-Xent of both views of the images in `rows` against all views, in strips."""
-    views, first = torch.cat([a, b]), rows.start or 0
-    own = [first, first + len(a)]  # neither itself nor its partner is a negative
-    forward = strip_info_nce(a[rows], b[rows], views, temperature, own=own)
-    backward = strip_info_nce(b[rows], a[rows], views, temperature, own=own)
-    return torch.add(forward, backward) / 2
-
-
-class _StripInfoNCE(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        negatives: Tensor,
-        temperature: float,
-        ignored: Tensor | None,
-        own: Sequence[int],
-    ) -> Tensor:
-        inputs = (query, key, negatives)
-        slopes = [
-            torch.zeros_like(x) if needed else None
-            for x, needed in zip(inputs, ctx.needs_input_grad, strict=False)
-        ]
+    inputs = (query, key, negatives)
+    with torch.no_grad():
+        slopes = [torch.zeros_like(x) if x.requires_grad else None for x in inputs]
         rows = max(STRIP_ROWS, STRIP.get(query.device.type, LARGE_STRIP) // len(negatives))
         losses = []
         for strip in blocks(len(query), rows):
@@ -255,14 +232,17 @@ class _StripInfoNCE(torch.autograd.Function):
             _add_slopes(slopes, inputs, strip, weights, total, pull)
             losses.append(torch.logaddexp(behind, torch.zeros_like(behind)))
             del logits, weights  # the next strip then takes their memory
-        ctx.save_for_backward(*slopes)
-        return torch.cat(losses).mean()
+    loss: Tensor = _KnownGradient.apply(torch.cat(losses).mean(), slopes, *inputs)
+    return loss
 
-    @staticmethod
-    @_once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = (None if slope is None else grad * slope for slope in ctx.saved_tensors)
-        return *slopes, None, None, None
+
+def strip_nt_xent(a: Tensor, b: Tensor, temperature: float, rows: slice) -> Tensor:
+    """Return NT-Xent of both views of the images in `rows` against all views, in strips."""
+    views, first = torch.cat([a, b]), rows.start or 0
+    own = [first, first + len(a)]  # neither itself nor its partner is a negative
+    forward = strip_info_nce(a[rows], b[rows], views, temperature, own=own)
+    backward = strip_info_nce(b[rows], a[rows], views, temperature, own=own)
+    return torch.add(forward, backward) / 2
 
 
 def _add_slopes(
