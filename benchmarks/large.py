@@ -26,7 +26,7 @@ from turns import ratios, show, turns
 from wired import CPU, trained
 
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Photographs, ViewSampler
+from nearkin.data.batches import ViewSampler
 from nearkin.data.opening import open_images
 from nearkin.data.order import Order
 from nearkin.distributed import device_name, native_precision
@@ -41,8 +41,8 @@ MANY = 10_000
 def decoded(data: Path, batch: int, size: int) -> Iterator[object]:
     """Yield the crops of each batch."""
     images = open_images(data)
-    sampler = ViewSampler(images, views_of("simclr"), image_size=size, seed=0)
-    photographs = Photographs(sampler, Order(len(images), batch, seed=0), None)
+    order = Order(len(images), batch, seed=0)
+    photographs = ViewSampler(images, views_of("simclr"), image_size=size, order=order)
     for step in cycle(range(len(images) // batch)):
         yield photographs[step]
 

@@ -31,6 +31,7 @@ from nearkin.data.cache import Cache
 from nearkin.data.decode import crops, decode
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
+from nearkin.data.order import Order
 
 ROUNDS = 5
 
@@ -50,7 +51,9 @@ def full(images: Images, row: int, boxes: np.ndarray, size: int) -> None:
 
 def compare(name: str, images: Images, size: int) -> None:
     """Measure all variants in turns and print medians."""
-    sampler = ViewSampler(images, views_of("simclr"), image_size=size, seed=0)
+    sampler = ViewSampler(
+        images, views_of("simclr"), image_size=size, order=Order(len(images), 1, seed=0)
+    )
     rows = np.arange(len(images))
     boxes = np.stack([params.box for params in sampler.sample(0, rows)], axis=1)
     cache = Cache(images, size, "ram")

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation, views_of
 from nearkin.data.decode import check_pixels, crops, rgb_pixels
-from nearkin.data.views import MEAN, STD, View, ViewParams, augment, crop, normalize, sample_view
+from nearkin.data.views import MEAN, STD, View, ViewParams, augment, crop, normalize, sample_views
 
 __all__ = ["AUGMENTATIONS", "MEAN", "STD", "View", "ViewTransform", "augmentation", "normalize"]
 
@@ -96,7 +96,9 @@ class ViewTransform:
             rows = np.atleast_1d(np.asarray(index, np.int64))
         if rows.shape != (len(batch),):
             raise ValueError(f"{rows.size} indices for {len(batch)} images; give one for each")
-        sampled = self._sample(batch, rows, seed, epoch)
+        heights_widths = [x.shape[-2:] if isinstance(x, Tensor) else x.shape[:2] for x in batch]
+        sizes = np.array(heights_widths)[:, ::-1]
+        sampled = sample_views(self.views, sizes, seed=seed, epoch=epoch, index=rows)
         views = [augment(self._crop(batch, n, params), params) for n, params in enumerate(sampled)]
         finished = [normalize(view) if self.normalize else view for view in views]
         return tuple(view[0] if single else view for view in finished)
@@ -110,21 +112,6 @@ class ViewTransform:
             return self(list(samples))
         images, *others = zip(*samples, strict=True)
         return (self(list(images)), *(default_collate(list(column)) for column in others))
-
-    def _sample(
-        self,
-        batch: list[np.ndarray] | Tensor,
-        rows: Int64[np.ndarray, " batch"],
-        seed: int,
-        epoch: int,
-    ) -> list[ViewParams]:
-        if isinstance(batch, Tensor):
-            height, width = (np.full(len(batch), side) for side in batch.shape[2:])
-        else:
-            height, width = np.array([pixels.shape[:2] for pixels in batch]).T
-        common: dict[str, Any] = {"seed": seed, "epoch": epoch, "index": rows}
-        common |= {"width": width, "height": height}
-        return [sample_view(view, number=n, **common) for n, view in enumerate(self.views)]
 
     def _crop(
         self, batch: list[np.ndarray] | Tensor, number: int, params: ViewParams

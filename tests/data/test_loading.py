@@ -124,7 +124,7 @@ def test_workers_that_show_images_to_an_encoder_are_replaced_too(folder):
 
 def test_an_error_in_a_worker_is_no_lost_worker(folder, monkeypatch):
     broken = batches(folder, 1)
-    monkeypatch.setattr(broken.photographs.sampler, "sample", lambda *_: 1 / 0)
+    monkeypatch.setattr(broken.sampler, "sample", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         list(broken.between(0, STEPS))
 

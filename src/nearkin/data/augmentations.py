@@ -8,6 +8,7 @@ bilinearly; both with antialiasing.
 """
 
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -103,17 +104,16 @@ Augment = str | Sequence[View] | Sequence[dict[str, Any]]
 def augmentation(augment: Augment) -> tuple[View, ...]:
     """The views that a name, a file or a list stands for.
 
-    Args:
-        augment: A name of `AUGMENTATIONS`, or one that an installed package declares;
-            FILE.py:NAME or module:NAME of a view, of several, or of a function that returns them;
-            the path of a .toml file with one [[views]] table per view; or views, each a `View`
-            or a dictionary of its fields.
+    A name is one of `AUGMENTATIONS` or of an installed package; FILE.py:NAME or module:NAME of a
+    view, of several, or of a function that returns them; or the path of a .toml file with one
+    [[views]] table per view.
     """
     if not isinstance(augment, str):
-        return _views(list(augment), "augment")
+        return _views(augment, "augment")
     extension = load_extension("augmentations", augment, built_in=augment in AUGMENTATIONS)
     if extension is not None:
-        return _imported(extension, augment)
+        views = extension() if callable(extension) else extension
+        return _views(views, f"augment {augment}")
     if augment in AUGMENTATIONS:
         return AUGMENTATIONS[augment]
     if augment.endswith(".toml"):
@@ -121,16 +121,6 @@ def augmentation(augment: Augment) -> tuple[View, ...]:
     hint = suggestion(augment, AUGMENTATIONS)
     names = ", ".join(AUGMENTATIONS)
     raise UsageError(f"unknown augmentation {augment}.{hint} One of {names}, or a .toml file")
-
-
-def _imported(views: Any, name: str) -> tuple[View, ...]:
-    """The views of an object from outside of the package: a view, several, or their function."""
-    views = views() if callable(views) else views
-    if isinstance(views, View):
-        return (views,)
-    if not isinstance(views, Sequence) or isinstance(views, str):
-        raise UsageError(f"augment {name} is a {type(views).__name__}; give a View, or several")
-    return _views(views, f"augment {name}")
 
 
 def _read_toml(path: Path) -> tuple[View, ...]:
@@ -149,7 +139,11 @@ def _read_toml(path: Path) -> tuple[View, ...]:
     return _views(views if isinstance(views, list) else [views], str(path))
 
 
-def _views(entries: Sequence[Any], where: str) -> tuple[View, ...]:
+def _views(entries: Any, where: str) -> tuple[View, ...]:
+    """A view, or several, each a `View` or a dictionary of its fields."""
+    entries = [entries] if isinstance(entries, View | dict) else entries
+    if not isinstance(entries, Sequence) or isinstance(entries, str):
+        raise UsageError(f"{where} is a {type(entries).__name__}; give a View, or several")
     if not 1 <= len(entries) <= MAX_VIEWS:
         raise UsageError(f"{where}: {len(entries)} views; give 1 to {MAX_VIEWS}")
     views = []
@@ -173,26 +167,25 @@ def views_of(
     """
     own = augmentation(augment)
     name = augment if isinstance(augment, str) else "of your own"
-    views = []
-    for place, kind in enumerate(kinds):
+    views, taken = [], Counter[str]()
+    for kind in kinds:
         if isinstance(kind, View):
             views.append(kind)
             continue
         of_kind = [view for view in own if view.kind == kind]
         if not of_kind and kind in DERIVED:
             of_kind = [DERIVED[kind](own[0])]
-        position = 0 if len(of_kind) == 1 else kinds[:place].count(kind)
+        position = 0 if len(of_kind) == 1 else taken[kind]
         if position >= len(of_kind):
             raise UsageError(
                 f"augmentation {name} has {len(of_kind)} {kind} views, and the method needs "
                 f"{kinds.count(kind)}; choose another"
             )
         views.append(of_kind[position])
-    if more:
-        all_kinds = [view.kind for view in own]
-        views += [
-            view
-            for row, view in enumerate(own)
-            if all_kinds[:row].count(view.kind) >= kinds.count(view.kind)
-        ]
+        taken[kind] += 1
+    for view in own if more else ():
+        if taken[view.kind] > 0:
+            taken[view.kind] -= 1
+        else:
+            views.append(view)
     return tuple(views)

@@ -21,7 +21,7 @@ from nearkin.data.decode import MIDDLE_GRAY, BadImage, center, crops
 from nearkin.data.images import Images
 from nearkin.data.order import BatchOrder
 from nearkin.data.rng import uniform
-from nearkin.data.views import View, ViewParams, augment, crop, normalize, sample_view
+from nearkin.data.views import View, ViewParams, augment, crop, normalize, sample_views
 from nearkin.distributed import rows_of_rank, to_device
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN, Batch
@@ -29,42 +29,6 @@ from nearkin.types import UNKNOWN, Batch
 SUBSTITUTE: Final = 255
 """The view number whose random numbers choose a substitute for an unreadable image."""
 SUBSTITUTES: Final = 8  # Substitutes that are tried for one image
-
-
-class ViewSampler:
-    """Samples the views of images, and the substitutes of unreadable ones.
-
-    Both are functions of the seed, the epoch and the image alone, so that they are the same with
-    any number of workers, from memory and from files. Views of size 1 have a side of `image_size`
-    pixels; small images are resized to it before the crop.
-    """
-
-    def __init__(
-        self, images: Images, views: Sequence[View], *, image_size: int, seed: int
-    ) -> None:
-        self.images, self.views, self.seed = images, views, seed
-        self.sizes = [max(1, round(view.size * image_size)) for view in views]
-        """Side in pixels of each view."""
-        small = np.full((len(images), 2), image_size, np.int32)
-        # Small images are resized to the image size once, and crops are cut from that.
-        self.source_sizes = small if images.is_small else images.sizes
-
-    def sample(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> list[ViewParams]:
-        """The parameters of each view of these images in one epoch."""
-        width, height = self.source_sizes[rows].T
-        where: dict[str, Any] = {"seed": self.seed, "epoch": epoch, "index": rows}
-        where |= {"width": width, "height": height}
-        return [sample_view(view, number=n, **where) for n, view in enumerate(self.views)]
-
-    def candidates(self, epoch: int, row: int) -> Iterator[int]:
-        """The image itself, then its substitutes, one by one; a DataError when they run out."""
-        yield row
-        u = uniform(self.seed, epoch, np.array([row]), SUBSTITUTE, SUBSTITUTES)[0]
-        yield from (u * len(self.images)).astype(int).tolist()
-        raise DataError(
-            f"{self.images.names[row]} and {SUBSTITUTES} images drawn in its place cannot be "
-            "read; `nearkin check` lists what is wrong"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +41,48 @@ class Crops:
     bad: dict[int, str]  # Images that could not be read, with the reason
 
 
-class Photographs(Dataset[Crops]):
-    """The crops of each step, for the workers of a `DataLoader`; its items are steps."""
+class ViewSampler(Dataset[Crops]):
+    """Samples the views of images, and the substitutes of unreadable ones.
+
+    Both are functions of the seed, the epoch and the image alone, so that they are the same with
+    any number of workers, from memory and from files. Views of size 1 have a side of `image_size`
+    pixels; small images are resized to it before the crop. As a data set, its items are the crops
+    of a step, for the workers of a `DataLoader`.
+    """
 
     def __init__(
-        self, sampler: ViewSampler, order: BatchOrder, cache: Cache | None = None
+        self,
+        images: Images,
+        views: Sequence[View],
+        *,
+        image_size: int,
+        order: BatchOrder,
+        cache: Cache | None = None,
     ) -> None:
-        self.sampler, self.order = sampler, order
-        self.source = cache or sampler.images
+        self.images, self.views, self.order = images, views, order
+        self.source = cache or images
+        self.sizes = [max(1, round(view.size * image_size)) for view in views]
+        """Side in pixels of each view."""
+        small = np.full((len(images), 2), image_size, np.int32)
+        # Small images are resized to the image size once, and crops are cut from that.
+        self.source_sizes = small if images.is_small else images.sizes
         self.share = rows_of_rank(order.batch_size)
+
+    def sample(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> list[ViewParams]:
+        """The parameters of each view of these images in one epoch."""
+        return sample_views(
+            self.views, self.source_sizes[rows], seed=self.order.seed, epoch=epoch, index=rows
+        )
+
+    def candidates(self, epoch: int, row: int) -> Iterator[int]:
+        """The image itself, then its substitutes, one by one; a DataError when they run out."""
+        yield row
+        u = uniform(self.order.seed, epoch, np.array([row]), SUBSTITUTE, SUBSTITUTES)[0]
+        yield from (u * len(self.images)).astype(int).tolist()
+        raise DataError(
+            f"{self.images.names[row]} and {SUBSTITUTES} images drawn in its place cannot be "
+            "read; `nearkin check` lists what is wrong"
+        )
 
     def __getitem__(self, step: int) -> Crops:
         """This process's part of a step."""
@@ -93,25 +90,20 @@ class Photographs(Dataset[Crops]):
 
     def load(self, epoch: int, rows: np.ndarray) -> Crops:
         """The crops of these photographs, or of their substitutes, in one epoch."""
-        bad: dict[int, str] = {}
-        readable, cropped = [], []
+        bad, readable, cropped = dict[int, str](), [], []
         for row in rows.tolist():
-            candidates = self.sampler.candidates(epoch, row)
-            attempts = ((each, self._crops(epoch, each, bad)) for each in candidates)
-            candidate, views = next(attempt for attempt in attempts if attempt[1])
-            readable.append(candidate)
-            cropped.append(views)
+            for candidate in self.candidates(epoch, row):
+                boxes = [params.box[0] for params in self.sample(epoch, np.array([candidate]))]
+                try:
+                    views = crops(self.source.read(candidate), np.stack(boxes), self.sizes)
+                except BadImage as error:
+                    bad[candidate] = error.reason
+                else:
+                    readable.append(candidate)
+                    cropped.append(views)
+                    break
         stacked = (torch.from_numpy(np.stack(view)) for view in zip(*cropped, strict=True))
         return Crops(tuple(stacked), epoch, np.array(readable), bad)
-
-    def _crops(self, epoch: int, row: int, bad: dict[int, str]) -> list[np.ndarray]:
-        """The crops of an image, or none and a note in `bad`."""
-        boxes = [params.box[0] for params in self.sampler.sample(epoch, np.array([row]))]
-        try:
-            return crops(self.source.read(row), np.stack(boxes), self.sampler.sizes)
-        except BadImage as error:
-            bad[row] = error.reason
-            return []
 
 
 Views = list[Float[Tensor, "batch 3 _ _"]]
@@ -133,18 +125,10 @@ class Batches:
     """The batches of a training run. Without `labels`, no method sees one.
 
     Small images (see `Images.is_small`) are held on the device and cropped there by the batch.
-    Photographs stay encoded; workers decode what a crop needs, and only the crops are augmented
-    on the device.
-
-    Args:
-        images: What to train on; an image's index is its row here.
-        views: The views of each image.
-        image_size: Side in pixels of views of size 1.
-        order: Which images each step sees.
-        device: Where views are computed.
-        workers: Processes that decode photographs; 0 decodes in this one.
-        cache: "ram" or "disk" to decode photographs once, at a bounded size; see `Cache`.
-        labels: Classes for a method that uses labels; unknown ones if None.
+    Photographs stay encoded; `workers` processes (or this one) decode what a crop needs, and only
+    the crops are augmented on the device. `cache` is "ram" or "disk" to decode photographs once,
+    at a bounded size; see `Cache`. An image's index is its row in `images`; `image_size` is the
+    side in pixels of views of size 1.
     """
 
     def __init__(
@@ -167,11 +151,12 @@ class Batches:
         self.images, self.order = images, order
         self.device, self.workers = device, workers
         self.labels = np.full(len(images), UNKNOWN) if labels is None else labels
-        self.sampler = ViewSampler(images, views, image_size=image_size, seed=order.seed)
-        self.sizes = self.sampler.sizes  # Side in pixels of each view
         in_files = cache == "off" or images.is_small
         decoded = None if in_files else Cache(images, image_size, cache)
-        self.photographs = Photographs(self.sampler, order, decoded)
+        self.sampler = ViewSampler(
+            images, views, image_size=image_size, order=order, cache=decoded
+        )
+        self.sizes = self.sampler.sizes  # Side in pixels of each view
         self.bad: dict[int, str] = {}
         """Rows that turned out unreadable, with the reason; others took their place."""
         self.pixels: Tensor | None = None  # All images, if they are small
@@ -181,35 +166,31 @@ class Batches:
 
     def between(self, start: int, stop: int) -> Iterator[Batch]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
-        part = rows_of_rank(self.order.batch_size)
+        part = self.sampler.share
         if self.pixels is not None:
             for step in range(start, stop):
                 rows = self.order.rows(step)[part]
                 yield self._batch(*self._from_memory(self.pixels, self.order.epoch(step), rows))
             return
         num_images = len(range(self.order.batch_size)[part])
-        data, workers = self.photographs, self.workers
-        for cropped in prefetch(data, start, stop, workers, images=num_images):
+        for cropped in prefetch(self.sampler, start, stop, self.workers, images=num_images):
             yield self._batch(*self._from_files(cropped))
 
     def views(self, epoch: int, rows: np.ndarray) -> Views:
         """The views of these images, in [0, 1]; unreadable ones are replaced as in training."""
         if self.pixels is None:
-            return self._from_files(self.photographs.load(epoch, rows))[0]
+            return self._from_files(self.sampler.load(epoch, rows))[0]
         return self._from_memory(self.pixels, epoch, rows)[0]
 
     def _from_memory(
         self, pixels: Tensor, epoch: int, rows: np.ndarray
     ) -> tuple[Views, np.ndarray]:
         """The views, and the rows that they show."""
-        rows = np.array([self._readable(epoch, row) for row in rows.tolist()])
+        candidates = (self.sampler.candidates(epoch, row) for row in rows.tolist())
+        rows = np.array([next(row for row in each if row not in self.bad) for each in candidates])
         images = pixels[to_device(torch.from_numpy(rows), self.device)]
         sampled = zip(self.sampler.sample(epoch, rows), self.sizes, strict=True)
         return [augment(crop(images, params.box, size), params) for params, size in sampled], rows
-
-    def _readable(self, epoch: int, row: int) -> int:
-        candidates = self.sampler.candidates(epoch, row)
-        return next(candidate for candidate in candidates if candidate not in self.bad)
 
     def _from_files(self, cropped: Crops) -> tuple[Views, np.ndarray]:
         """The views, and the rows that they show."""
@@ -251,22 +232,7 @@ def center_crops(
     return pixels, bad
 
 
-class _CenterCropBatches(Dataset[tuple[Tensor, dict[int, str]]]):
-    """The center crops of consecutive images; its items are batches."""
-
-    def __init__(self, images: Images, size: int, batch_size: int) -> None:
-        self.images, self.size, self.batch_size = images, size, batch_size
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.images) / self.batch_size)
-
-    def __getitem__(self, number: int) -> tuple[Tensor, dict[int, str]]:
-        rows = range(len(self.images))[number * self.batch_size :][: self.batch_size]
-        pixels, bad = center_crops(self.images, rows, self.size)
-        return torch.from_numpy(pixels), bad  # tensors leave a worker by shared memory, arrays not
-
-
-class CenterCrops:
+class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
     """All images in order, batch by batch: uint8 of shape (batch, 3, size, size).
 
     Unreadable images are mid-gray and listed in `bad`; leave them out of whatever is computed.
@@ -276,15 +242,24 @@ class CenterCrops:
     def __init__(
         self, images: Images, size: int, *, batch_size: int = 256, workers: int = 0
     ) -> None:
+        self.images, self.size, self.batch_size = images, size, batch_size
+        self.workers = 0 if images.is_small else workers
         self.bad: dict[int, str] = {}
         """Rows that could not be read, with the reason; complete after an iteration."""
-        self.data = _CenterCropBatches(images, size, batch_size)
-        self.workers = 0 if images.is_small else workers
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.images) / self.batch_size)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, dict[int, str]]:
+        """The center crops of one batch, for a worker."""
+        rows = range(len(self.images))[number * self.batch_size :][: self.batch_size]
+        pixels, bad = center_crops(self.images, rows, self.size)
+        return torch.from_numpy(pixels), bad  # tensors leave a worker by shared memory, arrays not
 
     def __iter__(self) -> Iterator[UInt8[Tensor, "batch 3 size size"]]:
         """The batches; see `prefetch` for what happens if workers are lost."""
-        data, batch_size = self.data, self.data.batch_size
-        for pixels, bad in prefetch(data, 0, len(data), self.workers, images=batch_size):
+        loaded = prefetch(self, 0, len(self), self.workers, images=self.batch_size)
+        for pixels, bad in loaded:
             self.bad.update(bad)
             yield channels_first(pixels)
 

@@ -31,15 +31,9 @@ def copy_to(
 ) -> int:
     """Write a copy of each image into the folder of its class; return the number of copies.
 
-    Encoded images keep their bytes, pixels become a PNG. Names are those of `file_names`; the
-    folders that an image was in become a part of its name. Unreadable images are left out.
-
-    Args:
-        folder: A new folder, or an empty one, outside of the data.
-        images: The images.
-        rows: Which of them.
-        classes: The name of the class of each row.
-        data: The source of the images, as the user wrote it.
+    Encoded images keep their bytes, pixels become a PNG. The folders that an image was in become
+    a part of its name. Unreadable images are left out. `data` are the folders of the images,
+    which must not hold the copies.
     """
     check_destination(folder, data)
     members: defaultdict[str, list[int]] = defaultdict(list)

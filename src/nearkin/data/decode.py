@@ -146,20 +146,10 @@ BITS_PER_SAMPLE: Final = 258  # A TIFF tag
 
 
 def decode(encoded: bytes, *, min_side: int | None = None) -> Image.Image:
-    """Decode an image of one of `FORMATS`, recognized by content, into upright RGB.
+    """Decode an image of one of `FORMATS`, recognized by content, into upright RGB, or `BadImage`.
 
-    Exif orientation is applied. Transparent pixels are laid over white, CMYK and gray become
-    RGB, 16-bit samples are scaled by their bit depth, 32-bit and float samples by their
-    smallest and largest value. Of an animation, the first frame counts.
-
-    Args:
-        encoded: The file's bytes.
-        min_side: A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, several times faster, as
-            long as its shorter side keeps this many pixels; None for the full size.
-
-    Raises:
-        BadImage: It is larger than 256 MiB or 179 million pixels, has a side of one pixel, or
-            cannot be decoded.
+    Of an animation, the first frame counts. A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size,
+    several times faster, as long as its shorter side keeps `min_side` pixels.
     """
     with opened(encoded) as image:
         return load(image, min_side)
@@ -215,7 +205,10 @@ def _netpbm(image: ImageFile.ImageFile) -> Image.Image:
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """An image of any mode as RGB of 8 bits; transparent pixels are laid over white."""
+    """An image of any mode as RGB of 8 bits; transparent pixels are laid over white.
+
+    16-bit samples are scaled by their bit depth, 32-bit and float samples by their extremes.
+    """
     if image.mode.startswith("I") or image.mode == "F":  # gray of 16 bits, 32 bits or floats
         pixels = np.nan_to_num(np.asarray(image, np.float64), posinf=0, neginf=0)
         low, high = pixels.min(), pixels.max()
@@ -239,18 +232,10 @@ def crops(
     boxes: Float[np.ndarray, "views 4"],
     sizes: Sequence[int],
 ) -> list[UInt8[np.ndarray, "_ _ 3"]]:
-    """Cut several square views out of an image that is decoded once.
+    """Cut square views, as shares (left, top, width, height) of an image that is decoded once.
 
     Decodes at the smallest scale that gives every crop the pixels it needs. Resampling is
     bicubic with antialiasing, as in the papers.
-
-    Args:
-        source: The file's bytes, or pixels.
-        boxes: Left, top, width and height of each crop, as shares of the upright image.
-        sizes: The side of each view in pixels.
-
-    Raises:
-        BadImage: As `decode` does.
     """
     if isinstance(source, bytes):
         with opened(source) as file:
@@ -265,13 +250,9 @@ def crops(
 def center(
     source: bytes | UInt8[np.ndarray, "_ _ 3"], size: int
 ) -> UInt8[np.ndarray, "{size} {size} 3"]:
-    """The evaluation view: the center crop of an image.
+    """The evaluation view: a center crop of .875 of the shorter side, as in the papers at 224 px.
 
-    Its side is .875 of the shorter side, as in the papers at 224 pixels; the whole shorter side
-    for views below 64 pixels and for an image that already has the right size.
-
-    Raises:
-        BadImage: As `decode` does.
+    Of all of it for views below 64 pixels, and for an image that already has the right size.
     """
     image = as_image(source, min_side=math.ceil(size / CENTER))
     whole = size < 64 or image.size == (size, size)
@@ -289,16 +270,9 @@ def _crop(
 
 
 def rgb_pixels(image: Any, min_side: int | None = None) -> UInt8[np.ndarray, "_ _ 3"]:
-    """Any image as upright RGB of 8 bits.
+    """A PIL image of any mode, an array or a tensor (see `check_pixels`) as upright RGB.
 
-    Args:
-        image: A PIL image of any mode; an array (height, width[, 1 or 3]) or a tensor
-            ([1 or 3, ]height, width) of uint8, or of floats from 0 to 1.
-        min_side: As in `decode`, for a PIL image whose file is not yet decoded.
-
-    Raises:
-        TypeError: It is no image, or its values are of another type.
-        ValueError: Its shape or a value does not fit.
+    `min_side` is that of `decode`, for a PIL image whose file is not yet decoded.
     """
     if isinstance(image, Image.Image):
         return np.asarray(load(image, min_side))

@@ -26,11 +26,7 @@ class Source(Protocol):
     """Reads images by name."""
 
     def read(self, name: str, limit: int | None = None) -> bytes | np.ndarray:
-        """An image's encoded bytes (the first `limit` of them) or its pixels.
-
-        Raises:
-            OSError: It cannot be read, as a `BadImage` that says why does, too.
-        """
+        """An image's encoded bytes (the first `limit`) or its pixels; else OSError, BadImage."""
 
 
 @dataclass(frozen=True)

@@ -65,25 +65,24 @@ def annotations_from_folders(names: Sequence[str], labels: str) -> Annotations:
     them, with two images or more on average. A .tar shard is no folder. `labels` is "auto",
     "folders" to insist on classes, or "none" for splits alone.
     """
-    folders: dict[str, int] = {}
-    numbers = (folders.setdefault(name.rpartition("/")[0], len(folders)) for name in names)
-    folder = np.fromiter(numbers, np.int64, len(names))
-    parts = ([part for part in path.split("/") if part] for path in folders)
+    folders = [name.rpartition("/")[0] for name in names]
+    distinct = list(dict.fromkeys(folders))
+    parts = ([part for part in folder.split("/") if part] for folder in distinct)
     paths = _unwrapped([[part for part in p if not part.lower().endswith(".tar")] for p in parts])
     sided = all(path and path[0].lower() in SIDES for path in paths)
     splits = [SIDES[path[0].lower()] if sided else "" for path in paths]
     classes = [path[1:] if side else path for path, side in zip(paths, splits, strict=True)]
     if labels == "folders" and not all(classes):
-        stray = names[folder.tolist().index(classes.index([]))]
+        stray = names[folders.index(distinct[classes.index([])])]
         raise DataError(f"{stray}: lies in no class folder; move it, or do not ask for folders")
     if labels == "none" or (labels == "auto" and not _are_classes(classes, len(names))):
         classes = [[]] * len(classes)
-
-    def of_each(values: list[str]) -> list[str]:
-        return list(np.array(values, object)[folder])
-
+    label_of = dict(zip(distinct, map("/".join, classes), strict=True))
+    split_of = dict(zip(distinct, splits, strict=True))
     return Annotations(
-        of_each(["/".join(path) for path in classes]), [""] * len(names), of_each(splits)
+        [label_of[folder] for folder in folders],
+        [""] * len(names),
+        [split_of[folder] for folder in folders],
     )
 
 
@@ -114,10 +113,9 @@ class Row(NamedTuple):
 
 
 def read_table(path: Path, required: Sequence[str] = ("path",)) -> dict[str, Row]:
-    """Read the columns path, label, group and split; a row's key is its path.
+    """Read the columns path, label, group and split, by path; an image listed twice counts once.
 
-    A CSV is UTF-8, with commas or semicolons. Cells are text and nothing else: no formula is
-    ever evaluated. An image listed twice alike counts once.
+    A CSV is UTF-8, with commas or semicolons. Cells are text: no formula is ever evaluated.
     """
     rows: dict[str, Row] = {}
     read = _parquet if path.suffix.lower() == ".parquet" else _csv

@@ -18,6 +18,7 @@ from nearkin.tables import printable
 MIN_SIDE: Final = 64  # Smaller images are enlarged to about this many pixels
 COLUMNS: Final = 12  # Images in a row of a class
 SIDE: Final = 96
+GAP: Final = 2  # Pixels around each image
 LINE: Final = 15  # Pixels between two lines of text
 LABEL_SIZE, CAPTION_SIZE = 14, 11  # Font sizes in pixels
 MAX_LABEL: Final = 40  # Characters of a label
@@ -32,68 +33,43 @@ def save_sheet(
     headings: Sequence[Lines] = (),
     captions: Sequence[Sequence[Lines]] = (),
 ) -> Path:
-    """Save columns of images as one image; small ones are enlarged.
+    """Save columns of images in [0, 1], each of a size of its own, as one image.
 
-    Args:
-        columns: Images in [0, 1]; each column has a size of its own.
-        path: The file.
-        labels: Text in front of each row.
-        headings: Lines of text above each column.
-        captions: Lines of text below each image of each row. Long lines are shortened.
+    Small images are enlarged. `labels` stand in front of each row, `headings` above each column,
+    `captions` below each image of each row. Long lines are shortened.
     """
     side = max(column.shape[-1] for column in columns)
-    tiles = torch.stack([_padded(column, side) for column in columns], dim=1)
-    tiles = torch.nn.functional.pad(tiles, (2, 2, 2, 2), value=1.0)
     scale = max(1, MIN_SIDE // side)
-    rows = [_enlarged(torch.cat(tuple(row), dim=2), scale) for row in tiles]
-    labels = [shortened(label, MAX_LABEL) for label in labels]
-    _assembled(rows, labels, headings, captions).save(path)
-    return path
-
-
-def _padded(view: Tensor, side: int) -> Tensor:
-    """Small views stand below their heading, in the middle of the column."""
-    missing = side - view.shape[-1]
-    left = missing // 2
-    return torch.nn.functional.pad(view, (left, missing - left, 0, missing), value=1.0)
-
-
-def _enlarged(row: Float[Tensor, "3 height width"], scale: int) -> Image.Image:
-    image = Image.fromarray((row.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy())
-    return image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
-
-
-def _assembled(
-    rows: Sequence[Image.Image],
-    labels: Sequence[str],
-    headings: Sequence[Lines],
-    captions: Sequence[Sequence[Lines]],
-) -> Image.Image:
-    """Rows one below the other, with room for text around them."""
+    cell = scale * (side + 2 * GAP)
     label_font, font = _font(LABEL_SIZE), _font(CAPTION_SIZE)
-    width, height = rows[0].size
+    labels = [shortened(label, MAX_LABEL) for label in labels]
     margin = int(max(map(label_font.getlength, labels))) + 16 if labels else 0
-    head = _text_height([headings])
-    strip = _text_height(captions)
-    sheet = Image.new("RGB", (margin + width, head + (height + strip) * len(rows)), "white")
+    head, strip = _text_height([headings]), _text_height(captions)
+    size = margin + cell * len(columns), head + (cell + strip) * len(columns[0])
+    sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
 
     def write(cells: Sequence[Lines], top: int) -> None:
         """Center lines of text in each column."""
-        cell = width / max(1, len(cells))
         for column, lines in enumerate(cells):
             for number, line in enumerate(lines):
                 at = margin + (column + 0.5) * cell, top + number * LINE
                 draw.text(at, _fitted(line, font, cell - 4), "black", font, anchor="ma")
 
     write(headings, 2)
-    for number, row in enumerate(rows):
-        top = head + number * (height + strip)
-        sheet.paste(row, (margin, top))
+    for number, row in enumerate(zip(*columns, strict=True)):
+        top = head + number * (cell + strip)
+        for column, view in enumerate(row):
+            image = Image.fromarray((view.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy())
+            # Small views stand below their heading, in the middle of the column.
+            left = margin + column * cell + scale * (GAP + (side - image.width) // 2)
+            enlarged = image.resize((scale * image.width,) * 2, Image.Resampling.NEAREST)
+            sheet.paste(enlarged, (left, top + scale * GAP))
         if labels:
-            draw.text((8, top + height / 2), labels[number], "black", label_font, anchor="lm")
-        write(captions[number] if captions else (), top + height)
-    return sheet
+            draw.text((8, top + cell / 2), labels[number], "black", label_font, anchor="lm")
+        write(captions[number] if captions else (), top + cell)
+    sheet.save(path)
+    return path
 
 
 def _text_height(rows: Sequence[Sequence[Lines]]) -> int:
@@ -108,9 +84,9 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
 
 
-def _fitted(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
+def _fitted(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     """A text shortened to a width in pixels."""
-    most = min(len(text), int(width))  # no letter is narrower than a pixel
+    most = min(len(text), width)  # no letter is narrower than a pixel
     while font.getlength(fitted := shortened(text, most)) > width and most > 1:
         most -= 1
     return fitted

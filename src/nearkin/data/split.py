@@ -66,10 +66,7 @@ def open_split(
     on_progress: ProgressCallback = ignore_progress,
     on_open: Callable[[Images], None] = lambda _: None,
 ) -> Split:
-    """Open the data and hold some of the images out.
-
-    `on_open` receives the images before any are refused, to record the unreadable ones.
-    """
+    """Open the data and hold images out; `on_open` gets the images before any are refused."""
     images = open_images(
         data, labels=config.labels, full=config.scan == "full", on_progress=on_progress
     )

@@ -1,6 +1,6 @@
 """Augmented views: their settings, the random parameters of each image, the pixels of a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import permutations
@@ -340,6 +340,17 @@ def sample_view(
         solarize=u_solarize < view.solarize,
         flip=u_flip < view.flip,
     )
+
+
+def sample_views(
+    views: Sequence[View], sizes: Int[np.ndarray, "batch 2"], **where: Any
+) -> list[ViewParams]:
+    """The parameters of each view of images of these widths and heights; see `sample_view`."""
+    width, height = sizes.T
+    return [
+        sample_view(view, number=number, width=width, height=height, **where)
+        for number, view in enumerate(views)
+    ]
 
 
 def crop(
