@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nearkin.data import scan
 from nearkin.data.decode import BadImage, decode
 from nearkin.data.opening import open_images
 from nearkin.data.sources import DEFLATED, STORED, Archive, Place
@@ -128,14 +129,15 @@ def test_what_is_hidden_is_passed_over(tmp_path):
     assert images.bad == ()
 
 
-def test_damaged_files_are_listed_and_never_raise(tmp_path):
+def test_damaged_files_are_listed_and_never_raise(tmp_path, monkeypatch):
+    monkeypatch.setattr(scan, "MAX_PIXELS", 80_000)
     fill(tmp_path, "good.png")
     (tmp_path / "empty.jpg").write_bytes(b"")
     (tmp_path / "text.jpg").write_text("hello")
     (tmp_path / "line.png").write_bytes(encoded(size=(30, 1)))
     (tmp_path / "huge.png").write_bytes(encoded(size=(300, 300)))
     os.mkfifo(tmp_path / "pipe.png")
-    images = open_images(tmp_path, max_pixels=80_000)
+    images = open_images(tmp_path)
     assert images.names == ("good.png",)
     assert [(bad.name, bad.reason) for bad in images.bad] == [
         ("empty.jpg", "not-an-image"),

@@ -2,7 +2,6 @@
 
 import csv
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,8 +24,7 @@ SIDES: Final = {
 """Folder and table words for the two sides of a split."""
 
 
-@dataclass(frozen=True)
-class Annotations:
+class Annotations(NamedTuple):
     """Label, group and split of each image, '' where there is none."""
 
     labels: Sequence[str]
@@ -35,9 +33,8 @@ class Annotations:
 
     def or_else(self, other: "Annotations") -> "Annotations":
         """This, with the values of the other where this has none."""
-        columns = zip(vars(self).values(), vars(other).values(), strict=True)
-        either = ([a or b for a, b in zip(*column, strict=True)] for column in columns)
-        return Annotations(*either)
+        columns = zip(self, other, strict=True)
+        return Annotations(*([a or b for a, b in zip(*each, strict=True)] for each in columns))
 
     def numbered(self) -> tuple[tuple[str, ...], Int64[np.ndarray, " images"]]:
         """The class names, whole numbers by value, others by bytes; each image's position."""

@@ -18,7 +18,7 @@ from nearkin.data.labels import (
     match,
     read_table,
 )
-from nearkin.data.scan import MAX_PIXELS, scan
+from nearkin.data.scan import scan
 from nearkin.data.sources import ARCHIVES, Listing, list_archives, list_folder, list_table
 from nearkin.errors import DataError, UsageError
 from nearkin.extensions import load_extension
@@ -29,7 +29,6 @@ def open_images(
     data: str | Path | np.ndarray | tuple[np.ndarray, np.ndarray] | ImageSource,
     *,
     labels: str = "auto",
-    max_pixels: int = MAX_PIXELS,
     cache: bool = True,
     full: bool = False,
     on_progress: ProgressCallback = ignore_progress,
@@ -47,7 +46,6 @@ def open_images(
             some; "none"; "folders": each image's folder, in any case; or the path of a table
             with the columns path and label. Such a table may cover only some images; its rows
             without an image are counted in `notes`.
-        max_pixels: Larger images are bad.
         cache: Store headers and thumbnails, so that a second start reads and decodes none.
         full: Decode every image now, which also finds damage behind the header.
         on_progress: Progress of the scan of all files.
@@ -58,7 +56,7 @@ def open_images(
     """
     resolved, where = _resolve(data)
     listing = _list(resolved, where)
-    images = scan(listing, max_pixels=max_pixels, cache=cache, full=full, on_progress=on_progress)
+    images = scan(listing, cache=cache, full=full, on_progress=on_progress)
     if not images.names:
         raise DataError(
             f"{where}: none of {len(images.bad)} images can be used, such as "
@@ -140,7 +138,7 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         kind = "auto" if labels == "auto" and not listing.rows else "none"
         annotations = annotations.or_else(annotations_from_folders(names, kind))
     if labels != "auto":
-        annotations = replace(annotations, labels=[""] * len(names))
+        annotations = annotations._replace(labels=[""] * len(names))
     if labels == "folders":
         annotations = annotations_from_folders(names, labels).or_else(annotations)
     elif labels not in ("auto", "none"):

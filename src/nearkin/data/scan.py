@@ -139,7 +139,7 @@ class _Blocks(Dataset[list[Sequence[Any]]]):
         return list(map(self.values, rows.tolist()))
 
 
-MAX_PIXELS: Final = 50_000_000
+MAX_PIXELS: Final = 50_000_000  # Larger images are bad
 WHOLE: Final = (b"II", b"MM", b"RIFF")
 """TIFF and WebP: formats whose header may lie anywhere in the file."""
 FURTHER: Final = 2**24
@@ -153,7 +153,6 @@ _large: Final = BoundedSemaphore(2)
 def scan(
     listing: Listing,
     *,
-    max_pixels: int = MAX_PIXELS,
     cache: bool = True,
     full: bool = False,
     on_progress: ProgressCallback = ignore_progress,
@@ -168,14 +167,14 @@ def scan(
     kinds = np.full(len(names), b"not-an-image")
     sizes = np.zeros((len(names), 2), np.int32)  # of a bad file, zeros
     columns = {"formats": kinds, "sizes": sizes}
-    reasons, decoded_pixels = dict[int, str](), max_pixels if full else 0
+    reasons, decoded_pixels = dict[int, str](), MAX_PIXELS if full else 0
     if isinstance(listing.source, Arrays):
         kinds[:], sizes[:] = b"array", listing.source.pixels.shape[2:0:-1]
     elif isinstance(listing.source, CustomSource):
         reasons = _scan_source(listing, columns, decoded_pixels, on_progress)
     else:
         _scan_files(listing, columns, decoded_pixels, cache, on_progress)
-    kinds[sizes.prod(axis=1, dtype=np.int64) > max_pixels] = b"too-large"
+    kinds[sizes.prod(axis=1, dtype=np.int64) > MAX_PIXELS] = b"too-large"
     known = (*FORMATS, "array")
     good = np.isin(kinds, np.array(known, np.bytes_))
     bad = [*listing.bad]

@@ -107,11 +107,11 @@ def shortened(text: str, max_length: int) -> str:
 
 
 def class_sheet(
-    images: Images, groups: Mapping[str, Int[np.ndarray, " members"]], path: Path, workers: int = 0
+    images: Images, groups: Mapping[str, Int[np.ndarray, " members"]], path: Path
 ) -> Path:
     """Save groups of rows of images, each with its label; unreadable images are left out."""
     rows = np.concatenate(list(groups.values()))
-    pixels = dict(squares(images, rows, SIDE, workers))
+    pixels = dict(squares(images, rows, SIDE, workers=0))
     side = next((square.shape[-1] for square in pixels.values()), SIDE)
     grids: list[Float[Tensor, "lines columns 3 side side"]] = []
     labels: list[str] = []

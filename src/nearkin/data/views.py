@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, UInt8
 from torch import Tensor
 
-from nearkin.config import suggestion
+from nearkin.config import fits, suggestion
 from nearkin.data.rng import uniform
 from nearkin.distributed import to_device
 from nearkin.errors import UsageError
@@ -236,11 +236,8 @@ class View:
     """Side of the view, as a share of the run's image size, 0.05 to 1."""
 
     def __post_init__(self) -> None:
-        for name, (low, high) in RANGES.items():
-            value = _checked(name, getattr(self, name))
-            ends = value if isinstance(value, tuple) else (value, value)
-            if not low <= ends[0] <= ends[1] <= high:
-                raise UsageError(f"a view's {name} is {value}; give {low:g} to {high:g}")
+        for entry in fields(self):
+            _checked(entry.name, getattr(self, entry.name))
 
     @classmethod
     def from_dict(cls, values: Any) -> "View":
@@ -260,20 +257,21 @@ class View:
 
 
 def _checked(name: str, value: Any) -> Any:
-    """A field's value as floats, a list as a tuple; refused if it is not of the field's type."""
+    """A field's value as floats, a list as a tuple; refused if it does not fit the field."""
     if name == "kind":
         if not isinstance(value, str) or not value:
             raise UsageError(f"a view's kind is {value!r}; give a name, such as strong")
         return value
-    numbers = tuple(value) if isinstance(value, tuple | list) else (value,)
-    right = all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers)
-    if name in PAIRS:
-        if len(numbers) != 2 or not right:
-            raise UsageError(f"a view's {name} is {value!r}; give two numbers, low and high")
-        return tuple(map(float, numbers))
-    if isinstance(value, tuple | list) or not right:
-        raise UsageError(f"a view's {name} is {value!r}; give a number")
-    return float(value)
+    is_pair, several = name in PAIRS, isinstance(value, tuple | list)
+    numbers = tuple(value) if several else (value,)
+    right = several == is_pair and len(numbers) == 1 + is_pair
+    if not right or not all(fits(number, float) for number in numbers):
+        kind = "two numbers, low and high" if is_pair else "a number"
+        raise UsageError(f"a view's {name} is {value!r}; give {kind}")
+    low, high = RANGES[name]
+    if not low <= numbers[0] <= numbers[-1] <= high:
+        raise UsageError(f"a view's {name} is {value}; give {low:g} to {high:g}")
+    return tuple(map(float, numbers)) if is_pair else float(value)
 
 
 PAIRS: Final = ("scale", "ratio", "sigma")
