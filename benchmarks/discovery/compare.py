@@ -34,7 +34,7 @@ from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import CachedFeatures, FrozenEncoder, extract_features
 from nearkin.discovery.pipeline import BASE_LOSS
 from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.discovery.stages import class_stage, known_stage, stage_init
+from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
 from nearkin.discovery.trials import (
     CANDIDATES,
     DEFAULTS,
@@ -213,9 +213,8 @@ def rows_of(
         started = time.perf_counter()
         value = values.get(arm, DEFAULTS[mode])
         chosen = tuned_options(mode, value, task.num_novel) | options
-        at = heads if starts_of(arm) == "clusters" else None
-        before = known.method
-        stage = class_stage(bench.encoder, task, bench.base, before, MODE_METHOD[mode], chosen, at)
+        init = StageInit(known.method, heads if starts_of(arm) == "clusters" else None)
+        stage = class_stage(bench.encoder, task, bench.base, init, MODE_METHOD[mode], chosen)
         stage.try_out()
         seconds = time.perf_counter() - started
         found = head_clustering(bench.encoder, stage.method, task.num_known)

@@ -10,7 +10,7 @@ import torch
 from nearkin.config import DiscoverConfig, TrainConfig, read_toml
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data
 from nearkin.discovery.features import FinetunedEncoder
-from nearkin.discovery.stages import class_stage, known_stage
+from nearkin.discovery.stages import StageInit, class_stage, known_stage
 from nearkin.discovery.trials import MODE_METHOD, folds, tuned_options
 from nearkin.evaluation.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
@@ -112,7 +112,7 @@ def learning(path, tmp_path):
     encoder = FinetunedEncoder(pretrained, dataset.images, config, base, CPU)
     before = known_stage(encoder, task, base).method
     options = tuned_options(config.mode, config.pair_rate, novel) | dict(config.options)
-    return class_stage(encoder, task, base, before, MODE_METHOD[config.mode], options)
+    return class_stage(encoder, task, base, StageInit(before), MODE_METHOD[config.mode], options)
 
 
 @each_recipe

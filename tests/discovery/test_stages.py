@@ -19,7 +19,7 @@ from nearkin.discovery.features import (
     extract_features,
     freeze,
 )
-from nearkin.discovery.stages import class_stage, known_stage
+from nearkin.discovery.stages import StageInit, class_stage, known_stage
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import Encoder
 from nearkin.methods import METHODS
@@ -165,7 +165,9 @@ def trained(labeled, unlabeled, method, num_novel=2, options=None, **settings):
     encoder, task = frozen(labeled, unlabeled, num_novel)
     known = known_stage(encoder, task, base(**settings))
     known.try_out()
-    stage = class_stage(encoder, task, base(**settings), known.method, method, options or {})
+    stage = class_stage(
+        encoder, task, base(**settings), StageInit(known.method), method, options or {}
+    )
     stage.try_out()
     return known, stage
 
@@ -188,7 +190,7 @@ def test_the_first_stage_sees_labeled_images_only():
 def test_the_second_stage_sees_all_images_and_half_of_each_batch_is_labeled():
     encoder, task = frozen(20, 30)
     stage = class_stage(
-        encoder, task, base(), known_stage(encoder, task, base()).method, "ncl", {}
+        encoder, task, base(), StageInit(known_stage(encoder, task, base()).method), "ncl", {}
     )
     for batch in stage.feed.between(0, 6):
         assert (batch.label != UNKNOWN).sum() == 8
@@ -202,7 +204,7 @@ def test_images_that_are_held_out_are_never_seen():
     held_out = np.arange(0, 50, 5)
     task = replace(task, rows=np.setdiff1d(task.rows, held_out))
     known = known_stage(encoder, task, base())
-    stage = class_stage(encoder, task, base(), known.method, "simgcd", {})
+    stage = class_stage(encoder, task, base(), StageInit(known.method), "simgcd", {})
     seen = torch.cat([b.index for s in (known, stage) for b in s.feed.between(0, 12)])
     assert not set(seen.tolist()) & set(held_out.tolist())
 
@@ -212,7 +214,7 @@ def test_the_last_stage_goes_on_from_the_layer_that_knows_the_known_classes(meth
     encoder, task = frozen(20, 30)
     known = known_stage(encoder, task, base())
     known.try_out()
-    stage = class_stage(encoder, task, base(), known.method, method, {})
+    stage = class_stage(encoder, task, base(), StageInit(known.method), method, {})
     assert not changed(known.method.backbone.state_dict(), stage.method.backbone.state_dict())
     before = state(known.method)
     stage.try_out()
@@ -226,7 +228,7 @@ def test_cached_features_do_not_change(method):
     before = copy.deepcopy(encoder.cached)
     known = known_stage(encoder, task, base())
     known.try_out()
-    class_stage(encoder, task, base(), known.method, method, {}).try_out()
+    class_stage(encoder, task, base(), StageInit(known.method), method, {}).try_out()
     assert torch.equal(before.center, encoder.cached.center)
     assert torch.equal(before.views, encoder.cached.views)
 
@@ -298,7 +300,7 @@ def test_a_batch_that_the_images_do_not_fill_shrinks(labeled, unlabeled, batch_s
     settings = base(batch_size=batch_size)
     before = known_stage(encoder, task, settings).method
     for method in ("ncl", "simgcd"):
-        order = class_stage(encoder, task, settings, before, method, {}).feed.order
+        order = class_stage(encoder, task, settings, StageInit(before), method, {}).feed.order
         assert order.num_labeled <= order.batch_size / 2
         assert order.batch_size - order.num_labeled <= unlabeled
         if min(labeled, unlabeled) >= batch_size // 2:
@@ -337,7 +339,7 @@ def test_equal_features_are_learned_from():
     known = known_stage(encoder, task, base())
     known.try_out()
     for method in ("ncl", "simgcd"):
-        stage = class_stage(encoder, task, base(), known.method, method, {})
+        stage = class_stage(encoder, task, base(), StageInit(known.method), method, {})
         stage.try_out()
         assert finite(stage.method)
 
@@ -360,7 +362,7 @@ def test_a_share_of_the_steps_can_be_tried_out():
     before = known_stage(encoder, task, base()).method
 
     def steps(share):
-        stage = class_stage(encoder, task, base(epochs=8), before, "ncl", {})
+        stage = class_stage(encoder, task, base(epochs=8), StageInit(before), "ncl", {})
         stage.try_out(share)
         return int(stage.method.backbone.body[2].num_batches_tracked) // 2  # two views a step
 
@@ -400,7 +402,7 @@ def test_only_the_named_layers_are_trained(finetuned, named, method):
     start = parameters(encoder.pretrained.backbone)
     known = known_stage(encoder, task, base(epochs=1))
     known.try_out()
-    stage = class_stage(encoder, task, base(epochs=1), known.method, method, {})
+    stage = class_stage(encoder, task, base(epochs=1), StageInit(known.method), method, {})
     stage.try_out()
     wanted = {name for name in start if name.startswith(named)}
     assert 0 < len(wanted) < len(start)

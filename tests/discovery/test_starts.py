@@ -10,7 +10,7 @@ from nearkin.config import TrainConfig
 from nearkin.discovery.classifier import apply_layer, class_probability, frozen_copy, heads_of
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import CachedFeatures, FrozenEncoder
-from nearkin.discovery.stages import class_stage, known_stage, stage_init
+from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.types import UNKNOWN
 
@@ -65,7 +65,7 @@ def test_a_head_starts_with_the_images_of_its_cluster(init, method):
     disjoint = method == "ncl"
     found = {}
     for name, at in (("clusters", start), ("random", None)):
-        stage = class_stage(encoder, task, BASE, known, method, {}, at)
+        stage = class_stage(encoder, task, BASE, StageInit(known, at), method, {})
         rest = task.label[task.rows] == UNKNOWN
         classes = classes_of(encoder, task, stage.method, disjoint)[rest]
         found[name] = cluster_accuracy(truth[task.rows][rest], classes)[0]
@@ -80,7 +80,9 @@ def test_training_finds_more_of_many_classes_than_from_a_random_start(init):
     rest = task.label[task.rows] == UNKNOWN
     accuracy = []
     for at in (start, None):
-        stage = class_stage(encoder, task, BASE, known, "ncl", {"positive_rate": 0.02}, at)
+        stage = class_stage(
+            encoder, task, BASE, StageInit(known, at), "ncl", {"positive_rate": 0.02}
+        )
         stage.try_out()
         classes = classes_of(encoder, task, stage.method, disjoint=True)[rest]
         accuracy.append(cluster_accuracy(truth[task.rows][rest], classes)[0])
@@ -99,5 +101,5 @@ def test_heads_of_fewer_images_than_classes_start_somewhere(init):
     encoder, task, _, known, _ = init
     few = replace(task, rows=np.concatenate([task.labeled, task.unlabeled[:8]]))
     heads = stage_init(encoder, known, few, 0, "clusters").heads
-    stage = class_stage(encoder, few, BASE, known, "ncl", {}, heads)
+    stage = class_stage(encoder, few, BASE, StageInit(known, heads), "ncl", {})
     assert all(parameter.isfinite().all() for parameter in stage.method.parameters())

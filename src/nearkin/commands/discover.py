@@ -17,7 +17,6 @@ from nearkin.discovery.trials import MODE_METHOD, TUNED
 from nearkin.distributed import choose_device, device_name, is_main_process, worker_group
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import load
-from nearkin.evaluation.evaluate import PIXEL_BANK, pixel_features
 from nearkin.methods import method_class
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.failures import resource_errors
@@ -94,17 +93,12 @@ def discover(
 
 def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
     """Run the three stages, classify all images, and write what was found."""
-    config, data = pipeline.config, pipeline.data
     # Workers live as long as the trainings; classifying and scoring need none of them.
-    with worker_group(config.devices, run_worker, data):
+    with worker_group(pipeline.config.devices, run_worker, pipeline.data):
         state = pipeline.prepare(dataset)
         trained = pipeline.train(state)
     pipeline.log.info("classifying all images")
-    images, pixels = state.dataset.images, None
-    if len(images) <= PIXEL_BANK:
-        pixels = pixel_features([images], int(state.base.workers))[0]
-    outcome = build_outcome(state, trained, config, pipeline.folder, data_name(data), pixels)
-    write_outcome(outcome, pipeline.log)
+    write_outcome(build_outcome(pipeline, state, trained), pipeline.log)
 
 
 def _checked(config: DiscoverConfig) -> DiscoverConfig:

@@ -46,8 +46,7 @@ CORE_MARGIN: Final = 0.5
 BORDER_MARGIN: Final = 0.2
 CORE_AGREEMENT: Final = 0.9
 BORDER_AGREEMENT: Final = 0.75
-MIN_SIZE: Final = 5
-"""Thresholds of the flags; see `assign`."""
+MIN_SIZE: Final = 5  # Thresholds of the flags; see `assign`
 SILHOUETTE_IMAGES: Final = 2000
 """The silhouette takes all distances, so of more images only some are compared."""
 SECOND_CHOICES: Final = 1 / 3
@@ -223,8 +222,7 @@ class Cluster:
     score: float | None  # Mean over its images; None if it has none
     silhouette: float | None
     """Mean over its images, from -1 to 1; None with fewer than two, or without another class."""
-    medoid: int | None
-    """The row of its most typical image in the assignments; None if it has none."""
+    medoid: int | None  # The row of its most typical image in the assignments; None if it has none
     stability: float | None
     """Overlap with its best match of other seeds, from 0 to 1; None if empty or trained once."""
     nearest_known: str

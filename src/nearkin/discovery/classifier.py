@@ -58,10 +58,12 @@ def class_probability(
 class Clustering:
     """The classes that one approach finds, for all images."""
 
-    joint: Int64[np.ndarray, " images"]
-    """Among all classes, known and novel."""
-    novel: Int64[np.ndarray, " images"]
-    """Among the novel classes alone, numbered like those of `joint`."""
+    joint: Int64[np.ndarray, " images"]  # Among all classes, known and novel
+    novel: Int64[np.ndarray, " images"]  # Among the novel classes, numbered as in `joint`
+
+    def of(self, mode: str) -> Int64[np.ndarray, " images"]:
+        """Return the classes that a mode puts unlabeled images in."""
+        return self.novel if mode == "ncd" else self.joint
 
 
 def head_clustering(encoder: DiscoveryEncoder, method: Method[Any], num_known: int) -> Clustering:
@@ -104,8 +106,7 @@ def _closest(
 MIN_TEMPERATURE: Final = 0.05
 MAX_TEMPERATURE: Final = 20.0
 BINS: Final = 10
-EPSILON: Final = 1e-12
-"""Keeps the log-loss of a wrong image with probability 1 finite."""
+EPSILON: Final = 1e-12  # Keeps the log-loss of a wrong image with probability 1 finite
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,9 @@ class Calibration:
     """A temperature for log-probabilities, and the calibration error with and without it."""
 
     temperature: float
-    num_images: int
-    """How many images it was fitted to."""
-    error_before: float
-    """Expected calibration error of the largest probability, from 0 to 1."""
-    error_after: float
-    """The same with the temperature, on the same images."""
+    num_images: int  # How many images it was fitted to
+    error_before: float  # Expected calibration error of the largest probability, from 0 to 1
+    error_after: float  # The same with the temperature, on the same images
 
     def apply(self, probability: Float[np.ndarray, "n classes"]) -> Float[np.ndarray, "n classes"]:
         """Return `p^(1 / temperature)`, scaled so that rows sum to 1.
@@ -137,13 +135,6 @@ def fit_calibration(
     better. Guo et al. On calibration of modern neural networks. ICML 2017, arXiv:1706.04599,
     section 4.2. They score the probability of the true class; here a class that was found has no
     true counterpart, only a right or wrong image.
-
-    Args:
-        probability: Of the classes, for images whose true class was hidden from the classifier.
-        correct: Whether the most probable class is right.
-
-    Raises:
-        DataError: If there is no image.
 
     >>> certain = np.array([[0.99, 0.01]] * 4)
     >>> fitted = fit_calibration(certain, np.array([True, True, True, False]))
@@ -198,19 +189,15 @@ def _rescale(
 class Predictions:
     """One row per image. The known classes come first, in their order, then the novel ones."""
 
-    paths: tuple[str, ...]
-    """The images' names."""
+    paths: tuple[str, ...]  # The images' names
     probability: Float[np.ndarray, "images classes"]
     """Softmax of the classifier; rows sum to 1. A class that an image cannot have, such as a
     known one where all known classes are ruled out, has 0."""
     by_view: Int[np.ndarray, "views images"]
     """The most probable class in each of several augmented views."""
-    features: Float[np.ndarray, "images dim"]
-    """Unit vectors that the heads take."""
-    label: Int[np.ndarray, " images"]
-    """Known classes, `UNKNOWN` for images without a label."""
-    classes: tuple[str, ...]
-    """Names of all classes: the known ones, then new-1, new-2, ..."""
+    features: Float[np.ndarray, "images dim"]  # Unit vectors that the heads take
+    label: Int[np.ndarray, " images"]  # Known classes, `UNKNOWN` for images without a label
+    classes: tuple[str, ...]  # Names of all classes: the known ones, then new-1, new-2, ..
     num_known: int
 
     @property
@@ -223,17 +210,13 @@ class Predictions:
 class Classifier:
     """From an encoder's features to classes."""
 
-    layer: nn.Module
-    """On top of the encoder; the identity where the encoder itself is finetuned."""
-    heads: nn.Module
-    """From the layer's features to logits of all classes, the known ones first."""
+    layer: nn.Module  # On top of the encoder; the identity where the encoder itself is finetuned
+    heads: nn.Module  # From the layer's features to logits of all classes, the known ones first
     classes: tuple[str, ...]
     num_known: int
-    disjoint: bool
-    """Whether images without a label are taken to be of no known class."""
+    disjoint: bool  # Whether images without a label are taken to be of no known class
     calibration: Calibration | None
-    details: dict[str, Any]
-    """How views are drawn."""
+    details: dict[str, Any]  # How views are drawn
 
     @property
     def dim(self) -> int:
@@ -265,11 +248,8 @@ class Classifier:
         """Write the classifier as safetensors, atomically."""
         from safetensors.torch import save
 
-        tensors = {
-            f"{part}.{name}": tensor.cpu().contiguous()
-            for part, module in (("layer", self.layer), ("heads", self.heads))
-            for name, tensor in module.state_dict().items()
-        }
+        modules = nn.ModuleDict({"layer": self.layer, "heads": self.heads})
+        tensors = {name: x.cpu().contiguous() for name, x in modules.state_dict().items()}
         metadata = {
             "format": FORMAT,
             "classes": self.classes,
@@ -283,22 +263,16 @@ class Classifier:
 
 
 def read_classifier(path: Path) -> Classifier:
-    """Return what `Classifier.write` wrote.
-
-    Raises:
-        UsageError: If there is none.
-        CheckpointError: If the file is damaged, or contradicts itself.
-    """
+    """Return what `Classifier.write` wrote, if its parts fit together."""
     if not path.exists():
         raise UsageError(f"{path} does not exist; `nearkin discover` makes it when it is done")
     with usable(path, "discover again"):
         metadata, tensors = read_tensors(path, "nearkin")
         heads, layer = _heads(tensors, metadata["temperature"]), _layer(tensors)
-        heads.load_state_dict(_under("heads.", tensors))
-        layer.load_state_dict(_under("layer.", tensors))
+        nn.ModuleDict({"layer": layer, "heads": heads}).eval().load_state_dict(tensors)
         classifier = Classifier(
-            layer.eval(),
-            heads.eval(),
+            layer,
+            heads,
             tuple(metadata["classes"]),
             metadata["num_known"],
             bool(metadata["disjoint"]),
@@ -335,10 +309,6 @@ def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:
 def _layer(tensors: dict[str, Tensor]) -> nn.Module:
     weight = tensors.get("layer.body.1.weight")
     return nn.Identity() if weight is None else trainable_layer(weight.shape[1], weight.shape[0])
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
 
 
 def all_class_names(known: tuple[str, ...], num_novel: int) -> tuple[str, ...]:

@@ -42,10 +42,8 @@ class DiscoveryTask:
     Images of hidden classes have no label here, whatever else is known about them.
     """
 
-    label: Int64[np.ndarray, " images"]
-    """Known classes of all images, `UNKNOWN` for the others."""
-    rows: Int64[np.ndarray, " learned"]
-    """The images to learn from."""
+    label: Int64[np.ndarray, " images"]  # Known classes of all images, `UNKNOWN` for the others
+    rows: Int64[np.ndarray, " learned"]  # The images to learn from
     num_known: int
     num_novel: int
 
@@ -61,25 +59,15 @@ class DiscoveryTask:
 
 
 def label_images(images: Images, labeled: str, known: str) -> Images:
-    """Find the images that come with a known class, and add those that the data do not have.
+    """Return the data with known classes as their only labels, so nothing sees what is hidden.
 
     Args:
         images: The data.
-        labeled: Class folders, an archive of them, arrays with labels, or a table with the
-            columns path and label. A labeled image is one of the data if its path says so, or
+        labeled: What `recognize` takes. A labeled image is one of the data if its path says so, or
             if the data have exact copies of it, which are then all labeled. All others are
             added under their absolute paths.
         known: Instead: comma-separated names of classes whose labels in the data count. The
             labels of a benchmark may contradict each other, so copies are not looked for.
-
-    Returns:
-        The images, whose labels are the known classes and no others, so that nothing can see what
-        is hidden.
-
-    Raises:
-        UsageError: If both or none are given, or `known` cannot be carried out.
-        DataError: If the labels cannot be read, contradict each other, name fewer than two
-            classes, or leave nothing to discover.
     """
     if bool(labeled) == bool(known):
         raise UsageError("say which classes are known: either --labeled PATH, or --known A,B")
@@ -144,12 +132,10 @@ def _by_image(images: Images, labeled: str) -> Images:
 def _merge_copies(
     images: Images, labels: Sequence[str], own: Bool[np.ndarray, " images"]
 ) -> tuple[list[str], Int64[np.ndarray, " kept"]]:
-    """Label all exact copies of labeled images, and drop those that need not be added.
+    """Return the class of each image, '' for none, with all exact copies of labeled ones labeled.
 
-    A copy without its label would be held out or discovered although its class is known.
-
-    Returns:
-        The class of each image, '' for none, and the rows to keep.
+    And the rows to keep: not those of copies that need not be added. A copy without its label
+    would be held out or discovered although its class is known.
     """
     merged, conflicts, spare = list(labels), list[str](), set[int]()
     for group in copies(images, [row for row, label in enumerate(labels) if label]):
@@ -183,18 +169,10 @@ def truth_labels(
             label, paths as in the data; or class folders, an archive of them or arrays, whose
             images have the same paths as the data, or the same but for the class folder.
         data_images: The data, with the labels that they carry.
-
-    Raises:
-        DataError: If the truth cannot be read, names no image, contradicts itself or calls the
-            images of a known class by other names.
     """
-    label_of, classes = _truth(truth, data_images), images.classes
-    labels = [label_of.get(name, "") for name in images.names]
-    others, _ = Annotations([label for label in labels if label not in classes], [], []).numbered()
-    names = (*classes, *others)
-    number = {name: number for number, name in enumerate(names)} | {"": UNKNOWN}
-    numbers = np.array([number[label] for label in labels], np.int64)
-    for known, name in enumerate(classes):
+    label_of = _truth(truth, data_images)
+    numbers, names = _numbered([label_of.get(name, "") for name in images.names], images.classes)
+    for known, name in enumerate(images.classes):
         true = numbers[(images.labels == known) & (numbers != UNKNOWN)]
         if len(true) and (true != known).all():
             raise DataError(
@@ -202,6 +180,16 @@ def truth_labels(
                 f"{examples(names[other] for other in np.unique(true))}; use one name for both"
             )
     return numbers, names
+
+
+def _numbered(
+    labels: Sequence[str], known: Sequence[str]
+) -> tuple[Int64[np.ndarray, " images"], tuple[str, ...]]:
+    """Return labels as numbers, and their names: known ones first, in their order."""
+    others, _ = Annotations([label for label in labels if label not in known], [], []).numbered()
+    names = (*known, *others)
+    number = {name: number for number, name in enumerate(names)} | {"": UNKNOWN}
+    return np.array([number[label] for label in labels], np.int64), names
 
 
 def _truth(truth: str, data: Images) -> Mapping[str, str]:
@@ -238,11 +226,7 @@ def check_disjoint(
     names: Sequence[str],
     mode: str,
 ) -> None:
-    """Refuse, in mode ncd, unlabeled images whose true class is a known one.
-
-    Raises:
-        DataError: With the number of such images in each class.
-    """
+    """Refuse, in mode ncd, unlabeled images whose true class is a known one."""
     hidden = truth[(label == UNKNOWN) & (truth != UNKNOWN)]
     classes, counts = np.unique(hidden[np.isin(hidden, label)], return_counts=True)
     if mode == "gcd" or len(classes) == 0:
@@ -259,9 +243,6 @@ def accepted_classes(run: Path) -> dict[str, str]:
     """Return the names that the user gave to the classes of core images, by image path.
 
     Only images flagged as core are sure enough to train on. Two classes of one name become one.
-
-    Raises:
-        UsageError: If this is no finished discovery, or clusters.csv names no class.
     """
     folder = RunFolder(run)
     if not (folder.clusters.exists() and folder.assignments.exists()):
@@ -278,14 +259,9 @@ def accepted_classes(run: Path) -> dict[str, str]:
 
 def accept(images: Images, run: Path) -> Images:
     """Label the images of accepted classes too. Known classes keep their numbers."""
-    accepted = accepted_classes(run)
-    new, _ = Annotations(list({*accepted.values()} - {*images.classes}), [], []).numbered()
-    classes = (*images.classes, *new)
-    number = {name: position for position, name in enumerate(classes)}
-    label = images.labels.copy()
-    for row in np.flatnonzero(label == UNKNOWN).tolist():
-        if images.names[row] in accepted:
-            label[row] = number[accepted[images.names[row]]]
+    accepted, known = accepted_classes(run), class_names(images)
+    labels = [own or accepted.get(name, "") for name, own in zip(images.names, known, strict=True)]
+    label, classes = _numbered(labels, images.classes)
     count = int((label != images.labels).sum())
     note = f"{count} images of {len(set(accepted.values()))} classes accepted from {run}"
     return replace(_noted(images, note), labels=label, classes=classes)
@@ -362,16 +338,7 @@ def open_discovery_data(
     """Open the data, find the known class of each image, and hold images out.
 
     The images that the run of the encoder held out are held out again, if it had the same data.
-
-    Args:
-        data: What `open_images` takes.
-        config: Settings.
-        bad_files: The file to list unreadable images in.
-        on_progress: Receives how many files have been read.
-
-    Raises:
-        DataError: If the images or the labels cannot be used.
-        UsageError: If the settings contradict each other.
+    `bad_files` is the file to list unreadable images in.
     """
     opened = open_images(data, full=config.scan == "full", on_progress=on_progress)
     if bad_files is not None:
@@ -399,11 +366,7 @@ def division(data: Any, config: DiscoverConfig) -> tuple[float, int]:
 
 
 def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
-    """Return the batch size of the stages that learn from labels.
-
-    Raises:
-        UsageError: If there are fewer images, or workers cannot divide a batch evenly.
-    """
+    """Return the batch size of the stages that learn from labels, or refuse the requested one."""
     count, processes = len(dataset.parts.train_rows), num_processes(config.devices)
     batch = min(BATCH_SIZE, count) if config.batch_size == "auto" else config.batch_size
     if batch > count:

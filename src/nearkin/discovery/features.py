@@ -30,12 +30,9 @@ from nearkin.pace import ProgressCallback, ignore_progress, tracked
 from nearkin.tables import usable, write_whole
 from nearkin.types import Batch
 
-CHOICE: Final = 254
-"""The view number whose draws choose among the cached views."""
-LAYER_DIM: Final = 256
-"""Output dimension of the layer trained on top of a frozen encoder."""
-CHUNK: Final = 256
-"""Images encoded at once."""
+CHOICE: Final = 254  # The view number whose draws choose among the cached views
+LAYER_DIM: Final = 256  # Output dimension of the layer trained on top of a frozen encoder
+CHUNK: Final = 256  # Images encoded at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +57,7 @@ class CachedFeatures:
 
     @classmethod
     def read(cls, path: Path, num_images: int) -> tuple["CachedFeatures", dict[int, str]]:
-        """Return what `write` wrote, of exactly `num_images` images.
-
-        Raises:
-            CheckpointError: If the file is damaged, or of other images.
-        """
+        """Return what `write` wrote, of exactly `num_images` images."""
         with usable(path, "remove it, it will be made again"):
             metadata, tensors = read_tensors(path, "bad")
             center, views = tensors["center"], tensors["views"]
@@ -89,9 +82,7 @@ def extract_features(
 ) -> tuple[CachedFeatures, dict[int, str]]:
     """Encode images as they are, and several views of each, drawn as in training.
 
-    Returns:
-        The features, and the rows of unreadable images with the reason. The features of these
-        rows are meaningless.
+    Also return the rows of unreadable images, whose features are meaningless, with the reason.
     """
     network = encoder.backbone.to(device).to(memory_format=torch.channels_last)
     crops, count = CenterCrops(images, encoder.image_size, workers=workers), len(images)
@@ -123,15 +114,9 @@ def extract_features(
 
 
 class CachedViews:
-    """Batches of cached features: each step draws some of each image's cached views.
+    """Batches of cached features: each step draws some of each image's cached views, none twice.
 
     Features have the shape of images of one pixel, so that methods take them as they are.
-
-    Args:
-        views: Features of several views of every image.
-        order: Which images each step sees.
-        num_views: Views of an image per step; no view twice.
-        labels: Known classes, `UNKNOWN` for all other images.
     """
 
     def __init__(
@@ -191,8 +176,7 @@ class FinetunedEncoder:
     pretrained: Encoder
     images: Images
     config: DiscoverConfig
-    base: TrainConfig
-    """Resolved settings of all stages."""
+    base: TrainConfig  # Resolved settings of all stages
     device: torch.device
 
     def __post_init__(self) -> None:
@@ -237,21 +221,13 @@ DiscoveryEncoder = FrozenEncoder | FinetunedEncoder
 
 
 def check_train_layers(encoder: Encoder, layers: str) -> None:
-    """Refuse layers that a network does not have, before anything is trained.
-
-    Raises:
-        UsageError: Naming those it has.
-    """
+    """Refuse layers that a network does not have, before anything is trained."""
     if layers not in ("top", "all"):
         freeze(copy.deepcopy(encoder.backbone), layers)
 
 
 def freeze(network: Backbone, layers: str) -> None:
-    """Fix all parameters but those whose names start with `layers`.
-
-    Raises:
-        UsageError: If there are none.
-    """
+    """Fix all parameters but those whose names start with `layers`; without any, refuse."""
     names = [name for name, _ in network.body.named_parameters()]
     if not any(name.startswith(layers) for name in names):
         parts = ", ".join(dict.fromkeys(name.split(".")[0] for name in names))

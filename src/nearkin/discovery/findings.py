@@ -17,26 +17,21 @@ Kind = Literal["few", "dead", "tiny", "merged", "collapse", "positive rate", "hi
 Mode = Literal["gcd", "ncd"]
 Labels = Int[np.ndarray, " n"]
 
-FEW: Final = 20
-"""Unlabeled images per novel class below which there are too few to learn from."""
+FEW: Final = 20  # Unlabeled images per novel class below which there are too few to learn from
 MAX_IMAGES: Final = 10_000
 """Images whose features are compared; of more, every second, third or so."""
-TINY: Final = 5
-"""Images of a novel class below which there are too few to judge it."""
+TINY: Final = 5  # Images of a novel class below which there are too few to judge it
 MERGED: Final = 3
 """Even shares above which a novel class may be several in one; takes four classes or more."""
-COLLAPSED: Final = 0.9
-"""Share of the unlabeled images above which one class holds nearly all."""
-MIN_RANK: Final = 1.5
-"""Effective rank of features below which they differ in one direction only."""
+COLLAPSED: Final = 0.9  # Share of the unlabeled images above which one class holds nearly all
+MIN_RANK: Final = 1.5  # Effective rank of features below which they differ in one direction only
 POSITIVE_RATES: Final = 0.05, 0.9
 """Too low, as a share of the positive rate of even classes, and too high."""
 SILHOUETTE_LOSS: Final = 0.05
 """Lost silhouette without a warning; two runs of k-means differ by as much."""
 HIDDEN: Final = 0.1
 """Share of the unlabeled images that may seem to be of known classes without a warning."""
-NEIGHBORS: Final = 10
-"""Nearest images that tell where an image lies."""
+NEIGHBORS: Final = 10  # Nearest images that tell where an image lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +51,7 @@ def late_findings(
 ) -> list[Finding]:
     """Return the warnings of a finished discovery, beside the early ones.
 
-    Args:
-        predictions: Of all images, with and without a label.
-        mode: `gcd` or `ncd`.
-        positive_rate: Share of positive pairs in training; None if it paired no images.
-        silhouettes: For `unrelated`; None if they were not measured.
+    `positive_rate` is the share of positive pairs in training, None if it paired no images.
     """
     names, num_known = predictions.classes, predictions.num_known
     features, unlabeled = predictions.features, predictions.label == UNKNOWN
@@ -175,12 +166,7 @@ def early_findings(
 ) -> list[Finding]:
     """Return the warnings that need no training on labels.
 
-    Args:
-        features: Of all images that are learned from, by an encoder that has seen no label.
-        label: Known classes, or `UNKNOWN`.
-        known: Names of the known classes.
-        num_novel: Novel classes to find.
-        mode: `gcd` or `ncd`.
+    `features` are of all images that are learned from, by an encoder that has seen no label.
     """
     warnings = [
         few_images(int((label == UNKNOWN).sum()), num_novel),

@@ -24,31 +24,23 @@ from nearkin.measures.matching import cluster_accuracy
 from nearkin.tables import replace_text, usable
 from nearkin.types import UNKNOWN
 
-ROWS: Final = 4000
-"""Images per repetition, at most."""
+ROWS: Final = 4000  # Images per repetition, at most
 SILHOUETTE_ROWS: Final = 1500
 """Images of these whose silhouettes are measured, which takes all distances between them."""
-REPETITIONS: Final = 3
-"""Draws of images, of held-out classes and of first centers."""
-STARTS: Final = 3
-"""Starts of each k-means, in each repetition."""
-COARSE: Final = 10
-"""Numbers tried before those around the best."""
-HELD_OUT: Final = 0.3
-"""Share of the known classes that the DTC rule treats as novel."""
-TINY: Final = 0.01
-"""The DTC rule counts no cluster smaller than this share of the largest."""
+REPETITIONS: Final = 3  # Draws of images, of held-out classes and of first centers
+STARTS: Final = 3  # Starts of each k-means, in each repetition
+COARSE: Final = 10  # Numbers tried before those around the best
+HELD_OUT: Final = 0.3  # Share of the known classes that the DTC rule treats as novel
+TINY: Final = 0.01  # The DTC rule counts no cluster smaller than this share of the largest
 
 
 @dataclass(frozen=True)
 class NumberOfClasses:
     """Estimates of the number of novel classes, at least 1."""
 
-    chosen: int
-    """The median of the estimates."""
+    chosen: int  # The median of the estimates
     low: int
-    high: int
-    """The least and the largest estimate of any rule in any repetition."""
+    high: int  # The least and the largest estimate of any rule in any repetition
     estimates: Mapping[str, int]
     """By rule: `silhouette` and, with two known classes or more, `dtc` and `gcd`."""
     curves: Mapping[str, list[tuple[int, float]]]
@@ -83,9 +75,6 @@ def number_of_novel_classes(
         disjoint: Whether no unlabeled image is of a known class.
         seed: Random seed.
         most: The largest number tried; if None, one for 20 unlabeled images, at most 100.
-
-    Raises:
-        DataError: If there are fewer than four unlabeled images, or too few for `most`.
     """
     unlabeled = int((label == UNKNOWN).sum())
     if unlabeled < 4:
@@ -112,11 +101,9 @@ class _Sample:
     """What one repetition draws, in random order."""
 
     x: Float[np.ndarray, "n dim"]
-    label: Int[np.ndarray, " n"]
-    """From 0 to `num_known - 1`, or `UNKNOWN`."""
+    label: Int[np.ndarray, " n"]  # From 0 to `num_known - 1`, or `UNKNOWN`
     num_known: int
-    fixed: Int[np.ndarray, " n"]
-    """The same without the classes held out, numbered anew."""
+    fixed: Int[np.ndarray, " n"]  # The same without the classes held out, numbered anew
     disjoint: bool
     seed: int
 
@@ -154,11 +141,9 @@ class _Trial(NamedTuple):
     """The result of a rule for one number of novel classes."""
 
     accuracy: float
-    labeled: int
-    """Rows behind the accuracy."""
+    labeled: int  # Rows behind the accuracy
     silhouette: float
-    novel: int
-    """Clusters that count as novel classes."""
+    novel: int  # Clusters that count as novel classes
 
 
 _cluster = partial(constrained_kmeans, starts=STARTS)

@@ -1,27 +1,21 @@
-"""What a discovery found, its scores beside the baselines, and its files."""
+"""What a discovery found, beside the baselines."""
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from nearkin.config import DiscoverConfig
-from nearkin.data.copies import copy_to, file_names
-from nearkin.data.sheets import class_sheet
 from nearkin.discovery.assignments import (
-    CLUSTER_COLUMNS,
-    COLUMNS,
     Assignments,
     Cluster,
     assign,
-    cluster_table,
     describe_clusters,
     typical,
 )
@@ -39,7 +33,7 @@ from nearkin.discovery.classifier import (
 )
 from nearkin.discovery.data import DiscoveryData, DiscoveryTask
 from nearkin.discovery.findings import Finding, late_findings
-from nearkin.discovery.pipeline import DiscoveryState, TrainedMethods
+from nearkin.discovery.pipeline import DiscoveryState, Pipeline, TrainedMethods
 from nearkin.discovery.scores import (
     Confusion,
     Protocol,
@@ -49,26 +43,23 @@ from nearkin.discovery.scores import (
     novel_match,
     score,
 )
-from nearkin.discovery.trials import MODE_METHOD, TUNED, Trial, mean_accuracy
+from nearkin.discovery.trials import MODE_METHOD, Trial
 from nearkin.evaluation.encoder import write_encoder
+from nearkin.evaluation.evaluate import PIXEL_BANK, pixel_features
 from nearkin.measures.intervals import wilson
 from nearkin.measures.kmeans import compact, constrained_kmeans
-from nearkin.run.folder import RunFolder
-from nearkin.run.reporter import Logger
-from nearkin.tables import read_numbers, write_csv
+from nearkin.run.folder import RunFolder, data_name
+from nearkin.tables import read_numbers
 from nearkin.types import UNKNOWN
-from nearkin.version import __version__
 
-OURS: Final = "nearkin"
-"""The name of the result among the baselines."""
+OURS: Final = "nearkin"  # The name of the result among the baselines
 TRAIN: Final = "unlabeled training images", "train"
 HELD_OUT: Final = "held-out images", "held out"
 """Which images are scored, in protocols and behind the names of scores."""
 SILHOUETTE_IMAGES: Final = 2000
 CORE: Final = 24
 BORDER: Final = 12
-RANDOM: Final = 12
-"""Images shown of each class."""
+RANDOM: Final = 12  # Images shown of each class
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +70,10 @@ class Outcome:
     config: DiscoverConfig
     data: str
     state: DiscoveryState
-    predictions: Predictions
     calibration: Calibration | None
-    result: Clustering
-    other_seeds: list[Clustering]
-    baselines: Mapping[str, Clustering]
+    assignments: Assignments  # Of all images that came without a label
+    clusters: list[Cluster]  # The classes of these images, and novel classes that stayed empty
+    clusterings: Mapping[str, Clustering]  # Of the result, `OURS`, and of every baseline
     findings: list[Finding]
 
     @property
@@ -96,24 +86,10 @@ class Outcome:
         """The images that were learned from."""
         return self.state.task
 
-    @property
-    def rows(self) -> Int64[np.ndarray, " unlabeled"]:
-        """The rows of the assignments among all images."""
-        return np.flatnonzero(self.predictions.label == UNKNOWN)
-
-    def assignments(self) -> Assignments:
-        """Assign all images that came without a label."""
-        return assign(self.predictions, calibration=self.calibration)
-
-    def clusters(self, assignments: Assignments) -> list[Cluster]:
-        """Describe the classes of these images, and novel classes that stayed empty."""
-        others = [self._labels(clustering)[self.rows] for clustering in self.other_seeds]
-        return describe_clusters(assignments, others)
-
-    def images_of(self, assignments: Assignments, number: int) -> dict[str, np.ndarray]:
+    def images_of(self, number: int) -> dict[str, np.ndarray]:
         """Return the rows of images that are shown of a class, by the reason they are shown."""
-        members = typical(assignments, number)
-        least_sure = members[np.argsort(assignments.margin[members], kind="stable")]
+        members = typical(self.assignments, number)
+        least_sure = members[np.argsort(self.assignments.margin[members], kind="stable")]
         shuffled = np.random.default_rng([self.config.seed, number]).permutation(members)
         groups = {
             "medoid": members[:1],
@@ -121,22 +97,18 @@ class Outcome:
             "border": least_sure[:BORDER],
             "random": shuffled[:RANDOM],
         }
-        return {name: self.rows[group] for name, group in groups.items()}
+        return {name: self.assignments.rows[group] for name, group in groups.items()}
 
+    @cached_property
     def scores(self) -> dict[str, list[Score]]:
-        """Score the result and every baseline.
+        """Scores of the result and of every baseline.
 
         Known classes are scored on held-out labels, all classes only where there is a truth.
         """
-        clusterings = {OURS: self.result, **self.baselines}
         return {
             name: self._known_scores(clustering) + self._truth_scores(clustering)
-            for name, clustering in clusterings.items()
+            for name, clustering in self.clusterings.items()
         }
-
-    def _labels(self, clustering: Clustering) -> Int64[np.ndarray, " images"]:
-        """Return the classes that unlabeled images are put in."""
-        return clustering.novel if self.config.mode == "ncd" else clustering.joint
 
     def _known_scores(self, clustering: Clustering) -> list[Score]:
         rows = self.dataset.parts.test_rows
@@ -176,40 +148,29 @@ class Outcome:
         rows, num_known = self.task.unlabeled, self.task.num_known
         if self.dataset.truth is None or not (self.dataset.truth[rows] != UNKNOWN).any():
             return None
-        truth, found = self.dataset.truth[rows], self._labels(self.result)[rows]
+        truth, found = self.dataset.truth[rows], self.clusterings[OURS].of(self.config.mode)[rows]
         match = novel_match if self.config.mode == "ncd" else joint_match
         return confusion(truth, found, match(truth, found, num_known))
 
+    @cached_property
     def agreement(self) -> dict[str, float]:
-        """Return the adjusted Rand index between the result and each baseline."""
+        """The adjusted Rand index between the result and each baseline."""
         from sklearn.metrics import adjusted_rand_score
 
-        rows = self.task.unlabeled
-        ours = self._labels(self.result)[rows]
+        ours, *others = [
+            clustering.of(self.config.mode)[self.task.unlabeled]
+            for clustering in self.clusterings.values()
+        ]
+        names = list(self.clusterings)[1:]
         return {
-            name: float(adjusted_rand_score(ours, self._labels(clustering)[rows]))
-            for name, clustering in self.baselines.items()
+            name: float(adjusted_rand_score(ours, other))
+            for name, other in zip(names, others, strict=True)
         }
 
 
-def build_outcome(
-    state: DiscoveryState,
-    trained: TrainedMethods,
-    config: DiscoverConfig,
-    folder: RunFolder,
-    data: str,
-    pixels: Float[Tensor, "images _"] | None,
-) -> Outcome:
-    """Classify all images by the first seed, write its encoder and classifier, and compare it.
-
-    Args:
-        state: What the stages stood on.
-        trained: What they trained.
-        config: Settings.
-        folder: The run folder.
-        data: The data, as files name it.
-        pixels: Raw pixels of all images, to cluster as a floor.
-    """
+def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMethods) -> Outcome:
+    """Classify all images by the first seed, write its encoder and classifier, and compare it."""
+    config, folder = pipeline.config, pipeline.folder
     dataset, task, encoder = state.dataset, state.task, state.encoder
     method = trained.methods[0]
     cached, layer = encoder.features(method)
@@ -230,13 +191,16 @@ def build_outcome(
     write_encoder(folder.encoder, network, state.pretrained.details)
     classifier.write(folder.classifier)
     predictions = classifier.predict(cached, tuple(dataset.images.names), dataset.label)
-    clusterings = [head_clustering(encoder, each, task.num_known) for each in trained.methods]
+    result, *other_seeds = [head_clustering(encoder, m, task.num_known) for m in trained.methods]
+    assignments = assign(predictions, calibration=classifier.calibration)
+    others = [clustering.of(config.mode)[assignments.rows] for clustering in other_seeds]
     center, seed = state.frozen.cached.center, state.base.seed
-    baselines = {"k-means": kmeans_clustering(center, task, seed)}
-    if pixels is not None:
-        baselines["k-means, pixels"] = kmeans_clustering(pixels, task, seed)
+    clusterings = {OURS: result, "k-means": kmeans_clustering(center, task, seed)}
+    if len(dataset.images) <= PIXEL_BANK:
+        pixels = pixel_features([dataset.images], int(state.base.workers))[0]
+        clusterings["k-means, pixels"] = kmeans_clustering(pixels, task, seed)
     for name, baseline in trained.baselines.items():
-        baselines[name] = head_clustering(encoder, baseline, task.num_known)
+        clusterings[name] = head_clustering(encoder, baseline, task.num_known)
     findings = late_findings(
         predictions,
         mode=config.mode,
@@ -246,13 +210,12 @@ def build_outcome(
     return Outcome(
         folder=folder,
         config=config,
-        data=data,
+        data=data_name(pipeline.data),
         state=state,
-        predictions=predictions,
         calibration=classifier.calibration,
-        result=clusterings[0],
-        other_seeds=clusterings[1:],
-        baselines=baselines,
+        assignments=assignments,
+        clusters=describe_clusters(assignments, others),
+        clusterings=clusterings,
         findings=state.findings + findings,
     )
 
@@ -294,55 +257,3 @@ def silhouettes(
         return float(silhouette_score(x, cluster)) if len(np.unique(cluster)) > 1 else 0.0
 
     return score(before), score(after)
-
-
-def write_tables(
-    outcome: Outcome, assignments: Assignments, clusters: list[Cluster], log: Logger
-) -> None:
-    """Write assignments.csv, clusters.csv, a sheet per class and, if requested, copies."""
-    folder, images = outcome.folder, outcome.dataset.images
-    write_csv(folder.assignments, COLUMNS, assignments.table())
-    write_csv(folder.clusters, CLUSTER_COLUMNS, cluster_table(clusters, assignments))
-    folder.classes.mkdir(exist_ok=True)
-    names = file_names([cluster.name for cluster in clusters])
-    for cluster, name in zip(clusters, names, strict=True):
-        if cluster.size:
-            groups = outcome.images_of(assignments, cluster.number)
-            class_sheet(images, groups, folder.classes / f"{name}.png")
-    if outcome.config.copy_to:
-        classes = [assignments.classes[number] for number in assignments.cluster]
-        destination = Path(outcome.config.copy_to)
-        count = copy_to(destination, images, outcome.rows, classes, data=[outcome.data])
-        log.info(f"copied {count} images to {destination}")
-
-
-def summary(outcome: Outcome, clusters: list[Cluster]) -> dict[str, Any]:
-    """Return all numbers as plain values."""
-    state, config, calibration = outcome.state, outcome.config, outcome.calibration
-    values = sorted({trial.value for trial in state.trials})
-    return {
-        "command": "discover",
-        "mode": config.mode,
-        "data": outcome.data,
-        "known": list(outcome.dataset.classes),
-        "novel": outcome.task.num_novel,
-        "labeled": int((outcome.dataset.label != UNKNOWN).sum()),
-        "unlabeled": len(outcome.rows),
-        "held_out": len(outcome.dataset.parts.test_rows),
-        "number": None if state.estimate is None else asdict(state.estimate),
-        TUNED[config.mode]: state.tuned,
-        "trials": {f"{value:g}": mean_accuracy(state.trials, value) for value in values},
-        "calibration": None if calibration is None else asdict(calibration),
-        "scores": {
-            name: [score._asdict() for score in scores]
-            for name, scores in outcome.scores().items()
-        },
-        "agreement": outcome.agreement(),
-        "clusters": [asdict(cluster) for cluster in clusters],
-        "findings": [asdict(finding) for finding in outcome.findings],
-        "nearkin": __version__,
-        "torch": torch.__version__,
-        "python": sys.version.split()[0],
-        "threads": torch.get_num_threads(),
-        "seed": config.seed,
-    }

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig, Value
-from nearkin.data.split import Split
 from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size, division
 from nearkin.discovery.features import (
     CachedFeatures,
@@ -53,6 +52,8 @@ from nearkin.types import UNKNOWN
 
 SEEDS: Final = 3
 """Trainings of the last stage on top of a frozen encoder; a finetuned one is trained once."""
+SHARED: Final = ("device", "devices", "workers", "cache", "scan", "max_bad")
+"""Settings that the first stage takes over."""
 BASE_LOSS: Final[dict[str, Value]] = {"novel_weight": 0.0, "known_weight": 0.0}
 """Options of NCL without its contrastive terms."""
 BASELINES: Final[dict[str, dict[str, Value]]] = {
@@ -68,25 +69,18 @@ class DiscoveryState:
 
     dataset: DiscoveryData
     pretrained: Encoder
-    base: TrainConfig
-    """Settings that all later trainings share."""
-    frozen: FrozenEncoder
-    """Features that have seen no label."""
-    encoder: DiscoveryEncoder
-    """What the later stages train on."""
-    estimate: NumberOfClasses | None
-    """None where the number of novel classes was given."""
+    base: TrainConfig  # Settings that all later trainings share
+    frozen: FrozenEncoder  # Features that have seen no label
+    encoder: DiscoveryEncoder  # What the later stages train on
+    estimate: NumberOfClasses | None  # None where the number of novel classes was given
     task: DiscoveryTask
     findings: list[Finding]
     trials: list[Trial]
-    tuned: float
-    """The chosen value of the mode's tuned setting."""
-    bad_rows: set[int]
-    """Rows, among all images that were opened, of those that turned out unreadable."""
+    tuned: float  # The chosen value of the mode's tuned setting
+    bad_rows: set[int]  # Of all images that were opened, those that turned out unreadable
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedMethods:
+class TrainedMethods(NamedTuple):
     """The methods of the last stage."""
 
     methods: list[Method[Any]]
@@ -120,49 +114,46 @@ class Pipeline:
             encoder = FinetunedEncoder(pretrained, images, self.config, base, self.device)
         estimate = self._estimate(cached, dataset)
         task = self._task(dataset, estimate)
-        findings = self._findings(frozen, task, dataset)
-        trials = self._trials(frozen, task, base)
-        tuned = self._tuned(trials)
+        # Warnings of what is clear already come before time is spent on training.
+        findings = early_findings(
+            cached.center[torch.from_numpy(task.rows)].numpy(),
+            task.label[task.rows],
+            dataset.classes,
+            num_novel=task.num_novel,
+            mode=self.config.mode,
+        )
+        for finding in findings:
+            self.log.info(f"warning: {finding.text}")
+        trials, tuned = self._tuned(frozen, task, base)
         return DiscoveryState(
-            dataset,
-            pretrained,
-            base,
-            frozen,
-            encoder,
-            estimate,
-            task,
-            findings,
-            trials,
-            tuned,
-            bad_rows,
+            dataset=dataset,
+            pretrained=pretrained,
+            base=base,
+            frozen=frozen,
+            encoder=encoder,
+            estimate=estimate,
+            task=task,
+            findings=findings,
+            trials=trials,
+            tuned=tuned,
+            bad_rows=bad_rows,
         )
 
     def _pretrained(self, dataset: DiscoveryData) -> Encoder:
         """Stage 1: an encoder that has seen no label."""
-        if self.config.from_run:
-            self.log.info(f"stage 1/3  features: from {self.config.from_run}")
-            return load(self.config.from_run)
-        stage, config = self.folder.stage("features"), self.config
-        if not stage.summary.exists():
-            self.log.info(f"stage 1/3  features: {config.method}, without labels")
-            share, seed = division(self.data, config)
-            settings = TrainConfig(
-                method=config.method,
-                labels="none",
-                val=share,
-                seed=seed,
-                device=config.device,
-                devices=config.devices,
-                workers=config.workers,
-                cache=config.cache,
-                scan=config.scan,
-                max_bad=config.max_bad,
-            )
-            self._pretrain(stage, settings, dataset.pretraining_parts(share, seed))
-        return load(stage.path)
-
-    def _pretrain(self, stage: RunFolder, settings: TrainConfig, parts: Split) -> None:
-        """Train an encoder in a run folder of its own, so that it is resumed like any other."""
+        config, stage = self.config, self.folder.stage("features")
+        if config.from_run:
+            self.log.info(f"stage 1/3  features: from {config.from_run}")
+            return load(config.from_run)
+        if stage.summary.exists():
+            return load(stage.path)
+        self.log.info(f"stage 1/3  features: {config.method}, without labels")
+        share, seed = division(self.data, config)
+        settings = TrainConfig(
+            method=config.method, labels="none", val=share, seed=seed, **self._shared(*SHARED)
+        )
+        parts = dataset.pretraining_parts(share, seed)
+        # A run folder of its own, so that it is resumed like any other training.
         with (
             opened(stage.path, resume=stage.config.exists(), overwrite=False) as folder,
             Logger(self.log, folder.log) as log,
@@ -172,6 +163,11 @@ class Pipeline:
             with resource_errors(int(settings.batch_size)):
                 train_encoder(folder, settings, parts, data=self.data, device=self.device, log=log)
                 write_page(folder, parts.images)
+        return load(stage.path)
+
+    def _shared(self, *names: str) -> dict[str, Any]:
+        """Return settings that a discovery and a training both have."""
+        return {name: getattr(self.config, name) for name in names}
 
     def _base(self, pretrained: Encoder, dataset: DiscoveryData) -> TrainConfig:
         """Resolve the settings that all later stages share."""
@@ -180,11 +176,7 @@ class Pipeline:
             method=MODE_METHOD["ncd"],
             backbone=str(pretrained.details["backbone"]),
             image_size=pretrained.image_size,
-            augment=config.augment,
-            seed=config.seed,
-            devices=config.devices,
-            workers=config.workers,
-            cache=config.cache,
+            **self._shared("augment", "seed", "devices", "workers", "cache"),
             # On cached features a step is so short that a lower precision gains no time.
             precision="fp32" if config.train_layers == "top" else "auto",
         )
@@ -194,9 +186,8 @@ class Pipeline:
         return replace(
             resolved,
             batch_size=batch_size(dataset, config),
-            epochs=config.epochs,
-            lr_milestones=config.lr_milestones,
             options={},
+            **self._shared("epochs", "lr_milestones"),
         )
 
     def _cached(
@@ -242,40 +233,21 @@ class Pipeline:
         label[dataset.parts.test_rows] = UNKNOWN
         return DiscoveryTask(label, dataset.parts.train_rows, len(dataset.classes), number)
 
-    def _findings(
-        self, frozen: FrozenEncoder, task: DiscoveryTask, dataset: DiscoveryData
-    ) -> list[Finding]:
-        """Warn of what is clear already, before time is spent on training."""
-        findings = early_findings(
-            frozen.cached.center[torch.from_numpy(task.rows)].numpy(),
-            task.label[task.rows],
-            dataset.classes,
-            num_novel=task.num_novel,
-            mode=self.config.mode,
-        )
-        for finding in findings:
-            self.log.info(f"warning: {finding.text}")
-        return findings
-
     @property
-    def _setting(self) -> float | str:
-        """The mode's tuned setting, as requested."""
-        value: float | str = getattr(self.config, TUNED[self.config.mode])
-        return value
+    def _setting(self) -> tuple[str, float | str]:
+        """The name of the mode's tuned setting, and its value as requested."""
+        name = TUNED[self.config.mode]
+        return name.replace("_", " "), getattr(self.config, name)
 
-    @property
-    def _setting_name(self) -> str:
-        return TUNED[self.config.mode].replace("_", " ")
-
-    def _trials(
+    def _tuned(
         self, frozen: FrozenEncoder, task: DiscoveryTask, base: TrainConfig
-    ) -> list[Trial]:
-        """Search for hidden known classes with every value in question.
+    ) -> tuple[list[Trial], float]:
+        """Search for hidden known classes with every value in question, and choose the best.
 
         A value that was given is tried too: trials also calibrate the classifier.
         """
-        mode, setting = self.config.mode, self._setting
-        values = (float(setting),) if setting != "auto" else CANDIDATES[mode]
+        mode, (name, requested) = self.config.mode, self._setting
+        values = CANDIDATES[mode] if requested == "auto" else (float(requested),)
         folder = self.folder.stage("trials").path
         options, start = self.config.options, self.config.start
         trials, total = list[Trial](), FOLDS * len(values)
@@ -284,20 +256,13 @@ class Pipeline:
             self.log.progress(len(trials), total, "trials on hidden known classes")
         for value in values if trials else ():
             self.log.info(
-                f"           {self._setting_name} {value:g}: {mean_accuracy(trials, value):.1%} "
+                f"           {name} {value:g}: {mean_accuracy(trials, value):.1%} "
                 "accuracy on hidden known classes"
             )
-        return trials
-
-    def _tuned(self, trials: list[Trial]) -> float:
-        if self._setting != "auto":
-            return float(self._setting)
-        if trials:
-            return best(trials)
-        default = DEFAULTS[self.config.mode]
-        name = self._setting_name
-        self.log.info(f"           too few known classes to hide some: {name} {default:g}")
-        return default
+        if trials or requested != "auto":
+            return trials, best(trials) if requested == "auto" else float(requested)
+        self.log.info(f"           too few known classes to hide some: {name} {DEFAULTS[mode]:g}")
+        return trials, DEFAULTS[mode]
 
     def train(self, state: DiscoveryState) -> TrainedMethods:
         """Train stages 2 and 3, and the baselines of stage 3."""
@@ -306,11 +271,13 @@ class Pipeline:
         known = known_stage(state.encoder, task, replace(state.base, epochs=config.known_epochs))
         self._train(known, "known", state)
         init = stage_init(state.encoder, known.method, task, config.seed, config.start)
-        method, count = MODE_METHOD[mode], self._num_seeds()
+        method, count = MODE_METHOD[mode], config.num_seeds
+        if count == "auto":
+            count = SEEDS if config.train_layers == "top" else 1
         options = tuned_options(mode, state.tuned, task.num_novel) | dict(config.options)
         self.log.info(
             f"stage 3/3  {task.num_novel} novel classes by {method}, "
-            f"{self._setting_name} {state.tuned:g}, {count} seeds"
+            f"{self._setting[0]} {state.tuned:g}, {count} seeds"
         )
         methods = [
             self._train_all(f"{method}-{seed}", method, options, init, seed, state)
@@ -322,11 +289,6 @@ class Pipeline:
             for name, options in (BASELINES if config.baselines else {}).items()
         }
         return TrainedMethods(methods, baselines)
-
-    def _num_seeds(self) -> int:
-        if self.config.num_seeds != "auto":
-            return self.config.num_seeds
-        return SEEDS if self.config.train_layers == "top" else 1
 
     def _train_all(
         self,
@@ -340,9 +302,7 @@ class Pipeline:
         """Train stage 3 by one method with one seed."""
         self.log.info(f"           {name}")
         base = replace(state.base, seed=state.base.seed + seed)
-        stage = class_stage(
-            state.encoder, state.task, base, init.known, method, options, init.heads
-        )
+        stage = class_stage(state.encoder, state.task, base, init, method, options)
         self._train(stage, name, state)
         return stage.method
 

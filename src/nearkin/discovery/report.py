@@ -1,19 +1,24 @@
-"""The page of a discovery, as values, and the last files of its run folder."""
+"""The files of a finished discovery: tables, page and summary."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import ceil
+from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import torch
 
 from nearkin.config import DiscoverConfig
-from nearkin.discovery.assignments import Assignments, Cluster
-from nearkin.discovery.outcome import OURS, Outcome, summary, write_tables
+from nearkin.data.copies import copy_to, file_names
+from nearkin.data.sheets import class_sheet
+from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS, Cluster, cluster_table
+from nearkin.discovery.outcome import OURS, Outcome
 from nearkin.discovery.scores import Score
-from nearkin.discovery.trials import MODE_METHOD, TUNED
+from nearkin.discovery.trials import MODE_METHOD, TUNED, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.evaluation.table import write_embeddings
 from nearkin.report.page.html import Chart
@@ -28,7 +33,9 @@ from nearkin.report.pages import store_report, write_page
 from nearkin.report.training_report import run_info
 from nearkin.run.folder import lines
 from nearkin.run.reporter import Logger
-from nearkin.tables import read_numbers
+from nearkin.tables import read_numbers, write_csv
+from nearkin.types import UNKNOWN
+from nearkin.version import __version__
 
 CURVES: Final = {
     "silhouette": "silhouette of the clusters",
@@ -38,22 +45,70 @@ CURVES: Final = {
 """What each rule's estimate of the number of classes goes by."""
 DEFAULTS: Final = {**vars(DiscoverConfig(known="a,b")), "known": ""}
 """Settings that the command on the page leaves out."""
-WITH_IMAGES: Final = 60
-"""Classes shown with images; of more, the largest."""
+WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
 
 
 def write_outcome(outcome: Outcome, log: Logger) -> None:
     """Write all files of a finished discovery, the summary last: it marks the run complete."""
-    folder, assignments = outcome.folder, outcome.assignments()
-    clusters = outcome.clusters(assignments)
-    write_tables(outcome, assignments, clusters, log)
-    store_report(folder, build_report(outcome, assignments, clusters))
+    folder = outcome.folder
+    _write_tables(outcome, log)
+    store_report(folder, build_report(outcome))
     write_embeddings(folder.embeddings, _embeddings(outcome))
     write_page(folder, outcome.dataset.images)
-    numbers = summary(outcome, clusters)
+    numbers = summary(outcome)
     folder.write_summary(numbers)
     log.debug("\n".join(lines(numbers)))
     log.info(f"open   {folder.report.resolve()}")
+
+
+def _write_tables(outcome: Outcome, log: Logger) -> None:
+    """Write assignments.csv, clusters.csv, a sheet per class and, if requested, copies."""
+    folder, images = outcome.folder, outcome.dataset.images
+    assignments, clusters = outcome.assignments, outcome.clusters
+    write_csv(folder.assignments, COLUMNS, assignments.table())
+    write_csv(folder.clusters, CLUSTER_COLUMNS, cluster_table(clusters, assignments))
+    folder.classes.mkdir(exist_ok=True)
+    names = file_names([cluster.name for cluster in clusters])
+    for cluster, name in zip(clusters, names, strict=True):
+        if cluster.size:
+            groups = outcome.images_of(cluster.number)
+            class_sheet(images, groups, folder.classes / f"{name}.png")
+    if outcome.config.copy_to:
+        classes = [assignments.classes[number] for number in assignments.cluster]
+        destination = Path(outcome.config.copy_to)
+        count = copy_to(destination, images, assignments.rows, classes, data=[outcome.data])
+        log.info(f"copied {count} images to {destination}")
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """Return all numbers as plain values."""
+    state, config, calibration = outcome.state, outcome.config, outcome.calibration
+    values = sorted({trial.value for trial in state.trials})
+    return {
+        "command": "discover",
+        "mode": config.mode,
+        "data": outcome.data,
+        "known": list(outcome.dataset.classes),
+        "novel": outcome.task.num_novel,
+        "labeled": int((outcome.dataset.label != UNKNOWN).sum()),
+        "unlabeled": len(outcome.assignments.rows),
+        "held_out": len(outcome.dataset.parts.test_rows),
+        "number": None if state.estimate is None else asdict(state.estimate),
+        TUNED[config.mode]: state.tuned,
+        "trials": {f"{value:g}": mean_accuracy(state.trials, value) for value in values},
+        "calibration": None if calibration is None else asdict(calibration),
+        "scores": {
+            name: [score._asdict() for score in scores] for name, scores in outcome.scores.items()
+        },
+        "agreement": outcome.agreement,
+        "clusters": [asdict(cluster) for cluster in outcome.clusters],
+        "findings": [asdict(finding) for finding in outcome.findings],
+        "nearkin": __version__,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "threads": torch.get_num_threads(),
+        "seed": config.seed,
+    }
 
 
 def _embeddings(outcome: Outcome) -> Embeddings:
@@ -63,17 +118,17 @@ def _embeddings(outcome: Outcome) -> Embeddings:
         images = replace(images, labels=dataset.truth, classes=dataset.names)
     splits = np.full(len(images), "train")
     splits[dataset.parts.test_rows] = "test"
-    return replace(embeddings_of(images, outcome.predictions.features), splits=splits)
+    return replace(embeddings_of(images, outcome.assignments.predictions.features), splits=splits)
 
 
-def build_report(
-    outcome: Outcome, assignments: Assignments, clusters: list[Cluster]
-) -> DiscoveryReport:
+def build_report(outcome: Outcome) -> DiscoveryReport:
     """Return the values on the page."""
     images, estimate = outcome.dataset.images, outcome.state.estimate
+    num_unlabeled = len(outcome.assignments.rows)
+    largest = sorted(outcome.clusters, key=lambda cluster: -cluster.size)[:WITH_IMAGES]
     views = dict[str, list[ClassView]](novel=[], known=[])
-    for cluster, view in zip(clusters, _views(outcome, assignments, clusters), strict=True):
-        views[cluster.kind].append(view)
+    for cluster in outcome.clusters:
+        views[cluster.kind].append(_view(outcome, cluster, with_images=cluster in largest))
     return DiscoveryReport(
         run=run_info(
             "discover",
@@ -86,8 +141,8 @@ def build_report(
         ),
         mode=outcome.config.mode,
         known=outcome.dataset.classes,
-        num_labeled=len(images) - len(outcome.rows),
-        num_unlabeled=len(outcome.rows),
+        num_labeled=len(images) - num_unlabeled,
+        num_unlabeled=num_unlabeled,
         novel=tuple(views["novel"]),
         assigned=tuple(views["known"]),
         num_novel_source=(
@@ -103,50 +158,42 @@ def build_report(
     )
 
 
-def _views(outcome: Outcome, assignments: Assignments, clusters: list[Cluster]) -> list[ClassView]:
-    """Return what is shown of each class; the page adds pixels."""
-    largest = sorted(clusters, key=lambda cluster: -cluster.size)[:WITH_IMAGES]
-    with_images = {cluster.name for cluster in largest}
-    position = {row: number for number, row in enumerate(outcome.rows.tolist())}
-    names = outcome.dataset.images.names
-
-    def tiles(cluster: Cluster, group: str) -> tuple[Tile, ...]:
-        if cluster.name not in with_images:
-            return ()
-        rows = outcome.images_of(assignments, cluster.number)[group].tolist()
-        return tuple(Tile(names[row], "", float(assignments.score[position[row]])) for row in rows)
-
-    return [
-        ClassView(
-            name=cluster.name,
-            size=cluster.size,
-            medoid=next(iter(tiles(cluster, "medoid")), None),
-            core=tiles(cluster, "core"),
-            border=tiles(cluster, "border"),
-            score=cluster.score,
-            stability=cluster.stability,
-            silhouette=cluster.silhouette,
-            nearest_known=cluster.nearest_known,
-            merge=cluster.merge,
-            truth=_truth(outcome, cluster),
+def _view(outcome: Outcome, cluster: Cluster, *, with_images: bool) -> ClassView:
+    """Return what is shown of a class; the page adds pixels."""
+    assignments, names = outcome.assignments, outcome.dataset.images.names
+    tiles = dict[str, tuple[Tile, ...]]()
+    for group, rows in outcome.images_of(cluster.number).items() if with_images else ():
+        scores = assignments.score[np.searchsorted(assignments.rows, rows)].tolist()
+        tiles[group] = tuple(
+            Tile(names[row], "", score) for row, score in zip(rows, scores, strict=True)
         )
-        for cluster in clusters
-    ]
+    return ClassView(
+        name=cluster.name,
+        size=cluster.size,
+        medoid=next(iter(tiles.get("medoid", ())), None),
+        core=tiles.get("core", ()),
+        border=tiles.get("border", ()),
+        score=cluster.score,
+        stability=cluster.stability,
+        silhouette=cluster.silhouette,
+        nearest_known=cluster.nearest_known,
+        merge=cluster.merge,
+        truth=_truth(outcome, cluster),
+    )
 
 
 def _truth(outcome: Outcome, cluster: Cluster) -> str:
     """Say which true class most images of a cluster have."""
-    truth = outcome.dataset.truth
-    if truth is None or not cluster.size:
+    truth, assignments = outcome.dataset.truth, outcome.assignments
+    if truth is None:
         return ""
-    members = outcome.rows[outcome.predictions.cluster[outcome.rows] == cluster.number]
-    known = truth[members][truth[members] >= 0]
-    if not len(known):
+    classes = truth[assignments.rows[assignments.cluster == cluster.number]]
+    number, count = np.unique(classes[classes != UNKNOWN], return_counts=True)
+    if not len(count):
         return ""
-    number, count = np.unique(known, return_counts=True)
     most = count.argmax()
     name = outcome.dataset.names[number[most]]
-    return f"{count[most] / len(known):.0%} of its images are {name} in truth."
+    return f"{count[most] / count.sum():.0%} of its images are {name} in truth."
 
 
 def _confidence(outcome: Outcome) -> str:
@@ -165,7 +212,7 @@ def _confidence(outcome: Outcome) -> str:
 
 def _results(outcome: Outcome) -> list[Table]:
     """Return a table per protocol, with a row per approach."""
-    scores = outcome.scores()
+    scores = outcome.scores
     tables = []
     for protocol in dict.fromkeys(score.protocol for score in scores[OURS]):
 
@@ -178,7 +225,7 @@ def _results(outcome: Outcome) -> list[Table]:
             for name, each in scores.items()
         ]
         tables.append(Table(names[0].split(",")[0], ("", *names), tuple(rows), f"{protocol}."))
-    agreement = [(name, f"{value:.3f}") for name, value in outcome.agreement().items()]
+    agreement = [(name, f"{value:.3f}") for name, value in outcome.agreement.items()]
     if agreement:
         note = "Adjusted Rand index between the result and each baseline; 1 if they are equal."
         tables.append(Table("Agreement with the baselines", ("", "ARI"), tuple(agreement), note))
@@ -191,7 +238,7 @@ def _confusion(outcome: Outcome) -> Confusion | None:
         return None
     return Confusion(
         tuple(outcome.dataset.names[number] for number in counts.classes),
-        tuple(outcome.predictions.classes[number] for number in counts.clusters),
+        tuple(outcome.assignments.classes[number] for number in counts.clusters),
         tuple(tuple(row) for row in counts.count.tolist()),
     )
 

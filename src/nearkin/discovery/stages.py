@@ -1,7 +1,7 @@
 """One training stage of a discovery: its recipe, its heads, the processes it runs in."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil
@@ -42,21 +42,17 @@ from nearkin.training.session import run_worker as run_training_worker
 from nearkin.types import UNKNOWN
 
 MIN_EPOCHS, MAX_EPOCHS = 10, 200
-HEALTH_IMAGES: Final = 1000
-"""Images whose features tell whether a stage is healthy."""
+HEALTH_IMAGES: Final = 1000  # Images whose features tell whether a stage is healthy
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How a stage is trained; docs/discovery.md has the measurements behind the values."""
 
-    steps: int
-    """The length that `--epochs auto` aims at, in whole epochs."""
+    steps: int  # The length that `--epochs auto` aims at, in whole epochs
     lr: float
-    options: Mapping[str, Value] = field(default_factory=dict)
-    """Options that differ from the paper's."""
-    terms: tuple[str, ...] = ()
-    """Metrics logged at every step."""
+    options: Mapping[str, Value] = field(default_factory=dict)  # That differ from the paper's
+    terms: tuple[str, ...] = ()  # Metrics logged at every step
 
 
 RECIPES: Final[dict[str, Recipe]] = {
@@ -92,8 +88,7 @@ class HeadInit:
     """Of the images to learn from, by the network that knows the known classes."""
     novel: Int64[Tensor, " learned"]
     """Their clusters among the novel classes, from 0; `UNKNOWN` for labeled images."""
-    joint: Int64[Tensor, " learned"]
-    """Their clusters among all classes."""
+    joint: Int64[Tensor, " learned"]  # Their clusters among all classes
 
     @torch.no_grad()
     def init_heads(self, method: Method[Any]) -> None:
@@ -118,10 +113,8 @@ class HeadInit:
 class StageInit(NamedTuple):
     """What the last stage starts from."""
 
-    known: Method[Any]
-    """Trained on the known classes."""
-    heads: HeadInit | None
-    """None for random heads."""
+    known: Method[Any]  # Trained on the known classes
+    heads: HeadInit | None = None  # None for random heads
 
 
 def stage_init(
@@ -129,7 +122,7 @@ def stage_init(
 ) -> StageInit:
     """Return what the last stage starts from, with heads at `clusters` or at `random`."""
     if start == "random":
-        return StageInit(known, None)
+        return StageInit(known)
     cached, layer = encoder.features(known)
     with torch.no_grad():
         features = apply_layer(frozen_copy(layer), cached.center[torch.from_numpy(task.rows)])
@@ -168,10 +161,10 @@ class Stage:
     def run(self, folder: RunFolder, log: Logger, workers: AbstractContextManager[None]) -> None:
         """Train from the newest checkpoint of the folder to the last step, within `workers`."""
         # Before the workers join, while batches are whole: each takes its part of them after.
-        terms, health = RECIPES[self.config.method].terms, FeatureHealth(self.feed)
+        evaluate, terms = feature_health(self.feed), RECIPES[self.config.method].terms
         folder.path.mkdir(parents=True, exist_ok=True)
         with workers:
-            fit(folder, self.config, self.method, self.feed, health.evaluate, log, terms)
+            fit(folder, self.config, self.method, self.feed, evaluate, log, terms)
 
     def try_out(self, share: float = 1.0) -> None:
         """Train for a share of the steps without writing anything."""
@@ -183,20 +176,11 @@ class Stage:
             pass
 
 
-class FeatureHealth:
-    """Whether the features of some images still differ."""
-
-    def __init__(self, feed: Feed) -> None:
-        views: list[Tensor] = []
-        for batch in feed.between(0, feed.order.steps_per_epoch):
-            views.append(batch.views[0])
-            if sum(map(len, views)) >= HEALTH_IMAGES:
-                break
-        self.views = torch.cat(views)
-
-    def evaluate(self, method: Method[Any]) -> dict[str, float]:
-        """Measure a method as it stands, leaving it as it was."""
-        return health(encode(method.backbone, [self.views]))
+def feature_health(feed: Feed) -> Callable[[Method[Any]], dict[str, float]]:
+    """Return what measures whether a method's features of some images still differ."""
+    steps = min(feed.order.steps_per_epoch, ceil(HEALTH_IMAGES / feed.order.batch_size))
+    views = torch.cat([batch.views[0] for batch in feed.between(0, steps)])
+    return lambda method: health(encode(method.backbone, [views]))
 
 
 def known_stage(encoder: DiscoveryEncoder, task: DiscoveryTask, base: TrainConfig) -> Stage:
@@ -213,21 +197,14 @@ def class_stage(
     encoder: DiscoveryEncoder,
     task: DiscoveryTask,
     base: TrainConfig,
-    known: Method[Any],
+    init: StageInit,
     method: str,
     options: Mapping[str, Value],
-    heads: HeadInit | None = None,
 ) -> Stage:
     """Return the stage of known and novel classes together.
 
-    Args:
-        encoder: What the network starts as.
-        task: The images.
-        base: Settings of all stages; epochs and milestones are those of this one.
-        known: The method of the stage before, whose weights the network starts with.
-        method: `ncl` or `simgcd`.
-        options: Its options, over those of its recipe.
-        heads: Clusters that the heads start at, instead of at random.
+    Of the settings of all stages in `base`, epochs and milestones are those of this one. `method`
+    has a recipe; `options` go before those of the recipe.
     """
     unlabeled, labeled = task.unlabeled, task.labeled
     # Half of a batch is labeled and no image is in it twice, so few images make it smaller.
@@ -242,9 +219,9 @@ def class_stage(
     # Queues hold half a batch at a time, of unlabeled images; one image has a queue of one.
     resolved = method_options(method, requested, max(2, len(unlabeled)), max(1, batch // 2))
     stage = build_stage(encoder, task, order, _stage_config(base, method, order, resolved))
-    stage.method.backbone.load_state_dict(known.backbone.state_dict())
-    if heads is not None:
-        heads.init_heads(stage.method)
+    stage.method.backbone.load_state_dict(init.known.backbone.state_dict())
+    if init.heads is not None:
+        init.heads.init_heads(stage.method)
     return stage
 
 
@@ -301,13 +278,9 @@ def shared_with_workers(
 ) -> Iterator[None]:
     """Have the workers train `stage` too within a `with` block, where its network is finetuned.
 
-    Workers rebuild the stage from what is broadcast here. Their share does not change the result,
+    Workers rebuild the stage from what is broadcast here: `bad_rows` are those of unreadable
+    images, which only the first process has noticed. Their share does not change the result,
     so a stage whose batch cannot be divided evenly is trained by the first process alone.
-
-    Args:
-        stage: The stage, as the first process has it.
-        config: Settings of the discovery.
-        bad_rows: Rows of unreadable images, which only the first process has noticed.
     """
     task, order = stage.task, stage.order
     if config.train_layers == "top" or order.batch_size % num_processes(config.devices):

@@ -28,7 +28,6 @@ from nearkin.types import UNKNOWN
 Mode = Literal["gcd", "ncd"]
 
 MODE_METHOD: Final[dict[Mode, str]] = {"ncd": "ncl", "gcd": "simgcd"}
-"""The method of each mode."""
 TUNED: Final[dict[Mode, str]] = {"ncd": "pair_rate", "gcd": "entropy_weight"}
 """The setting of each mode that trials choose."""
 CANDIDATES: Final[dict[Mode, tuple[float, ...]]] = {
@@ -39,10 +38,8 @@ CANDIDATES: Final[dict[Mode, tuple[float, ...]]] = {
 DEFAULTS: Final[dict[Mode, float]] = {"ncd": 0.5, "gcd": 1.0}
 """The value where too few classes are known to hide some."""
 FOLDS: Final = 3
-STEPS: Final = 0.5
-"""Share of a training's steps that a trial takes."""
-HIDDEN: Final = 0.25
-"""Share of the known classes that a fold hides; two at least."""
+STEPS: Final = 0.5  # Share of a training's steps that a trial takes
+HIDDEN: Final = 0.25  # Share of the known classes that a fold hides; two at least
 
 
 def tuned_options(mode: Mode, value: float, num_novel: int) -> dict[str, Value]:
@@ -61,10 +58,8 @@ class Trial:
     """The result of searching for some hidden classes."""
 
     fold: int
-    value: float
-    """Of the tuned setting."""
-    accuracy: float
-    """Share of the hidden images that were put into the right class."""
+    value: float  # Of the tuned setting
+    accuracy: float  # Share of the hidden images that were put into the right class
     probability: Float[np.ndarray, "images classes"]
     correct: Bool[np.ndarray, " images"]
     """Whether the most probable class is right, clusters matched with classes."""
@@ -90,17 +85,12 @@ class Trials:
     """Everything that trials have in common."""
 
     encoder: FrozenEncoder
-    task: DiscoveryTask
-    """Only its labeled images are used."""
+    task: DiscoveryTask  # Only its labeled images are used
     base: TrainConfig
-    mode: Mode
-    """ncd hides classes; gcd also hides half of the labels of the others."""
-    folder: Path
-    """Where finished trials are kept, so that a resumed run does none twice."""
-    options: Mapping[str, Value]
-    """Of the mode's method, beside the tuned one."""
-    start: str
-    """Where heads start: at `clusters` or at `random`."""
+    mode: Mode  # ncd hides classes; gcd also hides half of the labels of the others
+    folder: Path  # Where finished trials are kept, so that a resumed run does none twice
+    options: Mapping[str, Value]  # Of the mode's method, beside the tuned one
+    start: str  # Where heads start: at `clusters` or at `random`
 
     def run(self, values: Sequence[float]) -> Iterator[Trial]:
         """Try every value in every fold."""
@@ -143,7 +133,7 @@ class Trials:
         """Search for the hidden classes and write how well they were found."""
         options = dict(self.options) | tuned_options(self.mode, value, task.num_novel)
         method = MODE_METHOD[self.mode]
-        stage = class_stage(self.encoder, task, self.base, init.known, method, options, init.heads)
+        stage = class_stage(self.encoder, task, self.base, init, method, options)
         stage.try_out(STEPS)
         disjoint = self.mode == "ncd"
         with torch.inference_mode():
