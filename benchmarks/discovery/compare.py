@@ -25,10 +25,9 @@ from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.discovery.classifier import (
     Clustering,
-    apply_layer,
-    frozen_copy,
     head_clustering,
     kmeans_clustering,
+    top_features,
 )
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import CachedFeatures, FrozenEncoder, extract_features
@@ -221,9 +220,7 @@ def rows_of(
         row = common | {"arm": arm, "tuned": value, "seconds": round(seconds, 1)}
         row |= measured(bench, task, truth, found, mode)
         if mode == "ncd":
-            after = apply_layer(
-                frozen_copy(stage.method.backbone), bench.encoder.cached.center
-            ).detach()
+            after = top_features(bench.encoder, stage.method)
             novel = kmeans_clustering(after, task, bench.seed).novel[task.unlabeled]
             row["k_means"] = cluster_accuracy(truth[task.unlabeled], novel)[0]
         yield row

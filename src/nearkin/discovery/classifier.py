@@ -44,6 +44,16 @@ def apply_layer(layer: nn.Module, features: Float[Tensor, "n features"]) -> Floa
     return output.flatten(1)
 
 
+@torch.no_grad()
+def top_features(
+    encoder: DiscoveryEncoder, method: Method[Any], rows: Int64[np.ndarray, " n"] | None = None
+) -> Float[Tensor, "n dim"]:
+    """Return the features of images, by default of all, that a method's heads take."""
+    cached, layer = encoder.features(method)
+    center = cached.center if rows is None else cached.center[torch.from_numpy(rows)]
+    return apply_layer(frozen_copy(layer), center)
+
+
 def class_probability(
     heads: nn.Module, features: Float[Tensor, "n f"], num_known: int, disjoint: bool
 ) -> Float[Tensor, "n classes"]:
@@ -68,10 +78,8 @@ class Clustering:
 
 def head_clustering(encoder: DiscoveryEncoder, method: Method[Any], num_known: int) -> Clustering:
     """Return the most probable classes by a method's heads."""
-    cached, layer = encoder.features(method)
-    heads = frozen_copy(heads_of(method))
+    features, heads = top_features(encoder, method), frozen_copy(heads_of(method))
     with torch.inference_mode():
-        features = apply_layer(frozen_copy(layer), cached.center)
         joint, novel = (
             class_probability(heads, features, num_known, disjoint).argmax(dim=1).numpy()
             for disjoint in (False, True)
@@ -87,20 +95,18 @@ def kmeans_clustering(
     `joint` clusters all of them, with labeled images fixed in their class; `novel` clusters the
     unlabeled ones alone.
     """
+    from sklearn.metrics import pairwise_distances_argmin
+
     x = compact(features).astype(np.float64)
     joint = constrained_kmeans(
         x[task.rows], task.label[task.rows], task.num_known + task.num_novel, seed=seed
     )
     no_labels = np.full(len(task.unlabeled), UNKNOWN)
     novel = constrained_kmeans(x[task.unlabeled], no_labels, task.num_novel, seed=seed)
-    return Clustering(_closest(x, joint.centers), task.num_known + _closest(x, novel.centers))
-
-
-def _closest(
-    x: Float[np.ndarray, "images dim"], centers: Float[np.ndarray, "k dim"]
-) -> Int64[np.ndarray, " images"]:
-    distance: np.ndarray = (centers**2).sum(axis=1) - 2 * x @ centers.T
-    return np.asarray(distance.argmin(axis=1), np.int64)
+    return Clustering(
+        pairwise_distances_argmin(x, joint.centers),
+        task.num_known + pairwise_distances_argmin(x, novel.centers),
+    )
 
 
 MIN_TEMPERATURE: Final = 0.05

@@ -16,6 +16,7 @@ from nearkin.types import UNKNOWN
 Kind = Literal["few", "dead", "tiny", "merged", "collapse", "positive rate", "hidden", "unrelated"]
 Mode = Literal["gcd", "ncd"]
 Labels = Int[np.ndarray, " n"]
+Features = Float[np.ndarray, "n dim"]
 
 FEW: Final = 20  # Unlabeled images per novel class below which there are too few to learn from
 MAX_IMAGES: Final = 10_000
@@ -42,6 +43,17 @@ class Finding:
     text: str
 
 
+def early_findings(
+    features: Features, label: Labels, known: Sequence[str], *, num_novel: int, mode: Mode
+) -> list[Finding]:
+    """Return the warnings that need no training on labels.
+
+    `features` are of all images that are learned from, by an encoder that has seen no label.
+    """
+    few = few_images(int((label == UNKNOWN).sum()), num_novel)
+    return [*few, *(hidden(features, label, known) if mode == "ncd" else ())]
+
+
 def late_findings(
     predictions: Predictions,
     *,
@@ -54,31 +66,40 @@ def late_findings(
     `positive_rate` is the share of positive pairs in training, None if it paired no images.
     """
     names, num_known = predictions.classes, predictions.num_known
-    features, unlabeled = predictions.features, predictions.label == UNKNOWN
-    num_novel, cluster = len(names) - num_known, predictions.cluster[unlabeled]
-    warnings = [
-        *_sizes(np.bincount(cluster, minlength=len(names)), names, num_known, mode),
-        _one_direction(features[unlabeled]),
-        None if positive_rate is None else _pairs(positive_rate, num_novel),
-        None if silhouettes is None else unrelated(*silhouettes),
+    unlabeled = predictions.label == UNKNOWN
+    sizes = np.bincount(predictions.cluster[unlabeled], minlength=len(names))
+    return [
+        *_sizes(sizes, names, num_known, mode),
+        *_one_direction(predictions.features[unlabeled]),
+        *(() if positive_rate is None else _pairs(positive_rate, len(names) - num_known)),
+        *(() if silhouettes is None else unrelated(*silhouettes)),
     ]
-    return [finding for finding in warnings if finding is not None]
 
 
-def unrelated(before: float, after: float) -> Finding | None:
+def few_images(num_unlabeled: int, num_novel: int) -> Iterator[Finding]:
+    """Warn if there are too few unlabeled images per novel class."""
+    if num_unlabeled < FEW * num_novel:
+        yield Finding(
+            "few",
+            f"{num_unlabeled} unlabeled images are {num_unlabeled / num_novel:.3g} for each novel "
+            f"class, and under {FEW} are too few to learn from; add images, or try fewer "
+            "--classes",
+        )
+
+
+def unrelated(before: float, after: float) -> Iterator[Finding]:
     """Warn if learning the known classes lowered the silhouette of unlabeled images.
 
     Li, Otholt, Dai, Hu, Meinel, Yang. Supervised knowledge may hurt novel class discovery
     performance. TMLR 2023, arXiv:2306.03648.
     """
-    if after >= before - SILHOUETTE_LOSS:
-        return None
-    return Finding(
-        "unrelated",
-        "learning the known classes lowered the silhouette of clusters of unlabeled images from "
-        f"{before:.2f} to {after:.2f}, so the two may have little in common; label classes more "
-        "like the novel ones, or learn the known ones for fewer epochs",
-    )
+    if after < before - SILHOUETTE_LOSS:
+        yield Finding(
+            "unrelated",
+            "learning the known classes lowered the silhouette of clusters of unlabeled images "
+            f"from {before:.2f} to {after:.2f}, so the two may have little in common; label "
+            "classes more like the novel ones, or learn the known ones for fewer epochs",
+        )
 
 
 def _sizes(sizes: Labels, names: Sequence[str], num_known: int, mode: Mode) -> Iterator[Finding]:
@@ -103,14 +124,14 @@ def _novel_sizes(names: Sequence[str], sizes: Labels) -> Iterator[Finding]:
     if dead:
         yield Finding(
             "dead",
-            f"no image is in {len(dead)} of {len(names)} novel classes ({listed(dead)}), so "
+            f"no image is in {len(dead)} of {len(names)} novel classes ({_listed(dead)}), so "
             "there may be fewer; try fewer --classes, or another --seed",
         )
     if tiny:
         yield Finding(
             "tiny",
             f"fewer than {TINY} images are in {len(tiny)} of {len(names)} novel classes "
-            f"({listed(tiny)}), too few to judge these; look at them, or try fewer --classes",
+            f"({_listed(tiny)}), too few to judge these; look at them, or try fewer --classes",
         )
     for row in np.flatnonzero(times > MERGED).tolist():
         yield Finding(
@@ -121,76 +142,40 @@ def _novel_sizes(names: Sequence[str], sizes: Labels) -> Iterator[Finding]:
         )
 
 
-def _one_direction(features: Float[np.ndarray, "images dim"]) -> Finding | None:
-    """Warn if the features of unlabeled images differ in one direction at most."""
-    if len(features) < FEW:
-        return None
-    some = features[:: len(features) // MAX_IMAGES + 1]
-    rank = float(effective_rank(torch.from_numpy(some)))
-    if rank >= MIN_RANK:
-        return None
-    return Finding(
-        "collapse",
-        f"the features of the unlabeled images have an effective rank of {rank:.1f}, too low to "
-        "separate classes; train the encoder longer, or with stronger augmentations",
-    )
-
-
-def _pairs(rate: float, num_novel: int) -> Finding | None:
-    """Warn if hardly any pairs of images were positive in training, or nearly all."""
-    least, most = POSITIVE_RATES
-    if num_novel < 2 or least / num_novel <= rate <= most:
-        return None
-    much = rate > most
-    return Finding(
-        "positive rate",
-        f"{rate:.1%} of the pairs of unlabeled images were positive in training, "
-        f"where even classes have {1 / num_novel:.1%}, so the pairs taught "
-        f"{'that all images are one class' if much else 'almost nothing'}; "
-        f"try a {'smaller' if much else 'larger'} --pair-rate",
-    )
-
-
-def listed(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     """Return the first three names, and how many more there are."""
     return ", ".join([*names[:3], *[f"{len(names) - 3} more"] * (len(names) > 3)])
 
 
-def early_findings(
-    features: Float[np.ndarray, "images dim"],
-    label: Int[np.ndarray, " images"],
-    known: Sequence[str],
-    *,
-    num_novel: int,
-    mode: Mode,
-) -> list[Finding]:
-    """Return the warnings that need no training on labels.
-
-    `features` are of all images that are learned from, by an encoder that has seen no label.
-    """
-    warnings = [
-        few_images(int((label == UNKNOWN).sum()), num_novel),
-        hidden(features, label, known) if mode == "ncd" else None,
-    ]
-    return [finding for finding in warnings if finding is not None]
+def _one_direction(features: Features) -> Iterator[Finding]:
+    """Warn if the features of unlabeled images differ in one direction at most."""
+    if len(features) < FEW:
+        return
+    some = features[:: len(features) // MAX_IMAGES + 1]
+    rank = float(effective_rank(torch.from_numpy(some)))
+    if rank < MIN_RANK:
+        yield Finding(
+            "collapse",
+            f"the features of the unlabeled images have an effective rank of {rank:.1f}, too low "
+            "to separate classes; train the encoder longer, or with stronger augmentations",
+        )
 
 
-def few_images(num_unlabeled: int, num_novel: int) -> Finding | None:
-    """Warn if there are too few unlabeled images per novel class."""
-    if num_unlabeled >= FEW * num_novel:
-        return None
-    return Finding(
-        "few",
-        f"{num_unlabeled} unlabeled images are {num_unlabeled / num_novel:.3g} for each novel "
-        f"class, and under {FEW} are too few to learn from; add images, or try fewer --classes",
-    )
+def _pairs(rate: float, num_novel: int) -> Iterator[Finding]:
+    """Warn if hardly any pairs of images were positive in training, or nearly all."""
+    least, most = POSITIVE_RATES
+    if num_novel > 1 and not least / num_novel <= rate <= most:
+        much = rate > most
+        yield Finding(
+            "positive rate",
+            f"{rate:.1%} of the pairs of unlabeled images were positive in training, "
+            f"where even classes have {1 / num_novel:.1%}, so the pairs taught "
+            f"{'that all images are one class' if much else 'almost nothing'}; "
+            f"try a {'smaller' if much else 'larger'} --pair-rate",
+        )
 
 
-def hidden(
-    features: Float[np.ndarray, "images dim"],
-    label: Int[np.ndarray, " images"],
-    known: Sequence[str],
-) -> Finding | None:
+def hidden(features: Features, label: Labels, known: Sequence[str]) -> Iterator[Finding]:
     """Warn if unlabeled images seem to be of known classes, where `ncd` wants none.
 
     An unlabeled image passes for one of a known class if as many of its nearest images are
@@ -203,20 +188,19 @@ def hidden(
     x, label = torch.from_numpy(features[::every]), label[::every]
     ours = label != UNKNOWN
     if ours.all() or not ours.any():
-        return None
+        return
     near = label[nearest(x, x, NEIGHBORS, exclude_self=True)[1].numpy()]
     around = np.stack([(near == number).sum(axis=1) for number in range(len(known))], axis=1)
     passed, share = _pass(around[ours], label[ours], around[~ours])
-    if share <= HIDDEN:
-        return None
     counts = np.bincount(passed, minlength=len(known))
     likeliest = [known[number] for number in np.argsort(-counts, kind="stable") if counts[number]]
-    return Finding(
-        "hidden",
-        f"about {min(share, 1):.0%} of the unlabeled images lie among those of known classes "
-        f"(most of all {', '.join(likeliest[:3])}), but --mode ncd takes all to be novel; look at "
-        "them, and if they are of known classes, use --mode gcd",
-    )
+    if share > HIDDEN:
+        yield Finding(
+            "hidden",
+            f"about {min(share, 1):.0%} of the unlabeled images lie among those of known classes "
+            f"(most of all {', '.join(likeliest[:3])}), but --mode ncd takes all to be novel; "
+            "look at them, and if they are of known classes, use --mode gcd",
+        )
 
 
 def _pass(

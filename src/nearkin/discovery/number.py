@@ -46,6 +46,11 @@ class NumberOfClasses:
     curves: Mapping[str, list[tuple[int, float]]]
     """By rule: its criterion for each number tried, the mean over the repetitions."""
 
+    @property
+    def text(self) -> str:
+        """Each rule's estimate."""
+        return ", ".join(f"{name} {number}" for name, number in self.estimates.items())
+
 
 def number_of_novel_classes(
     features: Float[np.ndarray, "n dim"],
@@ -185,13 +190,15 @@ RULES: Final[Mapping[str, Rule]] = {"silhouette": _silhouette, "dtc": _dtc, "gcd
 
 
 def _separation(x: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"]) -> float:
-    """Return the mean silhouette of the first rows; 0 if they are one cluster, or each its own."""
+    return mean_silhouette(x[:SILHOUETTE_ROWS], cluster[:SILHOUETTE_ROWS])
+
+
+def mean_silhouette(x: Float[np.ndarray, "n dim"], cluster: Int[np.ndarray, " n"]) -> float:
+    """Return the mean silhouette; 0 if all rows are one cluster, or each its own."""
     from sklearn.metrics import silhouette_score
 
-    some = cluster[:SILHOUETTE_ROWS]
-    if not 1 < len(np.unique(some)) < len(some):
-        return 0.0
-    return float(silhouette_score(x[:SILHOUETTE_ROWS], some))
+    some = 1 < len(np.unique(cluster)) < len(cluster)
+    return float(silhouette_score(x, cluster)) if some else 0.0
 
 
 class _Search:

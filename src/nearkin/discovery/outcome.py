@@ -33,14 +33,11 @@ from nearkin.discovery.classifier import (
 )
 from nearkin.discovery.data import DiscoveryData, DiscoveryTask
 from nearkin.discovery.findings import Finding, late_findings
+from nearkin.discovery.number import mean_silhouette
 from nearkin.discovery.pipeline import DiscoveryState, Pipeline, TrainedMethods
 from nearkin.discovery.scores import (
-    Confusion,
     Protocol,
     Score,
-    confusion,
-    joint_match,
-    novel_match,
     score,
 )
 from nearkin.discovery.trials import MODE_METHOD, Trial
@@ -53,9 +50,12 @@ from nearkin.tables import read_numbers
 from nearkin.types import UNKNOWN
 
 OURS: Final = "nearkin"  # The name of the result among the baselines
-TRAIN: Final = "unlabeled training images", "train"
-HELD_OUT: Final = "held-out images", "held out"
-"""Which images are scored, in protocols and behind the names of scores."""
+IMAGES: Final = {"train": "unlabeled training images", "held out": "held-out images"}
+SCORED: Final[Mapping[str, Sequence[tuple[Protocol, str]]]] = {
+    "gcd": (("GCD", "train"), ("GCD", "held out")),
+    "ncd": (("task-aware", "train"), ("task-aware", "held out"), ("task-agnostic", "held out")),
+}
+"""By which protocol a mode is scored on which images."""
 SILHOUETTE_IMAGES: Final = 2000
 CORE: Final = 24
 BORDER: Final = 12
@@ -124,48 +124,29 @@ class Outcome:
         truth, test = self.dataset.truth, self.dataset.parts.test_rows
         if truth is None:
             return []
-        train, num_known, seed = self.task.unlabeled, self.task.num_known, self.config.seed
-        scored: list[tuple[Protocol, tuple[str, str], np.ndarray, np.ndarray]] = [
-            ("GCD", TRAIN, train, clustering.joint),
-            ("GCD", HELD_OUT, test, clustering.joint),
-        ]
-        if self.config.mode == "ncd":
-            scored = [
-                ("task-aware", TRAIN, train, clustering.novel),
-                ("task-aware", HELD_OUT, test, clustering.novel),
-                ("task-agnostic", HELD_OUT, test, clustering.joint),
-            ]
+        rows = {"train": self.task.unlabeled, "held out": test}
         return [
             each._replace(name=f"{each.name}, {where}")
-            for protocol, (images, where), rows, found in scored
+            for protocol, where in SCORED[self.config.mode]
             for each in score(
-                protocol, truth[rows], found[rows], num_known=num_known, images=images, seed=seed
+                protocol,
+                truth[rows[where]],
+                (clustering.novel if protocol == "task-aware" else clustering.joint)[rows[where]],
+                num_known=self.task.num_known,
+                images=IMAGES[where],
+                seed=self.config.seed,
             )
         ]
-
-    def confusion(self) -> Confusion | None:
-        """Count true classes against those of the result, over unlabeled training images."""
-        rows, num_known = self.task.unlabeled, self.task.num_known
-        if self.dataset.truth is None or not (self.dataset.truth[rows] != UNKNOWN).any():
-            return None
-        truth, found = self.dataset.truth[rows], self.clusterings[OURS].of(self.config.mode)[rows]
-        match = novel_match if self.config.mode == "ncd" else joint_match
-        return confusion(truth, found, match(truth, found, num_known))
 
     @cached_property
     def agreement(self) -> dict[str, float]:
         """The adjusted Rand index between the result and each baseline."""
         from sklearn.metrics import adjusted_rand_score
 
-        ours, *others = [
-            clustering.of(self.config.mode)[self.task.unlabeled]
-            for clustering in self.clusterings.values()
-        ]
-        names = list(self.clusterings)[1:]
-        return {
-            name: float(adjusted_rand_score(ours, other))
-            for name, other in zip(names, others, strict=True)
-        }
+        rows, mode = self.task.unlabeled, self.config.mode
+        found = {name: each.of(mode)[rows] for name, each in self.clusterings.items()}
+        ours = found.pop(OURS)
+        return {name: float(adjusted_rand_score(ours, each)) for name, each in found.items()}
 
 
 def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMethods) -> Outcome:
@@ -245,15 +226,12 @@ def silhouettes(
     before: Float[Tensor, "images _"], predictions: Predictions, task: DiscoveryTask
 ) -> tuple[float, float]:
     """Return silhouettes of k-means of unlabeled images, before and after learning from labels."""
-    from sklearn.metrics import silhouette_score
-
     rows = task.unlabeled[:: len(task.unlabeled) // SILHOUETTE_IMAGES + 1]
-    after = torch.from_numpy(predictions.features)
 
     def score(features: Float[Tensor, "images _"]) -> float:
         x = compact(features[torch.from_numpy(rows)])
         no_labels = np.full(len(x), UNKNOWN)
         cluster = constrained_kmeans(x, no_labels, task.num_novel, seed=0, starts=4).cluster
-        return float(silhouette_score(x, cluster)) if len(np.unique(cluster)) > 1 else 0.0
+        return mean_silhouette(x, cluster)
 
-    return score(before), score(after)
+    return score(before), score(torch.from_numpy(predictions.features))

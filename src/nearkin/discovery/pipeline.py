@@ -219,10 +219,9 @@ class Pipeline:
             self.log.info("           estimating the number of novel classes")
         estimate = estimate_number(self.folder.number, cached, dataset, self.config)
         if estimate:
-            each = ", ".join(f"{name} {number}" for name, number in estimate.estimates.items())
             self.log.info(
                 f"           {estimate.chosen} novel classes, between {estimate.low} and "
-                f"{estimate.high} ({each}); fix it with --classes N"
+                f"{estimate.high} ({estimate.text}); fix it with --classes N"
             )
         return estimate
 

@@ -2,7 +2,6 @@
 
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
@@ -17,7 +16,7 @@ from nearkin.data.copies import copy_to, file_names
 from nearkin.data.sheets import class_sheet
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS, Cluster, cluster_table
 from nearkin.discovery.outcome import OURS, Outcome
-from nearkin.discovery.scores import Score
+from nearkin.discovery.scores import Score, confusion, joint_match, novel_match
 from nearkin.discovery.trials import MODE_METHOD, TUNED, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.evaluation.table import write_embeddings
@@ -43,8 +42,6 @@ CURVES: Final = {
     "gcd": "accuracy on known classes (GCD)",
 }
 """What each rule's estimate of the number of classes goes by."""
-DEFAULTS: Final = {**vars(DiscoverConfig(known="a,b")), "known": ""}
-"""Settings that the command on the page leaves out."""
 WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
 
 
@@ -134,7 +131,7 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
             "discover",
             outcome.data,
             outcome.config,
-            DEFAULTS,
+            vars(DiscoverConfig()),
             _protocol(outcome),
             _next_steps(outcome),
             tiny=images.is_small,
@@ -215,13 +212,9 @@ def _results(outcome: Outcome) -> list[Table]:
     scores = outcome.scores
     tables = []
     for protocol in dict.fromkeys(score.protocol for score in scores[OURS]):
-
-        def under(protocol: str, each: list[Score]) -> list[Score]:
-            return [score for score in each if score.protocol == protocol]
-
-        names = [score.name for score in under(protocol, scores[OURS])]
+        names = [score.name for score in scores[OURS] if score.protocol == protocol]
         rows = [
-            (name, *(f"{s.value:.3f} [{s.low:.3f}, {s.high:.3f}]" for s in under(protocol, each)))
+            (name, *(_cell(score) for score in each if score.protocol == protocol))
             for name, each in scores.items()
         ]
         tables.append(Table(names[0].split(",")[0], ("", *names), tuple(rows), f"{protocol}."))
@@ -232,12 +225,21 @@ def _results(outcome: Outcome) -> list[Table]:
     return tables
 
 
+def _cell(score: Score) -> str:
+    return f"{score.value:.3f} [{score.low:.3f}, {score.high:.3f}]"
+
+
 def _confusion(outcome: Outcome) -> Confusion | None:
-    counts = outcome.confusion()
-    if counts is None:
+    """Count true classes against those of the result, over unlabeled training images."""
+    task, mode, names = outcome.task, outcome.config.mode, outcome.dataset.names
+    if outcome.dataset.truth is None or (outcome.dataset.truth[task.unlabeled] == UNKNOWN).all():
         return None
+    truth = outcome.dataset.truth[task.unlabeled]
+    found = outcome.clusterings[OURS].of(mode)[task.unlabeled]
+    match = novel_match if mode == "ncd" else joint_match
+    counts = confusion(truth, found, match(truth, found, task.num_known))
     return Confusion(
-        tuple(outcome.dataset.names[number] for number in counts.classes),
+        tuple(names[number] for number in counts.classes),
         tuple(outcome.assignments.classes[number] for number in counts.clusters),
         tuple(tuple(row) for row in counts.count.tolist()),
     )
@@ -248,38 +250,32 @@ def _estimate_charts(outcome: Outcome) -> list[Chart]:
     estimate = outcome.state.estimate
     if estimate is None:
         return []
-    each = ", ".join(f"{name} {number}" for name, number in estimate.estimates.items())
-    return [
-        Chart(
-            "How many novel classes?",
-            "novel classes",
-            "",
-            {CURVES[name]: points for name, points in estimate.curves.items()},
-            f"Each rule's estimate: {each}.",
-            estimate.chosen,
-            (estimate.low, estimate.high),
-        )
-    ]
+    chart = Chart(
+        "How many novel classes?",
+        "novel classes",
+        "",
+        {CURVES[name]: points for name, points in estimate.curves.items()},
+        f"Each rule's estimate: {estimate.text}.",
+        estimate.chosen,
+        (estimate.low, estimate.high),
+    )
+    return [chart]
 
 
 def _training_charts(outcome: Outcome) -> list[Chart]:
-    """Return curves of the last stage of the result."""
+    """Return curves of the last stage of the result: means over epochs."""
     rows = read_numbers(outcome.folder.stage(f"{MODE_METHOD[outcome.config.mode]}-0").metrics)
     charts = []
     for name in ("loss", "positive_rate", "entropy"):
-        points = _by_epoch([(row["epoch"], row[name]) for row in rows if name in row])
-        if points:
+        epochs = defaultdict[int, list[float]](list)
+        for row in rows:
+            if name in row:
+                epochs[ceil(row["epoch"])].append(row[name])
+        if epochs:
             label = name.replace("_", " ")
+            points = [(float(epoch), fmean(values)) for epoch, values in sorted(epochs.items())]
             charts.append(Chart(label.capitalize(), "epoch", label, {name: points}))
     return charts
-
-
-def _by_epoch(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return means over epochs."""
-    epochs: dict[int, list[float]] = defaultdict(list)
-    for epoch, value in points:
-        epochs[ceil(epoch)].append(value)
-    return [(float(epoch), fmean(values)) for epoch, values in sorted(epochs.items())]
 
 
 def _protocol(outcome: Outcome) -> list[str]:

@@ -16,7 +16,7 @@ from nearkin.config import DiscoverConfig, TrainConfig, Value
 from nearkin.data.batches import Feed
 from nearkin.data.order import Streams
 from nearkin.data.rng import seeded
-from nearkin.discovery.classifier import apply_layer, frozen_copy, heads_of, kmeans_clustering
+from nearkin.discovery.classifier import heads_of, kmeans_clustering, top_features
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data
 from nearkin.discovery.features import DiscoveryEncoder, FinetunedEncoder
 from nearkin.distributed import (
@@ -123,9 +123,7 @@ def stage_init(
     """Return what the last stage starts from, with heads at `clusters` or at `random`."""
     if start == "random":
         return StageInit(known)
-    cached, layer = encoder.features(known)
-    with torch.no_grad():
-        features = apply_layer(frozen_copy(layer), cached.center[torch.from_numpy(task.rows)])
+    features = top_features(encoder, known, task.rows)
     learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
     clusters = kmeans_clustering(features, learned, seed)
     novel = np.where(learned.label == UNKNOWN, clusters.novel - task.num_known, UNKNOWN)

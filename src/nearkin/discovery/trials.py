@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int64
 
 from nearkin.config import TrainConfig, Value
 from nearkin.data.rng import permutation
-from nearkin.discovery.classifier import apply_layer, class_probability, frozen_copy, heads_of
+from nearkin.discovery.classifier import class_probability, frozen_copy, heads_of, top_features
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import FrozenEncoder
 from nearkin.discovery.scores import joint_match, novel_match
@@ -136,9 +136,8 @@ class Trials:
         stage = class_stage(self.encoder, task, self.base, init, method, options)
         stage.try_out(STEPS)
         disjoint = self.mode == "ncd"
+        features = top_features(self.encoder, stage.method, task.unlabeled)
         with torch.inference_mode():
-            cached = self.encoder.cached.center[torch.from_numpy(task.unlabeled)]
-            features = apply_layer(frozen_copy(stage.method.backbone), cached)
             heads = frozen_copy(heads_of(stage.method))
             probability = class_probability(heads, features, task.num_known, disjoint).numpy()
         y, x = truth[task.unlabeled], probability.argmax(axis=1)
