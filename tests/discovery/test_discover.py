@@ -811,6 +811,7 @@ KNOWING = ["--known", "cat,dog"]
         ([*KNOWING, "--num-views", "1"], 2, "--num-views 1"),
         ([*KNOWING, "--pair-rate", "-1"], 2, "--pair-rate -1"),
         ([*KNOWING, "--pair-rate", "1"], 2, "--pair-rate is of --mode ncd"),
+        ([*KNOWING, "--num-novel-classes", "2"], 2, "give --classes here"),
         ([*KNOWING, "--mode", "ncd", "--entropy-weight", "1"], 2, "is of --mode gcd"),
         ([*KNOWING, "--epochs", "0"], 2, "--epochs 0"),
         ([*KNOWING, "--lr-milestones", "late"], 2, "--lr-milestones late"),

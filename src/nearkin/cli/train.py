@@ -180,7 +180,8 @@ def method_options(arguments: list[str]) -> "HelpPanel | None":
     from nearkin.extensions import label
     from nearkin.methods import method_class
 
-    settings = {option(entry.name) for entry in fields(DiscoverConfig)}
+    # A discovery has --classes instead of the method's own number.
+    settings = {option(entry.name) for entry in fields(DiscoverConfig)} | {"--num-novel-classes"}
     entries = [
         HelpEntry(
             positive_names=(each.name,), description=f"{each.meaning} [default: {each.here}]"

@@ -116,6 +116,8 @@ def _checked(config: DiscoverConfig) -> DiscoverConfig:
     if method_class(config.method).uses_labels:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
     _check_tuned(config)
+    if "num_novel_classes" in config.options:
+        raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
     if config.from_run:
         check_train_layers(load(config.from_run), config.train_layers)
     options = checked_options(MODE_METHOD[config.mode], config.options, DiscoverConfig)
