@@ -270,6 +270,15 @@ def test_of_a_discovery_the_table_has_classes_as_they_are_called(run, images, tm
     assert table["score"][2:4] == [None, 0.5]
 
 
+def test_without_a_name_the_table_is_in_the_run_folder(run, capsys):
+    try:
+        assert main(["export", str(run.path)]) == 0
+        assert capsys.readouterr().out == f"19 images: {run.atlas.resolve()}\n"
+        assert parquet.read_metadata(run.atlas).num_rows == 19
+    finally:
+        run.atlas.unlink()
+
+
 def test_exports_that_cannot_be_written_are_refused(run, tmp_path):
     with pytest.raises(UsageError, match=r"does not end in \.parquet"):
         export(run.path, tmp_path / "atlas.csv", format="atlas")

@@ -232,16 +232,23 @@ def compare(*runs: Path, output: Output | None = None, json: Json = False) -> No
 
 @app.command
 def export(
-    run: Run, data: RunImages = None, /, *, format: Literal["atlas"], output: Output
+    run: Run,
+    data: RunImages = None,
+    /,
+    *,
+    format: Literal["atlas"] = "atlas",
+    output: Output | None = None,
 ) -> None:
     """Write images, map coordinates and neighbors of a run for another program.
 
     Args:
         format: atlas is the Parquet table that Embedding Atlas reads.
-        output: The file.
+        output: The file; atlas.parquet in the run folder if not given.
     """
-    count = nearkin.export(run, output, data, format=format)
-    print(f"{count} images: {output.resolve()}")
+    from nearkin.run.folder import RunFolder
+
+    path = output or RunFolder(run).atlas
+    print(f"{nearkin.export(run, path, data, format=format)} images: {path.resolve()}")
 
 
 @app.command

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -25,14 +25,17 @@ from nearkin.report.site import class_names
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_csv, writing
 
-if TYPE_CHECKING:
-    import pyarrow
-
 SIDE: Final = 48
 Format = Literal["atlas"]
 
 
-def export(run: str | Path, output: str | Path, data: Any = None, *, format: Format) -> int:
+def export(
+    run: str | Path,
+    output: str | Path | None = None,
+    data: Any = None,
+    *,
+    format: Format = "atlas",
+) -> int:
     """Write the images of a run, with coordinates and neighbors, for another program.
 
     The columns are image (a small PNG, and the path), x, y, label, split, neighbors (rows of this
@@ -41,7 +44,7 @@ def export(run: str | Path, output: str | Path, data: Any = None, *, format: For
 
     Args:
         run: A run folder.
-        output: A name that ends in .parquet.
+        output: A name that ends in .parquet; `atlas.parquet` in the run folder if None.
         data: The images, if they have moved.
         format: `atlas` is the Parquet table that Embedding Atlas reads.
 
@@ -52,7 +55,8 @@ def export(run: str | Path, output: str | Path, data: Any = None, *, format: For
         NearkinError: One line on what failed.
     """
     del format  # so far there is one
-    folder, path = RunFolder(Path(run)), Path(output)
+    folder = RunFolder(Path(run))
+    path = Path(output or folder.atlas)
     if path.suffix != ".parquet":
         raise UsageError(f"{path} does not end in .parquet; give such a name")
     images = images_of(folder, data)
@@ -68,35 +72,32 @@ def export(run: str | Path, output: str | Path, data: Any = None, *, format: For
 
 def _atlas_table(
     folder: RunFolder, embeddings: Embeddings, images: Images, rows: Int[np.ndarray, " rows"]
-) -> "pyarrow.Table":
-    import pyarrow
-
-    def struct(**fields: "pyarrow.DataType") -> "pyarrow.DataType":
-        return pyarrow.struct(list(fields.items()))
+) -> Any:
+    from pyarrow import array, binary, float32, int64, list_, string, struct, table
 
     xy = coordinates(folder, embeddings.vectors, rows).astype(np.float32)
     similarity, neighbors = nearest(
         embeddings.tensor, embeddings.tensor, NEIGHBORS, exclude_self=True
     )
-    near = zip(neighbors.tolist(), (1 - similarity).tolist(), strict=True)
+    near = [
+        {"ids": ids, "distances": distances}
+        for ids, distances in zip(neighbors.tolist(), (1 - similarity).tolist(), strict=True)
+    ]
     pixels = dict(squares(images, embeddings.rows, SIDE, available_cpus()))
     encoded = [
         {"bytes": _png(pixels.get(number)), "path": name}
         for number, name in zip(embeddings.rows.tolist(), embeddings.paths, strict=True)
     ]
     columns = {
-        "image": pyarrow.array(encoded, struct(bytes=pyarrow.binary(), path=pyarrow.string())),
+        "image": array(encoded, struct({"bytes": binary(), "path": string()})),
         "x": xy[:, 0],
         "y": xy[:, 1],
         "label": embeddings.class_names.tolist(),
         "split": embeddings.splits.tolist(),
         **_discovered(folder, embeddings.paths),
-        "neighbors": pyarrow.array(
-            [{"ids": ids, "distances": distances} for ids, distances in near],
-            struct(ids=pyarrow.list_(pyarrow.int64()), distances=pyarrow.list_(pyarrow.float32())),
-        ),
+        "neighbors": array(near, struct({"ids": list_(int64()), "distances": list_(float32())})),
     }
-    return pyarrow.table(columns)
+    return table(columns)
 
 
 def _png(square: torch.Tensor | None) -> bytes | None:

@@ -70,6 +70,7 @@ class RunFolder:
     report = _Entry("report.html")  # The page about the run
     page = _Entry(f"{STAGES}/page.json")  # The page of a discovery as plain values
     map = _Entry("map.npz")  # Coordinates of the images on the page's map
+    atlas = _Entry("atlas.parquet")  # The images as a table for Embedding Atlas
     cached_features = _Entry(f"{STAGES}/cached-features.safetensors")  # Of all images and of views
     number = _Entry(f"{STAGES}/number.json")  # The estimate of the number of classes
 
