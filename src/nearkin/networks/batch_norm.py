@@ -26,19 +26,12 @@ class SyncNormalization(torch.autograd.Function):
     @staticmethod
     @override
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor,
-        scale: Tensor,
-        groups: int,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, groups: int
     ) -> Tensor:
         ctx.save_for_backward(x, weight, mean, scale)
         ctx.groups = groups
-        by = scale if weight is None else scale * weight
-        shift = -mean * by if bias is None else bias - mean * by
-        return _scaled(x, by, shift)
+        by = scale * weight
+        return _scaled(x, by, bias - mean * by)
 
     @staticmethod
     @override
@@ -53,13 +46,12 @@ class SyncNormalization(torch.autograd.Function):
         sums = gather(torch.stack([for_weight, for_bias])[None]).unflatten(0, (ctx.groups, -1))
         rows = x.numel() // x.shape[1] * sums.shape[1]
         along, plain = sums.sum(dim=1)[group_of_rank(ctx.groups)] / rows
-        by = scale if weight is None else scale * weight
+        by = scale * weight
         across = by * scale * along
         for_x = _scaled(grad, by, across * mean - by * plain).add_(
             _scaled(x, -across, torch.zeros_like(mean))
         )
-        affine = (None, None) if weight is None else (for_weight, for_bias)
-        return for_x, *affine, None, None, None
+        return for_x, for_weight, for_bias, None, None, None
 
 
 def _scaled(x: Tensor, by: Tensor, shift: Tensor) -> Tensor:
@@ -221,9 +213,9 @@ class GroupedBatchNorm(_BatchNorm):
             self.running_var.lerp_(var.mean(dim=0) * size / (size - 1), self.momentum)
         group = group_of_rank(self.groups)
         scale = torch.rsqrt(var[group] + self.eps)
-        normal: Tensor = SyncNormalization.apply(
-            x, self.weight, self.bias, mean[group], scale, self.groups
-        )
+        plain = torch.ones_like(scale), torch.zeros_like(scale)
+        affine = (self.weight, self.bias) if self.affine else plain
+        normal: Tensor = SyncNormalization.apply(x, *affine, mean[group], scale, self.groups)
         return normal
 
 

@@ -9,6 +9,9 @@ They differ in where the keys come from (the batch, a queue, a memory bank, prot
 the target (one key, several neighbors, a soft assignment). `look_up` is the shared half.
 Nothing here knows about networks, memories or processes, and everything here computes in at
 least float32, whatever precision the networks around it use.
+
+Unless it says otherwise, an objective takes unit vectors as rows, divides similarities by
+`temperature`, which is above 0, and returns the mean over the batch.
 """
 
 from nearkin.objectives.agreement import alignment as alignment

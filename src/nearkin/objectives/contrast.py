@@ -4,6 +4,7 @@ Each is written plainly, from a matrix of logits: that is the reference. Where t
 and slow, `nearkin.objectives.fused` gives the same numbers without it.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Final
@@ -18,7 +19,6 @@ from nearkin.objectives.numerics import full_precision, mean_over_rows
 
 ALL: Final = slice(None)
 """Every row of a batch."""
-
 
 MIN_LENGTH: Final = 1e-6
 """Vectors shorter than this have no reliable direction: `unit` leaves them shorter than one."""
@@ -122,18 +122,12 @@ def info_nce(
 
 @full_precision
 def in_batch(
-    query: Float[Tensor, "batch dim"],
-    key: Float[Tensor, "batch dim"],
-    temperature: float,
+    query: Float[Tensor, "batch dim"], key: Float[Tensor, "batch dim"], temperature: float
 ) -> Float[Tensor, ""]:
     """Find the query's own key among the keys of the batch (He et al. 2020, figure 2a).
 
-    The cross-view InfoNCE: `N` terms, one direction, no negatives from the query's own view.
-
-    Args:
-        query: Unit vectors.
-        key: The positive of each query, and a negative of all others.
-        temperature: Divides the similarities; above 0.
+    The cross-view InfoNCE: `N` terms, one direction, no negatives from the query's own view. The
+    positive of each query is a negative of all others.
 
     >>> in_batch(torch.eye(2), torch.eye(2), temperature=1.0)  # log(1 + exp(-1))
     tensor(0.3133)
@@ -152,19 +146,12 @@ def in_batch(
 
 @full_precision
 def nt_xent(
-    a: Float[Tensor, "batch dim"],
-    b: Float[Tensor, "batch dim"],
-    temperature: float,
+    a: Float[Tensor, "batch dim"], b: Float[Tensor, "batch dim"], temperature: float
 ) -> Float[Tensor, ""]:
     """Find each view's other view among all 2N - 1 others (Chen et al. 2020, eq. 1).
 
-    Args:
-        a: One view of each image, unit vectors.
-        b: The other view.
-        temperature: Divides the similarities; above 0.
-
-    Returns:
-        The mean over the 2N views; `log(2N - 1)` where all embeddings are alike.
+    `a` and `b` are the two views of each image. The mean is over all 2N, and `log(2N - 1)` where
+    all embeddings are alike.
 
     >>> nt_xent(torch.eye(2), torch.eye(2), temperature=1.0)  # log(1 + 2 exp(-1))
     tensor(0.5514)
@@ -194,17 +181,9 @@ def sup_con(
 ) -> Float[Tensor, ""]:
     """Find all views of the same class among all 2N - 1 others (Khosla et al. 2020, eq. 2).
 
-    Supervised contrastive learning. arXiv:2004.11362. Every image has a label. Where no two have
-    the same one, it is `nt_xent`.
-
-    Args:
-        a: One view of each image, unit vectors.
-        b: The other view.
-        label: The class of each image.
-        temperature: Divides the similarities; above 0.
-
-    Returns:
-        The mean over the 2N views, or zero where the batch is empty.
+    Supervised contrastive learning. arXiv:2004.11362. `a` and `b` are the two views of each image,
+    and every image has a label. Where no two have the same one, it is `nt_xent`; where the batch
+    is empty, it is zero.
 
     >>> sup_con(torch.eye(2), torch.eye(2), torch.tensor([7, 7]), temperature=1.0)
     tensor(1.2181)
@@ -261,20 +240,12 @@ def swapped_match(
 ) -> Float[Tensor, ""]:
     """Match each view with the target of every other view (Caron et al. 2020, eq. 2 and 6).
 
-    Args:
-        logits: Of all views.
-        targets: Soft targets of the first views, in the same order.
-
-    Returns:
-        The mean of `soft_match` over all pairs of a target and another view.
+    `logits` are those of all views, `targets` the soft targets of the first ones, in the same
+    order. The mean of `soft_match` over all pairs of a target and another view.
     """
-    pairs = [
-        soft_match(view, target)
-        for i, target in enumerate(targets)
-        for j, view in enumerate(logits)
-        if i != j
-    ]
-    return torch.stack(pairs).mean()
+    pairs = itertools.product(enumerate(targets), enumerate(logits))
+    losses = [soft_match(view, target) for (i, target), (j, view) in pairs if i != j]
+    return torch.stack(losses).mean()
 
 
 @full_precision
