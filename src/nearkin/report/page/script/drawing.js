@@ -42,14 +42,12 @@ function range(coloring) {
 /* ---- thumbnails ---- */
 
 /* Sheets are decoded when one of their images is first drawn: all of them would take 200 MB. */
-const sheets = data.sheets.map(() => ({ bitmap: null, loading: null }));
+const sheets = data.sheets.map((encoded) => ({ encoded }));
 
 function sheetOf(i) {
-  const at = Math.floor(i / data.perSheet);
-  const sheet = sheets[at];
-  sheet.loading ??= createImageBitmap(new Blob([decodeBase64(data.sheets[at])])).then((bitmap) => {
-    sheet.bitmap = bitmap;
-    data.sheets[at] = "";
+  const sheet = sheets[Math.floor(i / data.perSheet)];
+  sheet.loading ??= createImageBitmap(new Blob([decodeBase64(sheet.encoded)])).then((bitmap) => {
+    Object.assign(sheet, { bitmap, encoded: "" });
     redraw();
   });
   return sheet;
@@ -74,13 +72,11 @@ function tile(i) {
 
 /* ---- points ---- */
 
-let redrawPending = false;
+let redrawPending = 0;
 let drawnImages = []; // points drawn as images, for the pointer: [i, x, y, side]
 
 function redraw() {
-  if (redrawPending) return;
-  redrawPending = true;
-  requestAnimationFrame(() => { redrawPending = false; draw(); });
+  redrawPending ||= requestAnimationFrame(() => { redrawPending = 0; draw(); });
 }
 
 /* The more room there is per point, the larger it is. */
@@ -88,14 +84,6 @@ function radius() {
   const room = Math.sqrt((box.width * box.height) / data.count);
   const small = Math.min(5, Math.max(1.8, 0.15 * room));
   return Math.min(MAX_RADIUS, small * Math.max(1, zoomLevel()) ** 0.3);
-}
-
-function trace(brush, shape, x, y, size) {
-  const corners = SHAPES[shape];
-  brush.beginPath();
-  if (corners) for (const [dx, dy] of corners) brush.lineTo(x + dx * size, y + dy * size);
-  else brush.arc(x, y, size, 0, 2 * Math.PI);
-  brush.closePath();
 }
 
 /* Points are copies of a few small images: a path for each of 20,000 would take too long. */
@@ -107,12 +95,11 @@ function sprite(shape, color, size) {
     const middle = Math.ceil(1.3 * size) + 3;
     const element = make("canvas", { width: 2 * middle + 1, height: 2 * middle + 1 });
     const brush = element.getContext("2d");
-    Object.assign(brush, {
-      fillStyle: color, strokeStyle: theme.card, lineWidth: Math.min(2.5 * box.ratio, 0.6 * size),
-    });
-    trace(brush, shape, middle + 0.5, middle + 0.5, size);
-    brush.stroke(); // a thin halo
-    brush.fill();
+    const lineWidth = Math.min(2.5 * box.ratio / size, 0.6);
+    Object.assign(brush, { fillStyle: color, strokeStyle: theme.card, lineWidth });
+    brush.setTransform(size, 0, 0, size, middle + 0.5, middle + 0.5);
+    brush.stroke(SHAPES[shape]); // a thin halo
+    brush.fill(SHAPES[shape]);
     sprites.set(key, { element, middle });
   }
   return sprites.get(key);

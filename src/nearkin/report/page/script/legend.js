@@ -77,8 +77,8 @@ function legendMark(each) {
   const mark = make("canvas", { width: 32, height: 32, className: "sample" });
   const brush = mark.getContext("2d");
   brush.fillStyle = each < 0 ? theme.quiet : theme.classes[each % COLORS];
-  trace(brush, each < 0 ? 0 : each % SHAPES.length, 16, 16, 10);
-  brush.fill();
+  brush.setTransform(10, 0, 0, 10, 16, 16);
+  brush.fill(SHAPES[Math.max(0, each) % SHAPES.length]);
   return mark;
 }
 

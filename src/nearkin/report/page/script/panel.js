@@ -1,14 +1,27 @@
 /* The panel of one image: its values, its nearest neighbors, its class. */
 
-/* A row of images, each a button that opens it. */
+/* An image with a caption below, which a click opens. */
+function galleryItem(i, label, caption) {
+  const item = button(tile(i), () => open(i), { title: label, ariaLabel: label });
+  if (caption) item.append(make("span", {}, caption));
+  return item;
+}
+
+const tiles = (items) => make("ul", { className: "map-tiles" },
+  ...items.map((item) => make("li", {}, item)));
+
 function gallery(members, caption = () => "") {
-  const items = members.map((i) => {
-    const label = [name(i), caption(i)].filter(Boolean).join(", ");
-    const item = button(tile(i), () => open(i), { title: label, ariaLabel: label });
-    if (caption(i)) item.append(make("span", {}, caption(i)));
-    return make("li", {}, item);
-  });
-  return make("ul", { className: "map-tiles" }, ...items);
+  return tiles(members.map((i) => {
+    return galleryItem(i, [name(i), caption(i)].filter(Boolean).join(", "), caption(i));
+  }));
+}
+
+function fillPanel(title, ...content) {
+  $("panel").replaceChildren(
+    make("h3", { tabIndex: -1 }, title),
+    button("Close", close, { className: "map-close" }),
+    ...content,
+  );
 }
 
 function showPanel() {
@@ -17,9 +30,8 @@ function showPanel() {
     $("panel").replaceChildren(note("Click a point to see its image and its nearest neighbors."));
     return;
   }
-  $("panel").replaceChildren(
-    make("h3", { tabIndex: -1 }, make("bdi", {}, name(i))),
-    button("Close", close, { className: "map-close" }),
+  fillPanel(
+    make("bdi", {}, name(i)),
     make("div", { className: served ? "map-large" : "map-about" }, largeImage(i), values(i)),
     ...nearestNeighbors(i),
     ...sameClass(i),

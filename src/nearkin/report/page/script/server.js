@@ -66,13 +66,8 @@ function search(file) {
 function showResults(file, results) {
   const src = URL.createObjectURL(file);
   const image = make("img", { alt: "Your image", src, onload: () => URL.revokeObjectURL(src) });
-  $("panel").replaceChildren(
-    make("h3", { tabIndex: -1 }, "Your image"),
-    button("Close", close, { className: "map-close" }),
-    make("div", { className: "map-large" }, image),
-    make("h4", {}, "Nearest neighbors"),
-    make("ul", { className: "map-tiles" }, ...results.map(resultTile)),
-  );
+  const found = [make("h4", {}, "Nearest neighbors"), tiles(results.map(resultTile))];
+  fillPanel("Your image", make("div", { className: "map-large" }, image), ...found);
   $("panel").querySelector("h3").focus();
 }
 
@@ -81,13 +76,9 @@ function resultTile({ number, name: path, label, similarity: cosine }) {
   const texts = [escapeInvisible(path), escapeInvisible(label ?? ""), cosine.toFixed(2)];
   const title = texts.filter(Boolean).join(", ");
   const i = rowOfNumber.get(number);
-  const properties = { title, ariaLabel: title };
-  const result = i === undefined
-    ? make("a", { ...properties, href: `/image/${number}`, target: "_blank" },
-      make("img", { src: `/thumbnail/${number}`, alt: "" }))
-    : button(tile(i), () => open(i), properties);
-  result.append(make("span", {}, cosine.toFixed(2)));
-  return make("li", {}, result);
+  if (i !== undefined) return galleryItem(i, title, cosine.toFixed(2));
+  return make("a", { title, ariaLabel: title, href: `/image/${number}`, target: "_blank" },
+    make("img", { src: `/thumbnail/${number}`, alt: "" }), make("span", {}, cosine.toFixed(2)));
 }
 
 /* ---- classes ---- */
