@@ -42,6 +42,7 @@ STYLE: Final[dict[Any, Any]] = {
     "axes.titlesize": 10,
     "font.size": 9,
     "grid.alpha": 0.3,
+    "image.cmap": "cividis",
     "legend.fontsize": 8,
     "legend.frameon": False,
     "lines.linewidth": 1.4,
@@ -147,54 +148,38 @@ def _plot_lines(axis: "Axes", chart: Chart) -> None:
 
 def map_plot(image_map: ImageMap, path: Path) -> Path:
     """Plot the t-SNE map in its first coloring."""
+    xy = image_map.xy
     with figure(path, 7.5, 5.6) as fig:
         axis = fig.subplots()
         axis.grid(visible=False)
         axis.spines[:].set_visible(False)
-        axis.set(xticks=[], yticks=[], aspect="equal", title=f"{len(image_map.xy):,} images")
-        axis.set_xlabel("t-SNE of the embeddings")
-        if not image_map.colorings:
-            _scatter(axis, image_map.xy, len(image_map.xy), COLORS[0])
-            return path
-        coloring = image_map.colorings[0]
-        axis.set_title(f"{len(image_map.xy):,} images by {coloring.name.lower()}")
-        if coloring.classes:
-            _scatter_classes(axis, image_map.xy, coloring)
+        axis.set(xticks=[], yticks=[], aspect="equal", xlabel="t-SNE of the embeddings")
+        coloring = next(iter(image_map.colorings), None)
+        by = f" by {coloring.name.lower()}" if coloring else ""
+        axis.set_title(f"{len(xy):,} images{by}")
+        if coloring is None:
+            _scatter(axis, xy, len(xy), COLORS[0])
+        elif coloring.classes:
+            _scatter_classes(axis, xy, coloring)
         else:
-            from matplotlib.cm import ScalarMappable
-            from matplotlib.colors import Normalize
-
-            xy, known = image_map.xy, np.isfinite(coloring.values)
-            low, high = np.quantile(coloring.values[known], (0, 1))
-            scale = ScalarMappable(Normalize(low, high), "cividis")
+            known = np.isfinite(coloring.values)
             _scatter(axis, xy[~known], len(xy), GRAY)
-            _scatter(axis, xy[known], len(xy), scale.to_rgba(coloring.values[known]))
-            fig.colorbar(scale, ax=axis, label=coloring.name, shrink=0.6)
+            points = _scatter(axis, xy[known], len(xy), coloring.values[known])
+            fig.colorbar(points, label=coloring.name, shrink=0.6)
     return path
 
 
 def _scatter(
-    axis: "Axes",
-    xy: Float[np.ndarray, "some 2"],
-    total: int,
-    color: Any,
-    marker: str = "o",
-    *,
-    hollow: bool = False,
+    axis: "Axes", xy: Float[np.ndarray, "some 2"], total: int, color: Any, marker: Any = "o"
 ) -> "PathCollection":
     """Some of `total` images; the more there are, the smaller the points."""
-    return axis.scatter(
-        xy[:, 0],
-        xy[:, 1],
-        s=float(np.clip(20_000 / total, 3, 30)),
-        edgecolors=color,
-        facecolors="none" if hollow else color,
-        linewidths=0.8,
-        marker=marker,
-    )
+    size = float(np.clip(20_000 / total, 3, 30))
+    return axis.scatter(*xy.T, s=size, c=color, linewidths=0.8, marker=marker)
 
 
 def _scatter_classes(axis: "Axes", xy: Float[np.ndarray, "n 2"], coloring: Coloring) -> None:
+    from matplotlib.markers import MarkerStyle
+
     values = coloring.values
     sizes = np.bincount(values[values >= 0], minlength=len(coloring.classes))
     many = len(sizes) > MAX_LEGEND
@@ -207,9 +192,8 @@ def _scatter_classes(axis: "Axes", xy: Float[np.ndarray, "n 2"], coloring: Color
     for number, class_ in enumerate(largest.tolist()):
         # Colors and markers cycle with different periods; hollow ones tell the rest apart.
         round_, color = divmod(number, len(COLORS))
-        marker = MARKERS[number % len(MARKERS)]
-        points = xy[values == class_]
-        handles.append(_scatter(axis, points, len(xy), COLORS[color], marker, hollow=round_ > 0))
+        marker = MarkerStyle(MARKERS[number % len(MARKERS)], "none" if round_ else "full")
+        handles.append(_scatter(axis, xy[values == class_], len(xy), COLORS[color], marker))
         names.append(shortened(coloring.classes[class_], MAX_NAME))
     axis.legend(handles, names, markerscale=2, loc="center left", bbox_to_anchor=(1, 0.5))
 
