@@ -174,7 +174,8 @@ def _scatter(
 ) -> "PathCollection":
     """Some of `total` images; the more there are, the smaller the points."""
     size = float(np.clip(20_000 / total, 3, 30))
-    return axis.scatter(*xy.T, s=size, c=color, linewidths=0.8, marker=marker)
+    x, y = xy.T
+    return axis.scatter(x, y, s=size, c=color, linewidths=0.8, marker=marker)
 
 
 def _scatter_classes(axis: "Axes", xy: Float[np.ndarray, "n 2"], coloring: Coloring) -> None:
