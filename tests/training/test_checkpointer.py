@@ -9,7 +9,7 @@ from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger, Silent
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
-from nearkin.training.checkpoint import Checkpointer
+from nearkin.training.checkpoint import Checkpointer, Files
 from nearkin.training.optimizer import build_optimizer
 
 
@@ -38,14 +38,14 @@ def made(tmp_path, monkeypatch):
     optimizer = build_optimizer(method, name="sgd", lr=0.1, weight_decay=0.0)
     journal = Journal(folder.metrics, ("step",), 0)
     with Logger(Silent(), folder.log) as log:
-        yield Checkpointer(folder, method, optimizer, journal, log, "auto", 0), clock, takes
+        yield Checkpointer(Files(folder, journal, log), method, optimizer, "auto", 0), clock, takes
 
 
 def steps_saved(made, seconds, every=1.0):
     """After how many seconds, in a training of a step a second, checkpoints were written."""
     checkpointer, clock, _ = made
     found, start = [], clock.now
-    folder = checkpointer.folder.checkpoints
+    folder = checkpointer.files.folder.checkpoints
     while clock.now < start + seconds:
         clock.now += every
         newest = checkpoint.latest(folder)
@@ -69,7 +69,7 @@ def test_checkpoints_that_take_long_take_a_fiftieth_of_the_time(made):
 
 def test_whoever_asks_gets_one_at_once(made):
     made[0].after(1, requested=True, last=False)
-    assert checkpoint.latest(made[0].folder.checkpoints) is not None
+    assert checkpoint.latest(made[0].files.folder.checkpoints) is not None
 
 
 def test_three_failures_in_a_row_are_an_error_and_two_are_not(made, monkeypatch):
@@ -84,7 +84,7 @@ def test_three_failures_in_a_row_are_an_error_and_two_are_not(made, monkeypatch)
         checkpointer.after(checkpointer.done + 1, requested=True, last=False)
     with pytest.raises(ResourceError, match="no room"):
         checkpointer.after(checkpointer.done + 1, requested=True, last=False)
-    said = checkpointer.folder.log.read_text()
+    said = checkpointer.files.folder.log.read_text()
     assert said.count("warning: no room; training goes on") == 4
 
 

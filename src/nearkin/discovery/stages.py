@@ -36,7 +36,7 @@ from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.run.settings import method_options, named_backbone
-from nearkin.training.fit import broadcast_state, fit, fit_worker, optimizer_for, training_steps
+from nearkin.training.fit import Lead, broadcast_state, fit, optimizer_for, training_steps
 from nearkin.training.health import health
 from nearkin.training.session import run_worker as run_training_worker
 from nearkin.types import UNKNOWN
@@ -162,7 +162,7 @@ class Stage:
         evaluate, terms = feature_health(self.feed), RECIPES[self.config.method].terms
         folder.path.mkdir(parents=True, exist_ok=True)
         with workers:
-            fit(folder, self.config, self.method, self.feed, evaluate, log, terms)
+            fit(self.config, self.method, self.feed, Lead(folder, log, evaluate, terms))
 
     def try_out(self, share: float = 1.0) -> None:
         """Train for a share of the steps without writing anything."""
@@ -310,4 +310,4 @@ def run_worker_stage(data: Any) -> None:
         device = choose_device(config.device)
         encoder = FinetunedEncoder(pretrained, images, config, base, device)
         stage = build_stage(encoder, task, order, base)
-        fit_worker(stage.config, stage.method, stage.feed)
+        fit(stage.config, stage.method, stage.feed)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -245,15 +245,21 @@ def _layout(state: State) -> dict[str, str]:
     return {**tensors, **groups}
 
 
+class Files(NamedTuple):
+    """What the first process writes to."""
+
+    folder: RunFolder
+    journal: Journal  # The metrics: a checkpoint is never ahead of them
+    log: Logger  # Receives warnings of checkpoints that failed
+
+
 @dataclass(eq=False)
 class Checkpointer:
     """Writes checkpoints when they are due: saving changes no state, so a clock may decide."""
 
-    folder: RunFolder
+    files: Files | None  # None in the other processes, which take part if the method is sharded
     method: Method[Any]
     optimizer: Optimizer
-    journal: Journal  # The metrics: a checkpoint is never ahead of them
-    log: Logger  # Receives warnings of checkpoints that failed
     every: int | str  # Steps between checkpoints; `auto`: by `INTERVAL` and `SHARE`
     done: int  # Steps that are done
 
@@ -269,26 +275,29 @@ class Checkpointer:
             DivergedError: If what stands is no longer finite.
         """
         self.done = done
-        if self.every == "auto":
-            due = time.monotonic() - self._last >= self._pause
-        else:
-            due = done % int(self.every) == 0
-        due |= requested or last
+        due = self.files is not None and (requested or last or self._is_due())
         if is_sharded(self.method):
-            due = bool(all_reduce_max(int(due)))  # the others take part
-        if due:
-            self._save(last)
+            due = bool(all_reduce_max(int(due)))
+        if due and self.files:
+            self._save(self.files, last)
+        elif due:
+            join_save(done, self.method, self.optimizer)
 
-    def _save(self, last: bool) -> None:
+    def _is_due(self) -> bool:
+        if self.every == "auto":
+            return time.monotonic() - self._last >= self._pause
+        return self.done % int(self.every) == 0
+
+    def _save(self, files: Files, last: bool) -> None:
         started = time.monotonic()
         try:
-            self.journal.flush()
-            save(self.folder.checkpoints, self.done, self.method, self.optimizer)
+            files.journal.flush()
+            save(files.folder.checkpoints, self.done, self.method, self.optimizer)
         except ResourceError as error:
             self._failures += 1
             if last or self._failures == PATIENCE:
                 raise
-            self.log.info(f"warning: {error}; training goes on, the next one may succeed")
+            files.log.info(f"warning: {error}; training goes on, the next one may succeed")
         else:
             self._failures = 0
         self._last = time.monotonic()
@@ -300,8 +309,12 @@ class Checkpointer:
         try:
             yield self
         except DivergedError as error:
-            state = self.method, self.optimizer
+            state = self.done, self.method, self.optimizer
+            if self.files is None:
+                join_save(*state, finite=False)
+                raise
+            folder = self.files.folder
             with suppress(ResourceError):  # the divergence is the error to report
-                save(self.folder.diverged, self.done, *state, keep=1, finite=False)
-            where = f"nearkin replay {self.folder.path} shows where it began"
+                save(folder.diverged, *state, keep=1, finite=False)
+            where = f"nearkin replay {folder.path} shows where it began"
             raise DivergedError(f"{error}; {where}") from error

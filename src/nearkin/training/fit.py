@@ -4,8 +4,8 @@ import copy
 import io
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -13,16 +13,15 @@ import torch
 
 from nearkin.config import TrainConfig, seconds
 from nearkin.data.batches import Feed
+from nearkin.data.order import BatchOrder
 from nearkin.distributed import (
     all_reduce_max,
     broadcast_bytes,
     full_weights,
     gather_weights,
-    is_sharded,
     shard,
     world_size,
 )
-from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.pace import Pace
@@ -32,8 +31,8 @@ from nearkin.run.reporter import Logger
 from nearkin.run.settings import PRECISIONS
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
-from nearkin.training.checkpoint import Checkpointer
-from nearkin.training.health import Evaluate, PeriodicEvaluation, evaluation_due, metric_texts
+from nearkin.training.checkpoint import Checkpointer, Files
+from nearkin.training.health import Alarm, Evaluate
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import (
     build_optimizer,
@@ -94,76 +93,120 @@ def training_steps(
     )
 
 
-def fit(
-    folder: RunFolder,
-    config: TrainConfig,
-    method: Method[Any],
-    batches: Feed,
-    evaluate: Evaluate,
-    log: Logger,
-    terms: Sequence[str] = (),
-) -> bool:
-    """Train from the newest checkpoint of the run folder to the last step.
+@dataclass(frozen=True)
+class Lead:
+    """What the first process does beside the steps: it evaluates, logs and writes files."""
 
-    `evaluate` measures the method now and then, leaving it as it was; `terms` are metrics of the
-    method to log beside the loss. Returns whether any steps were left to take.
+    folder: RunFolder
+    log: Logger
+    evaluate: Evaluate
+    terms: Sequence[str] = ()
+    """Metrics of the method to log beside the loss."""
+
+
+def fit(config: TrainConfig, method: Method[Any], batches: Feed, lead: Lead | None = None) -> bool:
+    """Train to the last step, from the newest checkpoint of the first process's run folder.
+
+    All processes run this together, and only the first has a `lead`. Returns whether any steps
+    were left to take.
     """
-    per_epoch, batch_size = batches.order.steps_per_epoch, batches.order.batch_size
-    total = int(config.epochs) * per_epoch
+    per_epoch = batches.order.steps_per_epoch
+    total, every = int(config.epochs) * per_epoch, int(config.evaluate_every)
     optimizer = optimizer_for(method, config)
     # Only the first process reads checkpoints; the others take over its optimizer and step. Their
     # weights and memories are made equal when the method is wrapped for several processes.
-    start = broadcast_start(optimizer, _resume(folder, method, optimizer, total, log))
+    start = broadcast_start(optimizer, _resume(lead, method, optimizer, total) if lead else 0)
     trained = sharded(config, method, optimizer) if start < total else method
+    interrupts, record, files = Interrupts(), None, None
     with ExitStack() as stack:
-        # Rows of metrics.csv after the checkpoint are dropped: those steps are taken again.
-        journal = stack.enter_context(Journal(folder.metrics, (*COLUMNS, *terms), upto=start))
-        interrupts = stack.enter_context(Interrupts())
-        checkpointer = stack.enter_context(
-            Checkpointer(
-                folder, trained, optimizer, journal, log, config.save_every, start
-            ).keeping_diverged()
-        )
-        evaluation = PeriodicEvaluation(evaluate, config, method, trained, log, interrupts)
-        epoch, pace = journal.rows()[start - start % per_epoch :], Pace(total, batch_size)
-        log.progress(start, total, "first step")
+        if lead:
+            # Rows of metrics.csv after the checkpoint are dropped: those steps are taken again.
+            journal = Journal(lead.folder.metrics, (*COLUMNS, *lead.terms), upto=start)
+            stack.enter_context(journal)
+            record = Record(lead, config, method, batches.order, start, journal, interrupts)
+            files = Files(lead.folder, journal, lead.log)
+        checkpointer = Checkpointer(files, trained, optimizer, config.save_every, start)
+        stack.enter_context(interrupts)
+        stack.enter_context(checkpointer.keeping_diverged())
+        fed = batches.between(start, total)
         for done, step in training_steps(
-            config, trained, optimizer, batches.between(start, total), start=start, total=total
+            config, trained, optimizer, fed, start=start, total=total
         ):
-            values = {"loss": step.loss.item()} | {
-                key: value.item() for key, value in step.metrics.items() if key in terms
-            }
-            at = f"epoch {-(-done // per_epoch)}/{config.epochs}"
-            log.progress(
-                done, total, "  ".join([at, f"loss {values['loss']:.3f}", *pace.reach(done)])
-            )
-            with pace.paused():  # evaluation counts for nothing in images per second
-                measured = evaluation.after(done, per_epoch, total)
-            row = {"step": done, "epoch": done / per_epoch, **values, **measured}
-            journal.append(row | {"lr": optimizer.param_groups[0]["lr"]})
-            epoch.append(row)
-            if done % per_epoch == 0:
-                log.info(
-                    "  ".join([at, *_means(epoch, values), *metric_texts(measured), *pace.speed])
-                )
-                epoch.clear()
+            due = evaluation_due(every, done, per_epoch, total)
+            with full_weights(method, trained) if due else nullcontext():
+                if record:
+                    record.after(done, step, optimizer.param_groups[0]["lr"], due)
             # All processes must stop after the same step, whichever of them got the signal. It is
             # read once per step: a signal that comes while saving is for the next step.
             stop = all_reduce_max(interrupts.stop)
-            checkpointer.after(
-                done, requested=interrupts.take_save(), last=done == total or bool(stop)
-            )
+            last = done == total or bool(stop)
+            checkpointer.after(done, requested=interrupts.take_save(), last=last)
             if stop:
                 interrupts.end(done, stop)
-        stop_if_requested(interrupts, total)
+        if stop := all_reduce_max(interrupts.stop):
+            interrupts.end(total, stop)
         gather_weights(method, trained)
     return start < total
 
 
-def stop_if_requested(interrupts: Interrupts, done: int) -> None:
-    """End all processes after the same step, if any of them got a signal."""
-    if stop := all_reduce_max(interrupts.stop):
-        interrupts.end(done, stop)
+def evaluation_due(every: int, done: int, per_epoch: int, total: int) -> bool:
+    """Return whether to evaluate after `done` of `total` steps: every so many epochs, and last."""
+    epoch, part = divmod(done, per_epoch)
+    return done == total or bool(every and not part and epoch % every == 0)
+
+
+@dataclass(eq=False)
+class Record:
+    """Evaluates when that is due, writes metrics.csv, and logs epochs and lasting collapses."""
+
+    lead: Lead
+    config: TrainConfig
+    method: Method[Any]
+    order: BatchOrder
+    start: int
+    journal: Journal
+    interrupts: Interrupts  # Through which a collapse stops the run
+
+    def __post_init__(self) -> None:
+        self.per_epoch = self.order.steps_per_epoch
+        self.total = int(self.config.epochs) * self.per_epoch
+        self.epoch = self.journal.rows()[self.start - self.start % self.per_epoch :]
+        self.pace = Pace(self.total, self.order.batch_size)
+        self.alarm = Alarm(type(self.method))
+        self.lead.log.progress(self.start, self.total, "first step")
+
+    def after(self, done: int, step: Step[Any], lr: float, due: bool) -> None:
+        """Note a step, and evaluate the method if that is due."""
+        values = {"loss": step.loss.item()} | {
+            key: value.item() for key, value in step.metrics.items() if key in self.lead.terms
+        }
+        at = f"epoch {-(-done // self.per_epoch)}/{self.config.epochs}"
+        texts = [at, f"loss {values['loss']:.3f}", *self.pace.reach(done)]
+        self.lead.log.progress(done, self.total, "  ".join(texts))
+        measured = self._evaluated(done) if due else {}
+        row = {"step": done, "epoch": done / self.per_epoch, **values, **measured}
+        self.journal.append(row | {"lr": lr})
+        self.epoch.append(row)
+        if done % self.per_epoch == 0:
+            means = _means(self.epoch, values)
+            texts = [at, *means, *_metric_texts(measured), *self.pace.speed]
+            self.lead.log.info("  ".join(texts))
+            self.epoch.clear()
+
+    def _evaluated(self, done: int) -> dict[str, float]:
+        with self.pace.paused():  # evaluation counts for nothing in images per second
+            measured = self.lead.evaluate(self.method)
+        verdict = self.alarm.update(measured, done / self.total)
+        if verdict and self.config.on_collapse == "stop" and done < self.total:
+            self.interrupts.collapse(verdict)
+        elif verdict:
+            self.lead.log.info(f"warning: {verdict}")
+        return measured
+
+
+def _metric_texts(measured: Mapping[str, float]) -> list[str]:
+    form = {"knn": "kNN {:.1%}", "feature_std": "std {:.2f}", "effective_rank": "rank {:.1f}"}
+    return [text.format(measured[name]) for name, text in form.items() if name in measured]
 
 
 def sharded(
@@ -195,25 +238,21 @@ def broadcast_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return first
 
 
-def _resume(
-    folder: RunFolder,
-    method: Method[Any],
-    optimizer: torch.optim.Optimizer,
-    total: int,
-    log: Logger,
-) -> int:
+def _resume(lead: Lead, method: Method[Any], optimizer: torch.optim.Optimizer, total: int) -> int:
     """Restore the newest checkpoint; return the number of steps that are done."""
-    restored = checkpoint.load(folder.checkpoints, method, optimizer)
+    restored = checkpoint.load(lead.folder.checkpoints, method, optimizer)
     for damaged in restored.damaged:
-        log.info(
+        lead.log.info(
             f"warning: {damaged.stem} is damaged, and kept as {damaged.name}; "
             f"what came after step {restored.step} is done again"
         )
     if restored.step:
-        log.info(f"resuming after step {restored.step} of {total}")
+        lead.log.info(f"resuming after step {restored.step} of {total}")
     device = next(method.parameters()).device
-    if changes := note_machine(folder.machine, device, restored.step):
-        log.info(f"warning: {changes}; from here on the bits are not those of an unbroken run")
+    if changes := note_machine(lead.folder.machine, device, restored.step):
+        lead.log.info(
+            f"warning: {changes}; from here on the bits are not those of an unbroken run"
+        )
     return restored.step
 
 
@@ -250,34 +289,3 @@ def epochs_within(duration: str, epoch_seconds: float) -> int:
     42
     """
     return max(1, int(seconds(duration) * 14 / 15 / epoch_seconds))
-
-
-def fit_worker(config: TrainConfig, method: Method[Any], batches: Feed) -> None:
-    """Take the first process's steps in another process, which writes no files.
-
-    Every collective call of `fit` has its counterpart here, in the same order, or all would hang.
-    """
-    per_epoch = batches.order.steps_per_epoch
-    total, every = int(config.epochs) * per_epoch, int(config.evaluate_every)
-    optimizer = optimizer_for(method, config)
-    start = done = broadcast_start(optimizer, 0)
-    trained = sharded(config, method, optimizer) if start < total else method
-    fed = batches.between(start, total)
-    try:
-        with Interrupts() as interrupts:
-            for done, _ in training_steps(
-                config, trained, optimizer, fed, start=start, total=total
-            ):
-                if evaluation_due(every, done, per_epoch, total):
-                    with full_weights(method, trained):  # the first needs all parts to evaluate
-                        pass
-                stop = all_reduce_max(interrupts.stop)
-                if is_sharded(trained) and all_reduce_max(0):  # the first saves
-                    checkpoint.join_save(done, trained, optimizer)
-                if stop:
-                    interrupts.end(done, stop)
-            stop_if_requested(interrupts, total)
-            gather_weights(method, trained)
-    except DivergedError:  # the first keeps the state for a replay
-        checkpoint.join_save(done, trained, optimizer, finite=False)
-        raise

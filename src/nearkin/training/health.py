@@ -6,7 +6,6 @@ they were measured.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +17,6 @@ from nearkin.config import TrainConfig
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.split import Split
-from nearkin.distributed import full_weights
 from nearkin.errors import DivergedError
 from nearkin.evaluation.embeddings import Embeddings, encode, encode_pixels
 from nearkin.evaluation.measures import knn, num_neighbors
@@ -26,8 +24,6 @@ from nearkin.measures.geometry import effective_rank, feature_std, mean_cosine
 from nearkin.method import Method
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
-from nearkin.run.reporter import Logger
-from nearkin.training.signals import Interrupts
 from nearkin.types import UNKNOWN
 
 PATIENCE: Final = 3  # Evaluations in a row that must show a collapse before it is reported
@@ -171,43 +167,3 @@ def in_memory(
     pixels = torch.cat(list(tracked(source, len(images), "images for evaluation", on_progress)))
     rows = np.delete(np.arange(len(images)), sorted(source.bad))
     return (pixels[torch.from_numpy(rows)] if source.bad else pixels), images.labels[rows]
-
-
-def evaluation_due(every: int, done: int, per_epoch: int, total: int) -> bool:
-    """Return whether to evaluate after `done` of `total` steps: every so many epochs, and last."""
-    epoch, part = divmod(done, per_epoch)
-    return done == total or bool(every and not part and epoch % every == 0)
-
-
-@dataclass(eq=False)
-class PeriodicEvaluation:
-    """Evaluates a method when it is due, and reports embeddings that stay collapsed."""
-
-    evaluate: Evaluate
-    config: TrainConfig  # When, and whether a collapse ends the run
-    method: Method[Any]  # What is evaluated. It goes on in training mode
-    trained: Method[Any]  # What takes the steps: the method, or what `shard` made of it
-    log: Logger  # Receives a warning of a collapse
-    interrupts: Interrupts  # Through which a collapse stops the run
-
-    def __post_init__(self) -> None:
-        self._alarm = Alarm(type(self.method))
-
-    def after(self, done: int, per_epoch: int, total: int) -> dict[str, float]:
-        """Return the measures after `done` of `total` steps; none if no evaluation is due."""
-        if not evaluation_due(int(self.config.evaluate_every), done, per_epoch, total):
-            return {}
-        with full_weights(self.method, self.trained):
-            measured = self.evaluate(self.method)
-        verdict = self._alarm.update(measured, done / total)
-        if verdict and self.config.on_collapse == "stop" and done < total:
-            self.interrupts.collapse(verdict)
-        elif verdict:
-            self.log.info(f"warning: {verdict}")
-        return measured
-
-
-def metric_texts(measured: Mapping[str, float]) -> list[str]:
-    """Format measures for a log line."""
-    form = {"knn": "kNN {:.1%}", "feature_std": "std {:.2f}", "effective_rank": "rank {:.1f}"}
-    return [text.format(measured[name]) for name, text in form.items() if name in measured]

@@ -36,7 +36,7 @@ from nearkin.run.settings import (
     sources_of,
 )
 from nearkin.training.checkpoint import latest
-from nearkin.training.fit import fit, fit_worker, with_epochs
+from nearkin.training.fit import Lead, fit, with_epochs
 from nearkin.training.health import Monitor, verdict
 
 
@@ -73,7 +73,8 @@ def train_encoder(
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         log.info(f"augmented views  {sheet.resolve()}")
         monitor = Monitor(split, config, device, log.progress)
-        trained = fit(folder, config, method, batches, monitor.evaluate, log, method.metrics)
+        lead = Lead(folder, log, monitor.evaluate, method.metrics)
+        trained = fit(config, method, batches, lead)
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
         return False
@@ -88,7 +89,7 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
         config = TrainConfig(**settings)
         split = open_split(data, config)
         method, batches = build(config, split.train, choose_device(config.device), network)
-        fit_worker(with_epochs(config, method, batches), method, batches)
+        fit(with_epochs(config, method, batches), method, batches)
     return RunFolder(Path(path))
 
 
