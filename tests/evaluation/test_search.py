@@ -18,6 +18,7 @@ import nearkin
 from nearkin.cli import main
 from nearkin.commands.embed import embed
 from nearkin.commands.index import kind_of_index, shortlist
+from nearkin.errors import CheckpointError
 from nearkin.evaluation.encoder import write_encoder
 from nearkin.evaluation.table import BLOCK_SIZE, Note, PartFolder, most_similar, open_table
 from nearkin.networks.backbone import build_backbone
@@ -160,8 +161,7 @@ def test_blocks_hold_no_more_rows_than_are_said(tmp_path):
 def test_rows_are_read_by_their_places(wanted, tmp_path):
     vectors = np.eye(40)
     table = open_table(write_folder(tmp_path / "folder", vectors, 7))
-    blocks = list(table.blocks(np.array(wanted, int)))
-    assert [place for block in blocks for place in block.rows] == wanted
+    blocks = table.blocks(np.array(wanted, int))
     found = [row for block in blocks for row in block.vectors.argmax(1).tolist()]
     assert found == wanted
 
@@ -279,6 +279,15 @@ def test_a_table_without_images_is_refused(run, images, tmp_path, capsys):
     path = tmp_path / "t.parquet"
     table = write_table(path, np.ones((0, DIM)), path=nothing, label=nothing)
     assert "no image" in refusal(3, capsys, run, images / "cat" / "00.png", "--in", table)
+
+
+def test_parts_of_several_lengths_are_refused(tmp_path):
+    table = open_table(write_folder(tmp_path / "folder", np.ones((6, 4)), 3))
+    write_table(table.files[1], np.ones((3, 5)))
+    with pytest.raises(
+        CheckpointError, match="has vectors of 4 features and of 5; write it again"
+    ):
+        list(table.blocks())
 
 
 ROWS = np.ones((3, DIM), np.float32)

@@ -13,7 +13,7 @@ from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
-from nearkin.evaluation.encoder import load
+from nearkin.evaluation.encoder import encoder_file, load
 from nearkin.evaluation.table import (
     MOST,
     SHARD,
@@ -25,7 +25,6 @@ from nearkin.evaluation.table import (
 )
 from nearkin.pace import under
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, Silent
 
 
@@ -121,8 +120,7 @@ def embed_parts(
     first, step = _turn(part)
     log = reporter or Silent()
     encoder, images = load(run, backbone=backbone), open_images(data, on_progress=log.progress)
-    path = RunFolder(Path(run)).encoder if Path(run).is_dir() else Path(run)
-    note = note_on(path, images, shard)
+    note = note_on(encoder_file(run), images, shard)
     if note.num_parts > MOST:
         raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
     folder = PartFolder.claim(Path(output), note)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -60,8 +59,8 @@ def build_index(vectors: str | Path, output: str | Path) -> Made:
         if hasattr(index, "pq"):
             index.pq.cp.max_points_per_centroid = TRAINED
         index.train(_sample(table, min(sample, count), dim))
-    for rows in _rows(table, dim):
-        index.add(rows)
+    for block in table.blocks():
+        index.add(block.vectors.numpy())
     with writing(path, ROOM):
         with whole(path) as partial, partial.open("wb") as file:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
@@ -118,22 +117,10 @@ def _sample(table: EmbeddingTable, size: int, dim: int) -> np.ndarray:
     """Draw rows to train the index; the same every time."""
     chosen = np.random.default_rng(0).choice(len(table), size, replace=False)
     drawn, start = np.empty((size, dim), np.float32), 0
-    for rows in _rows(table, dim, np.sort(chosen)):
-        drawn[start : start + len(rows)] = rows
-        start += len(rows)
+    for block in table.blocks(np.sort(chosen)):
+        drawn[start : start + len(block.vectors)] = block.vectors.numpy()
+        start += len(block.vectors)
     return drawn
-
-
-def _rows(
-    table: EmbeddingTable, dim: int, rows: Int[np.ndarray, " rows"] | None = None
-) -> Iterator[np.ndarray]:
-    for block in table.blocks(rows):
-        if block.vectors.shape[1] != dim:
-            raise CheckpointError(
-                f"{table.path} has vectors of {dim} features and of {block.vectors.shape[1]}; "
-                "write it again with nearkin embed"
-            )
-        yield block.vectors.numpy()
 
 
 def _note(path: Path) -> Path:

@@ -1,7 +1,6 @@
 """`nearkin neighbors`: find the images most similar to an image."""
 
 import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from nearkin.data.sources import list_files
 from nearkin.distributed import choose_device
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
-from nearkin.evaluation.encoder import Encoder, load
+from nearkin.evaluation.encoder import Encoder, encoder_file, load
 from nearkin.evaluation.table import (
     EmbeddingTable,
     Neighbors,
@@ -70,7 +69,7 @@ def neighbors(
 def _table(run: Path, vectors: str | Path | None) -> EmbeddingTable:
     """Open the table to search, and check that it is of the run's encoder."""
     table = open_table(RunFolder(run).embeddings if vectors is None else Path(vectors))
-    encoder = RunFolder(run).encoder if run.is_dir() else run
+    encoder = encoder_file(run)
     if table.encoder not in ("", digest(encoder)):
         raise CheckpointError(
             f"{table.path} is of another encoder than {encoder}; make one with nearkin embed {run}"
@@ -83,8 +82,8 @@ def _features(
 ) -> Float[Tensor, "images dim"]:
     """Compute the features of files, as `embed` does."""
     names = [os.path.abspath(image) for image in files]  # noqa: PTH100  (keeps links)
-    for name in names:
-        _require_file(name)
+    if missing := [name for name in names if not Path(name).exists()]:
+        raise DataError(f"{missing[0]!r} cannot be read (it does not exist); give images")
     images = scan(list_files(Path("/"), set(names)), cache=False)
     bad = {file.name: file.reason for file in images.bad}
     if not bad:
@@ -95,12 +94,3 @@ def _features(
         raise DataError(f"{name!r} cannot be read ({reason}); give images")
     rows = {name: row for row, name in enumerate(images.names)}
     return unit(embeddings.tensor[[rows[name] for name in names]])
-
-
-def _require_file(name: str) -> None:
-    try:
-        is_file = stat.S_ISREG(Path(name).stat().st_mode)
-    except OSError as error:
-        raise DataError(f"{name!r} cannot be read ({error.strerror}); give images") from error
-    if not is_file:  # reading a pipe could block for ever
-        raise DataError(f"{name!r} cannot be read (not a regular file); give images")

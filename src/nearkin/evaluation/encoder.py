@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import MAX_IMAGE_SIZE
+from nearkin.data.batches import to_input
+from nearkin.data.decode import CENTER, center, rgb_pixels
+from nearkin.data.views import MEAN, STD
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone, as_backbone
@@ -75,8 +78,6 @@ class Encoder(nn.Module):
         Raises:
             UsageError: If the images are of another type, shape or dtype.
         """
-        from nearkin.data.batches import to_input
-
         several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
         batch: Any = images if several else [images]
         crops = [self._crop(image) for image in batch]
@@ -87,8 +88,6 @@ class Encoder(nn.Module):
 
     def _crop(self, image: Any) -> UInt8[np.ndarray, "size size 3"]:
         """Return the central square of an image, in this encoder's size."""
-        from nearkin.data.decode import CENTER, center, rgb_pixels
-
         try:
             # A JPEG that is opened but not yet decoded is decoded at the smallest scale that
             # suffices, which is several times faster.
@@ -104,8 +103,6 @@ def write_encoder(path: Path, backbone: Backbone, details: dict[str, Any]) -> No
     `details` are plain values: backbone name, image_size and where the weights come from.
     """
     from safetensors.torch import save
-
-    from nearkin.data.views import MEAN, STD
 
     described = {
         "format": FORMAT,
@@ -174,8 +171,13 @@ class _Stored:
             ) from error
 
 
+def encoder_file(run: str | Path) -> Path:
+    """Return the file of a run's encoder, which may be given itself."""
+    return RunFolder(Path(run)).encoder if Path(run).is_dir() else Path(run)
+
+
 def _read(run: str | Path) -> _Stored:
-    path = RunFolder(Path(run)).encoder if Path(run).is_dir() else Path(run)
+    path = encoder_file(run)
     if not path.exists():
         raise UsageError(f"{path} does not exist; `nearkin train` makes it when it is done")
     with usable(path, AGAIN):

@@ -342,14 +342,8 @@ class Block:
     Its text stays as pyarrow has it: of a million rows, a search needs the paths of ten.
     """
 
-    rows: Int[np.ndarray, " rows"]  # Their positions in the table, ascending
     vectors: Float[Tensor, "rows dim"]  # Each of length one
     text: Any  # A record batch of the columns path and label
-
-    def subset(self, chosen: Int[np.ndarray, " chosen"]) -> "Block":
-        """Return the rows at these positions of the block."""
-        vectors = self.vectors[torch.from_numpy(chosen)]
-        return Block(self.rows[chosen], vectors, self.text.take(chosen))
 
 
 @dataclass(frozen=True)
@@ -373,11 +367,16 @@ class EmbeddingTable:
 
         An .npz is in memory whole. A file that is no such table is a CheckpointError.
         """
-        start = 0
+        start, dim = 0, 0
         for file in self.files:
             for count, batches in _groups(file):
                 inside = rows is None or ((rows >= start) & (rows < start + count)).any()
-                yield from _blocks(file, batches if inside else (), start, rows)
+                for block in _blocks(file, batches if inside else (), start, rows):
+                    dim = dim or block.vectors.shape[1]
+                    if block.vectors.shape[1] != dim:
+                        several = f"{dim} features and of {block.vectors.shape[1]}"
+                        raise CheckpointError(f"{self.path} has vectors of {several}; {AGAIN}")
+                    yield block
                 start += count
 
 
@@ -440,12 +439,10 @@ def _blocks(
     """Yield the blocks of a row group that begins at a position, or only the given rows."""
     with usable(file, AGAIN):
         for batch in batches:
-            places = np.arange(start, start + len(batch))
-            chosen = places if rows is None else np.intersect1d(places, rows)
-            start += len(batch)
-            if len(chosen):
-                block = Block(places, _vectors(batch), batch.select(["path", "label"]))
-                yield block if rows is None else block.subset(chosen - places[0])
+            places, start = np.arange(start, start + len(batch)), start + len(batch)
+            part = batch if rows is None else batch.filter(np.isin(places, rows))
+            if len(part):
+                yield Block(_vectors(part), part.select(["path", "label"]))
 
 
 # Search
