@@ -11,10 +11,9 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections import Counter
 from collections.abc import Collection
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -136,38 +135,37 @@ def _failed(where: str, error: BaseException) -> UsageError:
 
 
 @cache
-def declared(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points that installed packages declare in `nearkin.GROUP`."""
-    return tuple(entry_points(group=f"nearkin.{group}"))
+def _declared(group: str) -> EntryPoints:
+    return entry_points(group=f"nearkin.{group}")
 
 
-def declared_names(group: str, built_in: Collection[str] = ()) -> list[str]:
+def _owned(group: str, name: str, built_in: bool) -> EntryPoint | None:
+    """The entry point of that name, if there is one; a name has one owner."""
+    points = list(_declared(group).select(name=name))
+    if len(points) + built_in > 1:
+        owners = [point.dist.name if point.dist else point.value for point in points]
+        raise UsageError(
+            f"the {group[:-1]} name {name} is taken by "
+            f"{' and '.join([*(['nearkin'] * built_in), *owners])}; uninstall one, or give "
+            f"{points[0].value} instead of the name"
+        )
+    return points[0] if points else None
+
+
+def declared_names(group: str, built_in: Collection[str]) -> list[str]:
     """Names that installed packages add to those of nearkin."""
-    counts = Counter(point.name for point in declared(group))
-    for name, count in counts.items():
-        if count > 1 or name in built_in:
-            raise UsageError(_taken(group, name, name in built_in))
-    return sorted(counts)
+    names = sorted(_declared(group).names)
+    for name in names:
+        _owned(group, name, name in built_in)
+    return names
 
 
 def load_extension(group: str, name: str, *, built_in: bool = False) -> Any:
     """The object outside of the package that a setting names; None if there is none."""
     if is_reference(name):
         return load_reference(name, group[:-1])
-    points = [point for point in declared(group) if point.name == name]
-    if len(points) + built_in > 1:
-        raise UsageError(_taken(group, name, built_in))
-    return load_reference(points[0].value, group[:-1]) if points else None
-
-
-def _taken(group: str, name: str, built_in: bool) -> str:
-    points = [point for point in declared(group) if point.name == name]
-    owners = [point.dist.name if point.dist else point.value for point in points]
-    all_owners = " and ".join([*(["nearkin"] if built_in else []), *owners])
-    return (
-        f"the {group[:-1]} name {name} is taken by {all_owners}; uninstall one, or give "
-        f"{points[0].value} instead of the name"
-    )
+    point = _owned(group, name, built_in)
+    return load_reference(point.value, group[:-1]) if point else None
 
 
 def source_of(thing: Any) -> dict[str, str]:

@@ -1,8 +1,6 @@
 """What all commands share: the application, types of their parameters, and how they print."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 from cyclopts import App, Group, Parameter
@@ -25,10 +23,6 @@ TITLES = ("Data", "Method", "Views", "Optimization", "Evaluation", "Machine", "O
 GROUPS: Final = {title: Group(title, sort_key=place) for place, title in enumerate(TITLES)}
 
 Flag = Annotated[bool, Parameter(negative="", group=GROUPS["Output"])]
-Json = Annotated[Flag, Parameter(help="Print the result as JSON.")]
-Output = Annotated[Path, Parameter(name=["--output", "-o"])]
-Run = Annotated[Path, Parameter(help="A run folder.")]
-Encoder = Annotated[Path, Parameter(help="A run folder, or an encoder.safetensors.")]
 Images = Annotated[
     str,
     Parameter(
@@ -36,18 +30,6 @@ Images = Annotated[
         "or FILE.py:NAME."
     ),
 ]
-RunImages = Annotated[
-    str | None, Parameter(help="Its images, if they are no longer where they were.")
-]
-
-
-def is_only_process() -> bool:
-    """Whether this process runs a command that takes one; of several, all but the first say so."""
-    from nearkin.distributed import is_main_process
-
-    if not is_main_process():
-        print("this command takes one process; the first does it, this one ends", file=sys.stderr)
-    return is_main_process()
 
 
 def show(value: Any, as_json: bool, lines: list[str]) -> None:

@@ -7,19 +7,25 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 import nearkin
-from nearkin.cli.app import (
-    Encoder,
-    Flag,
-    Images,
-    Json,
-    Output,
-    Run,
-    RunImages,
-    app,
-    is_only_process,
-    show,
-)
+from nearkin.cli.app import Flag, Images, app, show
 from nearkin.cli.terminal import Terminal
+
+Json = Annotated[Flag, Parameter(help="Print the result as JSON.")]
+Output = Annotated[Path, Parameter(name=["--output", "-o"])]
+Run = Annotated[Path, Parameter(help="A run folder.")]
+Encoder = Annotated[Path, Parameter(help="A run folder, or an encoder.safetensors.")]
+RunImages = Annotated[
+    str | None, Parameter(help="Its images, if they are no longer where they were.")
+]
+
+
+def is_only_process() -> bool:
+    """Whether this process runs a command that takes one; of several, all but the first say so."""
+    from nearkin.distributed import is_main_process
+
+    if not is_main_process():
+        print("this command takes one process; the first does it, this one ends", file=sys.stderr)
+    return is_main_process()
 
 
 @app.command

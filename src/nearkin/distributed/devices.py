@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from nearkin.distributed.ranks import num_local_processes, rank_info
+from nearkin.distributed.ranks import rank_info
 from nearkin.errors import UsageError
 from nearkin.pace import count
 
@@ -88,7 +88,9 @@ def cpus_per_process(devices: int = 1) -> int:
     Args:
         devices: Number of processes on this machine, unless a launcher has started them.
     """
-    return max(1, available_cpus() // num_local_processes(devices))
+    if rank_info() is not None:  # srun gives each process CPUs of its own
+        devices = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, available_cpus() // devices)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from torch.multiprocessing.spawn import (
 )
 
 from nearkin.distributed.devices import cpu_affinity
-from nearkin.distributed.ranks import RankInfo, all_reduce_max, rank_info, slurm_env
+from nearkin.distributed.ranks import all_reduce_max, rank_info, slurm_env
 from nearkin.errors import CollapsedError, DivergedError, StoppedError, WorkerError
 
 Worker = TypeVar("Worker", bound=Callable[..., object])
@@ -43,24 +43,19 @@ START_TIMEOUT: Final = timedelta(days=1)
 
 @contextmanager
 def process_group(backend: str, **rendezvous: Any) -> Iterator[None]:
-    """Join a group of torch.distributed for the length of a `with` block."""
+    """Join a group of torch.distributed for the length of a `with` block.
+
+    Processes leave it together: one that leaves early breaks connections that others still use.
+    """
     dist.init_process_group(backend, **rendezvous)
     try:
-        with _barrier_at_the_end():
-            yield
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
-def _barrier_at_the_end() -> Iterator[None]:
-    """Wait for the others: a process that leaves early breaks the connections they still use."""
-    try:
         yield
+        all_reduce_max(0)
     except (StoppedError, CollapsedError, DivergedError):  # all processes end this way together
         all_reduce_max(0)
         raise
-    all_reduce_max(0)
+    finally:
+        dist.destroy_process_group()
 
 
 @contextmanager
@@ -94,23 +89,22 @@ def worker_group(devices: int, worker: Callable[..., object], *args: Any) -> Ite
     here = rank_info()
     if here is not None:
         os.environ.update(slurm_env(os.environ))
-        with _as_worker_error(None), WorkerGroup(*_launched_store(here)):
-            yield
+        with _as_worker_error(None):
+            launched = rendezvous("env://", here.rank, here.world_size, timeout=START_TIMEOUT)
+            with WorkerGroup(*next(launched)):
+                yield
     elif devices == 1:
         yield
     else:
         store = TCPStore("127.0.0.1", 0, devices, is_master=True, wait_for_workers=False)
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        env["WORLD_SIZE"] = str(devices)
         threads = max(1, torch.get_num_threads() // devices)
-        env = address | {"WORLD_SIZE": str(devices)}
         started = start_processes(
             _start_worker, (env, threads, worker, args), devices - 1, join=False
         )
         try:
-            with (
-                _as_worker_error(started),
-                WorkerGroup(store, 0, devices, started, threads),
-            ):
+            with _as_worker_error(started), WorkerGroup(store, 0, devices, started, threads):
                 yield
         finally:
             for process in started.processes:
@@ -212,13 +206,6 @@ def _start_worker(
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
     with cpu_affinity(threads, rank, int(env["WORLD_SIZE"])):
         worker(*args)
-
-
-def _launched_store(here: RankInfo) -> tuple[Store, int, int]:
-    """Return the store, rank and number of processes that a launcher has started."""
-    arguments = "env://", here.rank, here.world_size
-    store, rank, world_size = next(rendezvous(*arguments, timeout=START_TIMEOUT))
-    return store, rank, world_size
 
 
 @contextmanager

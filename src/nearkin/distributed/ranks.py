@@ -65,14 +65,6 @@ def num_processes(devices: int) -> int:
     return here.world_size
 
 
-def num_local_processes(devices: int) -> int:
-    """Return how many processes share the CPUs that this one may use.
-
-    `srun` gives each of its processes CPUs of its own.
-    """
-    return devices if rank_info() is None else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-
-
 def slurm_env(env: Mapping[str, str]) -> dict[str, str]:
     """Return torchrun's variables for a process that `srun` has started with others.
 

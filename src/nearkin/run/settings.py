@@ -74,7 +74,7 @@ def checked_options(
         if key not in options:
             near = suggestion(key, [*options, *kind.__dataclass_fields__])
             raise UsageError(
-                f"unknown option {option(key)} for {name}.{near} "
+                f"unknown option {option(key)} for {label(name)}.{near} "
                 f"`nearkin config {name}` lists them"
             )
         checked[key] = from_text(value, kinds[key]) if isinstance(value, str) else value
