@@ -136,9 +136,10 @@ def nk(folder, *arguments, path=""):
 
 
 def refused(capsys, *arguments):
-    """The one line of a command that ends with code 2."""
+    """The one line of a command that ends with code 2, and prints nothing else."""
     assert main([str(argument) for argument in arguments]) == 2
-    lines = capsys.readouterr().err.splitlines()
+    out, err = capsys.readouterr()
+    lines = [*out.splitlines(), *err.splitlines()]
     assert len(lines) == 1, lines
     return lines[0]
 
@@ -175,6 +176,7 @@ def test_help_and_config_and_the_page_show_the_options_of_a_method_in_a_file(fol
         assert "--dim" in text
         assert "Embedding dimension. " in text
         assert "A number, at least 0.001." in text
+        assert "KEYWORD" not in text
     assert main(["config", "my_method.py:Pairs"]) == 0
     assert tomllib.loads(capsys.readouterr().out)["options"]["sides"] == "one"
 
@@ -225,8 +227,16 @@ def test_what_is_no_method_is_refused_in_one_line(method, says, folder, capsys):
     (folder / "broken.py").write_text("x = 1\nx / 0\n")
     (folder / "wrong.py").write_text("def f(:\n")
     (folder / "leaves.py").write_text("raise SystemExit(1)\n")
-    assert says in refused(capsys, "train", "data.npz", "--method", method, "-o", "run")
+    for arguments in (["data.npz", "-o", "run"], ["--help"]):
+        assert says in refused(capsys, "train", "--method", method, *arguments)
     assert not (folder / "run").exists()
+
+
+def test_an_unknown_option_of_a_method_in_a_file_names_the_file_once(folder, capsys):
+    arguments = ["train", "data.npz", "--method", "my_method.py:Pairs", "--dimm", 3, "-o", "run"]
+    line = refused(capsys, *arguments)
+    assert "unknown option --dimm for Pairs. Did you mean dim?" in line
+    assert line.count("my_method.py") == 1
 
 
 def test_backbones_augmentations_and_sources_in_files(folder, capsys):

@@ -7,7 +7,7 @@ The settings stand in the signatures, so that an editor completes them; a test h
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,15 +15,13 @@ from torch import nn
 from nearkin.commands.discover import discover as run_discover
 from nearkin.commands.train import Run
 from nearkin.commands.train import train as run_train
-from nearkin.config import Auto, DiscoverConfig, TrainConfig, Value
+from nearkin.config import Auto, DiscoverConfig, Settings, TrainConfig, Value
 from nearkin.data.augmentations import Augment
 from nearkin.errors import UsageError
 from nearkin.method import Method
 from nearkin.methods import method_name
 from nearkin.run.reporter import Reporter
 from nearkin.run.settings import stored_views
-
-Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
 
 
 def train(  # noqa: D417 (the settings are described by the data class)

@@ -5,7 +5,6 @@ and its queries and keys (`Queries: ... Keys: ...`); the class docstring, the id
 """
 
 import inspect
-import io
 import math
 import platform
 import re
@@ -80,7 +79,7 @@ def arguments(cls: type) -> dict[str, str]:
 def method_lines(name: str = "") -> list[str]:
     """Return each method in a sentence, or the page of one."""
     if name:
-        console = Console(file=io.StringIO(), highlight=False, color_system=None)
+        console = Console(highlight=False, color_system=None)
         with console.capture() as text:
             console.print(Markdown(page(name)))
         return [line.rstrip() for line in text.get().splitlines()]
@@ -92,10 +91,9 @@ def page(name: str, *more: str) -> str:
     """Return all there is to say about a method, and further sections, as Markdown."""
     cls = method_class(name)
     about = paper(cls)
-    _, *remarks = (inspect.getdoc(cls) or "").partition("\n\nArgs:")[0].split("\n\n")
+    remarks = (inspect.getdoc(cls) or "").partition("\n\nArgs:")[0].split("\n\n")
     sections = [
         f"# {about.title if about else label(name)}",
-        idea(cls),
         *(remark.replace("\n", " ") for remark in remarks),
         takes(cls),
         f"    nearkin train DATA --method {name}" + (" --known A,B" if cls.uses_labels else ""),
