@@ -1,12 +1,14 @@
 """Every method, small enough to test: the same code as at full size, nothing mocked."""
 
 import gc
+import multiprocessing
 import weakref
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.spawn import start_processes
 
 from nearkin.distributed import process_group
 from nearkin.method import Method
@@ -89,6 +91,15 @@ def as_double(batch: Batch) -> Batch:
 def shard(batch: Batch, rank: int, world: int) -> Batch:
     rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     return Batch(tuple(v[rows] for v in batch.views), batch.index[rows], batch.label[rows])
+
+
+def spawn(function, *args, processes=2):
+    """Call `function(rank, *args)` in real processes, and wait for them.
+
+    They are forks of one process that is started once and has imported what takes seconds.
+    """
+    multiprocessing.set_forkserver_preload(["pytest", "torch._dynamo", "nearkin.training.loop"])
+    start_processes(function, args, processes, start_method="forkserver")
 
 
 @contextmanager

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
-from small import SMALL, as_double, batch_for, in_group, run, shard
+from small import SMALL, as_double, batch_for, in_group, run, shard, spawn
 from torch import nn
 
 import nearkin.distributed.sharding as sharding
@@ -148,7 +147,7 @@ def difference(state, expected) -> float:
 def out(tmp_path_factory):
     """Some methods, trained by two processes that share their weights."""
     folder = tmp_path_factory.mktemp("sharded")
-    mp.spawn(train_on_rank, args=(str(folder),), nprocs=2)
+    spawn(train_on_rank, str(folder))
     return folder
 
 

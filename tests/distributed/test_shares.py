@@ -8,8 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-import torch.multiprocessing as mp
-from small import as_double, batch_for, in_group, shard, small
+from small import as_double, batch_for, in_group, shard, small, spawn
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -141,7 +140,7 @@ def on_rank(rank, world, out):
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shares")
-    mp.spawn(on_rank, args=(2, str(folder)), nprocs=2)
+    spawn(on_rank, 2, str(folder))
     return folder
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
-from small import as_double, batch_for, in_group, run, shard, small
+from small import as_double, batch_for, in_group, run, shard, small, spawn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import nearkin.distributed
@@ -96,7 +95,7 @@ def out(tmp_path_factory):
         checkpoint.save(folder / name / "half of one", HALF, method, optimizer)
         more, _ = train(method, name, until=STEPS, start=(HALF, optimizer))
         torch.save((losses + more, method.state_dict()), folder / name / "one.pt")
-    mp.spawn(train_on_rank, args=(2, str(folder)), nprocs=2)
+    spawn(train_on_rank, 2, str(folder))
     return folder
 
 

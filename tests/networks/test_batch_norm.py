@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
-from small import in_group
+from small import in_group, spawn
 from torch import nn
 
 from nearkin.errors import UsageError
@@ -208,7 +207,7 @@ def on_rank(rank: int, out: str) -> None:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(on_rank, args=(str(folder),), nprocs=4)
+    spawn(on_rank, str(folder), processes=4)
     return folder
 
 

@@ -5,8 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
-from small import BATCH, as_double, assert_same_state, batch_for, in_group, run, shard, small
+from small import (
+    BATCH,
+    as_double,
+    assert_same_state,
+    batch_for,
+    in_group,
+    run,
+    shard,
+    small,
+    spawn,
+)
 from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -224,7 +233,7 @@ def train_on_rank(rank: int, world: int, out: str) -> None:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chunks")
-    mp.spawn(train_on_rank, args=(2, str(folder)), nprocs=2)
+    spawn(train_on_rank, 2, str(folder))
     return folder
 
 
