@@ -17,7 +17,7 @@ import nearkin.training.loop
 from nearkin.methods import METHODS
 from nearkin.training import checkpoint
 
-STEPS, HALF = 16, 8
+STEPS, HALF = 8, 4
 CLOSE = 1e-9
 """Relative difference allowed over the parameters and memories of a method, as one vector."""
 
