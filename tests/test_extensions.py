@@ -2,13 +2,11 @@
 
 import inspect
 import json
-import os
 import subprocess
 import sys
 import textwrap
 import tomllib
 from dataclasses import fields
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,18 +119,11 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def nk(folder, *arguments, path=""):
-    """A command in a process of its own: its exit code, standard output and standard error."""
-    source = str(Path(nearkin.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-m", "nearkin", *map(str, arguments)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [source, path]))},
-    )
-    return done.returncode, done.stdout, done.stderr
+def forget(path):
+    """Import a file anew when it is named again, as a new process does."""
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) == str(path):
+            del sys.modules[name]
 
 
 def refused(capsys, *arguments):
@@ -144,26 +135,28 @@ def refused(capsys, *arguments):
     return lines[0]
 
 
-def test_a_method_in_a_file_is_trained_evaluated_reported_and_resumed(folder):
+def test_a_method_in_a_file_is_trained_evaluated_reported_and_resumed(folder, capsys):
     train = ["train", "data.npz", "--method", "my_method.py:Pairs", *SHORT, "-o", "run"]
-    code, _, err = nk(folder, *train, "--temperature", "0.3", "--sides", "both", "--devices", "2")
-    assert code == 0, err
+    train += ["--temperature", "0.3", "--sides", "both"]
+    assert main([*train, "--devices", "2"]) == 0
     config = tomllib.loads((folder / "run" / "config.toml").read_text())
     assert config["method"] == f"{folder / 'my_method.py'}:Pairs"
     assert config["options"] == {"dim": 16, "temperature": 0.3, "sides": "both"}
     (folder / "my_method.py").write_text(METHOD + "# changed\n")
-    args = ["--temperature", "0.3", "--sides", "both", "--resume"]
-    code, _, err = nk(folder, *(word for word in train if word != "-q"), *args)
-    assert code == 0, err
-    assert err.count("has changed since the run was started (SHA-256 ") == 1
+    forget(folder / "my_method.py")
+    capsys.readouterr()
+    assert main([*(word for word in train if word != "-q"), "--resume"]) == 0
+    log = capsys.readouterr().err
+    assert log.count("has changed since the run was started (SHA-256 ") == 1
     (folder / "my_method.py").unlink()  # the encoder and the tables are enough from here on
+    forget(folder / "my_method.py")
     for command in (["evaluate", "run"], ["report", "run"]):
         assert main(command) == 0
     assert nearkin.load(folder / "run").dim == 128
-    code, _, err = nk(folder, *train, *args)
-    assert code == 2
-    assert err.startswith("error: method ")
-    assert "there is no file" in err
+    capsys.readouterr()
+    line = refused(capsys, *train, "--resume")
+    assert line.startswith("error: method ")
+    assert "there is no file" in line
 
 
 def test_help_and_config_and_the_page_show_the_options_of_a_method_in_a_file(folder, capsys):
@@ -262,21 +255,33 @@ def test_backbones_augmentations_and_sources_in_files(folder, capsys):
         assert "parts.py:nothing" in line
 
 
-def install(target, points):
-    """A package as an installer leaves it: a module and its entry points."""
-    (target / "their_parts.py").write_text(
-        METHOD.replace("from beside import SCALE", "SCALE = 1") + PARTS
-    )
-    info = target / "their_parts-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-parts\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(textwrap.dedent(points))
-    return str(target)
+@pytest.fixture
+def install(tmp_path_factory, monkeypatch):
+    """Leaves a package as an installer does: a module and its entry points."""
+
+    def install(points):
+        site = tmp_path_factory.mktemp("site")
+        (site / "their_parts.py").write_text(
+            METHOD.replace("from beside import SCALE", "SCALE = 1") + PARTS
+        )
+        info = site / "their_parts-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-parts\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(textwrap.dedent(points))
+        monkeypatch.syspath_prepend(str(site))
+        extensions.declared.cache_clear()
+
+    yield install
+    monkeypatch.undo()
+    extensions.declared.cache_clear()
 
 
-def test_an_installed_package_declares_its_parts_as_entry_points(folder, tmp_path_factory, capsys):
-    path = install(
-        tmp_path_factory.mktemp("site"),
+def test_an_installed_package_declares_its_parts_as_entry_points(folder, install, capsys):
+    settings = ["--method", "pairs", "--temperature", "0.5"]
+    settings += ["--backbone", "theirs", "--augment", "both"]
+    train = ["train", "noise", *settings, "--epochs", "1", "--batch-size", "16", "-q", "-o", "run"]
+    assert "unknown method pairs" in refused(capsys, *train)
+    install(
         """
         [nearkin.methods]
         pairs = their_parts:Pairs
@@ -286,29 +291,20 @@ def test_an_installed_package_declares_its_parts_as_entry_points(folder, tmp_pat
         both = their_parts:both
         [nearkin.sources]
         noise = their_parts:images
-        """,
+        """
     )
-    settings = ["--method", "pairs", "--temperature", "0.5"]
-    settings += ["--backbone", "theirs", "--augment", "both"]
-    short = ["--epochs", "1", "--batch-size", "16", "-q", "-o", "run"]
-    code, _, err = nk(folder, "train", "noise", *settings, *short, path=path)
-    assert code == 0, err
+    assert main(train) == 0
     assert tomllib.loads((folder / "run" / "config.toml").read_text())["method"] == "pairs"
-    code, out, err = nk(folder, "methods", path=path)
-    assert code == 0, err
-    assert "pairs " in out
-    assert "unknown method pairs" in refused(capsys, "train", "noise", *settings, *short)
+    capsys.readouterr()
+    assert main(["methods"]) == 0
+    assert "pairs " in capsys.readouterr().out
 
 
-def test_a_name_that_is_taken_is_refused_and_its_owners_are_named(folder, tmp_path_factory):
-    path = install(
-        tmp_path_factory.mktemp("site"), "[nearkin.methods]\nmoco = their_parts:Pairs\n"
-    )
+def test_a_name_that_is_taken_is_refused_and_its_owners_are_named(folder, install, capsys):
+    install("[nearkin.methods]\nmoco = their_parts:Pairs\n")
     for command in (["train", "data.npz", "--method", "moco", *SHORT], ["methods"]):
-        code, _, err = nk(folder, *command, path=path)
-        assert code == 2
-        assert err.startswith("error: the method name moco is taken by nearkin and their-parts")
-        assert err.count("\n") == 1
+        line = refused(capsys, *command)
+        assert line.startswith("error: the method name moco is taken by nearkin and their-parts")
 
 
 def test_a_reference_holds_from_any_folder(folder, monkeypatch):
