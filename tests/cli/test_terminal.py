@@ -123,7 +123,7 @@ def trainings(data, tmp_path_factory):
     """Real trainings, at the same time: a whole one on a narrow terminal, a stopped on a wide."""
     out = tmp_path_factory.mktemp("runs")
     with ThreadPoolExecutor(2) as pool:
-        whole = pool.submit(on_terminal, train(data, out / "whole", 16), columns=60)
+        whole = pool.submit(on_terminal, train(data, out / "whole", 8), columns=60)
         command = train(data, out / "stopped", 10_000)
         stopped = pool.submit(on_terminal, command, columns=120, interrupt="epoch 2/")
     return {60: whole.result(), 120: stopped.result()}
@@ -151,7 +151,7 @@ def test_a_whole_training_leaves_its_lines_in_order(trainings):
     rows, _, _ = screen(written, 60)
     assert code == 0
     assert [row.split("  ")[0] for row in rows if row.startswith("epoch")] == [
-        f"epoch {number}/16" for number in range(1, 17)
+        f"epoch {number}/8" for number in range(1, 9)
     ]
     assert rows[-2].startswith("neighbor agreement")
     assert any(re.search("a look at the encoder|encoder: ", line) for line in drawn(written))

@@ -57,6 +57,7 @@ def job(request, tmp_path):
     return start, number
 
 
+@pytest.mark.slow
 def test_a_job_that_is_stopped_is_requeued_and_goes_on(job, tmp_path):
     job, number = job
     stopped = job(tmp_path / "run")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from nearkin.cli import main
 from nearkin.run.data import machine, note_machine
 
 CPU = torch.device("cpu")
@@ -30,14 +31,18 @@ def test_every_change_is_named_and_written_down_with_its_step(tmp_path, monkeypa
     assert note_machine(path, CPU, 9) == ""
 
 
-def run(folder, *options, program=("-m", "nearkin"), **environment):
-    command = [
-        sys.executable, *program, "train", str(folder / "data.npz"), "-o",
-        str(folder / "run"), "--backbone", "tiny", "--batch-size", "16", "--epochs", "2",
-        *options,
+def command(folder, *options):
+    return [
+        "train", str(folder / "data.npz"), "-o", str(folder / "run"), "--backbone", "tiny",
+        "--batch-size", "16", "--epochs", "2", *options,
     ]  # fmt: skip
+
+
+def run(folder, *options, program=("-m", "nearkin"), **environment):
+    """In a process of its own, with these variables of the environment."""
+    arguments = [sys.executable, *program, *command(folder, *options)]
     environment = {**os.environ, **environment}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True)
 
 
 # A run has no other clock than its steps, and no other order than that of bytes
@@ -61,7 +66,7 @@ def outcome(folder):
 def usual(tmp_path_factory):
     """A run that no test changes."""
     folder = filled(tmp_path_factory.mktemp("machine") / "usual")
-    run(folder, OMP_NUM_THREADS="1")
+    assert main(command(folder)) == 0
     return folder
 
 
