@@ -28,7 +28,7 @@ from nearkin.errors import DataError, UsageError
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.run.data import write_bad_files
 from nearkin.run.folder import RunFolder, data_name
-from nearkin.run.settings import known_classes, known_labels
+from nearkin.run.settings import check_batch, known_classes, known_labels
 from nearkin.tables import read_csv
 from nearkin.types import UNKNOWN
 
@@ -369,13 +369,5 @@ def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
     """Return the batch size of the stages that learn from labels, or refuse the requested one."""
     count, processes = len(dataset.parts.train_rows), num_processes(config.devices)
     batch = min(BATCH_SIZE, count) if config.batch_size == "auto" else config.batch_size
-    if batch > count:
-        raise UsageError(
-            f"--batch-size {batch} is more than the {count} images; give at most that"
-        )
-    if config.train_layers != "top" and batch % processes:
-        raise UsageError(
-            f"--batch-size {batch} cannot be divided evenly among {processes} processes; give a "
-            f"multiple of {processes}"
-        )
+    check_batch(batch, count, 1 if config.train_layers == "top" else processes)
     return batch

@@ -213,15 +213,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     batch = _or(config.batch_size, lambda: max(most // processes, 1) * processes)
     if config.fsdp and processes == 1:
         raise UsageError("--fsdp divides networks among processes; give --devices 2 or more")
-    if batch > len(images):
-        raise UsageError(
-            f"--batch-size {batch} is more than the {len(images)} images; give at most that"
-        )
-    if batch % processes:
-        raise UsageError(
-            f"--batch-size {batch} cannot be divided evenly among {processes} processes; give a "
-            f"multiple of {processes}"
-        )
+    check_batch(batch, len(images), processes)
     optimizer = _or(config.optimizer, lambda: chosen.optimizer)
     growth = batch / 256 if optimizer != "adamw" else math.sqrt(batch / 256)
     resolved = replace(
@@ -252,6 +244,19 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     pays = processes == 1 and not config.chunk_size and should_compile(device, total)
     compiled = _or(config.compile, lambda: "on" if pays else "off")
     return replace(resolved, evaluate_every=every, compile=compiled)
+
+
+def check_batch(batch: int, num_images: int, processes: int) -> None:
+    """Refuse a batch of more than all images, or one that processes cannot share evenly."""
+    if batch > num_images:
+        raise UsageError(
+            f"--batch-size {batch} is more than the {num_images} images; give at most that"
+        )
+    if batch % processes:
+        raise UsageError(
+            f"--batch-size {batch} cannot be divided evenly among {processes} processes; give a "
+            f"multiple of {processes}"
+        )
 
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -115,8 +115,7 @@ class Alarm:
 class Monitor:
     """Health of the embeddings, and kNN accuracy where there are labels, on fixed images.
 
-    Some images that are trained on are the bank; some that are held out are the queries. Those
-    with labels are preferred, those that cannot be read are left out.
+    Some images that are trained on are the bank; some that are held out are the queries.
     """
 
     def __init__(
@@ -127,15 +126,15 @@ class Monitor:
         on_progress: ProgressCallback = ignore_progress,
     ) -> None:
         size, workers = int(config.image_size), int(config.workers)
-        queries = preferred(split.test if len(split.test) else split.train, QUERIES)
-        self.queries, self.query_labels = in_memory(queries, size, workers, on_progress)
+        how = size, workers, on_progress
+        held_out = split.test if len(split.test) else split.train
+        self.queries, self.query_labels = in_memory(held_out, QUERIES, *how)
         self.device, self.on_progress = device, on_progress
         self.scored = bool(len(split.test)) and bool(
             (self.query_labels != UNKNOWN).any() and (split.train.labels != UNKNOWN).any()
         )
         if self.scored:
-            bank = preferred(split.train, BANK)
-            self.bank, self.bank_labels = in_memory(bank, size, workers, on_progress)
+            self.bank, self.bank_labels = in_memory(split.train, BANK, *how)
 
     def evaluate(self, method: Method[Any]) -> dict[str, float]:
         """Measure a method, leaving it as it was."""
@@ -153,16 +152,15 @@ class Monitor:
         return encode_pixels(method.backbone, pieces, self.device)
 
 
-def preferred(images: Images, count: int) -> Images:
-    """Return at most `count` images, evenly spread over those with labels, or else over all."""
-    labeled = np.flatnonzero(images.labels != UNKNOWN)
-    return (images.subset(labeled) if len(labeled) else images).spread(count)
-
-
 def in_memory(
-    images: Images, size: int, workers: int, on_progress: ProgressCallback
+    images: Images, count: int, size: int, workers: int, on_progress: ProgressCallback
 ) -> tuple[UInt8[Tensor, "n 3 {size} {size}"], Int[np.ndarray, " n"]]:
-    """Decode the images that can be read; return their pixels and labels."""
+    """Decode some images, of those with labels if there are any; return pixels and labels.
+
+    At most `count` are spread evenly; those that cannot be read are left out.
+    """
+    labeled = np.flatnonzero(images.labels != UNKNOWN)
+    images = (images.subset(labeled) if len(labeled) else images).spread(count)
     source = CenterCrops(images, size, workers=workers)
     pixels = torch.cat(list(tracked(source, len(images), "images for evaluation", on_progress)))
     rows = np.delete(np.arange(len(images)), sorted(source.bad))
