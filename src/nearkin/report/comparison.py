@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,10 +46,7 @@ class FinishedRun:
     @property
     def time(self) -> str:
         """The duration as h:mm:ss, or ''."""
-        if self.seconds is None:
-            return ""
-        minutes, seconds = divmod(round(self.seconds), 60)
-        return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+        return "" if self.seconds is None else str(timedelta(seconds=round(self.seconds)))
 
 
 def read_finished(run: str | Path) -> FinishedRun:
@@ -57,16 +54,16 @@ def read_finished(run: str | Path) -> FinishedRun:
     folder = RunFolder(Path(run))
     trained = not folder.classifier.exists()
     config, data = folder.settings() if trained else folder.discovery_settings()
+    read = _of_training if trained else _of_discovery
     with usable(folder.summary, "finish the run anew"):
         summary = folder.read_summary()
+        measures = dict(read(summary)) if summary else {}
     if not summary:
         raise UsageError(
             f"{folder.path} is not finished; finish it with --resume, or leave it out"
         )
     settings = {"data": data, **vars(config), **config.options}
     settings |= {name: summary[name] for name in SUMMARY_SETTINGS if name in summary}
-    with usable(folder.summary, "finish the run anew"):
-        measures = dict(_of_training(summary) if trained else _of_discovery(summary))
     with usable(folder.data, "finish the run anew"):
         fingerprint = json.loads(folder.data.read_text(encoding="utf-8"))["fingerprint"]
         images, _, split = str(fingerprint).partition("-")

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,7 +60,8 @@ EXAMPLES: Final = 8
 NEIGHBORS: Final = 8
 NEIGHBOR_SIDE: Final = 80
 CONTACT_SIDE: Final = 112  # wider, since file names stand below
-CaptionedTile = tuple[Tensor, Sequence[str]]
+CaptionedTile = tuple[int | bytes | None, Sequence[str]]
+"""The row of an image in the data, its file, or None if it is missing; and lines below it."""
 
 
 def write_figures(
@@ -240,11 +241,10 @@ def neighbor_sheet(embeddings: Embeddings, images: Images, path: Path) -> Path |
     test = test[np.linspace(0, len(test) - 1, min(EXAMPLES, len(test))).astype(int)]
     bank, queries = (torch.from_numpy(embeddings.vectors[rows]) for rows in (train, test))
     similarity, neighbors = nearest(bank, queries, NEIGHBORS)
-    labels, side = embeddings.class_names, _tile_side(images, NEIGHBOR_SIDE)
 
     def tile(row: int, line: str) -> CaptionedTile:
-        pixels = _square(images, int(embeddings.rows[row]), side)
-        return pixels, [text for text in (str(labels[row]), line) if text]
+        texts = str(embeddings.class_names[row]), line
+        return int(embeddings.rows[row]), [text for text in texts if text]
 
     rows = [
         [tile(query, "held out"), *map(tile, near, (f"{cosine:.3f}" for cosine in cosines))]
@@ -252,7 +252,7 @@ def neighbor_sheet(embeddings: Embeddings, images: Images, path: Path) -> Path |
             test.tolist(), train[neighbors.numpy()].tolist(), similarity.tolist(), strict=True
         )
     ]
-    return _save_tiles(rows, path)
+    return _save_tiles(images, rows, NEIGHBOR_SIDE, path)
 
 
 def contact_sheet(
@@ -262,43 +262,34 @@ def contact_sheet(
     row = {as_text(name): number for number, name in enumerate(images.names)}
     if not any(name in row for _, neighbors in results for name, _ in neighbors):
         raise DataError("none of the neighbors is among these images; give --data those of them")
-    side = _tile_side(images, CONTACT_SIDE)
-    rows: list[list[CaptionedTile]] = []
-    for query, neighbors in results:
-        pixels = _centered(Path(query).read_bytes(), side)
-        tiles: list[CaptionedTile] = [(pixels, (Path(query).name, "query"))]
-        for name, similarity in neighbors:
-            tiles.append((_square(images, row.get(name), side), (name, f"{similarity:.3f}")))
-        rows.append(tiles)
+    rows = [
+        [
+            (Path(query).read_bytes(), (Path(query).name, "query")),
+            *((row.get(name), (name, f"{similarity:.3f}")) for name, similarity in neighbors),
+        ]
+        for query, neighbors in results
+    ]
     try:
-        return _save_tiles(rows, path)
+        return _save_tiles(images, rows, CONTACT_SIDE, path)
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write {path} ({error}); give --sheet a name.png") from error
 
 
-def _save_tiles(rows: Sequence[Sequence[CaptionedTile]], path: Path) -> Path:
-    sheet = torch.stack([torch.stack([pixels for pixels, _ in row]) for row in rows])
+def _save_tiles(
+    images: Images, rows: Sequence[Sequence[CaptionedTile]], largest: int, path: Path
+) -> Path:
+    # Images that are all smaller keep the size of the largest of them.
+    side = min(largest, int(images.sizes.min(axis=1).max()))
+    sheet = [torch.stack([_square(images, source, side) for source, _ in row]) for row in rows]
     captions = [[caption for _, caption in row] for row in rows]
-    return save_sheet(sheet.unbind(dim=1), path, captions=captions)
+    return save_sheet(torch.stack(sheet).unbind(dim=1), path, captions=captions)
 
 
-def _tile_side(images: Images, largest: int) -> int:
-    """Images that are all smaller keep the size of the largest of them."""
-    return min(largest, int(images.sizes.min(axis=1).max()))
-
-
-def _square(images: Images, row: int | None, side: int) -> Float[Tensor, "3 side side"]:
+def _square(images: Images, source: int | bytes | None, side: int) -> Float[Tensor, "3 s s"]:
     """The central square of an image; gray if it is missing or unreadable."""
-    try:
-        encoded = b"" if row is None else images.read(row)
-    except BadImage:
-        encoded = b""
-    return _centered(encoded, side)
-
-
-def _centered(image: bytes | np.ndarray, side: int) -> Float[Tensor, "3 side side"]:
-    try:
-        pixels = center(image, side)
-    except BadImage:
-        pixels = np.full((side, side, 3), MIDDLE_GRAY, np.uint8)
+    pixels = np.full((side, side, 3), MIDDLE_GRAY, np.uint8)
+    with suppress(BadImage):
+        if source is not None:
+            content = source if isinstance(source, bytes) else images.read(source)
+            pixels = center(content, side)
     return torch.from_numpy(pixels).movedim(2, 0) / 255

@@ -1,8 +1,8 @@
 """The content of a training's page, from the files of its run folder."""
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from platform import python_version
 from typing import Any, Final
 
 import numpy as np
@@ -94,8 +94,8 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
             data,
             config,
             vars(TrainConfig()),
-            _protocol(summary),
-            _steps(folder, data),
+            protocol=tuple(_protocol(summary)),
+            steps=tuple(_steps(folder, data)),
             tiny=images.is_small,
         ),
         lead=_lead(config, summary, images),
@@ -109,28 +109,23 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
 
 
 def run_info(
-    verb: str,
-    data: str,
-    config: Any,
-    defaults: Mapping[str, Any],
-    protocol: Sequence[str],
-    steps: Sequence[tuple[str, str]],
-    *,
-    tiny: bool,
+    verb: str, data: str, config: Any, defaults: Mapping[str, Any], **more: Any
 ) -> RunInfo:
-    """Return the `RunInfo` of a run; its command, `train` or `discover`, omits the defaults."""
+    """Return the `RunInfo` of a run, with `more` of its fields.
+
+    Its command, `train` or `discover`, omits the defaults.
+    """
+    versions = {
+        "nearkin": __version__,
+        "torch": str(torch.__version__),
+        "python": python_version(),
+    }
     return RunInfo(
         data=Path(data).name,
-        protocol=tuple(protocol),
         configuration=vars(config) | {"options": dict(config.options)},
-        versions={
-            "nearkin": __version__,
-            "torch": str(torch.__version__),
-            "python": sys.version.split()[0],
-        },
+        versions=versions,
         command=command(verb, data, config, defaults),
-        steps=tuple(steps),
-        tiny=tiny,
+        **more,
     )
 
 

@@ -75,9 +75,7 @@ def _data(image_map: ImageMap) -> Markup:
     ]
     data = {
         "names": image_map.names,
-        "number": _array(image_map.number),
-        "xy": _array(image_map.xy),
-        "neighbors": _array(image_map.neighbors),
+        **{name: _array(getattr(image_map, name)) for name in ("number", "xy", "neighbors")},
         "similarity": _array(similarity),
         "similaritySteps": SIMILARITY_STEPS,
         "colorings": colorings,
