@@ -12,13 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nearkin.config import DiscoverConfig
-from nearkin.discovery.assignments import (
-    Assignments,
-    Cluster,
-    assign,
-    describe_clusters,
-    typical,
-)
+from nearkin.discovery.assignments import Assignments, Cluster, assign, describe_clusters, typical
 from nearkin.discovery.classifier import (
     Calibration,
     Classifier,
@@ -35,11 +29,7 @@ from nearkin.discovery.data import DiscoveryData, DiscoveryTask
 from nearkin.discovery.findings import Finding, late_findings
 from nearkin.discovery.number import mean_silhouette
 from nearkin.discovery.pipeline import DiscoveryState, Pipeline, TrainedMethods
-from nearkin.discovery.scores import (
-    Protocol,
-    Score,
-    score,
-)
+from nearkin.discovery.scores import Protocol, Score, score
 from nearkin.discovery.trials import MODE_METHOD, Trial
 from nearkin.evaluation.encoder import write_encoder
 from nearkin.evaluation.evaluate import PIXEL_BANK, pixel_features

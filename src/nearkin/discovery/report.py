@@ -21,13 +21,7 @@ from nearkin.discovery.trials import MODE_METHOD, TUNED, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.evaluation.table import write_embeddings
 from nearkin.report.page.html import Chart
-from nearkin.report.page.sections import (
-    ClassView,
-    Confusion,
-    DiscoveryReport,
-    Table,
-    Tile,
-)
+from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, Table, Tile
 from nearkin.report.pages import store_report, write_page
 from nearkin.report.training_report import run_info
 from nearkin.run.folder import lines
