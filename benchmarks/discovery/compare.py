@@ -30,14 +30,17 @@ from nearkin.discovery.classifier import (
     top_features,
 )
 from nearkin.discovery.data import DiscoveryTask
-from nearkin.discovery.features import CachedFeatures, FrozenEncoder, extract_features
+from nearkin.discovery.features import (
+    CachedFeatures,
+    FrozenEncoder,
+    ViewSettings,
+    extract_features,
+)
 from nearkin.discovery.pipeline import BASE_LOSS
 from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
 from nearkin.discovery.trials import (
-    CANDIDATES,
-    DEFAULTS,
-    MODE_METHOD,
+    MODE_RECIPES,
     Mode,
     Trials,
     best,
@@ -122,7 +125,7 @@ class Bench:
         if not path.exists():
             encoder = load(self._run)
             features, bad = extract_features(
-                encoder, self.images, self.base.augment, VIEWS, self.seed, CPU, 0
+                encoder, self.images, ViewSettings(self.base.augment, VIEWS, self.seed), CPU, 0
             )
             features.write(path, bad)
         kept = CachedFeatures.read(path, len(self.images))[0]
@@ -156,8 +159,8 @@ def value_of(bench: Bench, mode: Mode, arm: str, options: dict[str, Value]) -> f
     task = bench.task(NOVEL["first"], "ncd")  # all known images have their label
     folder = bench.folder / "trials" / bench.name / arm.replace(" ", "-")
     every = Trials(bench.encoder, task, bench.base, mode, folder, options, starts_of(arm))
-    trials = list(every.run(CANDIDATES[mode]))
-    for value in CANDIDATES[mode]:
+    trials = list(every.run(MODE_RECIPES[mode].candidates))
+    for value in MODE_RECIPES[mode].candidates:
         found = [trial.accuracy for trial in trials if trial.value == value]
         print(f"{bench.name} {mode} {arm}: value {value:g}", np.round(found, 3), flush=True)
     return best(trials)
@@ -210,10 +213,12 @@ def rows_of(
     heads = stage_init(bench.encoder, known.method, task, bench.seed, "clusters").heads
     for arm, options in arms.items():
         started = time.perf_counter()
-        value = values.get(arm, DEFAULTS[mode])
+        value = values.get(arm, MODE_RECIPES[mode].default)
         chosen = tuned_options(mode, value, task.num_novel) | options
         init = StageInit(known.method, heads if starts_of(arm) == "clusters" else None)
-        stage = class_stage(bench.encoder, task, bench.base, init, MODE_METHOD[mode], chosen)
+        stage = class_stage(
+            bench.encoder, task, bench.base, init, MODE_RECIPES[mode].method, chosen
+        )
         stage.try_out()
         seconds = time.perf_counter() - started
         found = head_clustering(bench.encoder, stage.method, task.num_known)
@@ -249,7 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("name")
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--mode", choices=list(MODE_METHOD), default="ncd")
+    parser.add_argument("--mode", choices=list(MODE_RECIPES), default="ncd")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     mode: Mode = options.mode

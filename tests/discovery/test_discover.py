@@ -25,7 +25,7 @@ from nearkin.cli import main
 from nearkin.data.labels import Annotations
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
 from nearkin.discovery.data import accepted_classes
-from nearkin.discovery.trials import TUNED
+from nearkin.discovery.trials import MODE_RECIPES
 from nearkin.run import settings as build
 from nearkin.tables import read_csv
 
@@ -271,7 +271,7 @@ def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
         assert found["novel"] == number["chosen"]
         assert 1 <= number["low"] <= number["chosen"] <= number["high"]
         assert set(number["estimates"]) == {"silhouette", "dtc", "gcd"}
-    tuned = f"{found[TUNED[mode]]:g}"
+    tuned = f"{found[MODE_RECIPES[mode].setting]:g}"
     assert found["trials"][tuned] == max(found["trials"].values())
     baselines = {"base loss", "rank statistics"} if mode == "gcd" else set()
     assert set(found["scores"]) >= {"nearkin", "k-means"} | baselines
@@ -353,7 +353,7 @@ def test_the_configuration_repeats_a_discovery_to_the_bit_whatever_the_hidden_la
     names = ("assignments.csv", "classifier.safetensors")
     assert bytes_of(out, *names) == bytes_of(finished, *names)
     one, other = (strict_json(path / "summary.json") for path in (out, finished))
-    assert one[TUNED[mode]] == other[TUNED[mode]]
+    assert one[MODE_RECIPES[mode].setting] == other[MODE_RECIPES[mode].setting]
 
 
 def test_resuming_a_finished_discovery_changes_nothing(finished, capsys):

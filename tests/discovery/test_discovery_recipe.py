@@ -11,7 +11,7 @@ from nearkin.config import DiscoverConfig, TrainConfig, read_toml
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data
 from nearkin.discovery.features import FinetunedEncoder
 from nearkin.discovery.stages import StageInit, class_stage, known_stage
-from nearkin.discovery.trials import MODE_METHOD, folds, tuned_options
+from nearkin.discovery.trials import MODE_RECIPES, folds, tuned_options
 from nearkin.evaluation.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.settings import checked_options, method_options
@@ -66,7 +66,7 @@ def test_a_recipe_leaves_nothing_that_matters_to_chance(path):
     )
     decided += ("batch_size", "augment", "pair_rate", "num_seeds")
     assert all(settings[name] != "auto" for name in decided)
-    assert checked_options(MODE_METHOD[config.mode], config.options) == settings["options"]
+    assert checked_options(MODE_RECIPES[config.mode].method, config.options) == settings["options"]
 
 
 @each_recipe
@@ -75,7 +75,7 @@ def test_a_recipe_fits_its_data_set_as_it_stands_and_with_classes_hidden(path):
     hidden = {len(fold) for fold in folds(len(known), seed=0)}
     for count in {settings["classes"], *hidden}:
         sizes = count * PER_CLASS[path.stem], settings["batch_size"] // 2
-        used = method_options(MODE_METHOD[settings["mode"]], settings["options"], *sizes)
+        used = method_options(MODE_RECIPES[settings["mode"]].method, settings["options"], *sizes)
         assert settings["options"].items() <= used.items()
 
 
@@ -112,7 +112,9 @@ def learning(path, tmp_path):
     encoder = FinetunedEncoder(pretrained, dataset.images, config, base, CPU)
     before = known_stage(encoder, task, base).method
     options = tuned_options(config.mode, config.pair_rate, novel) | dict(config.options)
-    return class_stage(encoder, task, base, StageInit(before), MODE_METHOD[config.mode], options)
+    return class_stage(
+        encoder, task, base, StageInit(before), MODE_RECIPES[config.mode].method, options
+    )
 
 
 @each_recipe

@@ -16,6 +16,7 @@ from nearkin.discovery.features import (
     CachedViews,
     FinetunedEncoder,
     FrozenEncoder,
+    ViewSettings,
     extract_features,
     freeze,
 )
@@ -440,9 +441,9 @@ def test_extracted_features_are_a_function_of_the_seed(finetuned):
     encoder = finetuned[0]()
 
     def seen(seed):
-        return extract_features(encoder.pretrained, encoder.images, "characters", 3, seed, CPU, 0)[
-            0
-        ]
+        return extract_features(
+            encoder.pretrained, encoder.images, ViewSettings("characters", 3, seed), CPU, 0
+        )[0]
 
     one, same, other = seen(0), seen(0), seen(1)
     assert one.center.shape == (40, 128)
@@ -455,10 +456,12 @@ def test_extracted_features_are_a_function_of_the_seed(finetuned):
 
 def test_features_are_extracted_in_the_order_of_the_images(finetuned):
     encoder = finetuned[0]()
-    found = extract_features(encoder.pretrained, encoder.images, "characters", 2, 0, CPU, 0)[0]
+    found = extract_features(
+        encoder.pretrained, encoder.images, ViewSettings("characters", 2, 0), CPU, 0
+    )[0]
     rows = np.array([4, 17, 31])
     some = extract_features(
-        encoder.pretrained, encoder.images.subset(rows), "characters", 2, 0, CPU, 0
+        encoder.pretrained, encoder.images.subset(rows), ViewSettings("characters", 2, 0), CPU, 0
     )[0]
     torch.testing.assert_close(some.center, found.center[rows])
     unit = torch.nn.functional.normalize
@@ -474,7 +477,9 @@ def test_a_finetuned_encoder_extracts_features_by_the_trained_network(finetuned)
     known.try_out()
     cached, layer = encoder.features(known.method)
     method = Encoder(known.method.backbone, 8, {})
-    expected, _ = extract_features(method, encoder.images, "characters", 2, 0, CPU, 0)
+    expected, _ = extract_features(
+        method, encoder.images, ViewSettings("characters", 2, 0), CPU, 0
+    )
     assert torch.equal(layer(cached.center), expected.center)
     assert torch.equal(cached.views, expected.views)
 

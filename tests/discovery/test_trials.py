@@ -13,9 +13,8 @@ from nearkin.config import TrainConfig
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import CachedFeatures, FrozenEncoder
 from nearkin.discovery.trials import (
-    CANDIDATES,
-    DEFAULTS,
     FOLDS,
+    MODE_RECIPES,
     Trial,
     Trials,
     best,
@@ -250,7 +249,7 @@ def test_of_equally_good_values_the_smallest_is_chosen():
 
 
 def test_the_default_is_one_of_those_tried():
-    assert all(DEFAULTS[mode] in CANDIDATES[mode] for mode in MODES)
+    assert all(MODE_RECIPES[mode].default in MODE_RECIPES[mode].candidates for mode in MODES)
 
 
 @given(st.floats(0, 10), st.integers(1, 100))

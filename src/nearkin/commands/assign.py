@@ -87,10 +87,10 @@ def assign(
     cached, bad = extract_features(
         encoder,
         images,
-        device=choose_device(device),
-        workers=available_cpus() if workers == "auto" else workers,
-        on_progress=on_progress,
-        **{name: classifier.details[name] for name in ("augment", "num_views", "seed")},
+        classifier.drawn,
+        choose_device(device),
+        available_cpus() if workers == "auto" else workers,
+        on_progress,
     )
     rows = np.setdiff1d(np.arange(len(images)), list(bad))
     if not len(rows):

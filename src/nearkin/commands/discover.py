@@ -13,7 +13,7 @@ from nearkin.discovery.outcome import build_outcome
 from nearkin.discovery.pipeline import Pipeline
 from nearkin.discovery.report import write_outcome
 from nearkin.discovery.stages import run_worker
-from nearkin.discovery.trials import MODE_METHOD, TUNED
+from nearkin.discovery.trials import MODE_RECIPES
 from nearkin.distributed import choose_device, device_name, is_main_process, worker_group
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import load
@@ -120,15 +120,16 @@ def _checked(config: DiscoverConfig) -> DiscoverConfig:
         raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
     if config.from_run:
         check_train_layers(load(config.from_run), config.train_layers)
-    options = checked_options(MODE_METHOD[config.mode], config.options, DiscoverConfig)
+    options = checked_options(MODE_RECIPES[config.mode].method, config.options, DiscoverConfig)
     return replace(config, options=options)
 
 
 def _check_tuned(config: DiscoverConfig) -> None:
     """Refuse the tuned setting of the other mode: it would have no effect."""
-    for mode, name in TUNED.items():
+    for mode, recipe in MODE_RECIPES.items():
+        name = recipe.setting
         if mode != config.mode and getattr(config, name) != "auto":
-            own = option(TUNED[config.mode])
+            own = option(MODE_RECIPES[config.mode].setting)
             raise UsageError(f"{option(name)} is of --mode {mode}; --mode {config.mode} has {own}")
 
 

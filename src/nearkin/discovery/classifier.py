@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nearkin.config import DiscoverConfig
 from nearkin.data.augmentations import views_of
 from nearkin.discovery.data import DiscoveryTask
-from nearkin.discovery.features import CachedFeatures, DiscoveryEncoder
+from nearkin.discovery.features import CachedFeatures, DiscoveryEncoder, ViewSettings
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import read_tensors
 from nearkin.measures.kmeans import compact, constrained_kmeans
@@ -222,7 +222,7 @@ class Classifier:
     num_known: int
     disjoint: bool  # Whether images without a label are taken to be of no known class
     calibration: Calibration | None
-    details: dict[str, Any]  # How views are drawn
+    drawn: ViewSettings  # The views of new images
 
     @property
     def dim(self) -> int:
@@ -263,7 +263,7 @@ class Classifier:
             "disjoint": self.disjoint,
             "temperature": getattr(self.heads, "temperature", None),
             "calibration": None if self.calibration is None else asdict(self.calibration),
-            "details": self.details,
+            "details": asdict(self.drawn),
         }
         write_whole(path, save(tensors, metadata={"nearkin": json.dumps(metadata)}))
 
@@ -283,7 +283,7 @@ def read_classifier(path: Path) -> Classifier:
             metadata["num_known"],
             bool(metadata["disjoint"]),
             Calibration(**metadata["calibration"]) if metadata["calibration"] else None,
-            metadata["details"],
+            ViewSettings(**metadata["details"]),
         )
         _check(classifier)
     return classifier
@@ -300,8 +300,7 @@ def _check(classifier: Classifier) -> None:
     for part in (classifier.heads, classifier.calibration):
         if not 0 < getattr(part, "temperature", 1) < torch.inf:
             raise ValueError("a temperature is not above 0")
-    views = {name: classifier.details[name] for name in ("augment", "num_views", "seed")}
-    views_of(DiscoverConfig(**views).augment, ("strong",))
+    views_of(DiscoverConfig(**asdict(classifier.drawn)).augment, ("strong",))
 
 
 def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:

@@ -70,12 +70,19 @@ class CachedFeatures:
         return cls(center, views), bad_files
 
 
+@dataclass(frozen=True)
+class ViewSettings:
+    """How the views whose features are cached are drawn."""
+
+    augment: Augment
+    num_views: int
+    seed: int
+
+
 def extract_features(
     encoder: Encoder,
     images: Images,
-    augment: Augment,
-    num_views: int,
-    seed: int,
+    drawn: ViewSettings,
     device: torch.device,
     workers: int,
     on_progress: ProgressCallback = ignore_progress,
@@ -90,9 +97,9 @@ def extract_features(
     center = encode(network, (to_input(batch.to(device)) for batch in batches))
     augmented = Batches(
         images,
-        views_of(augment, ("strong",)),
+        views_of(drawn.augment, ("strong",)),
         image_size=encoder.image_size,
-        order=Order(count, 1, seed),
+        order=Order(count, 1, drawn.seed),
         device=device,
         workers=workers,
     )
@@ -103,13 +110,10 @@ def extract_features(
         for chunk in np.array_split(np.arange(count), range(CHUNK, count, CHUNK)):
             yield normalize(augmented.views(epoch, chunk)[0])
 
-    views = [
-        encode(
-            network,
-            tracked(view(epoch), count, f"features of view {epoch + 1}/{num_views}", on_progress),
-        )
-        for epoch in range(num_views)
-    ]
+    views = []
+    for epoch in range(drawn.num_views):
+        name = f"features of view {epoch + 1}/{drawn.num_views}"
+        views.append(encode(network, tracked(view(epoch), count, name, on_progress)))
     return CachedFeatures(center, torch.stack(views)), {**crops.bad, **augmented.bad}
 
 
@@ -205,15 +209,10 @@ class FinetunedEncoder:
 
     def features(self, method: Method[Any]) -> tuple[CachedFeatures, nn.Module]:
         """Return features by the method's network; no layer comes on top of them."""
-        features, _ = extract_features(
-            Encoder(method.backbone, self.pretrained.image_size, {}),
-            self.images,
-            self.base.augment,
-            self.config.num_views,
-            self.base.seed,
-            self.device,
-            int(self.base.workers),
-        )
+        encoder = Encoder(method.backbone, self.pretrained.image_size, {})
+        drawn = ViewSettings(self.base.augment, self.config.num_views, self.base.seed)
+        workers = int(self.base.workers)
+        features, _ = extract_features(encoder, self.images, drawn, self.device, workers)
         return features, nn.Identity()
 
 

@@ -244,13 +244,8 @@ class _Search:
 
 def estimate_number(
     path: Path, cached: CachedFeatures, dataset: DiscoveryData, config: DiscoverConfig
-) -> NumberOfClasses | None:
-    """Return the estimate in a file, or a new one; None where the number is given.
-
-    Only images that are learned from count, by features that have seen no label.
-    """
-    if config.classes != "auto":
-        return None
+) -> NumberOfClasses:
+    """Return the estimate in a file, or a new one: of images that are learned from alone."""
     rows = dataset.parts.train_rows
     if not path.exists():
         estimate = number_of_novel_classes(

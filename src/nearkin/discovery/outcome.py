@@ -26,11 +26,12 @@ from nearkin.discovery.classifier import (
     kmeans_clustering,
 )
 from nearkin.discovery.data import DiscoveryData, DiscoveryTask
+from nearkin.discovery.features import ViewSettings
 from nearkin.discovery.findings import Finding, late_findings
 from nearkin.discovery.number import mean_silhouette
 from nearkin.discovery.pipeline import DiscoveryState, Pipeline, TrainedMethods
 from nearkin.discovery.scores import Protocol, Score, score
-from nearkin.discovery.trials import MODE_METHOD, Trial
+from nearkin.discovery.trials import MODE_RECIPES, Trial
 from nearkin.evaluation.encoder import write_encoder
 from nearkin.evaluation.evaluate import PIXEL_BANK, pixel_features
 from nearkin.measures.intervals import wilson
@@ -152,11 +153,7 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
         num_known=task.num_known,
         disjoint=config.mode == "ncd",
         calibration=calibrate(state.trials, state.tuned),
-        details={
-            "augment": state.base.augment,
-            "num_views": config.num_views,
-            "seed": state.base.seed,
-        },
+        drawn=ViewSettings(state.base.augment, config.num_views, state.base.seed),
     )
     network = state.pretrained.backbone if encoder is state.frozen else method.backbone
     write_encoder(folder.encoder, network, state.pretrained.details)
@@ -193,7 +190,7 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
 
 def positive_rate(folder: RunFolder) -> float:
     """Return the mean positive rate of the last epoch of NCL."""
-    rows = read_numbers(folder.stage(f"{MODE_METHOD['ncd']}-0").metrics)
+    rows = read_numbers(folder.stage(f"{MODE_RECIPES['ncd'].method}-0").metrics)
     last = rows[-1]["epoch"]
     return fmean(row["positive_rate"] for row in rows if row["epoch"] > last - 1)
 

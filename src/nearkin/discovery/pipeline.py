@@ -14,6 +14,7 @@ from nearkin.discovery.features import (
     DiscoveryEncoder,
     FinetunedEncoder,
     FrozenEncoder,
+    ViewSettings,
     check_train_layers,
     extract_features,
 )
@@ -21,18 +22,14 @@ from nearkin.discovery.findings import Finding, early_findings
 from nearkin.discovery.number import NumberOfClasses, estimate_number
 from nearkin.discovery.stages import (
     Stage,
-    StageInit,
     class_stage,
     known_stage,
     shared_with_workers,
     stage_init,
 )
 from nearkin.discovery.trials import (
-    CANDIDATES,
-    DEFAULTS,
     FOLDS,
-    MODE_METHOD,
-    TUNED,
+    MODE_RECIPES,
     Trial,
     Trials,
     best,
@@ -173,7 +170,7 @@ class Pipeline:
         """Resolve the settings that all later stages share."""
         config = self.config
         requested = TrainConfig(
-            method=MODE_METHOD["ncd"],
+            method=MODE_RECIPES["ncd"].method,
             backbone=str(pretrained.details["backbone"]),
             image_size=pretrained.image_size,
             **self._shared("augment", "seed", "devices", "workers", "cache"),
@@ -198,15 +195,10 @@ class Pipeline:
         if not path.exists():
             views = f"{self.config.num_views} views of each"
             self.log.info(f"           features of {len(images)} images and {views}")
+            drawn = ViewSettings(base.augment, self.config.num_views, base.seed)
+            workers, on_progress = int(base.workers), self.log.progress
             features, bad = extract_features(
-                pretrained,
-                images,
-                base.augment,
-                self.config.num_views,
-                base.seed,
-                self.device,
-                int(base.workers),
-                self.log.progress,
+                pretrained, images, drawn, self.device, workers, on_progress
             )
             features.write(path, bad)
         features, bad = CachedFeatures.read(path, len(images))
@@ -215,14 +207,14 @@ class Pipeline:
         return features.subset(np.setdiff1d(np.arange(len(images)), list(bad))), set(bad)
 
     def _estimate(self, cached: CachedFeatures, dataset: DiscoveryData) -> NumberOfClasses | None:
-        if self.config.classes == "auto":
-            self.log.info("           estimating the number of novel classes")
+        if self.config.classes != "auto":
+            return None
+        self.log.info("           estimating the number of novel classes")
         estimate = estimate_number(self.folder.number, cached, dataset, self.config)
-        if estimate:
-            self.log.info(
-                f"           {estimate.chosen} novel classes, between {estimate.low} and "
-                f"{estimate.high} ({estimate.text}); fix it with --classes N"
-            )
+        self.log.info(
+            f"           {estimate.chosen} novel classes, between {estimate.low} and "
+            f"{estimate.high} ({estimate.text}); fix it with --classes N"
+        )
         return estimate
 
     def _task(self, dataset: DiscoveryData, estimate: NumberOfClasses | None) -> DiscoveryTask:
@@ -232,12 +224,6 @@ class Pipeline:
         label[dataset.parts.test_rows] = UNKNOWN
         return DiscoveryTask(label, dataset.parts.train_rows, len(dataset.classes), number)
 
-    @property
-    def _setting(self) -> tuple[str, float | str]:
-        """The name of the mode's tuned setting, and its value as requested."""
-        name = TUNED[self.config.mode]
-        return name.replace("_", " "), getattr(self.config, name)
-
     def _tuned(
         self, frozen: FrozenEncoder, task: DiscoveryTask, base: TrainConfig
     ) -> tuple[list[Trial], float]:
@@ -245,8 +231,10 @@ class Pipeline:
 
         A value that was given is tried too: trials also calibrate the classifier.
         """
-        mode, (name, requested) = self.config.mode, self._setting
-        values = CANDIDATES[mode] if requested == "auto" else (float(requested),)
+        mode = self.config.mode
+        recipe = MODE_RECIPES[mode]
+        name, requested = recipe.setting.replace("_", " "), getattr(self.config, recipe.setting)
+        values = recipe.candidates if requested == "auto" else (float(requested),)
         folder = self.folder.stage("trials").path
         options, start = self.config.options, self.config.start
         trials, total = list[Trial](), FOLDS * len(values)
@@ -260,8 +248,8 @@ class Pipeline:
             )
         if trials or requested != "auto":
             return trials, best(trials) if requested == "auto" else float(requested)
-        self.log.info(f"           too few known classes to hide some: {name} {DEFAULTS[mode]:g}")
-        return trials, DEFAULTS[mode]
+        self.log.info(f"           too few known classes to hide some: {name} {recipe.default:g}")
+        return trials, recipe.default
 
     def train(self, state: DiscoveryState) -> TrainedMethods:
         """Train stages 2 and 3, and the baselines of stage 3."""
@@ -270,40 +258,32 @@ class Pipeline:
         known = known_stage(state.encoder, task, replace(state.base, epochs=config.known_epochs))
         self._train(known, "known", state)
         init = stage_init(state.encoder, known.method, task, config.seed, config.start)
-        method, count = MODE_METHOD[mode], config.num_seeds
+
+        def trained(
+            name: str, method: str, options: Mapping[str, Value], seed: int = 0
+        ) -> Method[Any]:
+            self.log.info(f"           {name}")
+            base = replace(state.base, seed=state.base.seed + seed)
+            stage = class_stage(state.encoder, task, base, init, method, options)
+            self._train(stage, name, state)
+            return stage.method
+
+        method, setting = MODE_RECIPES[mode].method, MODE_RECIPES[mode].setting
+        count = config.num_seeds
         if count == "auto":
             count = SEEDS if config.train_layers == "top" else 1
         options = tuned_options(mode, state.tuned, task.num_novel) | dict(config.options)
         self.log.info(
             f"stage 3/3  {task.num_novel} novel classes by {method}, "
-            f"{self._setting[0]} {state.tuned:g}, {count} seeds"
+            f"{setting.replace('_', ' ')} {state.tuned:g}, {count} seeds"
         )
-        methods = [
-            self._train_all(f"{method}-{seed}", method, options, init, seed, state)
-            for seed in range(count)
-        ]
-        rate = tuned_options("ncd", DEFAULTS["ncd"], task.num_novel)
+        methods = [trained(f"{method}-{seed}", method, options, seed) for seed in range(count)]
+        rate = tuned_options("ncd", MODE_RECIPES["ncd"].default, task.num_novel)
         baselines = {
-            name: self._train_all(name.replace(" ", "-"), "ncl", rate | options, init, 0, state)
+            name: trained(name.replace(" ", "-"), "ncl", rate | options)
             for name, options in (BASELINES if config.baselines else {}).items()
         }
         return TrainedMethods(methods, baselines)
-
-    def _train_all(
-        self,
-        name: str,
-        method: str,
-        options: Mapping[str, Value],
-        init: StageInit,
-        seed: int,
-        state: DiscoveryState,
-    ) -> Method[Any]:
-        """Train stage 3 by one method with one seed."""
-        self.log.info(f"           {name}")
-        base = replace(state.base, seed=state.base.seed + seed)
-        stage = class_stage(state.encoder, state.task, base, init, method, options)
-        self._train(stage, name, state)
-        return stage.method
 
     def _train(self, stage: Stage, name: str, state: DiscoveryState) -> None:
         workers = shared_with_workers(stage, self.config, state.bad_rows)

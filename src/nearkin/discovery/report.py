@@ -17,7 +17,7 @@ from nearkin.data.sheets import class_sheet
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS, Cluster, cluster_table
 from nearkin.discovery.outcome import OURS, Outcome
 from nearkin.discovery.scores import Score, confusion, joint_match, novel_match
-from nearkin.discovery.trials import MODE_METHOD, TUNED, mean_accuracy
+from nearkin.discovery.trials import MODE_RECIPES, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.evaluation.table import write_embeddings
 from nearkin.report.page.html import Chart
@@ -85,7 +85,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "unlabeled": len(outcome.assignments.rows),
         "held_out": len(outcome.dataset.parts.test_rows),
         "number": None if state.estimate is None else asdict(state.estimate),
-        TUNED[config.mode]: state.tuned,
+        MODE_RECIPES[config.mode].setting: state.tuned,
         "trials": {f"{value:g}": mean_accuracy(state.trials, value) for value in values},
         "calibration": None if calibration is None else asdict(calibration),
         "scores": {
@@ -258,7 +258,9 @@ def _estimate_charts(outcome: Outcome) -> list[Chart]:
 
 def _training_charts(outcome: Outcome) -> list[Chart]:
     """Return curves of the last stage of the result: means over epochs."""
-    rows = read_numbers(outcome.folder.stage(f"{MODE_METHOD[outcome.config.mode]}-0").metrics)
+    rows = read_numbers(
+        outcome.folder.stage(f"{MODE_RECIPES[outcome.config.mode].method}-0").metrics
+    )
     charts = []
     for name in ("loss", "positive_rate", "entropy"):
         epochs = defaultdict[int, list[float]](list)
@@ -274,7 +276,7 @@ def _training_charts(outcome: Outcome) -> list[Chart]:
 
 def _protocol(outcome: Outcome) -> list[str]:
     config, task = outcome.config, outcome.task
-    layers, setting = config.train_layers, TUNED[config.mode]
+    layers, setting = config.train_layers, MODE_RECIPES[config.mode].setting
     if getattr(config, setting) != "auto":
         origin = "was given"
     else:

@@ -27,16 +27,21 @@ from nearkin.types import UNKNOWN
 
 Mode = Literal["gcd", "ncd"]
 
-MODE_METHOD: Final[dict[Mode, str]] = {"ncd": "ncl", "gcd": "simgcd"}
-TUNED: Final[dict[Mode, str]] = {"ncd": "pair_rate", "gcd": "entropy_weight"}
-"""The setting of each mode that trials choose."""
-CANDIDATES: Final[dict[Mode, tuple[float, ...]]] = {
-    "ncd": (0.25, 0.5, 0.75),
-    "gcd": (0.5, 1.0, 2.0),
+
+@dataclass(frozen=True)
+class ModeRecipe:
+    """What a mode trains, and what its trials choose."""
+
+    method: str  # Of the last stage
+    setting: str  # That trials choose
+    candidates: tuple[float, ...]  # The values tried
+    default: float  # Where too few classes are known to hide some
+
+
+MODE_RECIPES: Final[dict[Mode, ModeRecipe]] = {
+    "ncd": ModeRecipe("ncl", "pair_rate", (0.25, 0.5, 0.75), default=0.5),
+    "gcd": ModeRecipe("simgcd", "entropy_weight", (0.5, 1.0, 2.0), default=1.0),
 }
-"""The values tried."""
-DEFAULTS: Final[dict[Mode, float]] = {"ncd": 0.5, "gcd": 1.0}
-"""The value where too few classes are known to hide some."""
 FOLDS: Final = 3
 STEPS: Final = 0.5  # Share of a training's steps that a trial takes
 HIDDEN: Final = 0.25  # Share of the known classes that a fold hides; two at least
@@ -132,7 +137,7 @@ class Trials:
     ) -> None:
         """Search for the hidden classes and write how well they were found."""
         options = dict(self.options) | tuned_options(self.mode, value, task.num_novel)
-        method = MODE_METHOD[self.mode]
+        method = MODE_RECIPES[self.mode].method
         stage = class_stage(self.encoder, task, self.base, init, method, options)
         stage.try_out(STEPS)
         disjoint = self.mode == "ncd"
