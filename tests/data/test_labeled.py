@@ -4,13 +4,21 @@ import csv
 import io
 import os
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from nearkin.config import DiscoverConfig
 from nearkin.data.opening import open_images
-from nearkin.discovery.data import check_disjoint, label_images, own_images, truth_labels
+from nearkin.discovery.data import (
+    check_disjoint,
+    label_images,
+    open_discovery_data,
+    own_images,
+    truth_labels,
+)
 from nearkin.errors import DataError, UsageError
 from nearkin.types import UNKNOWN
 
@@ -480,15 +488,16 @@ def test_a_truth_that_cannot_be_used_is_refused(tmp_path, data):
 
 def test_known_classes_among_unlabeled_images_are_refused_in_mode_ncd(tmp_path):
     images, found = classed(tmp_path)
-    truth, names = truth_labels(found, "data", images)
-    message = refusal(DataError, check_disjoint, truth, found.labels, names, "ncd")
+    labeled, data = str(tmp_path / "known.csv"), str(tmp_path / "data")
+    config = DiscoverConfig(labeled=labeled, truth="data", mode="ncd", val=0)
+    message = refusal(DataError, open_discovery_data, data, config)
     assert "2 unlabeled images are of known classes, by the truth: 'bee' (1), 'cat' (1)" in message
     assert "--mode gcd" in message
-    check_disjoint(truth, found.labels, names, "gcd")
+    dataset = open_discovery_data(data, replace(config, mode="gcd"))
+    assert dataset.truth.tolist() == [2, 2, 0, 0, 1, 1]
     whole = label_images(images, "", "cat,bee")
-    truth, names = truth_labels(whole, "data", images)
-    check_disjoint(truth, whole.labels, names, "ncd")
-    check_disjoint(np.full(6, UNKNOWN), found.labels, names, "ncd")
+    check_disjoint(whole, truth_labels(whole, "data", images)[0])
+    check_disjoint(found, np.full(6, UNKNOWN))
 
 
 def test_everything_is_the_same_at_a_second_start(tmp_path, data):

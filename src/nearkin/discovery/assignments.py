@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -15,32 +15,6 @@ from nearkin.objectives import unit
 from nearkin.objectives.contrast import MIN_LENGTH
 from nearkin.types import UNKNOWN
 
-COLUMNS: Final = (
-    "path",
-    "cluster",
-    "score",
-    "margin",
-    "entropy",
-    "agreement",
-    "purity",
-    "nearest_known",
-    "similarity",
-    "flag",
-)
-"""Of assignments.csv."""
-CLUSTER_COLUMNS: Final = (
-    "cluster",
-    "name",
-    "kind",
-    "size",
-    "score",
-    "silhouette",
-    "medoid",
-    "stability",
-    "nearest_known",
-    "merge",
-)
-"""Of clusters.csv."""
 NEIGHBORS: Final = 20  # Behind the purity
 CORE_MARGIN: Final = 0.5
 BORDER_MARGIN: Final = 0.2
@@ -61,7 +35,10 @@ Numbers = Float[np.ndarray, " n"]
 
 @dataclass(frozen=True, eq=False)
 class Assignments:
-    """One row per image without a label, in the order of the predictions."""
+    """One row per image without a label, in the order of the predictions.
+
+    Columns of assignments.csv are its path and the fields from `cluster` on.
+    """
 
     predictions: Predictions  # Of all images
     rows: Clusters  # The images without a label among all
@@ -106,6 +83,9 @@ class Assignments:
                 _rounded(float(self.similarity[row])),
                 self.flag[row],
             )
+
+
+COLUMNS: Final = ("path", *(column.name for column in fields(Assignments)[2:]))
 
 
 def _rounded(value: Any) -> Any:
@@ -213,7 +193,10 @@ def _purity(features: Features, cluster: Clusters) -> Numbers:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A class with its unlabeled images, or a novel class that stayed empty."""
+    """A class with its unlabeled images, or a novel class that stayed empty.
+
+    Columns of clusters.csv are its name, one for a name by the user, and the fields from `kind` on.
+    """
 
     name: str
     number: int  # Among the classes of the predictions
@@ -228,6 +211,9 @@ class Cluster:
     nearest_known: str
     """The known class with the most similar mean feature; '' if no image has a label."""
     merge: tuple[str, ...]  # Novel classes that it may be one class with
+
+
+CLUSTER_COLUMNS: Final = ("cluster", "name", *(column.name for column in fields(Cluster)[2:]))
 
 
 def cluster_table(clusters: Iterable[Cluster], assignments: Assignments) -> Iterator[list[Any]]:

@@ -220,23 +220,17 @@ def _truth(truth: str, data: Images) -> Mapping[str, str]:
     return label_of
 
 
-def check_disjoint(
-    truth: Int64[np.ndarray, " images"],
-    label: Int64[np.ndarray, " images"],
-    names: Sequence[str],
-    mode: str,
-) -> None:
-    """Refuse, in mode ncd, unlabeled images whose true class is a known one."""
-    hidden = truth[(label == UNKNOWN) & (truth != UNKNOWN)]
-    classes, counts = np.unique(hidden[np.isin(hidden, label)], return_counts=True)
-    if mode == "gcd" or len(classes) == 0:
-        return
-    pairs = zip(classes.tolist(), counts.tolist(), strict=True)
-    listed = ", ".join(f"{names[number]!r} ({count})" for number, count in pairs)
-    raise DataError(
-        f"{counts.sum()} unlabeled images are of known classes, by the truth: {listed}; "
-        "take --mode gcd, or label them"
-    )
+def check_disjoint(images: Images, truth: Int64[np.ndarray, " images"]) -> None:
+    """Refuse unlabeled images whose true class is a known one."""
+    hidden = truth[(images.labels == UNKNOWN) & (truth != UNKNOWN)]
+    classes, counts = np.unique(hidden[np.isin(hidden, images.labels)], return_counts=True)
+    if len(classes):
+        pairs = zip(classes.tolist(), counts.tolist(), strict=True)
+        listed = ", ".join(f"{images.classes[number]!r} ({count})" for number, count in pairs)
+        raise DataError(
+            f"{counts.sum()} unlabeled images are of known classes, by the truth: {listed}; "
+            "take --mode gcd, or label them"
+        )
 
 
 def accepted_classes(run: Path) -> dict[str, str]:
@@ -350,7 +344,8 @@ def open_discovery_data(
     truth, names = None, images.classes
     if config.truth:
         truth, names = truth_labels(images, config.truth, opened)
-        check_disjoint(truth, images.labels, names, config.mode)
+        if config.mode == "ncd":
+            check_disjoint(images, truth)
     return DiscoveryData(split_images(images, *division(data, config), on_progress), truth, names)
 
 
