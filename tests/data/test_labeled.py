@@ -489,7 +489,7 @@ def test_a_truth_that_cannot_be_used_is_refused(tmp_path, data):
 def test_known_classes_among_unlabeled_images_are_refused_in_mode_ncd(tmp_path):
     images, found = classed(tmp_path)
     labeled, data = str(tmp_path / "known.csv"), str(tmp_path / "data")
-    config = DiscoverConfig(labeled=labeled, truth="data", mode="ncd", val=0)
+    config = DiscoverConfig(labeled=labeled, truth="data", mode="ncd", val=0.0)
     message = refusal(DataError, open_discovery_data, data, config)
     assert "2 unlabeled images are of known classes, by the truth: 'bee' (1), 'cat' (1)" in message
     assert "--mode gcd" in message

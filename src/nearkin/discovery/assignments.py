@@ -195,7 +195,7 @@ def _purity(features: Features, cluster: Clusters) -> Numbers:
 class Cluster:
     """A class with its unlabeled images, or a novel class that stayed empty.
 
-    Columns of clusters.csv are its name, one for a name by the user, and the fields from `kind` on.
+    Columns of clusters.csv: its name, one for a name by the user, and the fields from `kind` on.
     """
 
     name: str
