@@ -84,7 +84,7 @@ def _features(
     names = [os.path.abspath(image) for image in files]  # noqa: PTH100  (keeps links)
     if missing := [name for name in names if not Path(name).exists()]:
         raise DataError(f"{missing[0]!r} cannot be read (it does not exist); give images")
-    images = scan(list_files(Path("/"), set(names)), cache=False)
+    images = scan(list_files(Path("/"), set(names)))
     bad = {file.name: file.reason for file in images.bad}
     if not bad:
         embeddings = encode_images(encoder, images, device=device, workers=0, allow_none=True)

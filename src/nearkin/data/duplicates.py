@@ -11,7 +11,7 @@ from PIL import Image
 
 from nearkin.data.decode import BadImage, as_image
 from nearkin.data.images import Images, digest
-from nearkin.data.scan import fill, index_path, load_index, save_index
+from nearkin.data.scan import fill
 from nearkin.pace import ProgressCallback, ignore_progress
 
 SIDE: Final = 16  # Side of a thumbnail; larger ones tell resized copies apart
@@ -25,15 +25,9 @@ def thumbnails(
     digests = np.zeros((len(images), DIGEST), np.uint8)
     tiny = np.zeros((len(images), 3 * SIDE**2), np.uint8)
     columns = {"digests": digests, "thumbnails": tiny}
-    path = index_path(images.key, "thumbnails")
-    known = np.zeros(len(images), np.bool_)
-    if images.key:
-        known = load_index(path, images.names, images.states, columns)
+    what, values = "looking for copies", partial(_thumbnail, images)
     # An image that could not be read is tried again.
-    fresh = np.flatnonzero(~(known & digests.any(axis=1)))
-    fill(columns, fresh, partial(_thumbnail, images), "looking for copies", on_progress)
-    if images.key and digests[fresh].any():
-        save_index(path, images.names, images.states, columns)
+    fill(columns, images, "thumbnails", values, what, on_progress, retried="digests")
     return digests, tiny
 
 

@@ -56,7 +56,9 @@ def open_images(
     """
     resolved, where = _resolve(data)
     listing = _list(resolved, where)
-    images = scan(listing, cache=cache, full=full, on_progress=on_progress)
+    if not cache:
+        listing = replace(listing, key="")
+    images = scan(listing, full=full, on_progress=on_progress)
     if not images.names:
         raise DataError(
             f"{where}: none of {len(images.bad)} images can be used, such as "

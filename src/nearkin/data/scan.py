@@ -18,7 +18,7 @@ from threading import BoundedSemaphore
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Bool, UInt8
 from torch.utils.data import Dataset
 
 from nearkin.data.batches import prefetch
@@ -51,26 +51,56 @@ from nearkin.types import UNKNOWN
 VERSION: Final = 1  # Of the index; another version has other file names
 
 
-def index_path(key: str, kind: str) -> Path:
-    """The index of one kind for the data at a place."""
-    name = hashlib.sha256(in_bytes(key)).hexdigest()[:32]
-    return cache_folder("index") / f"{name}-{kind}-{VERSION}.npz"
+THREADS: Final = 8  # Enough to hide the latency of a disk or of a network
+BLOCK: Final = 2**10  # Files between two calls of `on_progress`
+MANY: Final = 2**14  # Files from which on starting processes pays
+Columns = Mapping[str, np.ndarray]  # A value of each file
+Values = Callable[[int], Sequence[Any]]  # Computes the values of a row, one of each column
 
 
-def load_index(
-    path: Path,
-    names: Sequence[str],
-    states: Int64[np.ndarray, "files 2"],
-    columns: Mapping[str, np.ndarray],
-) -> Bool[np.ndarray, " files"]:
+def fill(
+    columns: Columns,
+    files: Listing | Images,
+    kind: str,
+    values: Values,
+    what: str,
+    on_progress: ProgressCallback,
+    *,
+    retried: str = "",
+) -> None:
+    """Fill in columns from the index of this kind, and compute what is not in it.
+
+    Threads do so and, if many files are new, processes with threads. Where the column `retried`
+    is zero, the index does not count.
+    """
+    path, known = None, np.zeros(len(files.names), np.bool_)
+    if files.key:
+        name = hashlib.sha256(in_bytes(files.key)).hexdigest()[:32]
+        path = cache_folder("index") / f"{name}-{kind}-{VERSION}.npz"
+        known = _load(path, files, columns)
+    if retried:
+        known &= columns[retried].any(axis=1)
+    fresh = np.flatnonzero(~known)
+    blocks = _Blocks(values, fresh)
+    workers = available_cpus() if len(fresh) >= MANY else 0
+    computed = prefetch(blocks, 0, len(blocks), workers, images=BLOCK)
+    progress = tracked(computed, len(fresh), what, on_progress)
+    for rows, block in zip(blocks.rows, progress, strict=True):
+        for column, each in zip(columns.values(), zip(*block, strict=True), strict=True):
+            column[rows] = each
+    if path and len(fresh) and (not retried or columns[retried][fresh].any()):
+        _save(path, files, columns)
+
+
+def _load(path: Path, files: Listing | Images, columns: Columns) -> Bool[np.ndarray, " files"]:
     """Fill in the columns of each file that has not changed; return which rows are filled in."""
-    filled = np.zeros(len(names), np.bool_)
+    filled = np.zeros(len(files.names), np.bool_)
     try:
         with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
             stored_names = file["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
             stored_row = {name: row for row, name in enumerate(stored_names)}
-            then = np.array([stored_row.get(name, -1) for name in names], np.int64)
-            same = (then >= 0) & (file["stats"][then] == states).all(axis=1)
+            then = np.array([stored_row.get(name, -1) for name in files.names], np.int64)
+            same = (then >= 0) & (file["stats"][then] == files.states).all(axis=1)
             for name, column in columns.items():
                 column[same] = file[name][then[same]]
             filled[same] = True
@@ -79,45 +109,17 @@ def load_index(
     return filled
 
 
-def save_index(
-    path: Path,
-    names: Sequence[str],
-    states: Int64[np.ndarray, "files 2"],
-    columns: Mapping[str, np.ndarray],
-) -> None:
-    """Store one value per file and column, in place of the index before."""
+def _save(path: Path, files: Listing | Images, columns: Columns) -> None:
+    """Store the columns in place of the index before."""
     own = path.with_name(f"{path.stem}.{os.getpid()}.npz")
-    joined: UInt8[np.ndarray, " bytes"] = np.frombuffer(in_bytes("\0".join(names)), np.uint8)
+    names: UInt8[np.ndarray, " bytes"] = np.frombuffer(in_bytes("\0".join(files.names)), np.uint8)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(own, allow_pickle=False, names=joined, stats=states, **columns)
+        np.savez_compressed(own, allow_pickle=False, names=names, stats=files.states, **columns)
         own.replace(path)
     except OSError:  # a full or read-only disk costs the next start some time, nothing else
         with suppress(OSError):
             own.unlink()
-
-
-THREADS: Final = 8  # Enough to hide the latency of a disk or of a network
-BLOCK: Final = 2**10  # Files between two calls of `on_progress`
-MANY: Final = 2**14  # Files from which on starting processes pays
-Values = Callable[[int], Sequence[Any]]  # Computes the values of a row, one of each column
-
-
-def fill(
-    columns: Mapping[str, np.ndarray],
-    rows: Int64[np.ndarray, " rows"],
-    values: Values,
-    what: str,
-    on_progress: ProgressCallback,
-) -> None:
-    """Compute these rows of the columns, in threads and, if they are many, in processes."""
-    blocks = _Blocks(values, rows)
-    workers = available_cpus() if len(rows) >= MANY else 0
-    computed = prefetch(blocks, 0, len(blocks), workers, images=BLOCK)
-    progress = tracked(computed, len(rows), what, on_progress)
-    for block, of_block in zip(blocks.rows, progress, strict=True):
-        for column, each in zip(columns.values(), zip(*of_block, strict=True), strict=True):
-            column[block] = each
 
 
 class _Blocks(Dataset[list[Sequence[Any]]]):
@@ -153,7 +155,6 @@ _large: Final = BoundedSemaphore(2)
 def scan(
     listing: Listing,
     *,
-    cache: bool = True,
     full: bool = False,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Images:
@@ -173,7 +174,10 @@ def scan(
     elif isinstance(listing.source, CustomSource):
         reasons = _scan_source(listing, columns, decoded_pixels, on_progress)
     else:
-        _scan_files(listing, columns, decoded_pixels, cache, on_progress)
+        kind = f"up-to-{decoded_pixels}" if full else "headers"
+        what = "decoding all images" if full else "looking at all files"
+        values = partial(_scan_file, listing, decoded_pixels)
+        fill(columns, listing, kind, values, what, on_progress)
     kinds[sizes.prod(axis=1, dtype=np.int64) > MAX_PIXELS] = b"too-large"
     known = (*FORMATS, "array")
     good = np.isin(kinds, np.array(known, np.bytes_))
@@ -193,14 +197,14 @@ def scan(
         kinds=kinds[rows].astype(np.dtype(f"U{max(map(len, known))}")),
         modified=states[rows, 1],
         source=listing.source,
-        key=listing.key if cache else "",
+        key=listing.key,
         bad=tuple(sorted(bad, key=lambda file: in_bytes(file.name))),
     )
 
 
 def _scan_source(
     listing: Listing,
-    columns: Mapping[str, np.ndarray],
+    columns: Columns,
     decoded_pixels: int,
     on_progress: ProgressCallback,
 ) -> dict[int, str]:
@@ -226,25 +230,6 @@ def _header(image: bytes | np.ndarray, decoded_pixels: int) -> Header:
     if known.width * known.height <= decoded_pixels:
         decode(image)
     return known
-
-
-def _scan_files(
-    listing: Listing,
-    columns: Mapping[str, np.ndarray],
-    decoded_pixels: int,
-    cache: bool,
-    on_progress: ProgressCallback,
-) -> None:
-    """Read the header of every file that is not in the index."""
-    names, states = listing.names, listing.states
-    kind = f"up-to-{decoded_pixels}" if decoded_pixels else "headers"
-    path = index_path(listing.key, kind)
-    known = load_index(path, names, states, columns) if cache else np.zeros(len(names), np.bool_)
-    fresh = np.flatnonzero(~known)
-    what = "decoding all images" if decoded_pixels else "looking at all files"
-    fill(columns, fresh, partial(_scan_file, listing, decoded_pixels), what, on_progress)
-    if cache and len(fresh):
-        save_index(path, names, states, columns)
 
 
 def _scan_file(listing: Listing, decoded_pixels: int, row: int) -> tuple[str, tuple[int, int]]:
