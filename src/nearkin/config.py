@@ -413,17 +413,23 @@ Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
 MAX_BYTES: Final = 1_000_000  # of a file of settings
 
 
-def read_toml(path: Path, kind: type[Config] = TrainConfig) -> dict[str, Any]:
-    """The settings in a file: names of that kind, `data`, and the tables `options` and `views`."""
+def load_toml(path: Path, what: str) -> dict[str, Any]:
+    """The content of a file, which a message calls `what`."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise ValueError("it is too large for one")
-        settings = tomllib.loads(raw.decode("utf-8"))
-        str(settings)  # or no message could show a value: one too deep, or a number too long
+        content = tomllib.loads(raw.decode("utf-8"))
+        str(content)  # or no message could show a value: one too deep, or a number too long
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"cannot read the configuration {path}: {error}") from error
+        raise UsageError(f"cannot read {what} {path}: {error}") from error
+    return content
+
+
+def read_toml(path: Path, kind: type[Config] = TrainConfig) -> dict[str, Any]:
+    """The settings in a file: names of that kind, `data`, and the tables `options` and `views`."""
+    settings = load_toml(path, "the configuration")
     if "views" in settings:
         if "augment" in settings:
             raise UsageError(f"{path} has both augment and views; give one")

@@ -7,14 +7,13 @@ Photographs are cropped bicubically, as in SimCLR's and BYOL's code, small image
 bilinearly; both with antialiasing.
 """
 
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from nearkin.config import suggestion
+from nearkin.config import load_toml, suggestion
 from nearkin.data.views import View
 from nearkin.errors import UsageError
 from nearkin.extensions import load_extension
@@ -95,7 +94,6 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
 """The views of each augmentation; a single one serves for any number of views."""
 
 MAX_VIEWS: Final = 64
-MAX_BYTES: Final = 1_000_000  # Of a file of views
 
 Augment = str | Sequence[View] | Sequence[dict[str, Any]]
 """A name of `AUGMENTATIONS`, the path of a .toml file, or the views themselves."""
@@ -124,14 +122,7 @@ def augmentation(augment: Augment) -> tuple[View, ...]:
 
 
 def _read_toml(path: Path) -> tuple[View, ...]:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise ValueError("it is too large")
-        content = tomllib.loads(raw.decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"cannot read the views of {path}: {error}") from error
+    content = load_toml(path, "the views of")
     unknown = sorted(content.keys() - {"views"})
     if unknown:
         raise UsageError(f"{path}: unknown key {unknown[0]}; give [[views]] tables only")

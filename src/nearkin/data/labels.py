@@ -198,7 +198,8 @@ def match(
 
 def annotations_from_rows(rows: Mapping[str, Row], names: Sequence[str]) -> Annotations:
     """The annotations of these images in a table."""
-    own = [rows.get(name, Row()) for name in names]
+    absent = Row()
+    own = [rows.get(name, absent) for name in names]
     return Annotations([r.label for r in own], [r.group for r in own], [r.split for r in own])
 
 

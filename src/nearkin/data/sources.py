@@ -215,11 +215,11 @@ def _in_folder(root: Path, folder: str) -> Iterator[tuple[str, os.stat_result | 
 
 def _state(root: Path, name: str, *, is_inside: bool) -> os.stat_result | BadFile:
     """The state of a file; `is_inside` if its folder is known to be below the root."""
-    path = root / name
     try:
-        state = path.lstat()
+        state = os.lstat(f"{root}/{name}")
         if is_inside and not stat.S_ISLNK(state.st_mode):
             return state
+        path = root / name
         if not path.resolve().is_relative_to(root):
             return BadFile(name, "link leaves the folder")
         return path.stat()
