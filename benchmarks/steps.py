@@ -42,8 +42,7 @@ from nearkin.distributed import choose_device, device_name, native_precision
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
-from nearkin.networks.branch import Branch
-from nearkin.networks.compilation import compile_branches
+from nearkin.networks.branch import Branch, compile_branches
 from nearkin.networks.heads import Heads
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, constant

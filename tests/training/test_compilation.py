@@ -10,14 +10,13 @@ import torch
 from small import BATCH, small
 
 from nearkin.errors import UsageError
-from nearkin.networks.branch import set_chunk_size
-from nearkin.networks.compilation import compile_branches, should_compile
+from nearkin.networks.branch import compile_branches, set_chunk_size, should_compile
 
 TRAINED = """
 import itertools
 import torch
 from small import batch_for, run, small
-from nearkin.networks.compilation import compile_branches
+from nearkin.networks.branch import compile_branches
 torch.set_num_threads(1)
 names, ways = ["moco"], [("cpu", False)]
 if torch.cuda.is_available():

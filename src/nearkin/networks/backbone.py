@@ -56,7 +56,6 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
 }
 """`tiny` is for images of up to 16 px, `small` for those below 64 px."""
 
-
 SMALL_IMAGE: Final = 64
 """Below this size in pixels, residual networks get a stem that does not shrink the image."""
 

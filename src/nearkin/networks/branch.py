@@ -2,8 +2,10 @@
 
 import copy
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import groupby, pairwise
 from typing import Final, TypeVar
 
@@ -23,19 +25,12 @@ from nearkin.networks.batch_norm import (
 
 Module = TypeVar("Module", bound=nn.Module)
 
-
-TRIED_SIZES: Final = (32, 224)
-"""Sizes of images that a network is tried with if none is given."""
+TRIED_SIZES: Final = (32, 224)  # of images that a network is tried with if no size is given
+MIN_STEPS: Final = 5000  # of a training that repay a minute or two of compiling
 
 
 class Backbone(nn.Module):
-    """A network from images to features, and their number.
-
-    Args:
-        body: The network.
-        feature_dim: Number of features per image.
-        name: Name in messages; by default that of the network's class.
-    """
+    """A network from images to features, their number, and its name in messages."""
 
     def __init__(self, body: nn.Module, feature_dim: int, name: str = "") -> None:
         super().__init__()
@@ -252,3 +247,33 @@ def size_error(name: str, image_size: int, error: Exception) -> UsageError:
         f"backbone {name} cannot take images of {image_size} px ({reason}); "
         "choose another --image-size, mostly a larger one, or another --backbone"
     )
+
+
+def should_compile(device: torch.device, steps: int) -> bool:
+    """Return whether compiling is possible here and saves time over that many steps.
+
+    On CPUs it was measured not to (docs/benchmarks.md).
+    """
+    able = find_spec("triton") and any(map(shutil.which, ("cc", "gcc", "clang")))
+    return device.type == "cuda" and steps >= MIN_STEPS and bool(able)
+
+
+def compile_branches(method: nn.Module, *, graphs: bool = False) -> None:
+    """Let torch compile every backbone and projector when they are first run.
+
+    Names and state stay as they are, and copies of the method are not compiled. Results are
+    close to those of the same networks uncompiled, not equal.
+
+    Args:
+        method: Changed in place. Objectives, predictors and memories are left alone.
+        graphs: Whether to use CUDA graphs.
+
+    Raises:
+        UsageError: If there are several processes or chunks, whose batch statistics cross what is
+            compiled.
+    """
+    branches = [module for module in method.modules() if isinstance(module, Branch)]
+    if world_size() > 1 or any(branch.chunk_size for branch in branches):
+        raise UsageError("several processes, or chunks, cannot be compiled; leave out --compile")
+    for network in dict.fromkeys(part for branch in branches for part in branch.children()):
+        network.compile(mode="reduce-overhead" if graphs else "default")

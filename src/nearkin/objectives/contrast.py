@@ -17,9 +17,7 @@ from torch import Tensor
 from nearkin.objectives import fused
 from nearkin.objectives.numerics import full_precision, mean_over_rows
 
-ALL: Final = slice(None)
-"""Every row of a batch."""
-
+ALL: Final = slice(None)  # every row of a batch
 MIN_LENGTH: Final = 1e-6
 """Vectors shorter than this have no reliable direction: `unit` leaves them shorter than one."""
 

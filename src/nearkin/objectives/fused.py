@@ -18,29 +18,14 @@ from torch import Tensor
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-MIN_LOGITS: Final = 2**16
-"""Number of logits from which on the forms here are faster than the plain ones."""
-
-MIN_DICTIONARY_LOGITS: Final = 2**19
-"""Number of logits from which on `dictionary_logsumexp` is faster than `strip_info_nce`."""
-
-DICTIONARY_BLOCK: Final = (256, 2048)
-"""Queries and keys of a block: what the cache of a CPU holds."""
-
-TRIANGLE_ROWS: Final = 512
-"""Rows and columns of a block of `_TriangleLse`."""
-
-STRIP: Final = {"cpu": 2**20}
-"""Logits of a strip, by device: what the cache of a CPU holds."""
-
-LARGE_STRIP: Final = 2**26
-"""Logits of a strip on other devices."""
-
-STRIP_ROWS: Final = 128
-"""Minimum number of rows of a strip: products of fewer rows are slow."""
-
-EXPONENT_SHARE: Final = 0.4
-"""Share of a number format's exponents that logits may use: sums and gradients stay normal."""
+MIN_LOGITS: Final = 2**16  # from so many logits on, the forms here are faster than the plain ones
+MIN_DICTIONARY_LOGITS: Final = 2**19  # and `dictionary_logsumexp` is faster than `strip_info_nce`
+DICTIONARY_BLOCK: Final = (256, 2048)  # queries and keys of a block: what a CPU's cache holds
+TRIANGLE_ROWS: Final = 512  # rows and columns of a block of `views_logsumexp`
+STRIP: Final = {"cpu": 2**20}  # logits of a strip: what a CPU's cache holds
+LARGE_STRIP: Final = 2**26  # logits of a strip on other devices
+STRIP_ROWS: Final = 128  # minimum number of rows of a strip: products of fewer rows are slow
+EXPONENT_SHARE: Final = 0.4  # of a format's exponents, for logits: sums and gradients stay normal
 
 
 def should_fuse(query: Tensor, keys: Tensor) -> bool:

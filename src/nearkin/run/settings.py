@@ -36,8 +36,7 @@ from nearkin.extensions import absolute, is_reference, label, load_extension, so
 from nearkin.method import Defaults, Method
 from nearkin.methods import method_class, option_types, parameters
 from nearkin.networks.backbone import SMALL_IMAGE, build_backbone
-from nearkin.networks.branch import Backbone, as_backbone
-from nearkin.networks.compilation import should_compile
+from nearkin.networks.branch import Backbone, as_backbone, should_compile
 from nearkin.pace import count
 from nearkin.types import UNKNOWN
 

@@ -22,8 +22,7 @@ from nearkin.evaluation.encoder import initialize, load, write_encoder
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import write_embeddings
 from nearkin.method import Method
-from nearkin.networks.branch import set_chunk_size
-from nearkin.networks.compilation import compile_branches
+from nearkin.networks.branch import compile_branches, set_chunk_size
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Logger
