@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -22,14 +23,7 @@ from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.objectives import unit
 from nearkin.run.data import write_bad_files
-from nearkin.tables import (
-    PARTIAL,
-    replace_text,
-    usable,
-    whole,
-    write_csv,
-    writing,
-)
+from nearkin.tables import PARTIAL, replace_text, usable, whole, write_csv, writing
 from nearkin.types import UNKNOWN
 
 FORMATS: Final = (".parquet", ".npz", ".npy")  # What `write_embeddings` writes
@@ -44,12 +38,7 @@ ROOM: Final = "make room, or choose another -o"
 
 
 def write_embeddings(path: Path, embeddings: Embeddings) -> None:
-    """Write a file whose ending says how: .parquet, .npz, or .npy with a .csv beside it.
-
-    Raises:
-        UsageError: For another ending.
-        OutputError: If it cannot be written.
-    """
+    """Write a file whose ending says how: .parquet, .npz, or .npy with a .csv beside it."""
     check_format(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,21 +125,17 @@ def read_embeddings(path: Path, images: Images) -> Embeddings:
     names = ["", *(name or "" for name in labels)]
     classes, numbers = np.unique(np.array(names, np.str_), return_inverse=True)
     return Embeddings(
-        vectors.numpy()[order],
-        numbers[1:][order] + UNKNOWN,
-        rows=rows[order],
-        paths=tuple(paths[row] for row in order.tolist()),
+        vectors.numpy(),
+        numbers[1:] + UNKNOWN,
+        rows=rows,
+        paths=paths,
         classes=tuple(classes[1:].tolist()),
-        splits=np.array(splits, np.str_)[order],
-    )
+        splits=np.array(splits, np.str_),
+    ).subset(order)
 
 
 def _vectors(table: Any) -> Float[Tensor, "rows dim"]:
-    """Check a table or a record batch, and return its vectors, each of length one.
-
-    Raises:
-        ValueError: If it is not what `nearkin embed` writes.
-    """
+    """Return the unit vectors of a table or a record batch; ValueError if it is no such table."""
     from pyarrow import compute, types
 
     if absent := [name for name in COLUMNS if name not in table.schema.names]:
@@ -242,12 +227,7 @@ class PartFolder:
 
     @classmethod
     def open(cls, path: Path) -> "PartFolder":
-        """Open a folder of parts.
-
-        Raises:
-            UsageError: If it is no such folder.
-            CheckpointError: If its note is damaged.
-        """
+        """Open a folder of parts; CheckpointError if its note is damaged."""
         if not (path / NOTE).exists():
             raise UsageError(f"{path} has no {NOTE}; give a folder that nearkin embed has made")
         with usable(path / NOTE, f"remove {path} and run nearkin embed again"):
@@ -259,11 +239,7 @@ class PartFolder:
 
     @classmethod
     def claim(cls, path: Path, note: Note) -> "PartFolder":
-        """Write the note of a new folder, or check that an old one has the same.
-
-        Raises:
-            OutputError: If it is of something else, is not empty, or cannot be written.
-        """
+        """Write the note of a new folder, or refuse an old one that has another, or none."""
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             others = [file.name for file in path.iterdir() if PARTIAL not in file.name]
@@ -285,7 +261,7 @@ class PartFolder:
             )
         return cls(path, note)
 
-    @property
+    @cached_property
     def files(self) -> tuple[Path, ...]:
         """The file of each part, there or not. Names are in the order of the images."""
         numbers = range(self.note.num_parts)
@@ -491,7 +467,10 @@ def most_similar(
                 "vectors that nearkin embed has made of this run"
             )
         similarity = (queries.double() @ block.vectors.double().T).float()
-        for row, neighbors in zip(similarity, best, strict=True):
+        largest = similarity.amax(dim=1).tolist()
+        for row, most, neighbors in zip(similarity, largest, best, strict=True):
+            if len(neighbors) == top and most <= neighbors[-1].similarity:
+                continue  # most blocks have nothing better
             values, order = row.sort(descending=True, stable=True)
             text = block.text.take(order[:top].numpy())
             columns = (values[:top].tolist(), text["path"].to_pylist(), text["label"].to_pylist())
