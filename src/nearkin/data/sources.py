@@ -328,7 +328,7 @@ def list_archives(where: Path, archives: Mapping[str, Path]) -> Listing:
                 for name, place, refusal in members:
                     numbers = len(contents), *place
                     if name.endswith(LABEL_SUFFIX) and not refusal:
-                        labels[stem(prefix + name)] = np.array(numbers)
+                        labels[prefix + name] = np.array(numbers)
                     elif not is_image(name):
                         others.append(name)
                     elif refusal or name in earlier:
@@ -343,8 +343,8 @@ def list_archives(where: Path, archives: Mapping[str, Path]) -> Listing:
     source = Archive(contents, max(modified), names, numbers[:, 2:])
     with _readable(where):
         classes = {
-            name: source.read_place(place, MAX_LABEL).decode("utf-8", "replace").strip()
-            for name, place in labels.items()
+            stem(name): source.read_place(place, MAX_LABEL).decode("utf-8", "replace").strip()
+            for name, place in sorted(labels.items(), key=lambda label: in_bytes(label[0]))
         }
     rows = {name: Row(classes.get(stem(name), "")) for name in names} if classes else {}
     key = str(where.resolve())
