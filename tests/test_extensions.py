@@ -269,11 +269,11 @@ def install(tmp_path_factory, monkeypatch):
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-parts\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(textwrap.dedent(points))
         monkeypatch.syspath_prepend(str(site))
-        extensions.declared.cache_clear()
+        extensions._declared.cache_clear()
 
     yield install
     monkeypatch.undo()
-    extensions.declared.cache_clear()
+    extensions._declared.cache_clear()
 
 
 def test_an_installed_package_declares_its_parts_as_entry_points(folder, install, capsys):
