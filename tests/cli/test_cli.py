@@ -13,7 +13,9 @@ import pytest
 from PIL import Image
 
 from nearkin.cli import main
+from nearkin.config import TrainConfig, read_toml
 from nearkin.methods import METHODS
+from nearkin.run.settings import checked_options
 
 
 def save_images(folder, count, size=(24, 20), seed=0):
@@ -204,8 +206,19 @@ def test_the_small_commands_answer(capsys):
 
 
 @pytest.mark.parametrize("method", [name for name, cls in METHODS.items() if not cls.uses_labels])
-def test_what_config_prints_is_a_configuration(method, tmp_path, images, capsys):
+def test_what_config_prints_is_a_configuration(method, tmp_path, capsys):
     assert main(["config", method]) == 0
+    file = tmp_path / "config.toml"
+    file.write_text(capsys.readouterr().out)
+    settings = read_toml(file)
+    settings.pop("data", None)
+    config = TrainConfig(**settings)
+    assert config.method == method
+    assert checked_options(method, config.options) == config.options
+
+
+def test_what_config_prints_can_be_trained(tmp_path, images, capsys):
+    assert main(["config", "swav"]) == 0
     file = tmp_path / "config.toml"
     file.write_text(capsys.readouterr().out)
     out = tmp_path / "run"
