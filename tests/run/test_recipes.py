@@ -11,22 +11,13 @@ import torch
 from nearkin.cli import main
 from nearkin.config import TrainConfig, read_toml
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
-from nearkin.data.order import Order
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
-from nearkin.run.settings import (
-    build_method,
-    checked_options,
-    known_labels,
-    method_options,
-    named_backbone,
-    resolve,
-)
-from nearkin.training.fit import optimizer_for, schedule_for
-from nearkin.training.loop import steps
+from nearkin.run.settings import checked_options, method_options, resolve
+from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.optimizer import LARS
+from nearkin.training.session import build
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(ROOT.glob("recipes/cifar10/*.toml")) + sorted(
@@ -189,30 +180,14 @@ def test_a_recipe_builds_and_trains(path, images):
     images = open_images(images)
     config = resolve(small(path), images, CPU)
     assert config.augment == settings["augment"]
-    torch.manual_seed(0)
-    method = build_method(config, named_backbone(config, None), images)
+    method, batches = build(config, images, CPU)
     before = {name: p.detach().clone() for name, p in method.backbone.named_parameters()}
     optimizer = optimizer_for(method, config)
-    batches = Batches(
-        images,
-        views_of(config.augment, method.views, more=method.more_views),
-        image_size=config.image_size,
-        order=Order(len(images), config.batch_size, config.seed),
-        device=CPU,
-        labels=known_labels(config, images),
-    )
     total = config.epochs * batches.order.steps_per_epoch
     rates = []
-    for _, found in steps(
-        method,
-        optimizer,
-        batches.between(0, total),
-        start=0,
-        total=total,
-        schedule=schedule_for(config),
-        seed=config.seed,
-    ):
-        assert found.loss.isfinite()
+    fed = batches.between(0, total)
+    for _, step in training_steps(config, method, optimizer, fed, start=0, total=total):
+        assert step.loss.isfinite()
         rates += [group["lr"] for group in optimizer.param_groups if group["name"] == ""][:1]
     assert len(rates) == 4
     assert rates == pytest.approx([due(settings, step / total) for step in range(total)])

@@ -1,7 +1,6 @@
 """What was requested becomes what is trained: options, values of `auto`, the method itself."""
 
 import copy
-import inspect
 import math
 import shlex
 from collections.abc import Callable, Mapping
@@ -337,15 +336,6 @@ def epochs_for(num_images: int, size: int, device: torch.device) -> int:
     images = IMAGES_TO_TRAIN.get(device.type, IMAGES_TO_TRAIN["mps"])
     images *= 10 if size < SMALL_IMAGE else 1
     return min(400, max(20, images // num_images))
-
-
-def build_method(config: TrainConfig, backbone: Backbone, images: Images) -> Method[Any]:
-    """The method that a resolved configuration describes, around a backbone."""
-    cls = method_class(config.method)
-    accepted = inspect.signature(cls.__init__).parameters
-    counts = {"num_images": len(images), "num_known_classes": len(known_classes(config))}
-    counts = {name: count for name, count in counts.items() if name in accepted}
-    return cls(backbone, **counts, **config.options)
 
 
 def named_backbone(config: TrainConfig, network: nn.Module | None) -> Backbone:

@@ -1,5 +1,6 @@
 """One whole training: build what the settings describe, train it to the last step, evaluate it."""
 
+import inspect
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -22,13 +23,14 @@ from nearkin.evaluation.encoder import initialize, load, write_encoder
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import write_embeddings
 from nearkin.method import Method
+from nearkin.methods import method_class
 from nearkin.networks.branch import compile_branches, set_chunk_size
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Logger
 from nearkin.run.settings import (
-    build_method,
     describe,
+    known_classes,
     known_labels,
     named_backbone,
     shrunk,
@@ -96,11 +98,15 @@ def build(
     config: TrainConfig, images: Images, device: torch.device, network: nn.Module | None = None
 ) -> tuple[Method[Any], Batches]:
     """Build the method that a resolved configuration describes, untrained, and its batches."""
+    cls = method_class(config.method)
+    counts = {"num_images": len(images), "num_known_classes": len(known_classes(config))}
+    accepted = inspect.signature(cls.__init__).parameters
+    counts = {name: count for name, count in counts.items() if name in accepted}
     with seeded(config.seed, torch.device("cpu")):  # the same weights on every device
         backbone = named_backbone(config, network)
         if config.init_from:
             initialize(backbone, config.init_from)
-        method = build_method(config, backbone, images)
+        method: Method[Any] = cls(backbone, **counts, **config.options)
     method = method.to(device).to(memory_format=torch.channels_last)
     if config.chunk_size:
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
