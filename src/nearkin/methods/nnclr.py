@@ -111,10 +111,8 @@ class NNCLR(Method[KeyUpdate]):
     ) -> Int[Tensor, "batch neighbors"]:
         """Return the nearest entries of the support set, -1 where there are no more."""
         own = same_image_mask(index, self.support_set.index)
-        similarity, nearest_entries = nearest(
-            self.support_set.keys, z, self.num_neighbors, ignored=own
-        )
-        return nearest_entries.where(similarity.isfinite(), -1)
+        similarity, entries = nearest(self.support_set.keys, z, self.num_neighbors, ignored=own)
+        return entries.where(similarity.isfinite(), -1)
 
     def draw(self, neighbors: Int[Tensor, "batch neighbors"]) -> Float[Tensor, "batch dim"]:
         """Return one neighbor of each image, drawn at random."""
