@@ -15,6 +15,7 @@ from collections.abc import Collection
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any, Final
 
@@ -90,11 +91,10 @@ def _module(name: str, where: str) -> ModuleType:
         sys.path.append(str(Path.cwd()))  # the command `nearkin` does not search it by itself
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(error.name + ".")):
-            raise UsageError(f"{where}: there is no module {error.name}; install it") from error
-        raise _failed(where, error) from error
     except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if missing and f"{name}.".startswith(f"{missing}."):
+            raise UsageError(f"{where}: there is no module {missing}; install it") from error
         raise _failed(where, error) from error
 
 
@@ -125,10 +125,7 @@ def _file(text: str, where: str) -> ModuleType:
 
 def _failed(where: str, error: BaseException) -> UsageError:
     """One line on an import that failed: the error and the innermost line."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    line = getattr(error, "lineno", None) or (trace and trace.tb_lineno)
+    line = getattr(error, "lineno", None) or extract_tb(error.__traceback__)[-1].lineno
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     message = f"{type(error).__name__}: {' '.join(text.split())} (line {line})"
     return UsageError(f"{where} cannot be imported: {message}; mend it")

@@ -20,11 +20,7 @@ STAGED: Final = 2**16
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of that name; `auto` takes this rank's GPU, Apple's, or else the CPU.
-
-    Raises:
-        UsageError: If the device does not exist here.
-    """
+    """Return the device of that name; `auto` takes this rank's GPU, Apple's, or else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cpu" and torch.backends.mps.is_available():
@@ -83,11 +79,7 @@ def available_cpus() -> int:
 
 
 def cpus_per_process(devices: int = 1) -> int:
-    """Return this process's share of the CPUs, at least one.
-
-    Args:
-        devices: Number of processes on this machine, unless a launcher has started them.
-    """
+    """Return this process's share of the CPUs: one of `devices`, unless a launcher started it."""
     if rank_info() is not None:  # srun gives each process CPUs of its own
         devices = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return max(1, available_cpus() // devices)
@@ -125,10 +117,7 @@ def _bind(cpus: list[int]) -> None:
 
 
 def cpu_quota(groups: Path, mounted: Path) -> float:
-    """Return the number of CPUs that a process's control groups allow; infinity without a limit.
-
-    For the arguments see `control_groups`.
-    """
+    """Return how many CPUs the control groups of a process allow; infinity without a limit."""
     return min(map(_quota_of, control_groups(groups, mounted, "cpu")), default=math.inf)
 
 

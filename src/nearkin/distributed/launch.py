@@ -113,11 +113,7 @@ def worker_group(devices: int, worker: Callable[..., object], *args: Any) -> Ite
 
 
 def next_worker(*workers: Worker) -> Worker | None:
-    """Return which of these functions the main process calls next; None when it is done.
-
-    Args:
-        workers: The functions that it may pass to `training_group`.
-    """
+    """Return which of these functions the main process calls next; None when it is done."""
     group = _group.get()
     name = group.wait_for_call() if group else ""
     return next((worker for worker in workers if _name(worker) == name), None)

@@ -49,11 +49,7 @@ def is_main_process() -> bool:
 
 
 def num_processes(devices: int) -> int:
-    """Return how many processes share a batch: those of a launcher, or else `devices`.
-
-    Raises:
-        UsageError: If both are given and differ.
-    """
+    """Return how many processes share a batch: those of a launcher, or else `devices`."""
     here = rank_info()
     if here is None:
         return devices

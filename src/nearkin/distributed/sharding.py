@@ -30,9 +30,6 @@ def shard(network: Network, optimizer: torch.optim.Optimizer) -> Network:
     Args:
         network: Loses its weights to the copy until `gather_weights`. Buffers are shared.
         optimizer: Of its weights. It is changed to the weights and states of the copy.
-
-    Raises:
-        UsageError: If a weight is a single number, which cannot be divided.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
@@ -52,7 +49,7 @@ def shard(network: Network, optimizer: torch.optim.Optimizer) -> Network:
         blocks: list[nn.Module] = [*_blocks(sharded, int(_size(sharded) * BLOCK_SHARE)), sharded]
         for block in blocks:
             fully_shard(block, mesh=mesh)
-    except ValueError as error:
+    except ValueError as error:  # a weight that is a single number
         raise UsageError(f"--fsdp cannot divide this network ({error}); leave it out") from error
     _move_optimizer(optimizer, dict(zip(own, sharded.parameters(), strict=True)))
     _empty(network)
@@ -121,11 +118,7 @@ def gather_weights(network: nn.Module, sharded: nn.Module) -> None:
 
 @contextmanager
 def full_weights(network: nn.Module, sharded: nn.Module) -> Iterator[None]:
-    """Let rank 0 use a network with all its weights, within a `with` block.
-
-    Raises:
-        DivergedError: In all processes, if rank 0 raises it.
-    """
+    """Let rank 0 use a network with all its weights; if it raises DivergedError, all ranks do."""
     if not is_sharded(sharded):
         yield
         return
