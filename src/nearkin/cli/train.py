@@ -2,10 +2,10 @@
 
 import os
 from argparse import ArgumentParser
-from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from inspect import Parameter as Argument
-from inspect import signature
+from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
@@ -28,8 +28,6 @@ from nearkin.errors import UsageError
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
-
-Typed = Annotated[Any, Parameter(show=False)]
 
 OTHER_VARIABLES: Final = ("NEARKIN_TORCHVISION", "NEARKIN_TRACEBACK")  # they are no settings
 STAGE_METHODS: Final = {"gcd": "simgcd", "ncd": "ncl"}  # of a discovery's last stage, by mode
@@ -54,17 +52,13 @@ class RunOptions:
     """Show no progress."""
 
 
-def with_settings(kind: type[Config]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the fields of a settings class as parameters; it receives those typed."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        declared = signature(command)
-        data, *others = declared.parameters.values()
-        parameters = [data, *_settings(kind), *others]
-        command.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return command
-
-    return decorate
+def _add_command(verb: str, kind: type[Config], text: str) -> None:
+    """Add a command that has the fields of a settings class as parameters."""
+    command = partial(_run, kind)
+    data, *others = signature(command).parameters.values()
+    parameters = [data, *_settings(kind), *others]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    app.command(command, name=verb, help=text)
 
 
 def _settings(kind: type[Config]) -> list[Argument]:
@@ -95,42 +89,16 @@ def _settings(kind: type[Config]) -> list[Argument]:
     return settings
 
 
-@app.command
-@with_settings(TrainConfig)
-def train(
+def _run(
+    kind: type[Config],
     data: Images | None = None,
     /,
     *,
     run: Annotated[RunOptions, Parameter(name="*")] | None = None,
-    **typed: Typed,
+    **typed: Annotated[Any, Parameter(show=False)],
 ) -> None:
-    """Train an encoder on images without labels, and measure it.
-
-    Options of the method are typed by their names, such as --temperature 0.2; --method NAME --help
-    lists them.
-    """
-    _run(TrainConfig, data, run or RunOptions(), typed)
-
-
-@app.command
-@with_settings(DiscoverConfig)
-def discover(
-    data: Images | None = None,
-    /,
-    *,
-    run: Annotated[RunOptions, Parameter(name="*")] | None = None,
-    **typed: Typed,
-) -> None:
-    """Find novel classes among images of which some are labeled.
-
-    Options of the last stage's method, ncl or simgcd, are typed by their names; --mode MODE --help
-    lists them.
-    """
-    _run(DiscoverConfig, data, run or RunOptions(), typed)
-
-
-def _run(kind: type[Config], data: str | None, run: RunOptions, typed: dict[str, Any]) -> None:
-    """Train or discover; the first process shows how it goes, and prints the result."""
+    """Train or discover with the settings that were typed, and print the result."""
+    run = run or RunOptions()
     settings = read_toml(run.config_file, kind) if run.config_file else {}
     data = data or settings.pop("data", None)
     if data is None:
@@ -157,6 +125,22 @@ def _run(kind: type[Config], data: str | None, run: RunOptions, typed: dict[str,
         )
     if is_main_process():
         show(finished.summary, run.json, finished.lines())
+
+
+_add_command(
+    "train",
+    TrainConfig,
+    "Train an encoder on images without labels, and measure it.\n\n"
+    "Options of the method are typed by their names, such as --temperature 0.2; "
+    "--method NAME --help lists them.",
+)
+_add_command(
+    "discover",
+    DiscoverConfig,
+    "Find novel classes among images of which some are labeled.\n\n"
+    "Options of the last stage's method, ncl or simgcd, are typed by their names; "
+    "--mode MODE --help lists them.",
+)
 
 
 def method_options(arguments: list[str]) -> "HelpPanel | None":
