@@ -148,15 +148,15 @@ def method_options(arguments: list[str]) -> "HelpPanel | None":
 
     Only then is torch imported, or a file of the user's own.
     """
+    if not {"--help", "-h"} & {*arguments}:
+        return None
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("verb", nargs="?")
-    parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--method", nargs="?")
     parser.add_argument("--mode", nargs="?")
     typed, _ = parser.parse_known_args(arguments)
     methods = {"train": typed.method, "discover": STAGE_METHODS.get(typed.mode)}
-    method = methods.get(typed.verb) if typed.help else None
-    if not method:
+    if not (method := methods.get(typed.verb)):
         return None
     from cyclopts.help import HelpEntry, HelpPanel
 
