@@ -315,7 +315,7 @@ def test_values_of_the_wrong_kind_in_a_file_are_refused(images, tmp_path):
 
 def test_what_is_typed_goes_before_the_file_even_where_it_is_the_default(images, tmp_path):
     file = tmp_path / "config.toml"
-    file.write_text("seed = 3\nmethod = 'moco'\nepochs = 1\nbatch_size = 8\n")
+    file.write_text("data = 'x'\nseed = 3\nmethod = 'moco'\nepochs = 1\nbatch_size = 8\n")
     out = tmp_path / "run"
     arguments = ["train", images, "--config", file, "--seed", 0, "--method", "simclr"]
     assert main([str(argument) for argument in [*arguments, "-o", out, "-q"]]) == 0

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 from cyclopts import Parameter
 
-import nearkin
 from nearkin.cli.app import GROUPS, Flag, Images, app, show
 from nearkin.cli.terminal import Terminal
 from nearkin.config import (
@@ -100,7 +99,8 @@ def _run(
     """Train or discover with the settings that were typed, and print the result."""
     run = run or RunOptions()
     settings = read_toml(run.config_file, kind) if run.config_file else {}
-    data = data or settings.pop("data", None)
+    stored = settings.pop("data", None)
+    data = data or stored
     if data is None:
         verb = "train" if kind is TrainConfig else "discover"
         raise UsageError(f"no images given; say nearkin {verb} DATA, or --config with a data key")
@@ -108,21 +108,19 @@ def _run(
         if variable in os.environ:
             typed.pop(variable.removeprefix("NEARKIN_").lower(), None)
     names = {entry.name for entry in fields(kind)}
-    options = {name.replace("-", "_"): typed[name] for name in typed.keys() - names}
-    settings |= {name: typed[name] for name in typed.keys() & names}
+    settings |= {name: value for name, value in typed.items() if name in names}
+    options = {k.replace("-", "_"): value for k, value in typed.items() if k not in names}
     settings["options"] = settings.get("options", {}) | options
     from nearkin.distributed import is_main_process
 
-    command: Any = nearkin.train if kind is TrainConfig else nearkin.discover
+    if kind is TrainConfig:
+        from nearkin.commands.train import train as command
+    else:
+        from nearkin.commands.discover import discover as command  # type: ignore[assignment]
+    config: Any = kind(**settings)
+    files: dict[str, Any] = {"out": run.out, "resume": run.resume, "overwrite": run.overwrite}
     with Terminal(run.quiet or run.json or not is_main_process()) as terminal:
-        finished = command(
-            data,
-            out=run.out,
-            resume=run.resume,
-            overwrite=run.overwrite,
-            reporter=terminal,
-            **settings,
-        )
+        finished = command(data, config, **files, reporter=terminal)
     if is_main_process():
         show(finished.summary, run.json, finished.lines())
 
