@@ -176,6 +176,7 @@ def test_where_nothing_is_held_out_only_geometry_is_measured(run, images):
     assert set(found.left_out) == {"kNN top-1", "linear probe", "clusters"}
     assert [m.name for m in found.measures["encoder"]][-1] == "neighbor agreement"
     assert set(table.splits) == {"train"}
+    assert found.sizes == {"train": 18}
     assert len(table.paths) == 18
 
 

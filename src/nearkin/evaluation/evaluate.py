@@ -160,7 +160,8 @@ def evaluate_split(
     k = num_neighbors(len(encoded["train"].labeled()))
     pairs = {name: _train_and_test(parts) for name, parts in tables.items()}
     evaluation = evaluate_tables(pairs, seed=config.seed, k=k, on_progress=on_progress)
-    return evaluation, _joined(split, encoded)
+    sizes = {name: len(part) for name, part in encoded.items()}  # no test where none is held out
+    return replace(evaluation, sizes=sizes), _joined(split, encoded)
 
 
 def _encode_parts(
