@@ -224,7 +224,9 @@ def test_people_are_shown_a_line_per_neighbor(run, images, capsys, tmp_path):
     assert lines[1:] == ["   1.000  cat/00.png  cat", "   1.000  dog/29.png  dog"]
 
 
-@pytest.mark.parametrize("kind", ["text", "missing", "folder", "pipe", "torn", "bomb", "empty"])
+@pytest.mark.parametrize(
+    "kind", ["text", "missing", "long" * 99, "folder", "pipe", "torn", "bomb", "empty"]
+)
 def test_a_image_that_cannot_be_read_is_named(kind, run, images, tmp_path, capsys):
     path = tmp_path / f"{kind}.png"
     if kind == "folder":
@@ -233,7 +235,7 @@ def test_a_image_that_cannot_be_read_is_named(kind, run, images, tmp_path, capsy
         os.mkfifo(path)
     elif kind == "bomb":
         Image.new("1", (10_000, 10_000)).save(path)
-    elif kind != "missing":
+    elif kind not in {"missing", "long" * 99}:
         whole = (images / "cat" / "00.png").read_bytes()
         path.write_bytes({"text": b"text", "torn": whole[: len(whole) // 2], "empty": b""}[kind])
     line = refusal(3, capsys, run, images / "cat" / "00.png", path)

@@ -82,8 +82,11 @@ def _features(
 ) -> Float[Tensor, "images dim"]:
     """Compute the features of files, as `embed` does."""
     names = [os.path.abspath(image) for image in files]  # noqa: PTH100  (keeps links)
-    if missing := [name for name in names if not Path(name).exists()]:
-        raise DataError(f"{missing[0]!r} cannot be read (it does not exist); give images")
+    for name in names:
+        try:
+            Path(name).stat()
+        except OSError as error:
+            raise DataError(f"{name!r} cannot be read ({error.strerror}); give images") from error
     images = scan(list_files(Path("/"), set(names)))
     bad = {file.name: file.reason for file in images.bad}
     if not bad:
