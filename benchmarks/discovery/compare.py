@@ -29,7 +29,7 @@ from nearkin.discovery.classifier import (
     kmeans_clustering,
     top_features,
 )
-from nearkin.discovery.data import DiscoveryTask
+from nearkin.discovery.data import DiscoveryTask, Mode
 from nearkin.discovery.features import (
     CachedFeatures,
     FrozenEncoder,
@@ -41,7 +41,6 @@ from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
 from nearkin.discovery.trials import (
     MODE_RECIPES,
-    Mode,
     Trials,
     best,
     tuned_options,

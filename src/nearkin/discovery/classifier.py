@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nearkin.config import DiscoverConfig
 from nearkin.data.augmentations import views_of
-from nearkin.discovery.data import DiscoveryTask
+from nearkin.discovery.data import DiscoveryTask, Mode
 from nearkin.discovery.features import CachedFeatures, DiscoveryEncoder, ViewSettings
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.encoder import read_tensors
@@ -71,7 +71,7 @@ class Clustering:
     joint: Int64[np.ndarray, " images"]  # Among all classes, known and novel
     novel: Int64[np.ndarray, " images"]  # Among the novel classes, numbered as in `joint`
 
-    def of(self, mode: str) -> Int64[np.ndarray, " images"]:
+    def of(self, mode: Mode) -> Int64[np.ndarray, " images"]:
         """Return the classes that a mode puts unlabeled images in."""
         return self.novel if mode == "ncd" else self.joint
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import basename
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -33,6 +33,7 @@ from nearkin.tables import read_csv
 from nearkin.types import UNKNOWN
 
 BATCH_SIZE: Final = 128
+Mode = Literal["gcd", "ncd"]
 
 
 @dataclass(frozen=True, eq=False)

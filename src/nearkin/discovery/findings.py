@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float, Int
 
 from nearkin.discovery.classifier import Predictions
+from nearkin.discovery.data import Mode
 from nearkin.measures.geometry import effective_rank
 from nearkin.measures.neighbors import nearest
 from nearkin.types import UNKNOWN
 
 Kind = Literal["few", "dead", "tiny", "merged", "collapse", "positive rate", "hidden", "unrelated"]
-Mode = Literal["gcd", "ncd"]
 Labels = Int[np.ndarray, " n"]
 Features = Float[np.ndarray, "n dim"]
 

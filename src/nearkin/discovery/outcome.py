@@ -25,7 +25,7 @@ from nearkin.discovery.classifier import (
     heads_of,
     kmeans_clustering,
 )
-from nearkin.discovery.data import DiscoveryData, DiscoveryTask
+from nearkin.discovery.data import DiscoveryData, DiscoveryTask, Mode
 from nearkin.discovery.features import ViewSettings
 from nearkin.discovery.findings import Finding, late_findings
 from nearkin.discovery.number import mean_silhouette
@@ -42,7 +42,7 @@ from nearkin.types import UNKNOWN
 
 OURS: Final = "nearkin"  # The name of the result among the baselines
 IMAGES: Final = {"train": "unlabeled training images", "held out": "held-out images"}
-SCORED: Final[Mapping[str, Sequence[tuple[Protocol, str]]]] = {
+SCORED: Final[Mapping[Mode, Sequence[tuple[Protocol, str]]]] = {
     "gcd": (("GCD", "train"), ("GCD", "held out")),
     "ncd": (("task-aware", "train"), ("task-aware", "held out"), ("task-agnostic", "held out")),
 }

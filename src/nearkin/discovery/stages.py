@@ -20,6 +20,7 @@ from nearkin.discovery.classifier import heads_of, kmeans_clustering, top_featur
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data
 from nearkin.discovery.features import DiscoveryEncoder, FinetunedEncoder
 from nearkin.distributed import (
+    broadcast_bytes,
     choose_device,
     next_worker,
     num_processes,
@@ -36,7 +37,7 @@ from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
 from nearkin.run.settings import method_options, named_backbone
-from nearkin.training.fit import Lead, broadcast_state, fit, optimizer_for, training_steps
+from nearkin.training.fit import Lead, fit, optimizer_for, training_steps
 from nearkin.training.health import health
 from nearkin.training.session import run_worker as run_training_worker
 from nearkin.types import UNKNOWN
@@ -284,27 +285,23 @@ def shared_with_workers(
     if config.train_layers == "top" or order.batch_size % num_processes(config.devices):
         yield
         return
-    rows = {"label": task.label, "rows": task.rows}
-    rows |= {"labeled": order.labeled, "unlabeled": order.unlabeled}
+    rows = (each.tolist() for each in (task.label, task.rows, order.labeled, order.unlabeled))
+    classes = task.num_known, task.num_novel
+    message = asdict(config), asdict(stage.config), list(bad_rows), classes, *rows
     with training_group(config.devices, run_worker_stage):
-        broadcast_state(
-            {name: torch.from_numpy(each) for name, each in rows.items()}
-            | {"bad": list(bad_rows), "classes": [task.num_known, task.num_novel]}
-            | {"settings": json.dumps([asdict(config), asdict(stage.config)])}
-        )
+        broadcast_bytes(json.dumps(message).encode())
         yield
 
 
 def run_worker_stage(data: Any) -> None:
     """Take the steps of one stage, with this worker's part of each batch."""
     with training_group(1, run_worker_stage):
-        message = broadcast_state({})
-        rows = {name: each.numpy() for name, each in message.items() if torch.is_tensor(each)}
-        config, base = json.loads(message["settings"])
-        config, base = DiscoverConfig(**config), TrainConfig(**base)
-        images = open_discovery_data(data, config).without(set(message["bad"])).images
-        task = DiscoveryTask(rows["label"], rows["rows"], *message["classes"])
-        order = Streams(rows["labeled"], rows["unlabeled"], int(base.batch_size), base.seed)
+        discovery, stage_config, bad_rows, classes, *rows = json.loads(broadcast_bytes(b""))
+        config, base = DiscoverConfig(**discovery), TrainConfig(**stage_config)
+        label, learned, labeled, unlabeled = (np.array(each, np.int64) for each in rows)
+        images = open_discovery_data(data, config).without(set(bad_rows)).images
+        task = DiscoveryTask(label, learned, *classes)
+        order = Streams(labeled, unlabeled, int(base.batch_size), base.seed)
         # Weights do not matter: the first process sends those of its method before the first step.
         pretrained = Encoder(named_backbone(base, None), int(base.image_size), {})
         device = choose_device(config.device)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,15 +17,13 @@ from jaxtyping import Bool, Float, Int64
 from nearkin.config import TrainConfig, Value
 from nearkin.data.rng import permutation
 from nearkin.discovery.classifier import class_probability, frozen_copy, heads_of, top_features
-from nearkin.discovery.data import DiscoveryTask
+from nearkin.discovery.data import DiscoveryTask, Mode
 from nearkin.discovery.features import FrozenEncoder
 from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
 from nearkin.measures.matching import right
 from nearkin.tables import usable
 from nearkin.types import UNKNOWN
-
-Mode = Literal["gcd", "ncd"]
 
 
 @dataclass(frozen=True)
