@@ -166,7 +166,8 @@ class Batches:
 
     def between(self, start: int, stop: int) -> Iterator[Batch]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
-        part = self.sampler.share
+        # Not before: other processes may have joined since the batches were built.
+        part = self.sampler.share = rows_of_rank(self.order.batch_size)
         if self.pixels is not None:
             for step in range(start, stop):
                 rows = self.order.rows(step)[part]
