@@ -41,10 +41,7 @@ function hideTip() {
 const touches = new Map();
 let pressed = null; // where the last press began, and whether it has moved since
 
-function canvasPoint(event) {
-  const { left, top } = canvas.getBoundingClientRect();
-  return [event.clientX - left, event.clientY - top];
-}
+const canvasPoint = (event) => [event.offsetX, event.offsetY];
 
 function press(event) {
   if (event.button) return;

@@ -8,20 +8,12 @@ function setLassoMode(on) {
   redraw();
 }
 
-/* A ray from a point inside crosses the line an odd number of times. */
-function encloses(line, x, y) {
-  let inside = false;
-  line.forEach(([x1, y1], at) => {
-    const [x2, y2] = line[(at || line.length) - 1];
-    if ((y1 > y) !== (y2 > y) && x < x1 + ((y - y1) / (y2 - y1)) * (x2 - x1)) inside = !inside;
-  });
-  return inside;
-}
-
 function endLasso() {
-  const line = state.lasso;
+  const line = new Path2D();
+  for (const point of state.lasso) line.lineTo(...point);
+  const inside = (i) => pen.isPointInPath(line, data.xy[2 * i], data.xy[2 * i + 1], "evenodd");
   setLassoMode(false);
-  select(visibleRows().filter((i) => encloses(line, data.xy[2 * i], data.xy[2 * i + 1])));
+  select(visibleRows().filter(inside));
 }
 
 function toggleSelected(i) {
