@@ -9,14 +9,11 @@ import functools
 import itertools
 import math
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, ParamSpec, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 
 MIN_LOGITS: Final = 2**16  # from so many logits on, the forms here are faster than the plain ones
 MIN_DICTIONARY_LOGITS: Final = 2**19  # and `dictionary_logsumexp` is faster than `strip_info_nce`
@@ -52,23 +49,17 @@ def in_reach(a: Tensor, b: Tensor, temperature: float) -> bool:
     return longest**2 / temperature < EXPONENT_SHARE * math.log(torch.finfo(a.dtype).max)
 
 
-def _once_differentiable(backward: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Refuse to differentiate a backward pass that is computed outside of the graph.
+def _refuse_second_derivative() -> None:
+    """Refuse to differentiate a backward pass, which is computed outside of the graph.
 
     PyTorch's `once_differentiable` refuses only where the incoming gradient has a graph: where a
     loss is differentiated itself, it takes the gradient for a constant.
     """
-
-    @functools.wraps(backward)
-    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        if torch.is_grad_enabled():
-            raise NotImplementedError(
-                "an objective of a large batch has no second derivative; use a smaller batch, "
-                "or leave out create_graph=True"
-            )
-        return backward(*args, **kwargs)
-
-    return run
+    if torch.is_grad_enabled():
+        raise NotImplementedError(
+            "an objective of a large batch has no second derivative; use a smaller batch, "
+            "or leave out create_graph=True"
+        )
 
 
 class _KnownGradient(torch.autograd.Function):
@@ -82,8 +73,8 @@ class _KnownGradient(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @_once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivative()
         slopes: Iterable[Tensor | None] = ctx.saved_tensors
         return None, None, *(None if x is None else grad[..., None] * x for x in slopes)
 
@@ -146,8 +137,8 @@ class _TriangleLse(torch.autograd.Function):
         return total.log()
 
     @staticmethod
-    @_once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivative()
         z, total = ctx.saved_tensors
         share, slope = grad / (ctx.temperature * total), torch.zeros_like(z)
         scaled = z / ctx.temperature
