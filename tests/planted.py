@@ -36,9 +36,9 @@ class Bug:
 
     def said(self, what: str) -> str:
         """What follows `what:` at the top of the patch."""
-        found = re.search(rf"^{what}: (.+)$", self.path.read_text(), re.MULTILINE)
-        assert found, f"{self.path.name} has no line '{what}: ...'"
-        return found[1].strip()
+        match = re.search(rf"^{what}: (.+)$", self.path.read_text(), re.MULTILINE)
+        assert match, f"{self.path.name} has no line '{what}: ...'"
+        return match[1].strip()
 
     def apply(self, root: Path, *options: str) -> None:
         """Plant it in a copy, or with `--reverse` pull it out."""

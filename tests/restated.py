@@ -286,9 +286,9 @@ def vectors(count, dim, seed=0):
     return F.normalize(torch.randn(count, dim, generator=generator, dtype=torch.float64))
 
 
-def agree(found, expected, rtol, atol=0.0):
-    expected = torch.as_tensor(expected, dtype=found.dtype)
-    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+def agree(result, expected, rtol, atol=0.0):
+    expected = torch.as_tensor(expected, dtype=result.dtype)
+    torch.testing.assert_close(result, expected, rtol=rtol, atol=atol)
 
 
 def gradients(function, inputs):

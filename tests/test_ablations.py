@@ -198,13 +198,13 @@ def test_neighbors_are_counted_by_the_class_of_their_images(data):
     )
     of_class = {label: row for row, label in enumerate(images.train.labels.tolist())}
     queries = torch.eye(64)[: len(images.queries)]
-    wanted = [of_class[label] for label in images.queries.labels.tolist()]
-    wanted[0] = next(  # one neighbor of another class
+    expected = [of_class[label] for label in images.queries.labels.tolist()]
+    expected[0] = next(  # one neighbor of another class
         row for label, row in of_class.items() if label != images.queries.labels[0]
     )
-    nnclr.support_set.enqueue(queries, torch.tensor(wanted))
-    found = trial.neighbors_of_class(nnclr, queries, images)
-    assert found == pytest.approx((len(queries) - 1) / len(queries))
+    nnclr.support_set.enqueue(queries, torch.tensor(expected))
+    neighbors = trial.neighbors_of_class(nnclr, queries, images)
+    assert neighbors == pytest.approx((len(queries) - 1) / len(queries))
 
 
 def test_a_cell_is_mean_and_sample_deviation_over_the_seeds():

@@ -153,8 +153,8 @@ def test_a_restored_queue_goes_on_as_if_nothing_had_happened(done, labeled):
 
 
 def test_own_entries_are_those_of_the_same_image():
-    found = same_image_mask(torch.tensor([4, 7, 9]), torch.tensor([7, UNKNOWN, 4, 4]))
-    assert found.tolist() == [
+    mask = same_image_mask(torch.tensor([4, 7, 9]), torch.tensor([7, UNKNOWN, 4, 4]))
+    assert mask.tolist() == [
         [image == entry for entry in (7, UNKNOWN, 4, 4)] for image in (4, 7, 9)
     ]
 

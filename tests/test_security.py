@@ -804,5 +804,5 @@ def test_a_hostile_table_is_refused_in_one_line(content, tmp_path):
 def test_releases_with_known_holes_are_not_accepted(package, least):
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     (demand,) = [d for d in project["dependencies"] if re.match(rf"{package}\b", d)]
-    found = re.search(r">=\s*(\d+)\.(\d+)", demand)
-    assert tuple(map(int, found.groups())) >= least
+    match = re.search(r">=\s*(\d+)\.(\d+)", demand)
+    assert tuple(map(int, match.groups())) >= least

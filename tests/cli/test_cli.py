@@ -158,12 +158,12 @@ def test_embeddings_do_not_replace_the_table_they_were_made_from(finished, image
 
 def test_evaluate_prints_measures_beside_their_floors_as_json(finished, capsys):
     assert main(["evaluate", str(finished), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found["measures"]) == {"encoder", "untrained", "pixels"}
-    rank = found["measures"]["encoder"]["effective rank"]
+    answer = json.loads(capsys.readouterr().out)
+    assert set(answer["measures"]) == {"encoder", "untrained", "pixels"}
+    rank = answer["measures"]["encoder"]["effective rank"]
     assert rank["value"] > 0
     assert rank["protocol"]
-    assert "kNN top-1" in found["left_out"]  # these images have no labels
+    assert "kNN top-1" in answer["left_out"]  # these images have no labels
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".npz", ".npy"])
@@ -281,8 +281,8 @@ def test_known_classes_are_learned_from_and_the_others_stay_hidden(tmp_path):
 def test_settings_that_cannot_be_carried_out_are_refused_before_training(
     arguments, code, says, images, tmp_path, capsys
 ):
-    found, line = failure(["train", images, "-o", tmp_path / "run", *arguments], capsys)
-    assert found == code
+    exit_code, line = failure(["train", images, "-o", tmp_path / "run", *arguments], capsys)
+    assert exit_code == code
     assert says in line
 
 
@@ -420,9 +420,9 @@ def test_fewer_images_than_a_batch_or_a_queue_shrink_what_was_left_to_auto(tmp_p
     trained_on = parquet.read_table(out / "embeddings.parquet")["split"].to_pylist().count("train")
     assert settings["batch_size"] == trained_on < 20
     assert settings["options"]["queue_size"] == trained_on // 2
-    said = capsys.readouterr().err
-    assert f"--batch-size {trained_on}" in said
-    assert f"--queue-size {trained_on // 2}" in said
+    err = capsys.readouterr().err
+    assert f"--batch-size {trained_on}" in err
+    assert f"--queue-size {trained_on // 2}" in err
 
 
 def test_photographs_train_with_workers_as_without(tmp_path):

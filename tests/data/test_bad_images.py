@@ -350,8 +350,8 @@ def test_max_bad_is_the_largest_share_that_is_gone_on_with(good, code, tmp_path,
     files = {f"{number:02d}.png": encoded(number) for number in range(good)}
     data = fill(tmp_path / "data", files | {"bad.png": b"", "worse.jpg": b"GIF89a"})
     out = tmp_path / "run"
-    found, said = failure(["train", data, "-o", out, *QUICK, "--max-bad", ".1", "-q"], capsys)
-    assert found == code
+    exit_code, said = failure(["train", data, "-o", out, *QUICK, "--max-bad", ".1", "-q"], capsys)
+    assert exit_code == code
     if code:
         assert said.count("\n") == 1
         for word in ("2 of 19", "'bad.png' (not-an-image)", "'worse.jpg' (", "--max-bad"):
@@ -372,10 +372,10 @@ def test_bad_files_of_any_name_are_listed_by_it(tmp_path):
 
 def test_names_of_bad_files_do_not_command_the_terminal(tmp_path, capsys):
     data = fill(tmp_path / "data", {"\x1b[31mred.png": b"", "good.png": encoded()})
-    code, said = failure(["train", data, "-o", tmp_path / "run"], capsys)
+    code, exit_code = failure(["train", data, "-o", tmp_path / "run"], capsys)
     assert code == 3
-    assert "31mred.png" in said
-    assert "\x1b" not in said
+    assert "31mred.png" in exit_code
+    assert "\x1b" not in exit_code
 
 
 # ---------------------------------------------------------------- folders
@@ -386,16 +386,20 @@ def test_names_of_bad_files_do_not_command_the_terminal(tmp_path, capsys):
 )
 def test_two_images_can_be_trained_on_and_one_cannot(count, options, code, tmp_path, capsys):
     data = fill(tmp_path / "data", {f"{n}.png": encoded(n) for n in range(count)})
-    found, said = failure(["train", data, "-o", tmp_path / "r", *QUICK, *options, "-q"], capsys)
-    assert found == code
+    exit_code, said = failure(
+        ["train", data, "-o", tmp_path / "r", *QUICK, *options, "-q"], capsys
+    )
+    assert exit_code == code
     assert ("1 image" in said) == (code == 3)
 
 
 @pytest.mark.parametrize(("options", "code"), [([], 3), (["--val", "0"], 0)])
 def test_images_that_are_all_the_same_are_not_divided(options, code, tmp_path, capsys):
     data = fill(tmp_path / "data", {f"{n:02d}.png": encoded() for n in range(12)})
-    found, said = failure(["train", data, "-o", tmp_path / "r", *QUICK, *options, "-q"], capsys)
-    assert found == code
+    exit_code, said = failure(
+        ["train", data, "-o", tmp_path / "r", *QUICK, *options, "-q"], capsys
+    )
+    assert exit_code == code
     assert ("all alike" in said) == (code == 3)
 
 
@@ -404,16 +408,16 @@ def test_check_warns_of_more_than_one_exact_copy_in_twenty(copies, warned, tmp_p
     files = {f"{number:02d}.png": encoded(number) for number in range(40 - copies)}
     data = fill(tmp_path, files | {f"copy{n}.png": encoded(n) for n in range(copies)})
     assert main(["check", str(data), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["images"], found["exact_duplicates"]) == (40, copies)
-    assert any("exact duplicates" in warning for warning in found["warnings"]) == warned
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["images"], answer["exact_duplicates"]) == (40, copies)
+    assert any("exact duplicates" in warning for warning in answer["warnings"]) == warned
 
 
 def test_training_warns_of_more_than_one_exact_copy_in_twenty(tmp_path, capsys):
     data = fill(tmp_path / "data", {f"{n:02d}.png": encoded(n % 20) for n in range(24)})
-    code, said = failure(["train", data, "-o", tmp_path / "run", *QUICK], capsys)
+    code, exit_code = failure(["train", data, "-o", tmp_path / "run", *QUICK], capsys)
     assert code == 0
-    assert "4 exact duplicates" in said
+    assert "4 exact duplicates" in exit_code
 
 
 def test_names_that_differ_in_case_or_in_unicode_form_only_are_different_images(tmp_path):

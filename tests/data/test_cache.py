@@ -133,13 +133,13 @@ def test_workers_that_are_not_forks_share_what_is_kept(folder, place):
 def test_a_worker_that_is_killed_amid_filling_changes_nothing(folder, place):
     images = open_images(folder, cache=False)
     expected = list(batches(images, cache="ram").between(0, 9))
-    found = []
+    result = []
     for batch in batches(images, cache=place, workers=2).between(0, 9):
-        found.append(batch)
-        if len(found) == 1:
+        result.append(batch)
+        if len(result) == 1:
             for child in multiprocessing.active_children():
                 os.kill(child.pid, signal.SIGKILL)
-    assert all(map(same, found, expected))
+    assert all(map(same, result, expected))
 
 
 @pytest.mark.parametrize("damage", ["pixels", "checksum", "all"])

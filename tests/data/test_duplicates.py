@@ -60,14 +60,14 @@ def test_copies_of_real_photographs_are_found(photographs, tmp_path):
             image, options = change(decode(original))
             image.save(folder / name, **options)
     planted = open_images(tmp_path, cache=False)
-    found = duplicates(planted)
+    copies = duplicates(planted)
     originals = np.array([name.split("/")[0] for name in planted.names])
-    merged = [len(set(originals[found.groups == group])) for group in set(found.groups)]
+    merged = [len(set(originals[copies.groups == group])) for group in set(copies.groups)]
     assert max(merged) == 1  # never two different photographs
-    assert found.num_exact == 40
-    lost = len(set(found.groups)) - 40
+    assert copies.num_exact == 40
+    lost = len(set(copies.groups)) - 40
     assert lost <= 0.02 * len(planted)
-    assert found.num_near == 40 * len(CHANGES) - lost
+    assert copies.num_near == 40 * len(CHANGES) - lost
 
 
 def test_different_real_photographs_are_not_merged(photographs, found):
@@ -95,42 +95,42 @@ def test_plain_images_are_merged_only_if_they_are_the_same_file(tmp_path):
     for level in range(0, 250, 25):
         Image.new("RGB", (100, 100), (level, level, level)).save(tmp_path / f"{level}.png")
     (tmp_path / "copy.png").write_bytes((tmp_path / "0.png").read_bytes())
-    found = duplicates(open_images(tmp_path, cache=False))
-    assert (found.num_exact, found.num_near) == (1, 0)
+    copies = duplicates(open_images(tmp_path, cache=False))
+    assert (copies.num_exact, copies.num_near) == (1, 0)
 
 
 def test_digits_that_look_alike_are_not_copies():
-    found = duplicates(open_images("digits"))
-    assert found.num_exact == 0
-    assert found.num_near <= 2
+    copies = duplicates(open_images("digits"))
+    assert copies.num_exact == 0
+    assert copies.num_near <= 2
 
 
 def test_exact_copies_among_arrays_are_counted_once_each():
     x = np.random.default_rng(0).integers(0, 256, (6, 8, 8), dtype=np.uint8)
     x[4], x[5] = x[1], x[1]
-    found = duplicates(open_images(x))
-    assert found.num_exact == 2
-    assert found.num_near == 0
-    assert found.groups.tolist() == [0, 1, 2, 3, 1, 1]
+    copies = duplicates(open_images(x))
+    assert copies.num_exact == 2
+    assert copies.num_near == 0
+    assert copies.groups.tolist() == [0, 1, 2, 3, 1, 1]
 
 
 def test_thousands_of_equal_views_become_one_group():
     base = np.random.default_rng(0).integers(0, 240, (16, 16, 3), dtype=np.uint8)
     x = np.repeat(base[None], 40 * REACH, axis=0)
     x[np.arange(len(x)), np.arange(len(x)) % 16, np.arange(len(x)) // 16 % 16] += 1
-    found = duplicates(open_images(x))
-    assert set(found.groups) == {0}
-    assert found.num_near == 256 - 1
-    assert found.num_exact == len(x) - 256
+    copies = duplicates(open_images(x))
+    assert set(copies.groups) == {0}
+    assert copies.num_near == 256 - 1
+    assert copies.num_exact == len(x) - 256
 
 
 def test_the_groups_that_images_had_are_kept_and_merged():
     x = np.random.default_rng(0).integers(0, 256, (6, 8, 8), dtype=np.uint8)
     x[5] = x[0]
     images = replace(open_images(x), groups=np.array([9, 7, 7, 3, 9, 2]))
-    found = duplicates(images)
-    assert found.groups.tolist() == [0, 1, 1, 3, 0, 0]
-    assert found.num_near == 0
+    copies = duplicates(images)
+    assert copies.groups.tolist() == [0, 1, 1, 3, 0, 0]
+    assert copies.num_near == 0
 
 
 def test_a_image_that_has_become_unreadable_is_alone(tmp_path):
@@ -191,11 +191,11 @@ def test_memory_is_bounded_though_all_images_are_alike():
     flat[np.arange(6000), np.arange(6000) % 768] += (1 + np.arange(6000) // 768).astype(np.uint8)
     images = open_images(x)
     tracemalloc.start()
-    found = duplicates(images)
+    copies = duplicates(images)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert set(found.groups) == {0}
-    assert found.num_near == 5999
+    assert set(copies.groups) == {0}
+    assert copies.num_near == 5999
     # 6000 x 16 pairs of 16 bytes are 1.5 MB, in each of 32 tables 49 MB, and so are two copies.
     assert peak < 70e6
 

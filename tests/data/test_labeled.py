@@ -50,10 +50,10 @@ def table(path, rows, delimiter=","):
     return str(path)
 
 
-def said(found):
+def said(result):
     """The known class of each image that has one, by name."""
-    names = zip(found.names, found.labels.tolist(), strict=True)
-    return {name: found.classes[label] for name, label in names if label != UNKNOWN}
+    names = zip(result.names, result.labels.tolist(), strict=True)
+    return {name: result.classes[label] for name, label in names if label != UNKNOWN}
 
 
 def refusal(error, call, *args):
@@ -94,11 +94,11 @@ def test_class_folders_elsewhere_are_added(tmp_path, data):
 def test_class_folders_inside_the_data_add_nothing(data):
     fill(data, "known/cat/1.png", "known/cat/2.png", "known/dog/1.png", "known/dog/2.png", seed=9)
     images = open_images(data)
-    found = label_images(images, str(data / "known"), "")
-    assert found.names == images.names
-    assert found.fingerprint == images.fingerprint
-    assert own_images(found).all()
-    assert said(found) == {
+    labeled = label_images(images, str(data / "known"), "")
+    assert labeled.names == images.names
+    assert labeled.fingerprint == images.fingerprint
+    assert own_images(labeled).all()
+    assert said(labeled) == {
         f"known/{name}": name[:3] for name in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png")
     }
 
@@ -106,11 +106,11 @@ def test_class_folders_inside_the_data_add_nothing(data):
 def test_links_to_the_data_are_seen_through(tmp_path, data):
     fill(data, "known/cat/1.png", "known/cat/2.png", "known/dog/1.png", "known/dog/2.png", seed=9)
     (tmp_path / "link").symlink_to(data)
-    found = label_images(open_images(tmp_path / "link"), str(tmp_path / "link/known"), "")
-    assert own_images(found).all()
+    labeled = label_images(open_images(tmp_path / "link"), str(tmp_path / "link/known"), "")
+    assert own_images(labeled).all()
     rows = [(tmp_path / "link/1.png", "a"), (data / "known/../2.png", "b")]
-    found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
-    assert said(found) == {"1.png": "a", "2.png": "b"}
+    labeled = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
+    assert said(labeled) == {"1.png": "a", "2.png": "b"}
 
 
 def test_copies_of_the_data_are_recognized_by_content(tmp_path, data):
@@ -131,9 +131,9 @@ def test_copies_of_the_data_are_recognized_by_content(tmp_path, data):
 def test_copies_within_the_data_share_a_label_that_a_path_gave(tmp_path, data):
     (data / "same.png").write_bytes((data / "2.png").read_bytes())
     rows = [("2.png", "cat"), ("3.png", "dog")]
-    found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
-    assert said(found) == {"2.png": "cat", "same.png": "cat", "3.png": "dog"}
-    assert "1 images of the data" in found.notes[0]
+    labeled = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
+    assert said(labeled) == {"2.png": "cat", "same.png": "cat", "3.png": "dog"}
+    assert "1 images of the data" in labeled.notes[0]
 
 
 def test_labels_of_the_data_themselves_stay_hidden(tmp_path):
@@ -160,14 +160,14 @@ def test_any_name_that_a_file_system_allows_can_be_labeled(tmp_path):
     known = fill(tmp_path / "known", *(f"{name}/{name}.png" for name in odd), seed=50)
     for name in odd[:3]:
         (known / name / "copy.png").write_bytes((data / f"{name}.png").read_bytes())
-    found = label_images(open_images(data), str(known), "")
-    assert said(found) == {f"{known}/{n}/{n}.png": n for n in odd} | {
+    labeled = label_images(open_images(data), str(known), "")
+    assert said(labeled) == {f"{known}/{n}/{n}.png": n for n in odd} | {
         f"{n}.png": n for n in odd[:3]
     }
-    assert list(found.names) == sorted(found.names, key=os.fsencode)
-    assert list(found.classes) == sorted(odd, key=os.fsencode)
-    assert len(found.notes) == 2
-    assert all("\n" not in note for note in found.notes)
+    assert list(labeled.names) == sorted(labeled.names, key=os.fsencode)
+    assert list(labeled.classes) == sorted(odd, key=os.fsencode)
+    assert len(labeled.notes) == 2
+    assert all("\n" not in note for note in labeled.notes)
     inside = label_images(open_images(tmp_path), str(known), "")
     assert own_images(inside).all()
     assert set(said(inside)) >= {f"known/{name}/{name}.png" for name in odd}
@@ -200,28 +200,28 @@ def test_an_archive_of_class_folders_is_like_the_folder(tmp_path, data):
             info = tarfile.TarInfo(name)
             info.size = len(encoded(seed))
             archive.addfile(info, io.BytesIO(encoded(seed)))
-    found = label_images(open_images(data), str(tmp_path / "known.tar"), "")
+    labeled = label_images(open_images(data), str(tmp_path / "known.tar"), "")
     prefix = f"{tmp_path}/known.tar/set"
     added = {
         f"{prefix}/cat/1.png": "cat",
         f"{prefix}/dog/1.png": "dog",
         f"{prefix}/dog/2.png": "dog",
     }
-    assert said(found) == {"1.png": "cat"} | added
-    row = found.names.index(f"{prefix}/dog/2.png")
-    assert found.read(row) == encoded(11)
+    assert said(labeled) == {"1.png": "cat"} | added
+    row = labeled.names.index(f"{prefix}/dog/2.png")
+    assert labeled.read(row) == encoded(11)
 
 
 def test_arrays_with_labels_may_be_added_to_arrays(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "data.npz", x=x[:5])
     np.savez(tmp_path / "known.npz", x=x[3:], y=np.array([0, 1, 1, 0, -1, 2]))
-    found = label_images(open_images(tmp_path / "data.npz"), str(tmp_path / "known.npz"), "")
+    labeled = label_images(open_images(tmp_path / "data.npz"), str(tmp_path / "known.npz"), "")
     added = {f"{tmp_path}/known.npz/{row}": c for row, c in (("2", "1"), ("3", "0"), ("5", "2"))}
-    assert said(found) == {"3": "0", "4": "1"} | added
-    assert len(found) == 8  # the array without a label is not added
-    assert found.is_small
-    assert np.array_equal(found.read(found.names.index("4")), x[4])
+    assert said(labeled) == {"3": "0", "4": "1"} | added
+    assert len(labeled) == 8  # the array without a label is not added
+    assert labeled.is_small
+    assert np.array_equal(labeled.read(labeled.names.index("4")), x[4])
 
 
 def test_a_labeled_set_that_says_nothing_is_refused(tmp_path, data):
@@ -247,9 +247,9 @@ def test_a_table_may_spell_the_images_of_the_data_in_many_ways(tmp_path, delimit
     data = fill(tmp_path / "data", *(f"x/{i}.png" for i in range(5)))
     rows = [(spelling.format(i, root=data), "ab"[i % 2]) for i in range(4)]
     path = table(tmp_path / "t.csv", rows, delimiter)
-    found = label_images(open_images(data), path, "")
-    assert said(found) == {f"x/{i}.png": "ab"[i % 2] for i in range(4)}
-    assert own_images(found).all()
+    labeled = label_images(open_images(data), path, "")
+    assert said(labeled) == {f"x/{i}.png": "ab"[i % 2] for i in range(4)}
+    assert own_images(labeled).all()
 
 
 def test_a_table_may_be_relative_to_itself_and_name_images_outside(tmp_path, data):
@@ -264,27 +264,27 @@ def test_a_table_may_be_relative_to_itself_and_name_images_outside(tmp_path, dat
         ("data/4.png", ""),
         ("gone.png", "  "),
     ]
-    found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
+    labeled = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
     outside = {f"{tmp_path}/more/6.png": "a", f"{tmp_path}/more/7.png": "b"}
-    assert said(found) == {"1.png": "a", "2.png": "b", "3.png": "b"} | outside
-    assert len(found) == 7
-    for row, name in enumerate(found.names):
-        assert found.read(row) == (data / name).read_bytes()
+    assert said(labeled) == {"1.png": "a", "2.png": "b", "3.png": "b"} | outside
+    assert len(labeled) == 7
+    for row, name in enumerate(labeled.names):
+        assert labeled.read(row) == (data / name).read_bytes()
 
 
 def test_a_name_in_the_data_goes_before_one_beside_the_table(tmp_path, data):
     fill(tmp_path, "1.png", "2.png", seed=9)
     rows = [("1.png", "a"), ("2.png", "b")]
-    found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
-    assert said(found) == {"1.png": "a", "2.png": "b"}
-    assert own_images(found).all()
+    labeled = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
+    assert said(labeled) == {"1.png": "a", "2.png": "b"}
+    assert own_images(labeled).all()
 
 
 def test_a_table_may_name_what_the_data_pass_over(tmp_path, data):
     fill(data, ".hidden/6.png", seed=9)
     rows = [("1.png", "a"), (".hidden/6.png", "b")]
-    found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
-    assert said(found) == {"1.png": "a", f"{data}/.hidden/6.png": "b"}
+    labeled = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
+    assert said(labeled) == {"1.png": "a", f"{data}/.hidden/6.png": "b"}
 
 
 def test_a_parquet_table_labels_arrays_by_their_numbers(tmp_path):
@@ -294,17 +294,17 @@ def test_a_parquet_table_labels_arrays_by_their_numbers(tmp_path):
     columns = {"path": ["0", "3"], "label": pa.array([7, 5], pa.int64())}
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     x = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
-    found = label_images(open_images(x), str(tmp_path / "t.parquet"), "")
-    assert said(found) == {"0": "7", "3": "5"}
+    labeled = label_images(open_images(x), str(tmp_path / "t.parquet"), "")
+    assert said(labeled) == {"0": "7", "3": "5"}
 
 
 def test_the_table_that_lists_the_data_may_label_some_of_them(tmp_path, data):
     rows = [(name, {"1": "a", "2": "b"}.get(name[0], "")) for name in FLAT[:4]]
     path = table(data / "t.csv", rows)
     images = open_images(path)
-    found = label_images(images, path, "")
-    assert said(found) == {"1.png": "a", "2.png": "b"}
-    assert len(found) == 4
+    labeled = label_images(images, path, "")
+    assert said(labeled) == {"1.png": "a", "2.png": "b"}
+    assert len(labeled) == 4
 
 
 def test_rows_of_files_that_exist_nowhere_are_refused(tmp_path, data):
@@ -321,11 +321,11 @@ def test_labeled_files_that_cannot_be_used_are_counted(tmp_path, data):
     for name in ("data/bad.png", "bad2.png"):
         (tmp_path / name).write_text("no image")
     rows = [("1.png", "a"), ("2.png", "b"), ("bad.png", "c"), ("bad2.png", "d"), ("data", "e")]
-    found = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
-    assert said(found) == {"1.png": "a", "2.png": "b"}
+    labeled = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
+    assert said(labeled) == {"1.png": "a", "2.png": "b"}
     examples = f"'{tmp_path}/bad2.png', '{data}', 'bad.png'"
-    assert found.notes[0] == f"3 labeled files cannot be used, such as {examples}"
-    assert {bad.name for bad in found.bad} == {"bad.png", str(data), f"{tmp_path}/bad2.png"}
+    assert labeled.notes[0] == f"3 labeled files cannot be used, such as {examples}"
+    assert {bad.name for bad in labeled.bad} == {"bad.png", str(data), f"{tmp_path}/bad2.png"}
 
 
 def test_a_table_without_labels_is_refused(tmp_path, data):
@@ -459,8 +459,8 @@ def test_arrays_may_be_the_truth_of_arrays(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (6, 8, 8), np.uint8)
     np.savez(tmp_path / "truth.npz", x=x, y=np.array([3, 3, 4, 4, 5, -1]))
     images = open_images(x)
-    found = label_images(images, table(tmp_path / "t.csv", [("0", "3"), ("4", "5")]), "")
-    truth, names = truth_labels(found, str(tmp_path / "truth.npz"), images)
+    labeled = label_images(images, table(tmp_path / "t.csv", [("0", "3"), ("4", "5")]), "")
+    truth, names = truth_labels(labeled, str(tmp_path / "truth.npz"), images)
     assert names == ("3", "5", "4")
     assert truth.tolist() == [0, 0, 2, 2, 1, UNKNOWN]
 

@@ -69,42 +69,42 @@ def flags(predictions):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_columns_are_what_they_say(seed):
     predictions = some(seed=seed)
-    found = assign(predictions)
+    assigned = assign(predictions)
     rows = [r for r in range(80) if predictions.label[r] == UNKNOWN]
-    assert found.paths == [f"image {r}.png" for r in rows]
+    assert assigned.paths == [f"image {r}.png" for r in rows]
     features, cluster = predictions.features, predictions.probability.argmax(axis=1)
     means = [unit(features[predictions.label == c].mean(axis=0)) for c in range(KNOWN)]
     for i, r in enumerate(rows):
         p = sorted(predictions.probability[r].tolist(), reverse=True)
-        assert found.cluster[i] == cluster[r]
-        assert found.score[i] == pytest.approx(p[0])
-        assert found.margin[i] == pytest.approx(p[0] - p[1])
-        assert found.entropy[i] == pytest.approx(-sum(x * math.log(x, CLASSES) for x in p))
+        assert assigned.cluster[i] == cluster[r]
+        assert assigned.score[i] == pytest.approx(p[0])
+        assert assigned.margin[i] == pytest.approx(p[0] - p[1])
+        assert assigned.entropy[i] == pytest.approx(-sum(x * math.log(x, CLASSES) for x in p))
         agree = sum(predictions.by_view[v, r] == cluster[r] for v in range(VIEWS))
-        assert found.agreement[i] == pytest.approx(agree / VIEWS)
+        assert assigned.agreement[i] == pytest.approx(agree / VIEWS)
         others = sorted((x for x in rows if x != r), key=lambda x: -features[x] @ features[r])
         same = [cluster[x] == cluster[r] for x in others[:20]]
-        assert found.purity[i] == pytest.approx(sum(same) / 20)
+        assert assigned.purity[i] == pytest.approx(sum(same) / 20)
         likeness = [float(mean @ features[r]) for mean in means]
-        assert found.nearest_known[i] == np.argmax(likeness)
-        assert found.similarity[i] == pytest.approx(max(likeness))
+        assert assigned.nearest_known[i] == np.argmax(likeness)
+        assert assigned.similarity[i] == pytest.approx(max(likeness))
 
 
 def test_an_impossible_class_does_not_count_for_the_entropy():
     evenly = [[0.0, 0.0, 1 / 3, 1 / 3, 1 / 3]] * 3
-    found = assign(predict(np.eye(3), evenly, [UNKNOWN] * 3))
-    assert found.entropy == pytest.approx(1)
-    assert found.margin == pytest.approx(0)
+    assigned = assign(predict(np.eye(3), evenly, [UNKNOWN] * 3))
+    assert assigned.entropy == pytest.approx(1)
+    assert assigned.margin == pytest.approx(0)
 
 
 @pytest.mark.parametrize("classes", [1, 3])
 def test_a_single_possible_class_is_certain(classes):
     only = np.eye(classes)[[classes - 1] * 4]
-    found = assign(predict(np.eye(4), only, [UNKNOWN] * 4, num_known=classes - 1))
-    np.testing.assert_array_equal(found.score, 1)
-    np.testing.assert_array_equal(found.margin, 1)
-    np.testing.assert_array_equal(found.entropy, 0)
-    np.testing.assert_array_equal(found.purity, 1)
+    assigned = assign(predict(np.eye(4), only, [UNKNOWN] * 4, num_known=classes - 1))
+    np.testing.assert_array_equal(assigned.score, 1)
+    np.testing.assert_array_equal(assigned.margin, 1)
+    np.testing.assert_array_equal(assigned.entropy, 0)
+    np.testing.assert_array_equal(assigned.purity, 1)
 
 
 def test_a_calibration_changes_how_sure_a_image_is_but_not_its_class():
@@ -121,9 +121,9 @@ def test_a_calibration_changes_how_sure_a_image_is_but_not_its_class():
 def test_a_known_class_without_a_labeled_image_is_nobodys_nearest():
     label = [0, 0, UNKNOWN, UNKNOWN]
     features = [[1, 0], [1, 0], [-1, 0.1], [-1, 0]]
-    found = assign(predict(features, np.eye(CLASSES)[[0, 0, 2, 2]], label))
-    assert found.nearest_known.tolist() == [0, 0]
-    assert (found.similarity < -0.9).all()
+    assigned = assign(predict(features, np.eye(CLASSES)[[0, 0, 2, 2]], label))
+    assert assigned.nearest_known.tolist() == [0, 0]
+    assert (assigned.similarity < -0.9).all()
 
 
 # Flags
@@ -162,12 +162,12 @@ def test_a_image_among_another_class_is_not_core():
 def test_a_image_that_lies_with_a_known_class_may_be_known():
     predictions = heaps([10, 0, 30, 30, 30])
     predictions.features[40] = predictions.features[0]  # assigned to class 2, looks like class 0
-    found = assign(predictions)
-    row = found.paths.index("image 40.png")
-    assert found.classes[found.cluster[row]] == "new-1"
-    assert found.classes[found.nearest_known[row]] == "animal 0"
-    assert found.flag.count("maybe-known") == 1
-    assert found.flag[row] == "maybe-known"
+    assigned = assign(predictions)
+    row = assigned.paths.index("image 40.png")
+    assert assigned.classes[assigned.cluster[row]] == "new-1"
+    assert assigned.classes[assigned.nearest_known[row]] == "animal 0"
+    assert assigned.flag.count("maybe-known") == 1
+    assert assigned.flag[row] == "maybe-known"
 
 
 def test_a_image_does_not_vouch_for_itself():
@@ -179,8 +179,8 @@ def test_a_image_does_not_vouch_for_itself():
     assert to_own > to_known > to_others
     features = [[1.0, 0, 0]] * 3 + [[0.0, 1, 0]] * 3 + novel.tolist()
     label = [0] * 3 + [1] * 3 + [UNKNOWN] * 5
-    found = assign(predict(features, np.eye(3)[[0] * 3 + [1] * 3 + [2] * 5], label))
-    assert found.flag == ("core",) * 4 + ("maybe-known",)
+    assigned = assign(predict(features, np.eye(3)[[0] * 3 + [1] * 3 + [2] * 5], label))
+    assert assigned.flag == ("core",) * 4 + ("maybe-known",)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,13 @@ def test_a_image_does_not_vouch_for_itself():
     ],
 )
 def test_tiny_is_below_five_or_a_tenth_of_the_usual(sizes, tiny):
-    found = assign(heaps(sizes, dim=12))
-    flagged = {int(c) for c, flag in zip(found.cluster, found.flag) if flag == "tiny-cluster"}
+    assigned = assign(heaps(sizes, dim=12))
+    flagged = {
+        int(c) for c, flag in zip(assigned.cluster, assigned.flag) if flag == "tiny-cluster"
+    }
     assert flagged == tiny
     for number in tiny:
-        assert (np.array(found.flag)[found.cluster == number] == "tiny-cluster").all()
+        assert (np.array(assigned.flag)[assigned.cluster == number] == "tiny-cluster").all()
 
 
 # Extremes
@@ -210,34 +212,40 @@ def test_tiny_is_below_five_or_a_tenth_of_the_usual(sizes, tiny):
 
 def test_without_labels_no_class_is_known():
     predictions = predict(np.eye(4), softmax(np.eye(4)), [UNKNOWN] * 4, num_known=0)
-    found = assign(predictions)
-    assert found.nearest_known.tolist() == [UNKNOWN] * 4
-    assert np.isnan(found.similarity).all()
-    assert "maybe-known" not in found.flag
-    for row in found.table():
+    assigned = assign(predictions)
+    assert assigned.nearest_known.tolist() == [UNKNOWN] * 4
+    assert np.isnan(assigned.similarity).all()
+    assert "maybe-known" not in assigned.flag
+    for row in assigned.table():
         named = dict(zip(COLUMNS, row))
         assert (named["nearest_known"], named["similarity"]) == ("", None)
 
 
 def test_no_image_without_a_label_gives_no_rows():
-    found = assign(predict(np.eye(3), np.eye(3), [0, 1, 0]))
-    assert [*found.paths, *found.flag, *found.table()] == []
-    assert found.cluster.shape == found.purity.shape == found.similarity.shape == (0,)
+    assigned = assign(predict(np.eye(3), np.eye(3), [0, 1, 0]))
+    assert [*assigned.paths, *assigned.flag, *assigned.table()] == []
+    assert assigned.cluster.shape == assigned.purity.shape == assigned.similarity.shape == (0,)
 
 
 def test_one_image_has_no_neighbors():
-    found = assign(predict(np.eye(3), np.eye(3), [0, 1, UNKNOWN]))
-    assert np.isnan(found.purity).all()
-    assert found.flag == ("tiny-cluster",)
-    assert dict(zip(COLUMNS, next(found.table())))["purity"] is None
+    assigned = assign(predict(np.eye(3), np.eye(3), [0, 1, UNKNOWN]))
+    assert np.isnan(assigned.purity).all()
+    assert assigned.flag == ("tiny-cluster",)
+    assert dict(zip(COLUMNS, next(assigned.table())))["purity"] is None
 
 
 def test_equal_and_empty_features_are_no_reason_to_fail():
     predictions = predict(np.ones((6, 3)), softmax(np.eye(6)[:, :4]), [0, 1] + [UNKNOWN] * 4)
     for features in (predictions.features, np.zeros((6, 3))):
         predictions.features[:] = features
-        found = assign(predictions)
-        for column in (found.score, found.margin, found.entropy, found.purity, found.similarity):
+        assigned = assign(predictions)
+        for column in (
+            assigned.score,
+            assigned.margin,
+            assigned.entropy,
+            assigned.purity,
+            assigned.similarity,
+        ):
             assert np.isfinite(column).all()
 
 
@@ -253,13 +261,13 @@ def test_the_table_holds_plain_values_of_four_digits(dtype, tmp_path):
         p.classes,
         p.num_known,
     )
-    found = assign(p)
-    write_csv(tmp_path / "assignments.csv", COLUMNS, found.table())
+    assigned = assign(p)
+    write_csv(tmp_path / "assignments.csv", COLUMNS, assigned.table())
     read = list(read_csv(tmp_path / "assignments.csv"))
-    assert [row["path"] for row in read] == found.paths
-    assert [row["cluster"] for row in read] == [p.classes[c] for c in found.cluster]
+    assert [row["path"] for row in read] == assigned.paths
+    assert [row["cluster"] for row in read] == [p.classes[c] for c in assigned.cluster]
     for name in ("score", "margin", "entropy", "agreement", "purity", "similarity"):
         assert max(len(row[name].lstrip("-")) for row in read) <= len("0.1234")
         np.testing.assert_allclose(
-            [float(row[name]) for row in read], getattr(found, name), atol=6e-5
+            [float(row[name]) for row in read], getattr(assigned, name), atol=6e-5
         )

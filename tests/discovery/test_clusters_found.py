@@ -90,21 +90,21 @@ def members(cluster):
 
 def test_the_columns_are_what_they_say():
     predictions = blobs([12, 0, 20, 30, 9], apart=2.0)
-    found = assign(predictions)
+    assigned = assign(predictions)
     x = predictions.features[predictions.label == UNKNOWN]
     rng = np.random.default_rng(5)
-    others = [rng.permutation(9)[found.cluster], rng.integers(0, 4, len(x))]
+    others = [rng.permutation(9)[assigned.cluster], rng.integers(0, 4, len(x))]
     others[0][::4] = 3
     means = [predictions.features[predictions.label == c].mean(axis=0) for c in range(KNOWN)]
-    values = silhouette(x, found.cluster)
-    described = describe_clusters(found, others)
-    assert [c.number for c in described] == sorted(set(found.cluster.tolist()))
+    values = silhouette(x, assigned.cluster)
+    described = describe_clusters(assigned, others)
+    assert [c.number for c in described] == sorted(set(assigned.cluster.tolist()))
     for cluster in described:
-        own = np.flatnonzero(found.cluster == cluster.number)
+        own = np.flatnonzero(assigned.cluster == cluster.number)
         assert cluster.name == predictions.classes[cluster.number]
         assert cluster.kind == ("known" if cluster.number < KNOWN else "novel")
         assert cluster.size == len(own)
-        assert cluster.score == pytest.approx(found.score[own].mean())
+        assert cluster.score == pytest.approx(assigned.score[own].mean())
         assert cluster.silhouette == pytest.approx(values[own].mean())
         to_all = (x[own] @ x[own].T).sum(axis=1)
         assert to_all[own == cluster.medoid] == pytest.approx(to_all.max())
@@ -132,11 +132,11 @@ def test_many_images_are_thinned_out_evenly_for_the_silhouette(monkeypatch):
     predictions = blobs([0, 0, 300, 60, 10], apart=5.0)
     whole = [c.silhouette for c in describe(predictions)]
     monkeypatch.setattr(module, "SILHOUETTE_IMAGES", 180)
-    found = assign(predictions)
-    own = [np.flatnonzero(found.cluster == c) for c in (2, 3, 4)]
+    assigned = assign(predictions)
+    own = [np.flatnonzero(assigned.cluster == c) for c in (2, 3, 4)]
     assert [len(o) for o in own] == [300, 60, 10]
     drawn = np.concatenate([own[0][np.linspace(0, 299, 60).round().astype(int)], *own[1:]])
-    x, cluster = predictions.features[predictions.label == UNKNOWN], found.cluster[drawn]
+    x, cluster = predictions.features[predictions.label == UNKNOWN], assigned.cluster[drawn]
     values = silhouette(x[drawn], cluster)
     thinned = [c.silhouette for c in describe(predictions)]
     assert thinned == pytest.approx([values[cluster == c].mean() for c in (2, 3, 4)])
@@ -145,11 +145,11 @@ def test_many_images_are_thinned_out_evenly_for_the_silhouette(monkeypatch):
 
 def test_the_most_typical_come_first_and_the_medoid_before_all():
     predictions = blobs([0, 0, 20, 30, 9], apart=2.0)
-    found = assign(predictions)
-    for cluster in describe_clusters(found):
-        order = typical(found, cluster.number)
+    assigned = assign(predictions)
+    for cluster in describe_clusters(assigned):
+        order = typical(assigned, cluster.number)
         assert order[0] == cluster.medoid
-        assert sorted(order) == np.flatnonzero(found.cluster == cluster.number).tolist()
+        assert sorted(order) == np.flatnonzero(assigned.cluster == cluster.number).tolist()
         x = predictions.features[predictions.label == UNKNOWN][order]
         assert (np.diff(x @ unit(x.mean(axis=0))) <= 1e-12).all()
 
@@ -173,15 +173,15 @@ def test_classes_of_no_one_or_two_images_are_described(sizes):
 
 def test_a_dead_class_has_empty_cells(tmp_path):
     predictions = blobs([0, 0, 20, 0, 9])
-    found = assign(predictions)
-    described = describe_clusters(found, [found.cluster])
-    write_csv(tmp_path / "clusters.csv", CLUSTER_COLUMNS, cluster_table(described, found))
+    assigned = assign(predictions)
+    described = describe_clusters(assigned, [assigned.cluster])
+    write_csv(tmp_path / "clusters.csv", CLUSTER_COLUMNS, cluster_table(described, assigned))
     first, dead, _ = read_csv(tmp_path / "clusters.csv")
     filled = {name: cell for name, cell in dead.items() if cell}
     assert filled == {"cluster": "new-2", "kind": "novel", "size": "0"}
     assert first["cluster"] == "new-1"
     assert (first["name"], first["size"], first["stability"]) == ("", "20", "1.0")
-    assert first["medoid"] == found.paths[described[0].medoid]
+    assert first["medoid"] == assigned.paths[described[0].medoid]
     assert float(first["silhouette"]) == round(described[0].silhouette, 4)
 
 

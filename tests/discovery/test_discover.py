@@ -47,10 +47,10 @@ def index(tmp_path_factory):
 
 def digits(each, classes):
     """The first digits of each class, 8 by 8 pixels, mixed; and their classes."""
-    found = load_digits()
-    rows = [np.flatnonzero(found.target == number)[:each] for number in range(classes)]
+    dataset = load_digits()
+    rows = [np.flatnonzero(dataset.target == number)[:each] for number in range(classes)]
     rows = np.random.default_rng(0).permutation(np.concatenate(rows))
-    return np.rint(found.images[rows] * (255 / 16)).astype(np.uint8), found.target[rows]
+    return np.rint(dataset.images[rows] * (255 / 16)).astype(np.uint8), dataset.target[rows]
 
 
 def once(arguments):
@@ -77,10 +77,10 @@ def refused(capsys, *arguments):
     """The exit code of a command, and the one line that it prints on standard error."""
     capsys.readouterr()
     code = run(*arguments)
-    said = capsys.readouterr()
-    (line,) = said.err.splitlines()
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
     assert line.startswith("error: ")
-    assert said.out == ""
+    assert printed.out == ""
     return code, line.removeprefix("error: ")
 
 
@@ -393,7 +393,7 @@ def test_a_discovery_that_is_killed_twice_ends_where_the_unbroken_one_ends(
     """SIGKILL in the last stage's first training, SIGTERM in its second."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     settings = ["--from", encoder, "--known", "0,1,2", "--mode", "ncd", *LEAST_NCD]
-    settings += ["--epochs", 20, "--num-seeds", 2]
+    settings += ["--epochs", 12, "--num-seeds", 2]
     command = ["discover", arrays, *settings]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for stage, number, code in (
@@ -604,9 +604,9 @@ def test_images_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are_l
     (data / "cut.png").write_bytes(whole[: len(whole) * 2 // 3])
     (data / "text.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     assert run("assign", found, data, "-o", tmp_path / "new.csv") == 0
-    said = capsys.readouterr().out
-    assert "cut.png" in said
-    assert "text.png" in said
+    out = capsys.readouterr().out
+    assert "cut.png" in out
+    assert "text.png" in out
     new = rows(tmp_path / "new.csv")
     assert all(row["path"].startswith("deep/") for row in new)
     for row in new:
@@ -827,9 +827,9 @@ def test_what_cannot_be_carried_out_is_refused_before_anything_is_trained(
 ):
     """Without an encoder at hand: the first stage would take its time."""
     monkeypatch.chdir(tmp_path)
-    found, line = refused(capsys, "discover", folders, "-o", "run", "-q", *arguments)
+    exit_code, line = refused(capsys, "discover", folders, "-o", "run", "-q", *arguments)
     assert says in line
-    assert found == code
+    assert exit_code == code
     assert not Path("run", "stages").exists()
 
 

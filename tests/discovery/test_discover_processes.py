@@ -43,11 +43,11 @@ STAGES = ("features", "known", "simgcd-0")
 def data(tmp_path_factory):
     """Five digits, 16 of each."""
     path = tmp_path_factory.mktemp("data") / "digits.npz"
-    found = load_digits()
-    rows = np.concatenate([np.flatnonzero(found.target == n)[:16] for n in range(5)])
+    dataset = load_digits()
+    rows = np.concatenate([np.flatnonzero(dataset.target == n)[:16] for n in range(5)])
     rows = np.random.default_rng(0).permutation(rows)
     np.savez(
-        path, x=np.rint(found.images[rows] * (255 / 16)).astype(np.uint8), y=found.target[rows]
+        path, x=np.rint(dataset.images[rows] * (255 / 16)).astype(np.uint8), y=dataset.target[rows]
     )
     path.with_name("short.py").write_text(SHORT)
     return path
@@ -106,12 +106,12 @@ def test_two_processes_discover_what_one_discovers(alone, both):
     ours, theirs = load_file(both.encoder), load_file(alone.encoder)
     x, y = (torch.cat([side[name].flatten().double() for name in ours]) for side in (ours, theirs))
     assert float((x - y).norm() / y.norm()) < 1e-3
-    found, expected = (rows(run.path / "assignments.csv") for run in (both, alone))
-    assert [row["cluster"] for row in found] == [row["cluster"] for row in expected]
+    result, expected = (rows(run.path / "assignments.csv") for run in (both, alone))
+    assert [row["cluster"] for row in result] == [row["cluster"] for row in expected]
     for column in ("score", "margin", "entropy"):
         scores = [float(row[column]) for row in expected]
-        assert [float(row[column]) for row in found] == pytest.approx(scores, abs=1e-2)
-    assert len(found) == 32
+        assert [float(row[column]) for row in result] == pytest.approx(scores, abs=1e-2)
+    assert len(result) == 32
 
 
 @pytest.mark.slow
@@ -149,8 +149,8 @@ def test_what_takes_one_process_is_left_to_the_first(command, tmp_path, monkeypa
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(command.split()) == 0
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("this command takes one process")) == ("", 1)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("this command takes one process")) == ("", 1)
     assert not any(tmp_path.iterdir())
 
 

@@ -23,16 +23,16 @@ def values(protocol, truth, found, num_known):
     return {name.split()[-1]: value for name, value, *_ in given}
 
 
-def task_aware(truth, found, num_known=0):
-    return values("task-aware", truth, found, num_known)
+def task_aware(truth, result, num_known=0):
+    return values("task-aware", truth, result, num_known)
 
 
-def task_agnostic(truth, found, num_known):
-    return values("task-agnostic", truth, found, num_known)
+def task_agnostic(truth, result, num_known):
+    return values("task-agnostic", truth, result, num_known)
 
 
-def gcd(truth, found, num_known):
-    return values("GCD", truth, found, num_known)
+def gcd(truth, result, num_known):
+    return values("GCD", truth, result, num_known)
 
 
 def namings(clusters, classes):
@@ -83,20 +83,20 @@ def test_one_match_of_all_classes_is_stricter_than_one_for_each_part():
 @settings(max_examples=60)
 @given(pairs, st.integers(0, 4))
 def test_gcd_is_the_best_of_all_namings_and_flatters_nobody_on_novel_classes(pairs, num_known):
-    truth, found = zip(*pairs)
+    truth, result = zip(*pairs)
     old = [(y, c) for y, c in pairs if y < num_known]
-    best = max((rights(pairs, naming), rights(old, naming)) for naming in namings(found, truth))
+    best = max((rights(pairs, naming), rights(old, naming)) for naming in namings(result, truth))
     known = sum(y < num_known for y in truth)
     parts = {"all": (best[0], len(truth)), "known": (best[1], known)}
     parts["novel"] = (best[0] - best[1], len(truth) - known)
     expected = {name: right / total for name, (right, total) in parts.items() if total}
-    assert gcd(truth, found, num_known) == pytest.approx(expected)
+    assert gcd(truth, result, num_known) == pytest.approx(expected)
 
 
 @settings(max_examples=60)
 @given(pairs, st.integers(0, 4))
 def test_task_agnostic_names_only_novel_clusters(pairs, num_known):
-    truth, found = zip(*pairs)
+    truth, result = zip(*pairs)
     novel = [(y, c) for y, c in pairs if y >= num_known and c >= num_known]
     best = max(
         rights(novel, naming) for naming in namings([c for _, c in novel], [y for y, _ in novel])
@@ -109,7 +109,7 @@ def test_task_agnostic_names_only_novel_clusters(pairs, num_known):
         "novel": (best, len(pairs) - known),
     }
     expected = {name: right / total for name, (right, total) in parts.items() if total}
-    assert task_agnostic(truth, found, num_known) == pytest.approx(expected)
+    assert task_agnostic(truth, result, num_known) == pytest.approx(expected)
 
 
 @settings(max_examples=20)
@@ -172,14 +172,14 @@ def test_a_novel_image_in_a_known_class_is_an_error_even_if_it_is_a_pure_one():
 def test_task_aware_scores_are_of_novel_images_and_clusterings_as_such():
     generator = np.random.default_rng(0)
     truth = generator.integers(6, size=300)
-    found = np.where(generator.random(300) < 0.6, truth, generator.integers(2, 7, size=300))
+    predicted = np.where(generator.random(300) < 0.6, truth, generator.integers(2, 7, size=300))
     rows = truth >= 2
     expected = {
-        "accuracy": cluster_accuracy(truth[rows], found[rows])[0],
-        "NMI": normalized_mutual_info_score(truth[rows], found[rows]),
-        "ARI": adjusted_rand_score(truth[rows], found[rows]),
+        "accuracy": cluster_accuracy(truth[rows], predicted[rows])[0],
+        "NMI": normalized_mutual_info_score(truth[rows], predicted[rows]),
+        "ARI": adjusted_rand_score(truth[rows], predicted[rows]),
     }
-    assert task_aware(truth, found, 2) == pytest.approx(expected, abs=1e-12)
+    assert task_aware(truth, predicted, 2) == pytest.approx(expected, abs=1e-12)
     assert task_aware([0, 0, 1, 1], [5, 5, 5, 5]) == {"accuracy": 0.5, "NMI": 0, "ARI": 0}
 
 
@@ -201,9 +201,9 @@ def test_images_without_a_true_class_are_left_out_and_counted():
 
 
 def test_every_protocol_says_how_clusters_were_named_and_what_the_interval_means():
-    truth = found = np.array([0, 1, 2])
+    truth = predicted = np.array([0, 1, 2])
     for of in PROTOCOLS:
-        *_, protocol = score(of, truth, found, num_known=1, images="images")[0]
+        *_, protocol = score(of, truth, predicted, num_known=1, images="images")[0]
         assert "one Hungarian match" in protocol
         assert "surplus clusters are errors, match anew in each draw" in protocol
         assert protocol.endswith("interval as if images were independent, model fixed")
@@ -225,16 +225,18 @@ def test_intervals_match_the_clusters_of_each_draw_anew(monkeypatch):
     monkeypatch.setattr(scores, "bootstrap", bootstrap)
     generator = np.random.default_rng(1)
     truth = generator.integers(5, size=60)
-    found = np.where(generator.random(60) < 0.5, truth, generator.integers(5, size=60))
-    _, value, low, high, _ = score("task-aware", truth, found, num_known=0, images="", seed=3)[0]
+    predicted = np.where(generator.random(60) < 0.5, truth, generator.integers(5, size=60))
+    _, value, low, high, _ = score("task-aware", truth, predicted, num_known=0, images="", seed=3)[
+        0
+    ]
 
     def plain(rows):
-        return cluster_accuracy(truth[rows], found[rows])[0]
+        return cluster_accuracy(truth[rows], predicted[rows])[0]
 
     assert (low, high) == pytest.approx(bootstrap(plain, 60, seed=3))
     assert low < value < high
-    fixed = cluster_accuracy(truth, found)[1]
-    kept = bootstrap(lambda rows: right(truth[rows], found[rows], fixed).mean(), 60, seed=3)
+    fixed = cluster_accuracy(truth, predicted)[1]
+    kept = bootstrap(lambda rows: right(truth[rows], predicted[rows], fixed).mean(), 60, seed=3)
     assert (low, high) != pytest.approx(kept)
 
 
@@ -261,8 +263,8 @@ def test_right_are_the_images_in_a_cluster_of_their_class():
 
 def test_the_confusion_has_matched_clusters_on_its_diagonal():
     truth = np.array([0, 0, 0, 4, 4, 3, 3, 3, -1])
-    found = np.array([0, 0, 2, 1, 0, 2, 2, 5, 0])
-    table = confusion(truth, found, joint_match(truth, found, 1))
+    predicted = np.array([0, 0, 2, 1, 0, 2, 2, 5, 0])
+    table = confusion(truth, predicted, joint_match(truth, predicted, 1))
     assert table.num_matched == 3
     assert table.classes.tolist() == [0, 3, 4]
     assert table.clusters.tolist() == [0, 2, 1, 5]

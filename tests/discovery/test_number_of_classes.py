@@ -31,11 +31,11 @@ def blobs(seed, *, disjoint, each=60, classes=11, known=6, dim=16):
 @pytest.mark.parametrize("disjoint", MODES)
 def test_five_novel_blobs_beside_six_known_ones_are_counted(disjoint):
     x, label = blobs(0, disjoint=disjoint)
-    found = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
-    assert found.estimates["silhouette"] == found.chosen == 5
-    assert found.estimates["dtc"] in (5, 6, 7)
-    assert found.estimates["gcd"] in (4, 5, 6)
-    assert 3 <= found.low <= 5 <= found.high <= 7
+    estimate = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
+    assert estimate.estimates["silhouette"] == estimate.chosen == 5
+    assert estimate.estimates["dtc"] in (5, 6, 7)
+    assert estimate.estimates["gcd"] in (4, 5, 6)
+    assert 3 <= estimate.low <= 5 <= estimate.high <= 7
 
 
 def test_many_novel_classes_are_counted_on_a_draw_of_wide_features(monkeypatch):
@@ -43,16 +43,18 @@ def test_many_novel_classes_are_counted_on_a_draw_of_wide_features(monkeypatch):
     monkeypatch.setattr(number, "ROWS", 600)
     x, label = blobs(0, disjoint=False, classes=24, known=4, dim=100, each=40)
     turn = np.arange(len(label)) % 7
-    found = number_of_novel_classes(x[turn > 0], label[turn > 0], disjoint=False, seed=0, most=40)
-    assert found.estimates == dict.fromkeys(RULES, 20)
+    estimate = number_of_novel_classes(
+        x[turn > 0], label[turn > 0], disjoint=False, seed=0, most=40
+    )
+    assert estimate.estimates == dict.fromkeys(RULES, 20)
 
 
 def test_curves_are_what_the_rules_look_at():
     """Clusters this far apart are the same, whoever looks for them."""
     x, label = blobs(1, disjoint=True)
-    found = number_of_novel_classes(x, label, disjoint=True, seed=0, most=9)
-    curves = {name: dict(curve) for name, curve in found.curves.items()}
-    assert set(curves) == set(found.estimates) == RULES
+    estimate = number_of_novel_classes(x, label, disjoint=True, seed=0, most=9)
+    curves = {name: dict(curve) for name, curve in estimate.curves.items()}
+    assert set(curves) == set(estimate.estimates) == RULES
     for curve in curves.values():
         assert list(curve) == sorted(curve)
         assert {2, 4, 5, 6, 9} <= set(curve) <= set(range(2, 10))
@@ -69,9 +71,9 @@ def test_curves_are_what_the_rules_look_at():
 
 def test_shared_classes_are_clustered_with_the_known_ones_in_place():
     x, label = blobs(1, disjoint=False)
-    found = number_of_novel_classes(x, label, disjoint=False, seed=0, most=9)
+    estimate = number_of_novel_classes(x, label, disjoint=False, seed=0, most=9)
     expected = silhouette_score(normalize(x), np.repeat(np.arange(11), 60))
-    assert dict(found.curves["silhouette"])[5] == pytest.approx(expected, abs=1e-4)
+    assert dict(estimate.curves["silhouette"])[5] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("disjoint", MODES)
@@ -124,8 +126,8 @@ def test_of_equal_silhouettes_the_smallest_number_is_the_best():
 def test_the_silhouette_decides_among_accuracies_that_labels_cannot_tell_apart(correct, expected):
     """The interval of 50 of 50 ends at 0.929."""
     accuracy = {2: 0.5, 3: 1.0, 4: 0.98, 8: correct / 50}
-    found = search(lambda k: accuracy.get(k, 0.1), float, most=9)
-    assert found.estimate() == expected
+    result = search(lambda k: accuracy.get(k, 0.1), float, most=9)
+    assert result.estimate() == expected
 
 
 def test_the_dtc_rule_goes_halfway_from_the_best_accuracy_to_the_best_silhouette(monkeypatch):
@@ -211,11 +213,11 @@ ODD = {
 def test_odd_tables_have_an_answer(name, disjoint):
     """With fewer than two known classes there is nobody to learn from but the silhouette."""
     x, label = ODD[name][0], np.array(ODD[name][1])
-    found = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
+    estimate = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
     few = label.max() < 1
-    assert set(found.estimates) == ({"silhouette"} if few else RULES)
-    assert 1 <= found.low <= found.chosen <= found.high
-    assert all(np.isfinite(value) for curve in found.curves.values() for _, value in curve)
+    assert set(estimate.estimates) == ({"silhouette"} if few else RULES)
+    assert 1 <= estimate.low <= estimate.chosen <= estimate.high
+    assert all(np.isfinite(value) for curve in estimate.curves.values() for _, value in curve)
 
 
 @pytest.mark.parametrize(

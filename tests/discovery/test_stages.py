@@ -76,10 +76,10 @@ def test_views_are_drawn_evenly():
 @pytest.mark.parametrize("start", [0, 1, 4, 7])
 def test_any_start_gives_the_same_batches(start):
     whole = list(cached_views().between(0, 9))
-    for expected, found in zip(whole[start:], cached_views().between(start, 9), strict=True):
-        assert torch.equal(torch.stack(expected.views), torch.stack(found.views))
-        assert torch.equal(expected.index, found.index)
-        assert torch.equal(expected.label, found.label)
+    for expected, result in zip(whole[start:], cached_views().between(start, 9), strict=True):
+        assert torch.equal(torch.stack(expected.views), torch.stack(result.views))
+        assert torch.equal(expected.index, result.index)
+        assert torch.equal(expected.label, result.label)
 
 
 def test_the_views_of_a_image_do_not_depend_on_its_company():
@@ -241,8 +241,8 @@ def test_the_known_classes_are_learned():
     method = known.method.eval()
     with torch.inference_mode():
         logits = method.known(method.backbone(encoder.cached.center[task.labeled, :, None, None]))
-    found = logits.argmax(dim=1).numpy()
-    assert (found == task.label[task.labeled]).mean() > 0.95  # two far blobs
+    predicted = logits.argmax(dim=1).numpy()
+    assert (predicted == task.label[task.labeled]).mean() > 0.95  # two far blobs
 
 
 def test_a_stage_is_a_function_of_its_seed():
@@ -405,10 +405,10 @@ def test_only_the_named_layers_are_trained(finetuned, named, method):
     known.try_out()
     stage = class_stage(encoder, task, base(epochs=1), StageInit(known.method), method, {})
     stage.try_out()
-    wanted = {name for name in start if name.startswith(named)}
-    assert 0 < len(wanted) < len(start)
+    expected = {name for name in start if name.startswith(named)}
+    assert 0 < len(expected) < len(start)
     for done in (known, stage):
-        assert changed(start, parameters(done.method.backbone)) == wanted
+        assert changed(start, parameters(done.method.backbone)) == expected
     assert not changed(start, parameters(encoder.pretrained.backbone)), (
         "the encoder itself has moved"
     )

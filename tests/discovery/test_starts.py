@@ -43,8 +43,8 @@ def classes_of(encoder, task, method, disjoint):
     rows = torch.from_numpy(task.rows)
     with torch.inference_mode():
         features = apply_layer(frozen_copy(method.backbone), encoder.cached.center[rows])
-        found = class_probability(frozen_copy(heads_of(method)), features, KNOWN, disjoint)
-    return found.argmax(dim=1).numpy()
+        probability = class_probability(frozen_copy(heads_of(method)), features, KNOWN, disjoint)
+    return probability.argmax(dim=1).numpy()
 
 
 def test_clusters_are_of_the_images_to_learn_from_and_of_the_unlabeled_ones_among_them(init):

@@ -82,14 +82,14 @@ def same(one, other):
 
 @given(st.integers(2, 60), st.integers(0, 2**32 - 1))
 def test_every_fold_hides_other_classes_and_leaves_two_or_more(num_known, seed):
-    found = folds(num_known, seed)
+    splits = folds(num_known, seed)
     hidden = max(2, round(num_known / 4))
     if num_known - hidden < 2:
-        assert found == []
+        assert splits == []
         return
-    assert len(found) == FOLDS == 3
-    assert len({tuple(fold.tolist()) for fold in found}) == FOLDS
-    for fold in found:
+    assert len(splits) == FOLDS == 3
+    assert len({tuple(fold.tolist()) for fold in splits}) == FOLDS
+    for fold in splits:
         assert len(set(fold.tolist())) == len(fold) == hidden
         assert set(fold.tolist()) <= set(range(num_known))
 

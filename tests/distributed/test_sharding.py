@@ -164,9 +164,9 @@ def alone():
 
 @every_case
 def test_divided_networks_train_as_whole_ones_do(name, out, alone):
-    found, state = torch.load(out / f"{name}-0.pt")
+    result, state = torch.load(out / f"{name}-0.pt")
     expected, _, expected_state = alone[name]
-    assert found == pytest.approx(expected, rel=CLOSE)
+    assert result == pytest.approx(expected, rel=CLOSE)
     assert difference(state, expected_state) <= CLOSE
 
 

@@ -147,9 +147,9 @@ def out(tmp_path_factory):
 of_all = pytest.mark.parametrize("world", [2])
 
 
-def close(found, expected):
+def close(result, expected):
     assert expected.isfinite().all()
-    torch.testing.assert_close(found, expected, rtol=CLOSE, atol=CLOSE)
+    torch.testing.assert_close(result, expected, rtol=CLOSE, atol=CLOSE)
 
 
 @of_all
@@ -159,11 +159,11 @@ def test_losses_and_gradients_are_those_of_the_whole_batch(name, world, out):
     assert name == "no row" or loss > 0
     of_rows = []
     for rank in range(world):
-        found, _, _, _ = torch.load(out / f"{world}-{rank}.pt")
-        close(found[name][0], loss)
-        for gradient, expected in zip(found[name][1], weights, strict=True):
+        result, _, _, _ = torch.load(out / f"{world}-{rank}.pt")
+        close(result[name][0], loss)
+        for gradient, expected in zip(result[name][1], weights, strict=True):
             close(gradient, expected)
-        of_rows.append(found[name][2] / world)  # DDP would divide them so
+        of_rows.append(result[name][2] / world)  # DDP would divide them so
     close(torch.cat(of_rows, dim=1), rows)
 
 

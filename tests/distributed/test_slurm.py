@@ -40,9 +40,9 @@ def job(request, tmp_path):
     srun = tools / "srun"
     srun.write_text(SRUN)
     srun.chmod(0o755)
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        number = str(found.getsockname()[1] % 10_000)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        number = str(listener.getsockname()[1] % 10_000)
     images = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", x=images)
 

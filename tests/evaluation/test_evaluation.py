@@ -33,8 +33,8 @@ from nearkin.objectives import unit
 
 def measured(train, test):
     """The measures of one table of features, and why others could not be taken."""
-    found = evaluate_tables({"encoder": (train, test)}, seed=0)
-    return found.measures["encoder"], found.left_out
+    measures = evaluate_tables({"encoder": (train, test)}, seed=0)
+    return measures.measures["encoder"], measures.left_out
 
 
 def normal(*shape, seed=0):
@@ -128,10 +128,10 @@ def test_features_that_are_not_finite_are_refused():
 
 
 def test_digits_are_recognized_from_raw_pixels_by_their_neighbors(digits):
-    found = knn(*digits, k=20)
-    assert 0.95 < found.value < 0.99
-    assert found.low < found.value < found.high
-    assert found.protocol == (
+    measure = knn(*digits, k=20)
+    assert 0.95 < measure.value < 0.99
+    assert measure.low < measure.value < measure.high
+    assert measure.protocol == (
         "weighted kNN by cosine, k 20, temperature 0.1, "
         "bank of 1437 training images, 360 test images; interval as if images were independent"
     )
@@ -142,8 +142,8 @@ def test_one_neighbor_is_the_nearest_neighbor_classifier(table):
 
     bank, labels, queries, truth = table
     nearest = KNeighborsClassifier(1, metric="cosine").fit(bank, labels)
-    found = knn(features(bank, labels), features(queries, truth), k=1)
-    assert found.value == pytest.approx(nearest.score(queries, truth))
+    measure = knn(features(bank, labels), features(queries, truth), k=1)
+    assert measure.value == pytest.approx(nearest.score(queries, truth))
 
 
 def test_images_without_a_label_neither_vote_nor_count(table):
@@ -165,19 +165,19 @@ def test_k_is_that_of_the_papers_where_there_are_enough_images():
 def test_k_is_no_more_than_the_bank_and_unseen_classes_count_as_wrong():
     bank = torch.eye(3)
     train, test = features(bank, np.array([4, 4, 9])), features(bank, np.array([4, 4, 7]))
-    found = knn(train, test, k=200)
-    assert found.value == pytest.approx(2 / 3)
-    assert "k 3," in found.protocol
-    assert ", 1 test classes without any training image count as wrong;" in found.protocol
+    measure = knn(train, test, k=200)
+    assert measure.value == pytest.approx(2 / 3)
+    assert "k 3," in measure.protocol
+    assert ", 1 test classes without any training image count as wrong;" in measure.protocol
 
 
 # Linear probe
 
 
 def test_digits_are_recognized_from_raw_pixels_by_a_linear_classifier(digits):
-    found = linear_probe(*digits, seed=0)
-    assert 0.93 < found.value < 0.99
-    assert found.low < found.value < found.high
+    measure = linear_probe(*digits, seed=0)
+    assert 0.93 < measure.value < 0.99
+    assert measure.low < measure.value < measure.high
 
 
 @pytest.mark.parametrize(("strength", "closeness"), [(1e-3, 0.001), (0.1, 0.01), (10.0, 0.1)])
@@ -244,8 +244,10 @@ def test_features_that_are_constant_or_of_any_scale_do_not_disturb_the_probe(tab
     def distorted(x):
         return torch.cat([1000 * x + 5, torch.full((len(x), 1), 7.7)], dim=1)
 
-    found = train_probe(distorted(bank[:400]), labels[:400], seed=0).predict(distorted(queries))
-    assert (found == plain).mean() > 0.98
+    predicted = train_probe(distorted(bank[:400]), labels[:400], seed=0).predict(
+        distorted(queries)
+    )
+    assert (predicted == plain).mean() > 0.98
 
 
 def test_held_out_groups_are_whole_and_every_class_gives_its_share():
@@ -329,17 +331,17 @@ def test_geometry_looks_at_evenly_spaced_images(monkeypatch):
     x = normal(12, 3)
     rows = geometry_rows(12)
     assert rows.tolist() == [0, 2, 4, 7, 9]
-    found, expected = geometry(features(x)), geometry(features(x[rows]))
-    assert [m.value for m in found] == [m.value for m in expected]
-    assert all(m.protocol.endswith("5 of 12 test images") for m in found)
+    result, expected = geometry(features(x)), geometry(features(x[rows]))
+    assert [m.value for m in result] == [m.value for m in expected]
+    assert all(m.protocol.endswith("5 of 12 test images") for m in result)
 
 
 def test_geometry_looks_at_the_images_that_have_a_second_view():
     x, rows = normal(12, 3), np.array([1, 2, 5, 11])
-    found = geometry(features(x, second_view=x[rows] + 1, rows=rows))
+    measures = geometry(features(x, second_view=x[rows] + 1, rows=rows))
     expected = geometry(features(x[rows], second_view=x[rows] + 1))
-    assert [m.value for m in found] == [m.value for m in expected]
-    assert all(m.protocol.endswith("4 of 12 test images") for m in found)
+    assert [m.value for m in measures] == [m.value for m in expected]
+    assert all(m.protocol.endswith("4 of 12 test images") for m in measures)
 
 
 # Everything together
@@ -395,9 +397,9 @@ def test_the_table_shows_each_measure_beside_its_floors(evaluation):
 def test_the_sizes_are_those_of_the_encoder_though_a_floor_has_fewer_images(digits):
     train, test = digits
     few = features(train.tensor[:50], train.labels[:50])
-    found = evaluate_tables({"encoder": (train, test), "pixels": (few, test)}, seed=0)
-    assert found.sizes == {"train": 1437, "test": 360}
-    assert "bank of 50" in found.measures["pixels"][0].protocol
+    measures = evaluate_tables({"encoder": (train, test), "pixels": (few, test)}, seed=0)
+    assert measures.sizes == {"train": 1437, "test": 360}
+    assert "bank of 50" in measures.measures["pixels"][0].protocol
 
 
 def test_an_evaluation_survives_json(evaluation):

@@ -100,11 +100,11 @@ def ask(*given):
 def refusal(code, capsys, *given):
     capsys.readouterr()
     assert ask(*given) == code
-    said = capsys.readouterr()
-    (line,) = said.err.splitlines()
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
     assert line.startswith("error: ")
     assert "a bug" not in line
-    assert said.out == ""
+    assert printed.out == ""
     return line
 
 
@@ -123,12 +123,12 @@ def test_what_is_found_is_what_comparing_all_finds(dim, count, shard, top, tmp_p
     table = open_table(write_folder(tmp_path / "folder", vectors, shard))
     whole = open_table(write_table(tmp_path / "whole.parquet", vectors))
     expected = [brute_force(vectors.astype(np.float32), query, top) for query in queries]
-    for found, (order, similarity) in zip(search(whole, queries, top), expected):
-        assert [n.path for n in found] == [f"{row}.png" for row in order]
-        np.testing.assert_allclose([n.similarity for n in found], similarity, atol=2e-6)
-    for found, (order, _) in zip(search(table, queries, top), expected):
-        assert [n.path for n in found] == [f"{row % shard}.png" for row in order]
-        assert [n.label for n in found] == [f"label {row % shard}.png" for row in order]
+    for result, (order, similarity) in zip(search(whole, queries, top), expected):
+        assert [n.path for n in result] == [f"{row}.png" for row in order]
+        np.testing.assert_allclose([n.similarity for n in result], similarity, atol=2e-6)
+    for result, (order, _) in zip(search(table, queries, top), expected):
+        assert [n.path for n in result] == [f"{row % shard}.png" for row in order]
+        assert [n.label for n in result] == [f"label {row % shard}.png" for row in order]
 
 
 @pytest.mark.parametrize("queries", [1, 2, 5, 16])
@@ -208,11 +208,11 @@ def test_a_image_is_seen_as_embed_sees_it(run, images, tmp_path):
     embed(run, folder, output=tmp_path / "new.npz", workers=0)
     (folder / "b.png").rename(folder / "no ending")
     names = ["c.png", "a.jpg", "no ending", "a.jpg"]
-    found = nearkin.neighbors(
+    neighbors = nearkin.neighbors(
         run, [folder / name for name in names], vectors=tmp_path / "new.npz", top=1
     )
-    assert [f.neighbors[0].path for f in found] == ["c.png", "a.jpg", "b.png", "a.jpg"]
-    assert [f.neighbors[0].similarity for f in found] == pytest.approx([1] * 4, abs=1e-6)
+    assert [f.neighbors[0].path for f in neighbors] == ["c.png", "a.jpg", "b.png", "a.jpg"]
+    assert [f.neighbors[0].similarity for f in neighbors] == pytest.approx([1] * 4, abs=1e-6)
 
 
 def test_people_are_shown_a_line_per_neighbor(run, images, capsys, tmp_path):

@@ -83,8 +83,8 @@ def contents(folder):
 
 def refusal(given, code, capsys):
     assert main([str(argument) for argument in given]) == code
-    said = capsys.readouterr().err.splitlines()
-    (line,) = [line for line in said if line.startswith("error: ")]
+    err = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in err if line.startswith("error: ")]
     assert "a bug" not in line
     return line
 
@@ -107,8 +107,8 @@ def test_the_parts_are_one_table_with_the_rows_of_the_single_file(parts, run, im
         assert table.schema.equals(one.schema, check_metadata=False)
         for column in ("path", "split", "label"):
             assert table[column].to_pylist() == one[column].to_pylist()
-        found, expected = (np.array(t["vector"].to_pylist(), np.float32) for t in (table, one))
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        result, expected = (np.array(t["vector"].to_pylist(), np.float32) for t in (table, one))
+        np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 def test_parts_of_whole_batches_have_the_bits_of_the_single_file(run, tmp_path):

@@ -49,16 +49,16 @@ def problems(draw):
 @given(problems())
 def test_whatever_the_rows_the_clustering_is_what_it_says(problem):
     x, label, k, seed = problem
-    found = constrained_kmeans(x, label, k, seed=seed, starts=2)
-    cluster, unlabeled = found.cluster, label == UNKNOWN
+    clustering = constrained_kmeans(x, label, k, seed=seed, starts=2)
+    cluster, unlabeled = clustering.cluster, label == UNKNOWN
     assert (cluster[~unlabeled] == label[~unlabeled]).all()
     assert set(cluster) <= set(range(k))
-    assert found.centers.shape == (k, x.shape[1])
-    assert np.isfinite(found.centers).all()
+    assert clustering.centers.shape == (k, x.shape[1])
+    assert np.isfinite(clustering.centers).all()
     for c in set(cluster.tolist()):
-        np.testing.assert_allclose(found.centers[c], x[cluster == c].mean(axis=0), atol=1e-12)
-    assert found.inertia == pytest.approx(within(x, cluster), abs=1e-9)
-    distance = squared(x, found.centers)
+        np.testing.assert_allclose(clustering.centers[c], x[cluster == c].mean(axis=0), atol=1e-12)
+    assert clustering.inertia == pytest.approx(within(x, cluster), abs=1e-9)
+    distance = squared(x, clustering.centers)
     own = distance[np.arange(len(x)), cluster]
     assert (own <= distance.min(axis=1) + 1e-9)[unlabeled].all()
     if set(cluster) < set(range(k)):  # nobody was left to start an empty cluster
@@ -80,8 +80,8 @@ def test_of_all_partitions_of_a_few_rows_none_is_better(seed):
     x = np.random.default_rng(seed).normal(size=(9, 2))
     x[:2] = [[3, 0], [3, 1]]
     label = np.array([0, 0] + [UNKNOWN] * 7)
-    found = constrained_kmeans(x, label, 3, seed=0, starts=30)
-    assert found.inertia == pytest.approx(best_of_all(x, label, 3))
+    clustering = constrained_kmeans(x, label, 3, seed=0, starts=30)
+    assert clustering.inertia == pytest.approx(best_of_all(x, label, 3))
 
 
 def test_without_free_clusters_rows_go_to_the_nearest_class_mean_until_none_moves():
@@ -93,16 +93,16 @@ def test_without_free_clusters_rows_go_to_the_nearest_class_mean_until_none_move
         centers = np.array([x[before == c].mean(axis=0) for c in range(4)])
         cluster = np.where(label == UNKNOWN, squared(x, centers).argmin(axis=1), label)
     assert (cluster != truth).any()
-    found = constrained_kmeans(x, label, 4, seed=0)
-    assert found.cluster.tolist() == cluster.tolist()
-    np.testing.assert_allclose(found.centers, centers)
+    clustering = constrained_kmeans(x, label, 4, seed=0)
+    assert clustering.cluster.tolist() == cluster.tolist()
+    np.testing.assert_allclose(clustering.centers, centers)
 
 
 @pytest.mark.parametrize("spread", [0.5, 3.0])
 def test_without_labels_it_is_as_good_as_scikit_learn(spread):
     x, _ = blobs(12, each=30, spread=spread)
-    found = constrained_kmeans(x, np.full(len(x), UNKNOWN), 12, seed=0)
-    assert found.inertia <= KMeans(12, n_init=10, random_state=0).fit(x).inertia_ * 1.005
+    clustering = constrained_kmeans(x, np.full(len(x), UNKNOWN), 12, seed=0)
+    assert clustering.inertia <= KMeans(12, n_init=10, random_state=0).fit(x).inertia_ * 1.005
 
 
 def test_new_classes_are_found_beside_labeled_ones():
@@ -117,24 +117,24 @@ def test_new_classes_are_found_beside_labeled_ones():
 def test_an_empty_cluster_starts_anew_at_the_row_farthest_from_its_center():
     x = np.array([[0.0], [1.0], [9.0], [20.0]])
     rows = _Rows(x, np.array([UNKNOWN, UNKNOWN, UNKNOWN, 1]), 3)
-    found = _descend(rows, np.array([[0.0], [500.0], [900.0]]), most=1)
-    assert found.cluster.tolist() == [0, 0, 2, 1]  # a labeled row is farther, but stays
-    assert found.centers.tolist() == [[0.5], [20.0], [9.0]]
+    clustering = _descend(rows, np.array([[0.0], [500.0], [900.0]]), most=1)
+    assert clustering.cluster.tolist() == [0, 0, 2, 1]  # a labeled row is farther, but stays
+    assert clustering.centers.tolist() == [[0.5], [20.0], [9.0]]
 
 
 def test_each_empty_cluster_gets_a_row_of_its_own():
     rows = _Rows(np.array([[0.0], [1.0], [7.0], [100.0]]), np.full(4, UNKNOWN), 3)
-    found = _descend(rows, np.array([[0.0], [500.0], [900.0]]), most=50)
-    assert found.cluster.tolist() == [0, 0, 2, 1]
-    assert found.inertia == 0.5
+    clustering = _descend(rows, np.array([[0.0], [500.0], [900.0]]), most=50)
+    assert clustering.cluster.tolist() == [0, 0, 2, 1]
+    assert clustering.inertia == 0.5
 
 
 def test_a_cluster_that_no_row_could_start_anew_stays_where_it_was():
     x = np.array([[0.0], [0.0], [4.0]])
     rows = _Rows(x, np.array([UNKNOWN, UNKNOWN, 1]), 3)
-    found = _descend(rows, np.array([[1.0], [4.0], [7.0]]), most=50)
-    assert found.cluster.tolist() == [0, 0, 1]
-    assert found.centers.tolist() == [[0.0], [4.0], [7.0]]
+    clustering = _descend(rows, np.array([[1.0], [4.0], [7.0]]), most=50)
+    assert clustering.cluster.tolist() == [0, 0, 1]
+    assert clustering.centers.tolist() == [[0.0], [4.0], [7.0]]
 
 
 def test_a_class_without_rows_is_a_free_cluster():
@@ -147,10 +147,10 @@ def test_a_class_without_rows_is_a_free_cluster():
 @pytest.mark.parametrize("labeled", [0, 3, 40])
 def test_equal_rows_stay_together_and_leave_everything_finite(value, labeled):
     label = np.where(np.arange(40) < labeled, np.arange(40) % 3, UNKNOWN)
-    found = constrained_kmeans(np.full((40, 5), value), label, 7, seed=0)
-    np.testing.assert_allclose(found.centers, value)
-    assert len(set(found.cluster[label == UNKNOWN])) == (labeled < 40)
-    assert found.inertia == pytest.approx(0, abs=1e-6)
+    clustering = constrained_kmeans(np.full((40, 5), value), label, 7, seed=0)
+    np.testing.assert_allclose(clustering.centers, value)
+    assert len(set(clustering.cluster[label == UNKNOWN])) == (labeled < 40)
+    assert clustering.inertia == pytest.approx(0, abs=1e-6)
 
 
 def test_the_start_with_the_least_inertia_wins():

@@ -87,9 +87,9 @@ def test_equal_similarities_keep_their_order_in_rows_of_any_length(bank, k, valu
     similarity[0] = -torch.inf
     similarity[1, :-2] = -torch.inf  # after all whole runs
     expected = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
-    found, index = neighbors._largest(similarity, k)
+    result, index = neighbors._largest(similarity, k)
     assert torch.equal(index, expected)
-    assert torch.equal(found, similarity.gather(1, expected))
+    assert torch.equal(result, similarity.gather(1, expected))
 
 
 def test_a_bank_with_nothing_to_offer_is_an_error():

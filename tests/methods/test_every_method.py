@@ -70,8 +70,8 @@ def test_it_learns_what_labels_say(name):
     known = batch.label != UNKNOWN
     head = method.known if hasattr(method, "known") else method.heads
     with torch.no_grad():  # known classes come first
-        found = head(method.eval().backbone(batch.views[0]))[:, :3].argmax(1)
-    assert (found == batch.label)[known].float().mean() > 0.8
+        predicted = head(method.eval().backbone(batch.views[0]))[:, :3].argmax(1)
+    assert (predicted == batch.label)[known].float().mean() > 0.8
 
 
 @every_method

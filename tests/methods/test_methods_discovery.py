@@ -61,14 +61,14 @@ def test_four_turns_of_a_image_of_four_pixels_have_the_golden_loss():
         method.turns.weight.zero_()[:, 0] = torch.arange(4.0)
         method.turns.bias.zero_()
     view = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).double().expand(1, 3, 2, 2)
-    found = method(Batch((view,), torch.tensor([0]), torch.tensor([UNKNOWN])), 0.5).loss
+    loss = method(Batch((view,), torch.tensor([0]), torch.tensor([UNKNOWN])), 0.5).loss
     expected = mean(
         [
             math.log(sum(math.exp(k * pixel) for k in range(4))) - turn * pixel
             for turn, pixel in enumerate((1, 2, 4, 3))
         ]
     )
-    assert found.item() == pytest.approx(expected)
+    assert loss.item() == pytest.approx(expected)
     assert expected == pytest.approx(2.9137, abs=1e-4)
 
 
@@ -107,8 +107,8 @@ def test_rotnet_learns_to_tell_how_images_are_turned():
     view = batch_for("rotnet", 1).views[0]
     with torch.no_grad():
         for turn in range(4):
-            found = method.turns(method.eval().backbone(view.rot90(turn, (2, 3)))).argmax(1)
-            assert (found == turn).float().mean() > 0.9
+            predicted = method.turns(method.eval().backbone(view.rot90(turn, (2, 3)))).argmax(1)
+            assert (predicted == turn).float().mean() > 0.9
 
 
 # Supervised
@@ -147,8 +147,8 @@ def test_known_classes_alike_lose_the_logarithm_of_their_number():
     method = Supervised(Backbone(nn.Flatten(), 6), num_known_classes=5).double()
     nn.init.zeros_(method.known.weight)
     nn.init.zeros_(method.known.bias)
-    found = method(reads([[1.0] * 6] * 3, label=[4, UNKNOWN, 2]), 0.5).loss
-    assert found.item() == pytest.approx(math.log(5))
+    loss = method(reads([[1.0] * 6] * 3, label=[4, UNKNOWN, 2]), 0.5).loss
+    assert loss.item() == pytest.approx(math.log(5))
 
 
 # SimGCD, term by term
@@ -198,16 +198,16 @@ def h_of(method, batch):
 def test_simgcd_is_the_papers_term_by_term_and_so_is_its_gradient(progress):
     options = dict(sup_weight=0.3, entropy_weight=1.7, contrast_temperature=0.4)
     method, batch = small("simgcd", **options).double().eval(), at("simgcd")
-    found, expected = method(batch, progress), restated(method, batch, progress)
-    assert set(found.metrics) == set(expected) == set(TERMS)
+    result, expected = method(batch, progress), restated(method, batch, progress)
+    assert set(result.metrics) == set(expected) == set(TERMS)
     for name, term in expected.items():
-        torch.testing.assert_close(found.metrics[name], term.detach())
+        torch.testing.assert_close(result.metrics[name], term.detach())
     total = 0.7 * (expected["contrast"] + expected["distill"] - 1.7 * expected["entropy"])
     total = total + 0.3 * (expected["class_contrast"] + expected["classify"])
-    torch.testing.assert_close(found.loss, total)
+    torch.testing.assert_close(result.loss, total)
     parameters = list(method.parameters())
     torch.testing.assert_close(
-        torch.autograd.grad(found.loss, parameters), torch.autograd.grad(total, parameters)
+        torch.autograd.grad(result.loss, parameters), torch.autograd.grad(total, parameters)
     )
 
 
@@ -235,8 +235,8 @@ def test_no_gradient_reaches_the_targets():
     ],
 )
 def test_targets_grow_sharper_at_first(until, progress, expected):
-    found = small("simgcd", sharp_until=until).sharpness(progress)
-    assert found == pytest.approx(expected)
+    result = small("simgcd", sharp_until=until).sharpness(progress)
+    assert result == pytest.approx(expected)
 
 
 def test_views_of_simgcd_share_their_batch_statistics():
@@ -298,11 +298,11 @@ def test_an_image_on_its_prototype_has_the_golden_values():
 def test_terms_of_labels_that_are_not_there_are_zero_and_all_is_finite(num_known):
     method, batch = small("simgcd").double().train(), at("simgcd")
     label = torch.where(torch.arange(BATCH) < num_known, torch.arange(BATCH) % 3, UNKNOWN)
-    found = method(replace(batch, label=label), 0.5)
-    assert (found.metrics["classify"] == 0) == (num_known == 0)
-    assert (found.metrics["class_contrast"].abs() < 1e-12) == (num_known < 2)
-    found.loss.backward()
-    values = [found.loss, *found.metrics.values(), *(p.grad for p in method.parameters())]
+    step = method(replace(batch, label=label), 0.5)
+    assert (step.metrics["classify"] == 0) == (num_known == 0)
+    assert (step.metrics["class_contrast"].abs() < 1e-12) == (num_known < 2)
+    step.loss.backward()
+    values = [step.loss, *step.metrics.values(), *(p.grad for p in method.parameters())]
     assert all(value.isfinite().all() for value in values)
 
 
@@ -318,9 +318,9 @@ def test_one_image_is_enough(name, label):
 
 def test_features_that_are_all_zero_leave_everything_finite():
     method = reader()
-    found = method(reads([[0.0] * 6] * 2, [[0.0] * 6] * 2, label=[1, UNKNOWN]), 0.5)
-    found.loss.backward()
-    assert found.loss.isfinite()
+    step = method(reads([[0.0] * 6] * 2, [[0.0] * 6] * 2, label=[1, UNKNOWN]), 0.5)
+    step.loss.backward()
+    assert step.loss.isfinite()
     assert all(p.grad.isfinite().all() for p in method.parameters())
 
 
@@ -335,11 +335,11 @@ def test_labels_say_nothing_to_the_terms_of_all_images():
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 def test_the_weight_of_labels_leaves_the_rest_to_all_other_terms(weight):
     method, batch = small("simgcd", sup_weight=weight).double().eval(), at("simgcd")
-    found = method(batch, 0.5)
-    m = found.metrics
+    step = method(batch, 0.5)
+    m = step.metrics
     free = m["contrast"] + m["distill"] - 2 * m["entropy"]
     expected = m["class_contrast"] + m["classify"] if weight else free
-    torch.testing.assert_close(found.loss.detach(), expected)
+    torch.testing.assert_close(step.loss.detach(), expected)
 
 
 @pytest.mark.parametrize("weight", ["-0.1", "1.1"])
@@ -389,9 +389,9 @@ def sorted_by(method):
     run(method, "simgcd", total=100, until=100, batches=lambda _, step: grouped(step))
     batch = grouped(1000)
     with torch.no_grad():
-        found = method.heads(method.eval().backbone(batch.views[0])).argmax(1)
+        predicted = method.heads(method.eval().backbone(batch.views[0])).argmax(1)
     free = batch.label == UNKNOWN
-    return confusion_matrix(batch.index[free] % 6, found[free], labels=range(6))
+    return confusion_matrix(batch.index[free] % 6, predicted[free], labels=range(6))
 
 
 def test_unlabeled_images_of_known_and_of_novel_classes_are_told_apart():
@@ -449,8 +449,8 @@ def test_entropy_is_largest_where_all_classes_get_as_much(rows):
 
 def test_entropy_of_sure_predictions_is_that_of_their_classes():
     certain = torch.eye(3)[[0, 0, 1]].double().requires_grad_()
-    found = mean_entropy(certain)
-    found.backward()
-    assert found.item() == pytest.approx(math.log(3) - 2 / 3 * math.log(2))
+    entropy = mean_entropy(certain)
+    entropy.backward()
+    assert entropy.item() == pytest.approx(math.log(3) - 2 / 3 * math.log(2))
     assert certain.grad.isfinite().all()
     assert mean_entropy(torch.eye(3)[[1, 1]]) == 0

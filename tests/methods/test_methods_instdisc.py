@@ -63,11 +63,11 @@ def test_softmax_is_the_cross_entropy_over_the_bank_as_it_was_before_the_step():
     method = small("instdisc", loss="softmax").double().eval()
     for step in range(4):
         batch, rows = at(step), method.bank.keys.clone()
-        found = method(batch, 0.5)
+        result = method(batch, 0.5)
         v = embeddings(method, batch)
         expected = F.cross_entropy(v @ rows.T / 0.07, batch.index)
-        torch.testing.assert_close(found.loss.detach(), expected)
-        method.commit(found.memo, 0.5)
+        torch.testing.assert_close(result.loss.detach(), expected)
+        method.commit(result.memo, 0.5)
         assert not torch.equal(method.bank.keys, rows)
 
 
@@ -138,9 +138,9 @@ def test_the_normalizer_is_the_mean_over_the_first_batch_and_its_noise_times_the
     v = embeddings(method, batch)
     expected = (v @ drawn(method).T / 0.07).exp().mean() * NUM_IMAGES
     assert method.normalizer == 0
-    found = forward(method, batch)
+    step = forward(method, batch)
     assert method.normalizer == 0  # forward writes nothing
-    method.commit(found.memo, 0.5)
+    method.commit(step.memo, 0.5)
     torch.testing.assert_close(method.normalizer, expected)
 
 

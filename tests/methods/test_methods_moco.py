@@ -111,10 +111,10 @@ def test_the_queue_is_the_latest_keys_in_the_order_they_came(symmetric):
     method = moco(symmetric=symmetric, bn_groups=1)
     expected = deque([(UNKNOWN, None)] * 40, maxlen=40)
     for step in range(9):
-        found = method(at(step), 0.5)
-        assert not torch.isin(found.memo.keys, method.queue.keys).any()
-        method.commit(found.memo, 0.5)
-        expected.extend(zip(found.memo.images.tolist(), found.memo.keys))
+        result = method(at(step), 0.5)
+        assert not torch.isin(result.memo.keys, method.queue.keys).any()
+        method.commit(result.memo, 0.5)
+        expected.extend(zip(result.memo.images.tolist(), result.memo.keys))
         oldest_first = (torch.arange(40) + method.queue.cursor) % 40
         images, keys = zip(*expected)
         assert method.queue.index[oldest_first].tolist() == list(images)
@@ -220,11 +220,11 @@ def test_end_to_end_the_loss_is_the_cross_entropy_within_the_batch(key_encoder):
 
 def test_end_to_end_keys_are_shuffled_too():
     method, batch = moco("moco_end_to_end", bn_groups=4), at(0)
-    found = forward(method, batch).loss
+    loss = forward(method, batch).loss
     torch.manual_seed(SEED)
     order = torch.randperm(BATCH)
     query, key = unit(method.online(batch.views[0])), unit(method.online(batch.views[1][order]))
-    torch.testing.assert_close(found, F.cross_entropy(query @ key.T / 0.2, order.argsort()))
+    torch.testing.assert_close(loss, F.cross_entropy(query @ key.T / 0.2, order.argsort()))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def bank_of_images(**options):
 
 def test_with_a_memory_bank_the_key_is_the_images_row_and_its_other_draws_are_left_out():
     method, batch = bank_of_images(num_negatives=500), at(0, 1)
-    found = forward(method, batch).loss
+    loss = forward(method, batch).loss
     torch.manual_seed(SEED)
     drawn = method.bank.sample(500)
     assert (drawn[:, None] == batch.index).any()
@@ -265,7 +265,7 @@ def test_with_a_memory_bank_the_key_is_the_images_row_and_its_other_draws_are_le
     for q, i in zip(unit(method.online(batch.views[0])), batch.index):
         rows = method.bank.keys[torch.cat([i[None], drawn[drawn != i]])]
         losses.append(F.cross_entropy(rows @ q / 0.2, torch.tensor(0)))
-    torch.testing.assert_close(found, torch.stack(losses).mean())
+    torch.testing.assert_close(loss, torch.stack(losses).mean())
 
 
 def test_with_a_memory_bank_rows_are_visited_after_the_loss():
@@ -293,11 +293,11 @@ def test_the_third_version_is_twice_the_temperature_times_both_cross_entropies()
         query = unit(method.predictor(method.online(batch.views[shown])))
         key = unit(method.target(batch.views[other])).detach()
         losses.append(2 * 0.2 * F.cross_entropy(query @ key.T / 0.2, torch.arange(BATCH)))
-    found, expected = method(batch, 0.5).loss, torch.stack(losses).sum()
+    result, expected = method(batch, 0.5).loss, torch.stack(losses).sum()
     trained = list(chain(method.online.parameters(), method.predictor.parameters()))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
     torch.testing.assert_close(
-        torch.autograd.grad(found, trained), torch.autograd.grad(expected, trained)
+        torch.autograd.grad(result, trained), torch.autograd.grad(expected, trained)
     )
 
 

@@ -121,18 +121,18 @@ def test_the_loss_is_the_papers_term_by_term_and_so_is_its_gradient(targets, pse
     options = dict(targets=targets, pseudo_labels=pseudo_labels, threshold=0.5, top_ranks=1)
     options["positive_rate"] = 0.3
     method, batch = ncl(**options, num_hard=0, known_weight=0.3, novel_weight=0.7), at(0)
-    found, (expected, same) = method(batch, 0.1), restated(method, batch, 0.1)
-    share = found.metrics["positive_rate"].item()
+    result, (expected, same) = method(batch, 0.1), restated(method, batch, 0.1)
+    share = result.metrics["positive_rate"].item()
     for name in TERMS:
-        torch.testing.assert_close(found.metrics[name], expected[name].detach())
+        torch.testing.assert_close(result.metrics[name], expected[name].detach())
     pairs = len(same) * (len(same) - 1)
     assert share == pytest.approx((same.sum() - len(same)).item() / pairs)
     assert len(same) < same.sum() < same.numel()
     total = torch.stack(list(expected.values())).sum()
     parameters = list(method.parameters())
-    torch.testing.assert_close(found.loss, total)
+    torch.testing.assert_close(result.loss, total)
     torch.testing.assert_close(
-        torch.autograd.grad(found.loss, parameters), torch.autograd.grad(total, parameters)
+        torch.autograd.grad(result.loss, parameters), torch.autograd.grad(total, parameters)
     )
 
 
@@ -185,16 +185,16 @@ ROWS = [[0.6, 0.8], [0.0, 1.0], [-0.6, 0.8], [-1.0, 0.0]]
 def test_neighborhood_contrast_is_the_golden_value(targets, temperature, expected):
     method = reader(targets=targets, temperature=temperature)
     fill(method.novel_queue, ROWS)
-    found = method(reads(QUERIES, KEYS, label=[UNKNOWN] * 2), 0.0)
-    assert found.metrics["novel"].item() == pytest.approx(expected, abs=2e-7)  # of seven decimals
+    step = method(reads(QUERIES, KEYS, label=[UNKNOWN] * 2), 0.0)
+    assert step.metrics["novel"].item() == pytest.approx(expected, abs=2e-7)  # of seven decimals
 
 
 def test_supervised_contrast_is_the_golden_value():
     """The last row has no class, and is nobody's positive."""
     method = reader()
     fill(method.known_queue, ROWS, label=[0, 1, 0, UNKNOWN])
-    found = method(reads(QUERIES, KEYS, label=[0, 1]), 0.0)
-    assert found.metrics["known"].item() == pytest.approx(1.6374329, abs=1e-7)
+    step = method(reads(QUERIES, KEYS, label=[0, 1]), 0.0)
+    assert step.metrics["known"].item() == pytest.approx(1.6374329, abs=1e-7)
 
 
 @pytest.mark.parametrize(("num_hard", "expected"), [(0, 1.1360308), (2, 1.3531898)])
@@ -204,8 +204,8 @@ def test_hard_negatives_give_the_golden_value(num_hard, expected):
     )
     fill(method.novel_queue, [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
     fill(method.known_queue, [[0.8, -0.6]], label=[0])
-    found = method(reads(QUERIES[:1], KEYS[:1], label=[UNKNOWN]), 0.5)
-    assert found.metrics["novel"].item() == pytest.approx(expected, abs=1e-7)
+    step = method(reads(QUERIES[:1], KEYS[:1], label=[UNKNOWN]), 0.5)
+    assert step.metrics["novel"].item() == pytest.approx(expected, abs=1e-7)
 
 
 def test_hard_negatives_are_divided_by_the_temperature_as_all_are():
@@ -228,14 +228,14 @@ def test_hard_negatives_are_divided_by_the_temperature_as_all_are():
 def test_terms_of_images_that_are_not_there_are_zero(num_known, pseudo_labels):
     method = ncl(pseudo_labels=pseudo_labels).train()
     label = torch.where(torch.arange(BATCH) < num_known, torch.arange(BATCH) % 3, UNKNOWN)
-    found = method(replace(at(0), label=label), 0.5)
+    step = method(replace(at(0), label=label), 0.5)
     absent = {"classify", "known"} if num_known == 0 else set()
     absent |= {"pairs", "novel"} if num_known == BATCH else set()
-    assert {name for name in TERMS if found.metrics[name] == 0} == absent
-    found.loss.backward()
-    values = [found.loss, *found.metrics.values(), *(p.grad for p in method.parameters())]
+    assert {name for name in TERMS if step.metrics[name] == 0} == absent
+    step.loss.backward()
+    values = [step.loss, *step.metrics.values(), *(p.grad for p in method.parameters())]
     assert all(value.isfinite().all() for value in values)
-    method.commit(found.memo, 0.5)
+    method.commit(step.memo, 0.5)
     for queue in (method.known_queue, method.novel_queue):
         assert queue.keys.isfinite().all()
 
@@ -244,9 +244,9 @@ def test_features_that_are_all_zero_leave_everything_finite():
     method, batch = reader(num_hard=2), reads([[0.0, 0.0]] * 2, [[0.0, 0.0]] * 2, [0, UNKNOWN])
     fill(method.novel_queue, ROWS)
     fill(method.known_queue, ROWS, label=[0, 1, 0, 1])
-    found = method(batch, 0.5)
-    found.loss.backward()
-    assert found.loss.isfinite()
+    step = method(batch, 0.5)
+    step.loss.backward()
+    assert step.loss.isfinite()
     assert all(p.grad.isfinite().all() for p in method.parameters())
 
 
@@ -292,9 +292,9 @@ def test_what_does_not_count_is_neither_a_positive_nor_a_negative(other):
 def test_queries_join_the_queue_of_their_kind_after_the_step():
     """First views, not second ones, in the order of the batch."""
     method, batch = small("ncl").double().eval(), at(0)
-    found = method(batch, 0.5)
+    step = method(batch, 0.5)
     assert not method.known_queue.filled.any()
-    method.commit(found.memo, 0.5)
+    method.commit(step.memo, 0.5)
     query, known = F.normalize(method.online(batch.views[0])).detach(), batch.label != UNKNOWN
     for queue, rows in ((method.known_queue, known), (method.novel_queue, ~known)):
         count = int(rows.sum())
@@ -353,8 +353,8 @@ def test_hard_negatives_are_the_most_similar_mixtures_of_the_least_similar_keys(
         [usable(method.novel_queue, int(i)) for i in batch.index[images]],
     )
     mask = torch.tensor([[j in some for j in range(40)] for some in entries])
-    found = method.hard_negatives(query, mask)
-    for row, q, some in zip(found, query, entries):
+    negatives = method.hard_negatives(query, mask)
+    for row, q, some in zip(negatives, query, entries):
         keys = queue.keys[some]
         easy = keys[(keys @ q).argsort()[:4]]
         mixed = F.normalize(torch.cat([easy + 2 * known, 2 * easy + known] * 2) / 3)
@@ -369,14 +369,14 @@ def test_each_easy_key_is_mixed_with_a_known_one_of_its_own():
         queue.index.copy_(torch.arange(8))
     torch.manual_seed(SEED)
     query = torch.randn(1, 192, dtype=torch.float64)
-    found = method.hard_negatives(query.repeat(300, 1), torch.ones(300, 8, dtype=torch.bool))
+    negatives = method.hard_negatives(query.repeat(300, 1), torch.ones(300, 8, dtype=torch.bool))
     toward = query[0, :16].tolist()
     mixed = {
         round((share * toward[e] + (3 - share) * toward[8 + k]) / 5**0.5, 9): (share, e, k)
         for share, e, k in itertools.product((1, 2), range(8), range(8))
     }
     partners = torch.zeros(8, 8)
-    for row in found.tolist():
+    for row in negatives.tolist():
         drawn = [mixed[round(similarity, 9)] for similarity in row]
         once, twice = (sorted(d[1:] for d in drawn if d[0] == share) for share in (1, 2))
         assert once == twice
@@ -393,6 +393,6 @@ def test_uniform_shares_are_uniform():
         queue.keys.copy_(torch.eye(192)[first, None])
         queue.index.fill_(100)
     torch.manual_seed(SEED)
-    found = method.hard_negatives(torch.eye(192)[:1].double(), torch.tensor([[True]]))
-    ratio = found / (1 - found.square()).sqrt()
+    negatives = method.hard_negatives(torch.eye(192)[:1].double(), torch.tensor([[True]]))
+    ratio = negatives / (1 - negatives.square()).sqrt()
     assert kstest((ratio / (1 + ratio)).flatten(), "uniform").pvalue > 0.001

@@ -71,11 +71,11 @@ def test_neighbors_must_find_the_other_views_prediction(form):
     method, batch = nnclr(symmetric=form), at(0)
     run(method, "nnclr", until=3, batches=lambda _, step: at(step + 1))
     assert torch.isin(batch.index, method.support_set.index).any()
-    found = method.eval()(batch, 0.5).loss
+    loss = method.eval()(batch, 0.5).loss
     expected = restated(closest(method, batch), predictions(method, batch), form)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(
-        torch.autograd.grad(found, list(method.parameters())),
+        torch.autograd.grad(loss, list(method.parameters())),
         torch.autograd.grad(expected, list(method.parameters())),
     )
 
@@ -162,9 +162,9 @@ def test_a_neighbor_is_drawn_evenly_from_the_nearest_and_from_nowhere_else():
 def test_only_first_views_join_the_support_set_once_and_after_the_loss():
     method, batch = nnclr(symmetric="both"), at(0)
     before = method.support_set.keys.clone()
-    found = method(batch, 0.5)
+    step = method(batch, 0.5)
     assert torch.equal(method.support_set.keys, before)
-    method.commit(found.memo, 0.5)
+    method.commit(step.memo, 0.5)
     z1, _ = embeddings(method, batch)
     torch.testing.assert_close(method.support_set.keys[:BATCH], z1.detach())
     assert torch.equal(method.support_set.keys[BATCH:], before[BATCH:])

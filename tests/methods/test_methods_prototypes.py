@@ -129,8 +129,8 @@ def trained_swav(**options):
 
 def test_before_its_time_the_queue_is_of_no_use():
     method, batch = trained_swav().eval(), at(0)
-    found, (expected, _) = method(batch, 0.29).loss, swav_loss(method, batch)
-    torch.testing.assert_close(found, expected)
+    result, (expected, _) = method(batch, 0.29).loss, swav_loss(method, batch)
+    torch.testing.assert_close(result, expected)
 
 
 def test_the_queue_balances_codes_with_earlier_images_that_are_not_in_the_batch():
@@ -138,9 +138,9 @@ def test_the_queue_balances_codes_with_earlier_images_that_are_not_in_the_batch(
     method, batch = trained_swav().eval(), at(0)
     rows = earlier(method, batch)
     assert 0 < len(rows) < int(method.queue.filled.sum()) < 40
-    found, (expected, _) = method(batch, 0.3).loss, swav_loss(method, batch, rows)
-    torch.testing.assert_close(found, expected)
-    assert not torch.isclose(found, method(batch, 0.29).loss, rtol=1e-6)
+    result, (expected, _) = method(batch, 0.3).loss, swav_loss(method, batch, rows)
+    torch.testing.assert_close(result, expected)
+    assert not torch.isclose(result, method(batch, 0.29).loss, rtol=1e-6)
 
 
 def test_an_empty_queue_changes_nothing():
@@ -151,17 +151,17 @@ def test_an_empty_queue_changes_nothing():
 def test_gradients_reach_prototypes_and_views_and_no_code():
     method, batch = trained_swav(), at(0)
     rows = earlier(method, batch)
-    found, (expected, _) = method(batch, 0.5).loss, swav_loss(method, batch, rows)
+    result, (expected, _) = method(batch, 0.5).loss, swav_loss(method, batch, rows)
     parameters = [*method.online.parameters(), method.prototypes]
     torch.testing.assert_close(
-        torch.autograd.grad(found, parameters), torch.autograd.grad(expected, parameters)
+        torch.autograd.grad(result, parameters), torch.autograd.grad(expected, parameters)
     )
 
 
 def test_every_code_is_predicted_from_every_other_view():
     method, batch = convolutional("swav"), multi_crop(0)
-    found, (expected, _) = method(batch, 0.0).loss, swav_loss(method, batch)
-    torch.testing.assert_close(found, expected)
+    result, (expected, _) = method(batch, 0.0).loss, swav_loss(method, batch)
+    torch.testing.assert_close(result, expected)
 
 
 def test_prototypes_have_length_one_after_every_step():
@@ -186,9 +186,9 @@ def test_a_cross_entropy_is_never_below_the_entropy_of_its_codes():
 
 def test_the_queue_takes_both_large_views_side_by_side_after_the_step():
     method, batch = small("swav").double().eval(), at(0)
-    found = method(batch, 0.5)
+    step = method(batch, 0.5)
     assert not method.queue.filled.any()
-    method.commit(found.memo, 0.5)
+    method.commit(step.memo, 0.5)
     z1, z2 = through(method.online, batch.views)
     torch.testing.assert_close(method.queue.keys[:BATCH], torch.cat([z1, z2], dim=1).detach())
     assert method.queue.index[:BATCH].tolist() == batch.index.tolist()
@@ -219,11 +219,11 @@ def test_every_view_predicts_the_centered_and_sharpened_answer_to_each_other_lar
 ):
     """The target's temperature rises in a line over the first .3 of training."""
     method, batch = convolutional("dino"), multi_crop(0)
-    found, (expected, mean) = method(batch, progress), dino_loss(method, batch, temperature)
+    result, (expected, mean) = method(batch, progress), dino_loss(method, batch, temperature)
     assert method.sharpness(progress) == pytest.approx(temperature)
-    torch.testing.assert_close(found.loss, expected)
-    torch.testing.assert_close(found.memo, mean)
-    torch.testing.assert_close(gradients(found.loss, method), gradients(expected, method))
+    torch.testing.assert_close(result.loss, expected)
+    torch.testing.assert_close(result.memo, mean)
+    torch.testing.assert_close(gradients(result.loss, method), gradients(expected, method))
 
 
 def test_without_a_warmup_the_targets_temperature_is_its_last():

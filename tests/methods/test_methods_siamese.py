@@ -85,11 +85,11 @@ def byol_loss(method, batch):
 
 def test_byol_sums_the_squared_distances_of_both_directions():
     method, batch = scattered(small("byol").double()), at(0)
-    found, expected = method(batch, 0.5).loss, byol_loss(method, batch)
-    assert 0 < found < 8
-    torch.testing.assert_close(found, expected)
+    result, expected = method(batch, 0.5).loss, byol_loss(method, batch)
+    assert 0 < result < 8
+    torch.testing.assert_close(result, expected)
     trained = method.online, method.predictor
-    torch.testing.assert_close(gradients(found, *trained), gradients(expected, *trained))
+    torch.testing.assert_close(gradients(result, *trained), gradients(expected, *trained))
 
 
 def test_the_length_of_a_prediction_changes_nothing():
@@ -152,11 +152,11 @@ def simsiam_loss(method, batch):
 @pytest.mark.parametrize("predictor", [True, False])
 def test_simsiam_is_the_mean_negative_cosine_and_stops_the_gradient(predictor):
     method, batch = small("simsiam", predictor=predictor).double(), at(0)
-    found, expected = method(batch, 0.5).loss, simsiam_loss(method, batch)
-    assert -1 < found < 1
-    torch.testing.assert_close(found, expected)
+    result, expected = method(batch, 0.5).loss, simsiam_loss(method, batch)
+    assert -1 < result < 1
+    torch.testing.assert_close(result, expected)
     trained = method.online, method.predictor
-    torch.testing.assert_close(gradients(found, *trained), gradients(expected, *trained))
+    torch.testing.assert_close(gradients(result, *trained), gradients(expected, *trained))
 
 
 def test_without_a_predictor_stopping_the_gradient_halves_it_and_no_more():

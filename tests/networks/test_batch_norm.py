@@ -56,8 +56,8 @@ def grouped(groups, **options):
     return net
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+def close(result, expected):
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 
 # One process
@@ -158,10 +158,10 @@ def test_bfloat16_goes_in_and_comes_out_and_statistics_keep_float32():
     plain, net = network().float(), grouped(2).float()
     x = images()[0].float()
     with torch.autocast("cpu", torch.bfloat16):
-        found = net(x)
+        output = net(x)
         expected = torch.cat([plain(part) for part in x.chunk(2)])
-    assert found.dtype == expected.dtype == torch.bfloat16
-    assert torch.equal(found, expected)
+    assert output.dtype == expected.dtype == torch.bfloat16
+    assert torch.equal(output, expected)
     assert net[1].running_var.dtype == torch.float32
 
 
@@ -177,8 +177,8 @@ def test_networks_of_timm_keep_their_activations_and_names():
     assert list(net.state_dict()) == list(plain.state_dict())
     x = torch.randn(8, 3, 64, 64, dtype=torch.float64)
     with torch.no_grad():
-        found, expected = net.train()(x), torch.cat([plain.train()(part) for part in x.chunk(2)])
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        result, expected = net.train()(x), torch.cat([plain.train()(part) for part in x.chunk(2)])
+        torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9)
         plain.load_state_dict(net.state_dict())
         assert torch.equal(net.eval()(x), plain.eval()(x))
 

@@ -59,22 +59,22 @@ def gradients(method, batch):
 @every_method
 def test_chunks_train_as_the_whole_batch_with_as_many_groups_does(name):
     """Losses, weights, running statistics, momentum branches and memories, over some steps."""
-    found, expected = chunked(name).double(), grouped(name).double()
-    losses, _ = run(found, name, batches=doubled())
+    result, expected = chunked(name).double(), grouped(name).double()
+    losses, _ = run(result, name, batches=doubled())
     expected_losses, _ = run(expected, name, batches=doubled())
     assert losses == pytest.approx(expected_losses, rel=1e-10)
-    assert_same_state(found.state_dict(), expected.state_dict(), rtol=1e-9, atol=1e-10)
+    assert_same_state(result.state_dict(), expected.state_dict(), rtol=1e-9, atol=1e-10)
 
 
 @every_method
 def test_gradients_are_those_of_the_whole_batch(name):
     for dtype, close in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
         batch = batch_for(name, 0) if dtype == torch.float32 else as_double(batch_for(name, 0))
-        found, expected = (
+        result, expected = (
             torch.cat([x.flatten() for x in gradients(method.to(dtype), batch).values()])
             for method in (chunked(name), grouped(name))
         )
-        assert (found - expected).norm() <= close * expected.norm()
+        assert (result - expected).norm() <= close * expected.norm()
 
 
 @every_method
@@ -179,8 +179,8 @@ def test_views_of_two_sizes_are_in_chunks_of_one_size_each():
     views = [images(8), images(8) + 1, images(8, side=3)]
     large = in_pieces(plain, torch.cat(views[:2]), 4)
     expected = learned(plain, torch.cat([large, in_pieces(plain, views[2], 4)]))
-    found = learned(parts, torch.cat(run_by_size(parts, views)))
-    assert_same_state(found, expected, rtol=1e-5, atol=1e-6)
+    result = learned(parts, torch.cat(run_by_size(parts, views)))
+    assert_same_state(result, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_evaluation_knows_no_chunks():

@@ -54,9 +54,9 @@ def outcomes(loss, *inputs):
     return [value.detach(), *torch.autograd.grad(value, leaves)]
 
 
-def alike(found, expected, tolerance):
+def alike(result, expected, tolerance):
     """In value, and each gradient in length."""
-    for x, y in zip(found, expected, strict=True):
+    for x, y in zip(result, expected, strict=True):
         assert x.isfinite().all()
         assert (x - y).norm() <= tolerance * y.norm() + 1e-30
 
@@ -86,12 +86,12 @@ def same_image_mask(rows, keys, device="cpu"):
 def test_a_sum_over_a_dictionary_is_that_of_its_logits(device, dtype, tolerance, dim, t, keys):
     query, negatives = units(300, keys, dim=dim, device=device, dtype=dtype)  # several blocks
     for same in (None, same_image_mask(300, keys, device)):
-        found = outcomes(lambda q: fused.dictionary_logsumexp(q, negatives, t, same).sum(), query)  # noqa: B023
+        result = outcomes(lambda q: fused.dictionary_logsumexp(q, negatives, t, same).sum(), query)  # noqa: B023
         expected = outcomes(
             lambda q: masked_logsumexp(look_up(q, negatives, t), same).sum(),  # noqa: B023
             query,
         )
-        alike(found, expected, tolerance)
+        alike(result, expected, tolerance)
 
 
 @on_every_device
@@ -207,8 +207,8 @@ def test_what_does_not_learn_changes_nothing_for_what_does(learns):
         fused.strip_info_nce(*(x.requires_grad_() for x in inputs), 0.1), inputs[learns]
     )
     inputs = [x.detach().requires_grad_(i == learns) for i, x in enumerate(inputs)]
-    found = torch.autograd.grad(fused.strip_info_nce(*inputs, 0.1), inputs[learns])
-    assert torch.equal(*found, *expected)
+    result = torch.autograd.grad(fused.strip_info_nce(*inputs, 0.1), inputs[learns])
+    assert torch.equal(*result, *expected)
 
 
 def test_one_negative_is_enough():
@@ -216,8 +216,8 @@ def test_one_negative_is_enough():
     behind = query @ negative[0] - (query * key).sum(dim=1)
     expected = F.softplus(behind.double() / 0.1, threshold=1e9).mean()
     for learns in (False, True):
-        found = info_nce(query, key, negative.requires_grad_(learns), 0.1)
-        assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+        loss = info_nce(query, key, negative.requires_grad_(learns), 0.1)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 # Each view against all others, by blocks of a triangle

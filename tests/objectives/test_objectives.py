@@ -276,8 +276,8 @@ def test_a_gradient_in_single_precision_is_that_in_double(name):
         fast, _, inputs = FAMILY[name](seed)[name]
         single = [x.float() for x in inputs]
         exact = gradients(partial(squared, fast), [x.double() for x in single])
-        for found, expected in zip(gradients(partial(squared, fast), single), exact):
-            assert (found - expected).norm() <= 1e-4 * max(expected.norm(), 1)
+        for result, expected in zip(gradients(partial(squared, fast), single), exact):
+            assert (result - expected).norm() <= 1e-4 * max(expected.norm(), 1)
 
 
 @every_objective
@@ -316,9 +316,9 @@ def test_half_precision_inputs_are_computed_in_single_precision(name):
     rounded = [x.bfloat16() for x in inputs]
     expected = fast(*(x.float() for x in rounded))
     with torch.autocast("cpu", torch.bfloat16):
-        found = fast(*rounded)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, expected)
+        result = fast(*rounded)
+    assert result.dtype == torch.float32
+    assert torch.equal(result, expected)
 
 
 @every_objective

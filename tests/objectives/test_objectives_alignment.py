@@ -131,10 +131,10 @@ def test_the_gradient_of_alignment_is_two_over_the_length_times_what_the_target_
 @given(directions, directions)
 def test_alignment_is_two_more_than_twice_simsiam_and_stays_between_zero_and_four(p, z):
     p, z = ([(v + [0.0] * 9)[:9]] for v in (p, z))
-    found = byol(rows(*p), rows(*z))
-    agree(found, restated.byol(p, z), rtol=1e-12, atol=1e-14)
-    agree(found, 2 + 2 * restated.simsiam(p, z), rtol=1e-12, atol=1e-14)
-    assert -1e-14 <= found <= 4 + 1e-14
+    loss = byol(rows(*p), rows(*z))
+    agree(loss, restated.byol(p, z), rtol=1e-12, atol=1e-14)
+    agree(loss, 2 + 2 * restated.simsiam(p, z), rtol=1e-12, atol=1e-14)
+    assert -1e-14 <= loss <= 4 + 1e-14
 
 
 def test_the_sum_of_byol_is_four_and_four_times_simsiam():
@@ -167,9 +167,9 @@ def test_alignment_is_the_proximal_term_up_to_its_weight():
     """
     v, old = vectors(4, 6), vectors(4, 6, seed=1)
     agree(alignment(rows((1, 0)), rows((0, 1))), 2.0, rtol=1e-15)
-    (found,) = gradients(lambda v: alignment(unit(v), old), [v])
+    (result,) = gradients(lambda v: alignment(unit(v), old), [v])
     (expected,) = gradients(lambda v: (unit(v) - old).square().sum(dim=1).mean(), [v])
-    agree(found, expected, rtol=1e-12, atol=1e-15)
+    agree(result, expected, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -242,8 +242,8 @@ def test_vicreg_is_the_sum_of_its_three_terms_by_their_weights():
         vicreg(a, b, **dict(invariance=0.0, variance=0.0, covariance=0.0) | {name: 1.0})
         for name in ("invariance", "variance", "covariance")
     ]
-    found = vicreg(a, b, invariance=25.0, variance=24.0, covariance=3.0)
-    agree(found, 25 * one[0] + 24 * one[1] + 3 * one[2], rtol=1e-12)
+    loss = vicreg(a, b, invariance=25.0, variance=24.0, covariance=3.0)
+    agree(loss, 25 * one[0] + 24 * one[1] + 3 * one[2], rtol=1e-12)
     assert min(one) > 1e-3
 
 

@@ -66,8 +66,8 @@ def supervised(query, key, queue, t, label, labels):
     ],
 )
 def test_the_neighborhood_of_the_small_case_is_the_golden_value(rows_of, t, official, expected):
-    found = neighborhood(QUERY[rows_of], KEY[rows_of], QUEUE, t, 2, official=official)
-    agree(found, expected, rtol=0, atol=2e-7)  # they are known to single precision
+    result = neighborhood(QUERY[rows_of], KEY[rows_of], QUEUE, t, 2, official=official)
+    agree(result, expected, rtol=0, atol=2e-7)  # they are known to single precision
 
 
 @pytest.mark.parametrize(("size", "expected"), [(9, 2.302585093), (99, math.log(100))])
@@ -80,8 +80,8 @@ def test_the_toy_of_an_orthonormal_queue_has_the_golden_values():
     """log(2 e^2 + 5) - 2 with all weight on the own key; a third of it on each of three without."""
     q, queue = torch.eye(4).double()[:1], torch.eye(4).double()[[0, 1, 2, 3, 1, 2]]
     agree(neighborhood(q, q, queue, 0.5, 1, own_weight=1.0), 0.9845758, rtol=1e-7)
-    found = supervised(q, q, queue, 0.5, torch.tensor([3]), torch.tensor([3, 3, 0, 1, 2, -1]))
-    agree(found, 1.651242, rtol=1e-6)
+    loss = supervised(q, q, queue, 0.5, torch.tensor([3]), torch.tensor([3, 3, 0, 1, 2, -1]))
+    agree(loss, 1.651242, rtol=1e-6)
 
 
 def test_the_supervised_small_case_is_the_golden_value():
@@ -110,8 +110,8 @@ def test_official_targets_lose_a_neighbors_weight_where_the_own_key_is_among_the
 @pytest.mark.parametrize("seed", range(20))
 def test_official_targets_are_those_of_the_authors_code(seed):
     logits, k = vectors(5, 12, seed), 1 + seed % 11
-    found = targets(logits, own_weight=0.25, num_neighbors=k, own_competes=True)
-    agree(found, [restated.official_targets(row, 0.25, k) for row in logits.tolist()], rtol=1e-12)
+    target = targets(logits, own_weight=0.25, num_neighbors=k, own_competes=True)
+    agree(target, [restated.official_targets(row, 0.25, k) for row in logits.tolist()], rtol=1e-12)
 
 
 @given(st.integers(0, 9), st.integers(1, 12), st.floats(0, 1, width=32))
@@ -121,10 +121,10 @@ def test_targets_are_the_weight_and_even_shares_of_the_rest_on_what_may_be_a_nei
     logits = vectors(4, 10, seed)
     usable = torch.rand(4, 9, generator=torch.Generator().manual_seed(seed)) < 0.5
     usable[0] = False
-    found = targets(logits, usable, own_weight=own, num_neighbors=k)
-    assert torch.equal(found[0], rows((1, *[0] * 9))[0])  # no neighbor: all on the own key
-    agree(found.sum(dim=1), [1.0] * 4, rtol=1e-12)
-    for row, may, found_row in zip(logits.tolist(), usable.tolist(), found.tolist()):
+    target = targets(logits, usable, own_weight=own, num_neighbors=k)
+    assert torch.equal(target[0], rows((1, *[0] * 9))[0])  # no neighbor: all on the own key
+    agree(target.sum(dim=1), [1.0] * 4, rtol=1e-12)
+    for row, may, found_row in zip(logits.tolist(), usable.tolist(), target.tolist()):
         best = sorted((j + 1 for j in range(9) if may[j]), key=lambda j: -row[j])[:k]
         shared = [(1 - own) / len(best) if j in best else 0.0 for j in range(1, 10)]
         assert found_row[1:] == pytest.approx(shared, abs=1e-15)
@@ -144,8 +144,8 @@ def test_of_equally_near_neighbors_any_will_do(seed):
         restated.neighborhood_loss(own, others, 0.25, k)
         for own, *others in look_up(query, queue, 0.2, own=key).tolist()
     ]
-    found = neighborhood(query, key, queue, 0.2, k, own_weight=0.25)
-    agree(found, restated.mean(expected), rtol=1e-12)
+    result = neighborhood(query, key, queue, 0.2, k, own_weight=0.25)
+    agree(result, restated.mean(expected), rtol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -153,8 +153,8 @@ def test_all_weight_on_the_own_key_is_info_nce(seed):
     query, key, queue = vectors(4, 6, seed), vectors(4, 6, seed + 100), vectors(9, 6, seed + 200)
     expected = info_nce(query, key, queue, 0.1)
     for official in (False, True):
-        found = neighborhood(query, key, queue, 0.1, 3, own_weight=1.0, official=official)
-        agree(found, expected, rtol=1e-12)
+        result = neighborhood(query, key, queue, 0.1, 3, own_weight=1.0, official=official)
+        agree(result, expected, rtol=1e-12)
     ignore_progress = supervised(query, key, queue, 0.1, torch.arange(4), torch.full((9,), -1))
     agree(ignore_progress, expected, rtol=1e-12)
 
@@ -267,13 +267,13 @@ def test_pairs_of_equal_features_are_all_closest_unless_none_is(value):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_closest_pairs_do_not_depend_on_lengths_directions_or_order(seed):
     features, rate = vectors(12, 6, seed), 0.25
-    found = closest(features, rate)
+    neighbors = closest(features, rate)
     rotation = torch.linalg.qr(vectors(6, 6, seed + 100)).Q
-    assert torch.equal(closest(features @ rotation, rate), found)
+    assert torch.equal(closest(features @ rotation, rate), neighbors)
     lengths = 1.5 ** torch.arange(12)[:, None]
-    assert torch.equal(closest(lengths * features, rate), found)
+    assert torch.equal(closest(lengths * features, rate), neighbors)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(closest(features[order], rate), found[order][:, order])
+    assert torch.equal(closest(features[order], rate), neighbors[order][:, order])
 
 
 P, Q = rows((0.9, 0.1), (0.2, 0.8)), rows((0.7, 0.3), (0.4, 0.6))
@@ -383,8 +383,8 @@ def test_hard_negatives_are_the_hardest_of_all_mixtures_built_one_by_one(seed, u
     everything = lists([*keys, easy, drawn, mix.expand(4, 2, 3, -1)])
     for num_hard in (0, 1, 5, 12, 100):
         expected = restated.mixed_negatives(*everything, num_hard)
-        found = mixed_negatives(*keys, easy, drawn, mix, num_hard)
-        agree(found, expected, rtol=1e-12, atol=1e-13)
+        negatives = mixed_negatives(*keys, easy, drawn, mix, num_hard)
+        agree(negatives, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -186,14 +186,14 @@ def test_the_gradient_of_a_query_is_the_softmax_mean_of_the_keys_less_its_own(se
     """With p the softmax over key and negatives: (sum_j p_j k_j - k+) / (temperature batch)."""
     query, key, negatives, t = vectors(7, 9, seed), vectors(7, 9, 100), vectors(20, 9, 200), 0.1
     gradient, *_ = gradients(lambda *x: info_nce(*x, t), [query, key, negatives])
-    for q, own, found in zip(query.tolist(), key.tolist(), gradient):
+    for q, own, result in zip(query.tolist(), key.tolist(), gradient):
         keys = [own, *negatives.tolist()]
         weights = [math.exp(dot(q, k) / t) for k in keys]
         expected = [
             (dot(weights, column) / math.fsum(weights) - own[d]) / (t * len(query))
             for d, column in enumerate(zip(*keys))
         ]
-        agree(found, expected, rtol=1e-10, atol=1e-12)
+        agree(result, expected, rtol=1e-10, atol=1e-12)
 
 
 @every_objective
@@ -227,11 +227,11 @@ def test_the_order_of_negatives_changes_nothing(seed):
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(20, generator=generator)
     same = torch.rand(5, 20, generator=generator) < 0.2
-    found = info_nce(query, key, negatives[order], 0.1, same[:, order])
-    agree(found, info_nce(query, key, negatives, 0.1, same), rtol=1e-12)
+    loss = info_nce(query, key, negatives[order], 0.1, same[:, order])
+    agree(loss, info_nce(query, key, negatives, 0.1, same), rtol=1e-12)
     constant = torch.tensor(300.0)
-    found = nce(query, key, negatives[order], 0.1, constant, 100)
-    agree(found, nce(query, key, negatives, 0.1, constant, 100), rtol=1e-12)
+    loss = nce(query, key, negatives[order], 0.1, constant, 100)
+    agree(loss, nce(query, key, negatives, 0.1, constant, 100), rtol=1e-12)
 
 
 @every_objective

@@ -161,8 +161,8 @@ def test_prototypes_come_to_equal_mass_in_the_limit_and_not_before(seed):
 
 @given(st.lists(st.floats(-50, 50), min_size=4, max_size=4), st.integers(1, 6))
 def test_a_constant_of_a_prototype_changes_no_code_after_any_iteration(constants, count):
-    found = sinkhorn(scores(6, 4) + rows(constants), 0.05, count)
-    agree(found, sinkhorn(scores(6, 4), 0.05, count), rtol=1e-9, atol=1e-12)
+    codes = sinkhorn(scores(6, 4) + rows(constants), 0.05, count)
+    agree(codes, sinkhorn(scores(6, 4), 0.05, count), rtol=1e-9, atol=1e-12)
 
 
 def test_a_constant_of_an_image_changes_codes_until_they_converge():
@@ -180,8 +180,8 @@ def test_a_constant_of_an_image_changes_codes_until_they_converge():
 @pytest.mark.parametrize("seed", range(5))
 def test_the_order_of_images_and_prototypes_is_that_of_their_codes(seed):
     images, prototypes = torch.arange(7).flip(0), torch.tensor([2, 0, 1, 4, 3])
-    found = sinkhorn(scores(7, 5, seed)[images][:, prototypes], 0.05, 3)
-    agree(found, sinkhorn(scores(7, 5, seed), 0.05, 3)[images][:, prototypes], rtol=1e-11)
+    codes = sinkhorn(scores(7, 5, seed)[images][:, prototypes], 0.05, 3)
+    agree(codes, sinkhorn(scores(7, 5, seed), 0.05, 3)[images][:, prototypes], rtol=1e-11)
 
 
 @pytest.mark.parametrize("seed", range(5))

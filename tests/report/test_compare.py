@@ -59,19 +59,19 @@ def discovery(path, value, novel=3):
     return path
 
 
-def of(found, name):
-    return next(each for each in found.to_dict()["measures"] if each["name"] == name)
+def of(result, name):
+    return next(each for each in result.to_dict()["measures"] if each["name"] == name)
 
 
 def test_only_settings_that_differ_are_shown_and_seeds_always(tmp_path):
-    found = compare(
+    comparison = compare(
         [training(tmp_path / "a", lr=0.1), training(tmp_path / "b", lr=0.2, method="byol")]
     )
-    assert found.to_dict()["settings"] == {
+    assert comparison.to_dict()["settings"] == {
         "method": ["simclr", "byol"], "lr": ["0.1", "0.2"], "seed": ["0", "0"],
     }  # fmt: skip
-    assert found.notes == ()
-    assert found.names == ["a", "b"]
+    assert comparison.notes == ()
+    assert comparison.names == ["a", "b"]
 
 
 def test_settings_are_shown_short_and_kept_whole(tmp_path):
@@ -80,9 +80,9 @@ def test_settings_are_shown_short_and_kept_whole(tmp_path):
         training(tmp_path / method[-4:], lr=lr, method=method)
         for lr, method in zip(rates, methods)
     ]
-    found = compare(runs)
-    assert found.to_dict()["settings"]["lr"] == [str(rate) for rate in rates]
-    cells = {line.split()[0]: line.split()[1:] for line in found.lines()}
+    comparison = compare(runs)
+    assert comparison.to_dict()["settings"]["lr"] == [str(rate) for rate in rates]
+    cells = {line.split()[0]: line.split()[1:] for line in comparison.lines()}
     assert cells["lr"] == ["0.0685714", "1e-05"]
     assert cells["method"] == ["own.py:Mine", "moco"]
 
@@ -93,18 +93,18 @@ def test_settings_are_shown_short_and_kept_whole(tmp_path):
 )
 def test_the_best_is_marked_where_the_next_lies_outside_its_interval(tmp_path, values, best):
     runs = [training(tmp_path / str(n), value) for n, value in enumerate(values)]
-    found = compare(runs)
-    assert of(found, "kNN top-1")["best"] == best
-    assert of(found, "mean cosine")["best"] is None  # it has no interval
-    marked = [line for line in found.lines() if "*" in line]
+    comparison = compare(runs)
+    assert of(comparison, "kNN top-1")["best"] == best
+    assert of(comparison, "mean cosine")["best"] is None  # it has no interval
+    marked = [line for line in comparison.lines() if "*" in line]
     assert len(marked) == (best is not None)
 
 
 def test_numbers_that_were_found_in_other_ways_have_no_best_and_a_note(tmp_path):
     runs = [training(tmp_path / "a", 0.9), training(tmp_path / "b", 0.5, how="kNN, k 5")]
-    found = compare(runs)
-    assert of(found, "kNN top-1")["best"] is None
-    assert found.notes == ("Different protocols, so no best is marked: kNN top-1.",)
+    comparison = compare(runs)
+    assert of(comparison, "kNN top-1")["best"] is None
+    assert comparison.notes == ("Different protocols, so no best is marked: kNN top-1.",)
 
 
 @pytest.mark.parametrize(
@@ -112,18 +112,18 @@ def test_numbers_that_were_found_in_other_ways_have_no_best_and_a_note(tmp_path)
 )
 def test_runs_on_other_images_or_other_parts_are_compared_with_a_note(tmp_path, fingerprint, said):
     runs = [training(tmp_path / "a"), training(tmp_path / "b", 0.1, fingerprint=fingerprint)]
-    found = compare(runs, output=tmp_path / "compare.html")
-    assert of(found, "kNN top-1")["best"] == (0 if fingerprint == "aa-cc" else None)
-    assert said in " ".join(found.notes)
-    assert said in " ".join(found.lines())
+    comparison = compare(runs, output=tmp_path / "compare.html")
+    assert of(comparison, "kNN top-1")["best"] == (0 if fingerprint == "aa-cc" else None)
+    assert said in " ".join(comparison.notes)
+    assert said in " ".join(comparison.lines())
     assert said in (tmp_path / "compare.html").read_text()
 
 
 def test_discoveries_are_compared_with_their_baselines(tmp_path):
-    found = compare([discovery(tmp_path / "a", 0.7, 3), discovery(tmp_path / "b", 0.9, 4)])
-    assert of(found, "accuracy")["best"] == 1
-    assert of(found, "k-means: accuracy")["best"] == 1
-    assert found.settings["novel"] == ("3", "4")
+    comparison = compare([discovery(tmp_path / "a", 0.7, 3), discovery(tmp_path / "b", 0.9, 4)])
+    assert of(comparison, "accuracy")["best"] == 1
+    assert of(comparison, "k-means: accuracy")["best"] == 1
+    assert comparison.settings["novel"] == ("3", "4")
 
 
 def test_what_does_not_compare_is_refused_in_one_line(tmp_path):
@@ -169,9 +169,9 @@ LOG = """2026-01-01 10:00:00 nearkin 0.1.0 | cpu | seed 0 | writing /runs/a
 def test_the_time_is_that_of_a_run_made_in_one_go(tmp_path, log, time):
     runs = [training(tmp_path / "a"), training(tmp_path / "b")]
     RunFolder(runs[0]).log.write_text(log)
-    found = compare(runs)
-    assert [run.time for run in found.runs] == [time, ""]
-    assert any(line.startswith("time") for line in found.lines()) == bool(time)
+    comparison = compare(runs)
+    assert [run.time for run in comparison.runs] == [time, ""]
+    assert any(line.startswith("time") for line in comparison.lines()) == bool(time)
 
 
 def test_the_page_has_the_tables_and_the_curves_and_names_only_as_text(tmp_path):

@@ -87,8 +87,8 @@ class Page:
 
     def __init__(self, process, url):
         self.process = process
-        found = re.fullmatch(r"open (http://127\.0\.0\.1:(\d+))(/\?token=[0-9a-f]{32})", url)
-        self.origin, self.port, self.start = found[1], int(found[2]), found[3]
+        match = re.fullmatch(r"open (http://127\.0\.0\.1:(\d+))(/\?token=[0-9a-f]{32})", url)
+        self.origin, self.port, self.start = match[1], int(match[2]), match[3]
         self.cookie = ""
         answer, _ = self._ask("GET", self.start)
         assert answer.status == 303
@@ -185,12 +185,12 @@ def test_images_are_shown_upright_and_no_larger_than_a_screen(page):
 
 
 def test_a_image_is_most_similar_to_itself_and_its_copy(page, data):
-    found = page.post("/search", (data / "03.png").read_bytes())
-    names = [near["name"] for near in found["neighbors"]]
+    response = page.post("/search", (data / "03.png").read_bytes())
+    names = [near["name"] for near in response["neighbors"]]
     assert set(names[:2]) == {"03.png", HOSTILE}
     assert len(names) == 14
-    assert np.isfinite(found["xy"]).all()
-    itself = found["neighbors"][names.index("03.png")]
+    assert np.isfinite(response["xy"]).all()
+    itself = response["neighbors"][names.index("03.png")]
     assert itself == {
         "number": 4,
         "name": "03.png",
@@ -198,7 +198,7 @@ def test_a_image_is_most_similar_to_itself_and_its_copy(page, data):
         "similarity": itself["similarity"],
     }
     assert itself["similarity"] == pytest.approx(1, abs=1e-5)
-    assert found["neighbors"][names.index(HOSTILE)]["label"] == ""
+    assert response["neighbors"][names.index(HOSTILE)]["label"] == ""
 
 
 @pytest.mark.parametrize(
@@ -305,9 +305,9 @@ def test_a_browser_may_do_on_the_page_all_that_the_page_needs(browser, page, dat
 def refused(capsys, *arguments):
     capsys.readouterr()
     code = main(["explore", *map(str, arguments)])
-    said = capsys.readouterr()
-    (line,) = said.err.splitlines()
-    assert said.out == ""
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert printed.out == ""
     return code, line
 
 

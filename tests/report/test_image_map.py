@@ -121,8 +121,8 @@ def test_a_image_without_a_direction_is_no_trouble(mapped):
 
 def test_a_image_of_the_map_is_placed_on_itself(mapped):
     features, _, places = mapped
-    found = place(features[::7] * 2, features, places)
-    np.testing.assert_allclose(found, places[::7], atol=1e-3 * np.abs(places).max())
+    placed = place(features[::7] * 2, features, places)
+    np.testing.assert_allclose(placed, places[::7], atol=1e-3 * np.abs(places).max())
 
 
 def test_new_images_lie_among_their_like_and_the_map_does_not_move(mapped):
@@ -130,20 +130,20 @@ def test_new_images_lie_among_their_like_and_the_map_does_not_move(mapped):
     new, own = blobs(seed=0)
     new += 0.1 * np.random.default_rng(8).normal(size=new.shape).astype(np.float32)
     before = places.copy()
-    found = place(new, features, places)
+    placed = place(new, features, places)
     np.testing.assert_array_equal(places, before)
-    assert (group[distances(found, places).argmin(axis=1)] == own).mean() > 0.98
-    np.testing.assert_allclose(place(new[3:4], features, places), found[3:4], atol=1e-6)
+    assert (group[distances(placed, places).argmin(axis=1)] == own).mean() > 0.98
+    np.testing.assert_allclose(place(new[3:4], features, places), placed[3:4], atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_new_images_have_places_on_maps_of_a_few(count):
     features, _ = blobs()
     places = tsne(features[:count])
-    found = place(features, features[:count], places)
-    assert found.shape == (120, 2)
-    assert found.min(axis=0) == pytest.approx(places.min(axis=0), abs=1e-3) or count > 1
-    assert (found.max(axis=0) <= places.max(axis=0) + 1e-9).all()
+    placed = place(features, features[:count], places)
+    assert placed.shape == (120, 2)
+    assert placed.min(axis=0) == pytest.approx(places.min(axis=0), abs=1e-3) or count > 1
+    assert (placed.max(axis=0) <= places.max(axis=0) + 1e-9).all()
 
 
 def test_nothing_is_printed(mapped, capfd):

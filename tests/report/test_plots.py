@@ -52,8 +52,8 @@ def pixels_of(path):
 
 def amount(pixels, color):
     """How many pixels have this color."""
-    wanted = [int(color[place : place + 2], 16) for place in (1, 3, 5)]
-    return int((pixels == wanted).all(axis=2).sum())
+    expected = [int(color[place : place + 2], 16) for place in (1, 3, 5)]
+    return int((pixels == expected).all(axis=2).sum())
 
 
 def has_color(pixels, color):
@@ -235,10 +235,10 @@ def test_cells_are_shaded_by_their_share_of_the_true_class(tmp_path):
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_shortened_name_is_short_and_can_be_seen(name):
-    found = shortened(name, 20)
-    assert len(found) <= 20
-    assert found.isprintable()
-    assert shortened(found, 20) == found
+    text = shortened(name, 20)
+    assert len(text) <= 20
+    assert text.isprintable()
+    assert shortened(text, 20) == text
 
 
 def test_captions_stand_below_their_images_and_never_run_into_the_next(tmp_path):
@@ -317,13 +317,13 @@ def test_held_out_images_stand_beside_their_nearest_training_images(tmp_path):
     images = digits([*range(20), 100, 101])
     vectors = np.eye(20, dtype=np.float32)
     similar = (vectors[[4, 9]] + 0.5 * vectors[[7, 3]]) / np.float32(1.25**0.5)
-    found = Embeddings(
+    embeddings = Embeddings(
         np.concatenate([vectors, similar.astype(np.float32)]),
         np.full(22, -1),
         rows=np.arange(22),
         splits=np.array(["train"] * 20 + ["test"] * 2),
     )
-    tiles = tiles_of(neighbor_sheet(found, images, tmp_path / "n.png"), 9, 1)
+    tiles = tiles_of(neighbor_sheet(embeddings, images, tmp_path / "n.png"), 9, 1)
     assert tiles.shape[:2] == (2, 9)
     for line, rows in zip(tiles, [(20, 4, 7), (21, 9, 3)], strict=True):
         for tile, row in zip(line, rows):
@@ -394,10 +394,10 @@ def test_a_discovery_leaves_its_plots_by_names_that_the_folder_knows(tmp_path):
 
 def test_a_discovery_without_new_classes_and_without_a_map_leaves_what_there_is(tmp_path):
     images, folder = digits(range(20)), RunFolder(tmp_path)
-    found = DiscoveryReport(
+    report = DiscoveryReport(
         run=RunInfo("digits"), mode="gcd", known=(), num_labeled=1, num_unlabeled=2, novel=(),
         num_novel_source="given", score_meaning="",
     )  # fmt: skip
-    write_figures(folder, found, None, images)
+    write_figures(folder, report, None, images)
     assert list(folder.plots.iterdir()) == []
     assert json.dumps(PLOTS) == json.dumps(sorted(PLOTS))

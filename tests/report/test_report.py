@@ -30,12 +30,14 @@ EACH = 16
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """The first digits of each class, in a file."""
-    found = load_digits()
-    rows = np.concatenate([np.flatnonzero(found.target == number)[:EACH] for number in range(10)])
+    dataset = load_digits()
+    rows = np.concatenate(
+        [np.flatnonzero(dataset.target == number)[:EACH] for number in range(10)]
+    )
     rows = np.random.default_rng(0).permutation(rows)
-    pixels = np.rint(found.images[rows] * (255 / 16)).astype(np.uint8)
+    pixels = np.rint(dataset.images[rows] * (255 / 16)).astype(np.uint8)
     path = tmp_path_factory.mktemp("data") / "digits.npz"
-    np.savez(path, x=pixels, y=found.target[rows])
+    np.savez(path, x=pixels, y=dataset.target[rows])
     return path
 
 
@@ -85,11 +87,11 @@ def test_the_page_says_what_was_measured_and_what_repeats_it(trained, data):
 
 def test_the_map_holds_every_image_with_its_nearest_ones(trained):
     images = images_of(trained)
-    found = read_embeddings(trained.embeddings, images)
-    shown = image_map(trained, found, images)
+    embeddings = read_embeddings(trained.embeddings, images)
+    shown = image_map(trained, embeddings, images)
     assert shown.total == len(shown.names) == 10 * EACH
     assert shown.names == tuple(images.names)
-    cosine = found.vectors.astype(np.float64) @ found.vectors.T.astype(np.float64)
+    cosine = embeddings.vectors.astype(np.float64) @ embeddings.vectors.T.astype(np.float64)
     np.fill_diagonal(cosine, -np.inf)
     best = -np.sort(-cosine, axis=1)[:, : shown.neighbors.shape[1]]
     np.testing.assert_allclose(np.take_along_axis(cosine, shown.neighbors, 1), best, atol=1e-6)
@@ -104,10 +106,10 @@ def test_the_map_holds_every_image_with_its_nearest_ones(trained):
 
 
 def test_votes_are_the_answers_behind_the_knn_accuracy(trained):
-    found = read_embeddings(trained.embeddings, images_of(trained))
-    answers = knn_classes(found)
+    embeddings = read_embeddings(trained.embeddings, images_of(trained))
+    answers = knn_classes(embeddings)
     asked = answers != ""
-    right = float((answers[asked] == found.class_names[asked]).mean())
+    right = float((answers[asked] == embeddings.class_names[asked]).mean())
     measured = trained.read_summary()["measures"]["encoder"]["kNN top-1"]["value"]
     assert right == pytest.approx(measured, abs=1e-12)
 

@@ -349,9 +349,9 @@ PATHS = [
 def test_images_are_had_by_number_only(server, site, path):
     """S16."""
     for kind in ("image", "thumbnail"):
-        found = ask(server, f"/{kind}/{path}")
-        assert found[0] == (400 if {" ", "\t", "\x0b"} & set(path) else 404)
-        assert b"RIFF" not in found[2]
+        response = ask(server, f"/{kind}/{path}")
+        assert response[0] == (400 if {" ", "\t", "\x0b"} & set(path) else 404)
+        assert b"RIFF" not in response[2]
     asked = {number for _, number in site.asked}
     assert asked <= {PICTURES, 999_999_999}
 

@@ -103,8 +103,8 @@ def measured(run, parts):
     """What is measured of the run, and the table; with the random state before and after."""
     before = torch.random.get_rng_state()
     config, _ = RunFolder(run).settings()
-    found = evaluate_split(load(run), parts, config, network=None, device=CPU)
-    return *found, before, torch.random.get_rng_state()
+    measures = evaluate_split(load(run), parts, config, network=None, device=CPU)
+    return *measures, before, torch.random.get_rng_state()
 
 
 BAD = ["cat/003.png", "dog/002.png"]
@@ -114,13 +114,13 @@ BAD = ["cat/003.png", "dog/002.png"]
 
 
 def test_images_that_cannot_be_read_have_no_features_and_are_named(run, images):
-    found = embed(run, images, workers=0)
-    assert list(found.bad) == BAD
-    assert all(found.bad.values())
-    assert len(found.paths) == len(found.vectors) == len(found.labels) == 18
-    assert not set(BAD) & set(found.paths)
+    embeddings = embed(run, images, workers=0)
+    assert list(embeddings.bad) == BAD
+    assert all(embeddings.bad.values())
+    assert len(embeddings.paths) == len(embeddings.vectors) == len(embeddings.labels) == 18
+    assert not set(BAD) & set(embeddings.paths)
     good = load(run).transform(Image.open(images / "dog" / "003.png"))[None]
-    row = found.vectors[list(found.paths).index("dog/003.png")]
+    row = embeddings.vectors[list(embeddings.paths).index("dog/003.png")]
     expected = nn.functional.normalize(load(run)(good))[0].detach().numpy()
     np.testing.assert_allclose(row, expected, atol=1e-5)
 

@@ -487,10 +487,10 @@ def killed_in_the_middle(folder):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         met += any(tables.PARTIAL in name for name in names(folder))
-        found = load(folder, *run)
+        result = load(folder, *run)
         content = run[0].state_dict()["queue.keys"]
-        expected = torch.full_like(content, found.step)
-        sound.append(not found.damaged and torch.equal(content, expected))
+        expected = torch.full_like(content, result.step)
+        sound.append(not result.damaged and torch.equal(content, expected))
     return [met, sound]
 
 

@@ -61,10 +61,10 @@ def test_a_checkpoint_is_written_once_a_minute(made):
 
 def test_checkpoints_that_take_long_take_a_fiftieth_of_the_time(made):
     made[2][0] = 6.0
-    found = steps_saved(made, 1300)
-    assert found[0] == 66  # how long one takes is not known before
-    assert np.diff(found).tolist() == [306] * (len(found) - 1)
-    assert len(found) > 3
+    steps = steps_saved(made, 1300)
+    assert steps[0] == 66  # how long one takes is not known before
+    assert np.diff(steps).tolist() == [306] * (len(steps) - 1)
+    assert len(steps) > 3
 
 
 def test_whoever_asks_gets_one_at_once(made):

@@ -39,13 +39,13 @@ for name, (device, graphs) in itertools.product(names, ways):
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles with a C++ compiler")
 def test_compiled_methods_train_as_others_do():
     """In a process of its own, without the type checks of tests, which would be compiled too."""
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", TRAINED],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
     )
-    assert found.returncode == 0, found.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_neither_processors_nor_short_trainings_compile_by_themselves():

@@ -230,12 +230,12 @@ def test_too_little_memory_is_one_line_with_advice(images, tmp_path):
 @pytest.mark.slow
 def test_steps_leave_nothing_behind():
     command = [sys.executable, "-W", "error", str(SOAK), "800"]
-    found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    assert found["steps"] == 800
-    assert found["files"] <= 2
-    assert found["threads"] <= 2
+    answer = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert answer["steps"] == 800
+    assert answer["files"] <= 2
+    assert answer["threads"] <= 2
     # `make faults` takes 50,000 steps; so few cannot tell a small leak from a warm-up.
-    assert found["mb_per_1000_steps"] < 20
+    assert answer["mb_per_1000_steps"] < 20
 
 
 # What may change when a run is resumed

@@ -31,33 +31,33 @@ def normal(n, d, scale=None, shift=0.0):
 
 
 def test_vectors_in_all_directions_are_healthy():
-    found = health(normal(2000, 32))
-    assert found["directions"] == 32
-    assert found["effective_rank"] == pytest.approx(32, rel=0.05)
-    assert found["feature_std"] == pytest.approx(1, rel=0.01)
-    assert found["mean_cosine"] == pytest.approx(0, abs=0.01)
-    assert not violations(found, BYOL)
-    assert verdict(found, BYOL).startswith("healthy: the embeddings use 32 of 32 directions")
+    measures = health(normal(2000, 32))
+    assert measures["directions"] == 32
+    assert measures["effective_rank"] == pytest.approx(32, rel=0.05)
+    assert measures["feature_std"] == pytest.approx(1, rel=0.01)
+    assert measures["mean_cosine"] == pytest.approx(0, abs=0.01)
+    assert not violations(measures, BYOL)
+    assert verdict(measures, BYOL).startswith("healthy: the embeddings use 32 of 32 directions")
 
 
 def test_vectors_in_few_directions_have_collapsed_though_they_vary():
-    found = health(normal(500, 3) @ torch.linalg.qr(normal(64, 3))[0].T)
-    assert found["effective_rank"] == pytest.approx(3, rel=0.1)
-    assert verdict(found, BYOL).startswith("collapsed: the embeddings use 3 of 64 directions")
-    assert "effective rank below 5; try a lower learning rate" in verdict(found, BYOL)
+    measures = health(normal(500, 3) @ torch.linalg.qr(normal(64, 3))[0].T)
+    assert measures["effective_rank"] == pytest.approx(3, rel=0.1)
+    assert verdict(measures, BYOL).startswith("collapsed: the embeddings use 3 of 64 directions")
+    assert "effective rank below 5; try a lower learning rate" in verdict(measures, BYOL)
 
 
 def test_vectors_around_one_point_have_collapsed_though_they_differ_in_all_directions():
-    found = health(normal(500, 32, shift=2.0))
-    assert found["effective_rank"] > 0.5 * found["directions"]
-    assert found["mean_cosine"] == pytest.approx(4 / 5, rel=0.02)
-    assert violations(found, BYOL)
+    measures = health(normal(500, 32, shift=2.0))
+    assert measures["effective_rank"] > 0.5 * measures["directions"]
+    assert measures["mean_cosine"] == pytest.approx(4 / 5, rel=0.02)
+    assert violations(measures, BYOL)
 
 
 def test_equal_vectors_have_collapsed():
-    found = health(torch.ones(16, 8))
-    assert found["feature_std"] == pytest.approx(0, abs=1e-6)
-    assert violations(found, BYOL)
+    measures = health(torch.ones(16, 8))
+    assert measures["feature_std"] == pytest.approx(0, abs=1e-6)
+    assert violations(measures, BYOL)
 
 
 @pytest.mark.parametrize(

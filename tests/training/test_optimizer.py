@@ -114,9 +114,9 @@ def one_step(weights, gradient, **options):
     return parameter.detach()
 
 
-def assert_equal(found, expected, atol=0.0):
+def assert_equal(result, expected, atol=0.0):
     torch.testing.assert_close(
-        found, torch.tensor(expected, dtype=torch.float64), rtol=1e-7, atol=atol
+        result, torch.tensor(expected, dtype=torch.float64), rtol=1e-7, atol=atol
     )
 
 

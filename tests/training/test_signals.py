@@ -108,9 +108,9 @@ class Sender:
     def differing(self) -> list[str]:
         """Bring what was interrupted to its end, and compare."""
         self.kills.unbroken(self.command(self.broken), self.broken)
-        found = self.kills.differences(self.whole, self.broken)
+        differences = self.kills.differences(self.whole, self.broken)
         shutil.rmtree(self.broken)
-        return found
+        return differences
 
     def stopped(self, name: str) -> dict[str, object]:
         """Stop a run, by SIGTERM again and again."""

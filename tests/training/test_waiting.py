@@ -45,9 +45,9 @@ def asked_by(method, batch) -> list[str]:
     """What forward, backward and commit ask for."""
     method.train()
     with Asked() as asked:
-        found = method(batch, 0.7)
-        found.loss.backward()
-        method.commit(found.memo, 0.7)
+        step = method(batch, 0.7)
+        step.loss.backward()
+        method.commit(step.memo, 0.7)
     return asked.found
 
 
@@ -87,8 +87,8 @@ def test_a_search_for_neighbors_asks_a_gpu_for_nothing(k):
     """Of tensors that only pretend to be there, any number that is asked for is an error."""
     with FakeTensorMode(), torch.device("cuda"):
         own = torch.arange(256)[:, None] == torch.arange(65_536)
-        found = nearest(torch.randn(65_536, 128), torch.randn(256, 128), k, ignored=own)
-    assert [(x.shape, x.device.type) for x in found] == [((256, k), "cuda")] * 2
+        neighbors = nearest(torch.randn(65_536, 128), torch.randn(256, 128), k, ignored=own)
+    assert [(x.shape, x.device.type) for x in neighbors] == [((256, k), "cuda")] * 2
 
 
 class Waited(TorchDispatchMode):
