@@ -13,7 +13,7 @@ function readTheme() {
     const share = at / (SCALE_STEPS - 1);
     return `oklch(${from + (to - from) * share} 0.12 ${hue + turn * share})`;
   });
-  sprites.clear();
+  frame = null; // its background and its points are of another theme
 }
 
 /* How every image looks as a point, computed once per coloring, not once per frame. */
@@ -86,23 +86,72 @@ function radius() {
   return Math.min(MAX_RADIUS, small * Math.max(1, zoomLevel()) ** 0.3);
 }
 
-/* Points are copies of a few small images: a path for each of 20,000 would take too long. */
-const sprites = new Map();
+/* Points are written straight into the pixels of a frame that is larger than the map on every
+   side, so that none has to be clipped: 20,000 take a few milliseconds. Copied by the canvas, one
+   by one, they take ten times that. */
+let frame = null;
 
+function currentFrame() {
+  if (!frame) {
+    const margin = Math.ceil(1.3 * MAX_RADIUS * box.ratio) + 3;
+    const width = canvas.width + 2 * margin;
+    const image = new ImageData(width, canvas.height + 2 * margin);
+    const background = painted(1, (brush) => {
+      brush.fillStyle = theme.card;
+      brush.fillRect(0, 0, 1, 1);
+    })[0];
+    frame = { margin, width, image, background, pixels: pixelsOf(image), sprites: new Map() };
+  }
+  return frame;
+}
+
+/* Colors as they lie in memory: opacity first, then blue, green, red. */
+function pixelsOf(image) {
+  return new Uint32Array(image.data.buffer);
+}
+
+/* The pixels of a square after `paint` has drawn on it. */
+function painted(side, paint) {
+  const element = make("canvas", { width: side, height: side });
+  const brush = element.getContext("2d", { willReadFrequently: true });
+  paint(brush);
+  return pixelsOf(brush.getImageData(0, 0, side, side));
+}
+
+/* The colors of a point of this look, and where they go relative to its middle. */
 function sprite(shape, color, size) {
-  const key = `${shape} ${color} ${size}`;
-  if (!sprites.has(key)) {
-    const middle = Math.ceil(1.3 * size) + 3;
-    const element = make("canvas", { width: 2 * middle + 1, height: 2 * middle + 1 });
-    const brush = element.getContext("2d");
+  const { margin, width } = frame;
+  const side = 2 * margin + 1;
+  const pixels = painted(side, (brush) => {
     const lineWidth = Math.min(2.5 * box.ratio / size, 0.6);
     Object.assign(brush, { fillStyle: color, strokeStyle: theme.card, lineWidth });
-    brush.setTransform(size, 0, 0, size, middle + 0.5, middle + 0.5);
+    brush.setTransform(size, 0, 0, size, margin + 0.5, margin + 0.5);
     brush.stroke(SHAPES[shape]); // a thin halo
     brush.fill(SHAPES[shape]);
-    sprites.set(key, { element, middle });
+  });
+  const covered = Uint32Array.from(pixels.keys()).filter((at) => pixels[at] >>> 24);
+  return {
+    offsets: Int32Array.from(covered, (at) => {
+      return (Math.floor(at / side) - margin) * width + (at % side) - margin;
+    }),
+    colors: covered.map((at) => pixels[at]),
+  };
+}
+
+function stamp({ offsets, colors }, target, at) {
+  for (let k = 0; k < offsets.length; k++) {
+    const to = at + offsets[k];
+    const opacity = colors[k] >>> 24;
+    target[to] = opacity === 255 ? colors[k] : mix(target[to], colors[k], opacity);
   }
-  return sprites.get(key);
+}
+
+/* Blends two colors, two channels at a time. */
+function mix(under, over, share) {
+  const rest = 256 - share;
+  const redBlue = ((under & 0xff00ff) * rest + (over & 0xff00ff) * share) >>> 8;
+  const green = ((under & 0xff00) * rest + (over & 0xff00) * share) >>> 8;
+  return (0xff000000 | (redBlue & 0xff00ff) | (green & 0xff00)) >>> 0;
 }
 
 /* Shuffled by a prime step: in the order of the data, the last class would cover all others. */
@@ -118,10 +167,10 @@ function faint(i) {
 
 /* Draws all points, the faint ones first, and returns those in view. */
 function drawPoints() {
-  const inView = [];
+  const { pixels, margin, width, image, background, sprites } = currentFrame();
   const size = Math.round(4 * radius() * box.ratio) / 4;
-  pen.fillStyle = theme.card;
-  pen.fillRect(0, 0, canvas.width, canvas.height);
+  const inView = [];
+  pixels.fill(background);
   for (const faintOnes of [true, false]) {
     for (const i of drawOrder) {
       const isFaint = faint(i) || look.color[i] === theme.quiet;
@@ -129,12 +178,15 @@ function drawPoints() {
       const [x, y] = screenPoint(i);
       if (!inside(x, y, -1)) continue;
       const color = isFaint ? theme.quiet : look.color[i];
-      const { element, middle } = sprite(look.shape[i], color, size);
-      const [left, top] = [x, y].map((each) => Math.round(each * box.ratio) - middle);
-      pen.drawImage(element, left, top);
+      const key = SHAPES.length * 4 * size + look.shape[i];
+      const ofColor = sprites.get(color) ?? sprites.set(color, new Map()).get(color);
+      if (!ofColor.has(key)) ofColor.set(key, sprite(look.shape[i], color, size));
+      const at = (Math.round(y * box.ratio) + margin) * width + Math.round(x * box.ratio) + margin;
+      stamp(ofColor.get(key), pixels, at);
       inView.push(i);
     }
   }
+  pen.putImageData(image, -margin, -margin);
   return inView;
 }
 

@@ -89,7 +89,7 @@ function resize() {
   Object.assign(box, { width, height, ratio });
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
-  sprites.clear();
+  frame = null;
   if (wasWhole) state.view = wholeMap();
   redraw();
 }
