@@ -47,6 +47,7 @@ def images_of(folder: RunFolder, data: Any = None) -> Images:
     Raises:
         UsageError: If the run is not finished, or its images were arrays, which are not stored.
     """
+    folder.check_is_run()
     if not folder.summary.exists():
         raise UsageError(f"{folder.path} is no finished run; finish it with --resume")
     config: DiscoverConfig | TrainConfig

@@ -14,7 +14,7 @@ from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
-from nearkin.pace import ProgressCallback, ignore_progress
+from nearkin.pace import ProgressCallback, count, ignore_progress
 
 MAX_COMPARED: Final = 100_000
 """Images among which near-duplicates are searched, at most: it takes half a millisecond each."""
@@ -128,7 +128,7 @@ def split_rows(
     test = images.splits == "test" if has_test_split(images) else _held_out(images, share, seed)
     if test.all() or not test.any():
         raise DataError(
-            f"{len(images)} images cannot be divided in two parts of {1 - share:g} and "
+            f"{count(len(images), 'image')} cannot be divided in two parts of {1 - share:g} and "
             f"{share:g}; give more images, or none that are all alike"
         )
     return np.flatnonzero(~test), np.flatnonzero(test)

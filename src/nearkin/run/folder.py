@@ -93,9 +93,13 @@ class RunFolder:
         stored, data = self._stored(DiscoverConfig)
         return DiscoverConfig(**stored), data
 
-    def _stored(self, kind: type[Config]) -> tuple[dict[str, Any], str]:
+    def check_is_run(self) -> None:
+        """Raise UsageError for a folder that holds no run."""
         if not self.config.exists():
             raise UsageError(f"{self.path} is no run folder: it has no {self.config.name}")
+
+    def _stored(self, kind: type[Config]) -> tuple[dict[str, Any], str]:
+        self.check_is_run()
         stored = read_toml(self.config, kind)
         if "data" not in stored:
             raise UsageError(f"{self.config} names no data; it is not what a run wrote")

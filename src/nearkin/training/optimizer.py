@@ -57,12 +57,6 @@ class LARS(Optimizer):
         super().__init__(params, defaults | dict(eta=eta, clip=clip, vectors=vectors))
 
     @override
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:
-            group.setdefault("vectors", False)  # older checkpoints have no such option
-
-    @override
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update every parameter that has a gradient."""
