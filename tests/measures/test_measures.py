@@ -61,8 +61,8 @@ def test_neighbors_are_those_of_a_plain_search(k, monkeypatch):
     bank, queries = normal(30, 5), normal(11, 5, seed=1)
     similarity, index = nearest(bank, queries, k)
     assert index.tolist() == [plain_nearest(bank, q, k) for q in queries.tolist()]
-    for row, q, found in zip(similarity.tolist(), queries.tolist(), index.tolist()):
-        assert row == pytest.approx([cosine(bank[i].tolist(), q) for i in found], abs=1e-6)
+    for row, q, ids in zip(similarity.tolist(), queries.tolist(), index.tolist()):
+        assert row == pytest.approx([cosine(bank[i].tolist(), q) for i in ids], abs=1e-6)
 
 
 @pytest.mark.parametrize("similarities", [1, 17, 100, 10**6])

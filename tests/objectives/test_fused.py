@@ -106,9 +106,9 @@ def test_contrast_with_a_queue_is_that_of_its_logits(device, dtype, tolerance, s
         device == "cpu" and t > 0.02
     )
     same[2] = True
-    found = outcomes(lambda q, k: info_nce(q, k, queue, t, same), query, key)
+    result = outcomes(lambda q, k: info_nce(q, k, queue, t, same), query, key)
     alike(
-        found, outcomes(lambda q, k: plain_info_nce(q, k, queue, t, same), query, key), tolerance
+        result, outcomes(lambda q, k: plain_info_nce(q, k, queue, t, same), query, key), tolerance
     )
 
 
@@ -125,10 +125,10 @@ def test_how_tensors_lie_in_memory_changes_nothing(device, dim):
 def test_a_queue_leaves_digits_where_the_positive_wins_by_far(t):
     query, rest = torch.eye(256)[:64], torch.eye(256)[64:].repeat(50, 1)
     assert fused.in_reach(query, rest, t)
-    found = outcomes(lambda q: info_nce(q, query, rest, t), query)
+    result = outcomes(lambda q: info_nce(q, query, rest, t), query)
     exact = outcomes(lambda q: plain_info_nce(q, query.double(), rest.double(), t), query.double())
     assert exact[0] > 0
-    alike(found, exact, 1e-5)
+    alike(result, exact, 1e-5)
 
 
 def test_equal_keys_cost_the_logarithm_of_their_number():
@@ -143,19 +143,19 @@ def test_an_entry_of_ones_own_that_is_nearest_by_far_is_left_out_without_a_trace
     queue = torch.cat([query, -query.repeat(200, 1)])
     same = torch.eye(64, len(queue), dtype=torch.bool)
     same[:, 64:] = query @ queue[64:].T > 0.2
-    found = outcomes(lambda q: info_nce(q, -query, queue, 0.01, same), query)
+    result = outcomes(lambda q: info_nce(q, -query, queue, 0.01, same), query)
     exact = outcomes(
         lambda q: plain_info_nce(q, -query.double(), queue.double(), 0.01, same), query.double()
     )
-    alike(found, exact, 1e-4)
+    alike(result, exact, 1e-4)
 
 
 def test_queries_whose_whole_queue_is_their_own_have_nothing_to_learn():
     query, key, queue = units(64, 64, 8192)
-    found = outcomes(
+    result = outcomes(
         lambda q: info_nce(q, key, queue, 0.1, torch.ones(64, 8192, dtype=torch.bool)), query
     )
-    assert all(torch.equal(x, torch.zeros_like(x)) for x in found)
+    assert all(torch.equal(x, torch.zeros_like(x)) for x in result)
 
 
 # What all of them multiply by
@@ -186,8 +186,8 @@ def test_contrast_in_a_large_batch_is_that_of_its_logits(device, dtype, toleranc
     monkeypatch.setattr(fused, "STRIP", {"cpu": 2**15, "cuda": 2**15})  # several
     query, key = units(333, 333, dim=37, device=device, dtype=dtype)
     assert fused.should_fuse(query, key)
-    found = outcomes(lambda q, k: in_batch(q, k, t), query, key)
-    alike(found, outcomes(lambda q, k: plain_in_batch(q, k, t), query, key), tolerance)
+    result = outcomes(lambda q, k: in_batch(q, k, t), query, key)
+    alike(result, outcomes(lambda q, k: plain_in_batch(q, k, t), query, key), tolerance)
 
 
 @on_every_device
@@ -196,8 +196,8 @@ def test_contrast_in_a_large_batch_is_that_of_its_logits(device, dtype, toleranc
 def test_contrast_with_keys_that_learn_is_that_of_its_logits(device, dtype, tolerance, t):
     inputs = units(257, 257, 3000, dim=37, device=device, dtype=dtype)
     for same in (None, same_image_mask(257, 3000, device)):
-        found = outcomes(lambda *x: info_nce(*x, t, same), *inputs)  # noqa: B023
-        alike(found, outcomes(lambda *x: plain_info_nce(*x, t, same), *inputs), tolerance)  # noqa: B023
+        result = outcomes(lambda *x: info_nce(*x, t, same), *inputs)  # noqa: B023
+        alike(result, outcomes(lambda *x: plain_info_nce(*x, t, same), *inputs), tolerance)  # noqa: B023
 
 
 @pytest.mark.parametrize("learns", range(3))
@@ -233,11 +233,11 @@ def test_views_of_a_large_batch_are_told_apart_as_by_their_logits(
     a, b = units(images, images, dim=37, device=device, dtype=dtype)
     single = dtype == torch.float32
     assert fused.in_reach(a, b, t) == (device == "cpu" and (t >= 0.05 or not single))
-    found = outcomes(lambda a, b: nt_xent(a, b, t), a, b)
-    alike(found, outcomes(lambda a, b: plain_nt_xent(a, b, t), a, b), tolerance)
+    result = outcomes(lambda a, b: nt_xent(a, b, t), a, b)
+    alike(result, outcomes(lambda a, b: plain_nt_xent(a, b, t), a, b), tolerance)
     label = torch.arange(images, device=device) % (images - 9)
-    found = outcomes(lambda a, b: sup_con(a, b, label, t), a, b)
-    alike(found, outcomes(lambda a, b: plain_sup_con(a, b, label, t), a, b), tolerance)
+    result = outcomes(lambda a, b: sup_con(a, b, label, t), a, b)
+    alike(result, outcomes(lambda a, b: plain_sup_con(a, b, label, t), a, b), tolerance)
 
 
 def test_views_that_are_all_alike_cost_the_logarithm_of_their_number():
@@ -283,19 +283,19 @@ class Largest(TorchDispatchMode):
 @every_form
 def test_no_matrix_of_all_logits_is_ever_held(loss):
     inputs = [x.requires_grad_() for x in units(1100, 1100, 9000, dim=24)]
-    with Largest() as seen:
+    with Largest() as largest:
         loss(*inputs).backward()
-    assert seen.most < 1.3 * 2**20
-    assert seen.most < 1100 * 1100
+    assert largest.most < 1.3 * 2**20
+    assert largest.most < 1100 * 1100
 
 
 @every_form
 def test_half_precision_under_autocast_is_computed_in_single(loss):
     halves = [x.bfloat16() for x in units(300, 300, 2000)]
     with torch.autocast("cpu", torch.bfloat16):
-        found = loss(*halves)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, loss(*(x.float() for x in halves)))
+        result = loss(*halves)
+    assert result.dtype == torch.float32
+    assert torch.equal(result, loss(*(x.float() for x in halves)))
 
 
 @every_form

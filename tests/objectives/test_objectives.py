@@ -175,9 +175,11 @@ def neighborhood(seed, small=False):
     def slow(loss, q, k, m):
         losses = []
         for i, may in enumerate(usable.tolist()):
-            seen = [j for j in range(keys) if may[j]]
-            others = [dot(q[i], m[j]) / t for j in seen]
-            losses.append(loss(dot(q[i], k[i]) / t, others, [labels[j] == label[i] for j in seen]))
+            valid = [j for j in range(keys) if may[j]]
+            others = [dot(q[i], m[j]) / t for j in valid]
+            losses.append(
+                loss(dot(q[i], k[i]) / t, others, [labels[j] == label[i] for j in valid])
+            )
         return restated.mean(losses)
 
     def nearest(logits):
@@ -306,8 +308,8 @@ def test_a_rotation_of_the_space_changes_nothing(name, seed):
 @pytest.mark.parametrize("length", [1e-5, 7.3, 1e30])
 def test_the_length_of_an_embedding_changes_nothing(name, length):
     fast, _, inputs = FAMILY[name](1)[name]
-    found = fast(*(objectives.unit(length * x) for x in inputs))
-    agree(found, fast(*inputs), rtol=1e-12, atol=1e-13)
+    result = fast(*(objectives.unit(length * x) for x in inputs))
+    agree(result, fast(*inputs), rtol=1e-12, atol=1e-13)
 
 
 @every_objective

@@ -165,12 +165,12 @@ def test_the_order_of_queue_and_batch_changes_nothing(seed):
     generator = torch.Generator().manual_seed(seed)
     images, entries = (torch.randperm(n, generator=generator) for n in (6, 9))
     label, labels = torch.arange(6) % 3, torch.arange(9) % 4
-    found = neighborhood(query[images], key[images], queue[entries], 0.1, 3)
-    agree(found, neighborhood(query, key, queue, 0.1, 3), rtol=1e-12)
-    found = supervised(
+    result = neighborhood(query[images], key[images], queue[entries], 0.1, 3)
+    agree(result, neighborhood(query, key, queue, 0.1, 3), rtol=1e-12)
+    result = supervised(
         query[images], key[images], queue[entries], 0.1, label[images], labels[entries]
     )
-    agree(found, supervised(query, key, queue, 0.1, label, labels), rtol=1e-12)
+    agree(result, supervised(query, key, queue, 0.1, label, labels), rtol=1e-12)
 
 
 # Pairs
@@ -234,12 +234,15 @@ def test_at_rate_zero_no_pair_is_closest_and_at_rate_one_all_are(size):
 def test_the_closest_pairs_are_the_most_similar_and_as_many_as_asked(seed, size, rate, double):
     features = vectors(size, 5, seed) * torch.arange(1, size + 1)[:, None]
     features = features if double else features.float()
-    found, unit_rows = pairs_of(closest(features, rate)), map(restated.normalized, lists(features))
+    chosen, unit_rows = (
+        pairs_of(closest(features, rate)),
+        map(restated.normalized, lists(features)),
+    )
     pairs = itertools.combinations(enumerate(unit_rows), 2)
     alike = {(i, j): restated.dot(a, b) for (i, a), (j, b) in pairs}
-    assert len(found) == round(rate * len(alike))
-    others = [cosine for pair, cosine in alike.items() if pair not in found]
-    assert min((alike[pair] for pair in found), default=1) >= max(others, default=-1) - 1e-6
+    assert len(chosen) == round(rate * len(alike))
+    others = [cosine for pair, cosine in alike.items() if pair not in chosen]
+    assert min((alike[pair] for pair in chosen), default=1) >= max(others, default=-1) - 1e-6
 
 
 @given(st.integers(0, 30), st.floats(0, 1), st.floats(0, 1))

@@ -347,8 +347,8 @@ def test_a_query_without_any_negative_has_nothing_to_learn():
 def test_a_batch_of_one_has_nothing_to_learn_from_its_own_views(objective):
     a, b = vectors(1, 8), vectors(1, 8, seed=1)
     assert objective(a, b, 0.1) == 0
-    found = gradients(lambda a, b: objective(a, b, 0.1), [a, b])
-    assert all(torch.equal(g, torch.zeros_like(g)) for g in found)
+    grads = gradients(lambda a, b: objective(a, b, 0.1), [a, b])
+    assert all(torch.equal(g, torch.zeros_like(g)) for g in grads)
 
 
 @every_objective

@@ -97,10 +97,10 @@ def test_the_match_of_no_image_is_exactly_zero_with_an_empty_gradient():
     assert loss == 0
     query = torch.zeros(0, 8)
     keys = vectors(4, 8).float()
-    found = gradients(
+    grads = gradients(
         lambda q, k: soft_match(look_up(q, k, 0.1), torch.zeros(0, 4)), [query, keys]
     )
-    assert all(torch.equal(g, torch.zeros_like(g)) for g in found)
+    assert all(torch.equal(g, torch.zeros_like(g)) for g in grads)
 
 
 # Golden codes
