@@ -93,13 +93,13 @@ def shard(batch: Batch, rank: int, world: int) -> Batch:
     return Batch(tuple(v[rows] for v in batch.views), batch.index[rows], batch.label[rows])
 
 
-def spawn(function, *args, processes=2):
+def spawn(function, *args, processes=2, method="forkserver"):
     """Call `function(rank, *args)` in real processes, and wait for them.
 
-    They are forks of one process that is started once and has imported what takes seconds.
+    By default they are forks of one process that is started once and has imported what takes seconds.
     """
     multiprocessing.set_forkserver_preload(["pytest", "torch._dynamo", "nearkin.training.loop"])
-    start_processes(function, args, processes, start_method="forkserver")
+    start_processes(function, args, processes, start_method=method)
 
 
 @contextmanager

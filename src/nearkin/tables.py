@@ -59,6 +59,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Format rows of cells as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)) for row in rows]
+    return [line.rstrip() for line in lines]
+
+
 @contextlib.contextmanager
 def usable(path: Path, remedy: str) -> Iterator[None]:
     """Turn any error in a `with` block that reads a file of a run into one line.

@@ -321,8 +321,8 @@ def _resuming(subject: _Subject) -> Problems:
     resumed, _ = subject.train(second, start=3, momenta=momenta)
     if resumed != losses[3:]:
         place = next(n for n, (a, b) in enumerate(zip(resumed, losses[3:], strict=True)) if a != b)
-        found = f"{resumed[place]:.9g}, not {losses[3 + place]:.9g}"
-        where = f"it has another loss in step {4 + place}: {found}"
+        losses_differ = f"{resumed[place]:.9g}, not {losses[3 + place]:.9g}"
+        where = f"it has another loss in step {4 + place}: {losses_differ}"
         yield MEMORY, f"resumed from its state_dict after step 3, {where}"
     if changed := _changed(second.state_dict(), whole.state_dict()):
         yield MEMORY, f"resumed from its state_dict, it ends with another {changed}"

@@ -225,7 +225,7 @@ def test_odd_tables_have_an_answer(name, disjoint):
     [
         (3, None, "3 unlabeled images; counting classes takes at least 4"),
         (9, 9, "9 novel classes of 9 images; ask for 2 to 8"),
-        (9, 1, "1 novel classes of 9 images; ask for 2 to 8"),
+        (9, 1, "1 novel class of 9 images; ask for 2 to 8"),
     ],
 )
 def test_what_cannot_be_counted_is_said_in_a_line(unlabeled, most, message):

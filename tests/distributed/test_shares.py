@@ -189,6 +189,18 @@ def test_two_processes_have_half_of_the_products_each(name, out):
         assert torch.load(out / f"2-{rank}.pt")[3][name] == pytest.approx(alone / 2, rel=0.01)
 
 
+def step_in_group(rank, file):
+    with in_group(rank, 2, file):
+        rows = nn.Parameter(torch.ones(2, 3))
+        gather(rows).sum().backward()
+        torch.optim.SGD([rows], lr=0.1).step()  # imports torch._dynamo, and with it much else
+
+
+def test_nothing_of_a_group_outlives_it(tmp_path):
+    # In new interpreters: the forks of other tests have imported everything before they meet.
+    spawn(step_in_group, str(tmp_path / "group"), method="spawn")
+
+
 def test_one_process_computes_what_it_is_asked_for():
     x = torch.ones(3, requires_grad=True)
     asked = []

@@ -284,7 +284,7 @@ def test_exports_that_cannot_be_written_are_refused(run, tmp_path):
         export(run.path, tmp_path / "atlas.csv", format="atlas")
     with pytest.raises(OutputError, match="cannot write"):
         export(run.path, tmp_path / "absent" / "atlas.parquet", format="atlas")
-    with pytest.raises(UsageError, match="no finished run"):
+    with pytest.raises(UsageError, match="no run folder"):
         export(tmp_path, tmp_path / "atlas.parquet", format="atlas")
 
 

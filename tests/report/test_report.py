@@ -164,7 +164,7 @@ def test_the_page_calls_classes_as_they_have_been_named(discovered, tmp_path):
 
 
 def test_no_page_without_what_it_needs(trained, discovered, data, tmp_path):
-    with pytest.raises(UsageError, match="no finished run"):
+    with pytest.raises(UsageError, match="no run folder"):
         write_report(tmp_path)
     with pytest.raises(OutputError, match="choose another"):
         write_report(trained.path, output=tmp_path / "no" / "page.html")

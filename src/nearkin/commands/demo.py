@@ -30,7 +30,7 @@ class Demo:
             "",
             *self.discovered.lines(),
             "",
-            f"open   {page}",
+            f"report {page}",
             "next   nearkin train YOUR_IMAGES",
         ]
 

@@ -104,9 +104,9 @@ def split_images(
         note = f"more than {MAX_COMPARED:,} images: copies are not looked for, and may be held out"
         images = replace(images, notes=(*images.notes, note))
         return Split(images, *split_rows(images, share, seed))
-    found = duplicates(images, on_progress)
-    grouped = replace(images, groups=found.groups)
-    return Split(grouped, *split_rows(grouped, share, seed), found.num_exact)
+    copies = duplicates(images, on_progress)
+    grouped = replace(images, groups=copies.groups)
+    return Split(grouped, *split_rows(grouped, share, seed), copies.num_exact)
 
 
 def has_test_split(images: Images) -> bool:

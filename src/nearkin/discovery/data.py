@@ -126,8 +126,8 @@ def _by_image(images: Images, labeled: str) -> Images:
     if spread:
         notes.append(f"{spread} images of the data are labeled as exact copies of labeled ones")
     outside = len(recognized.outside) + len(recognized.outside.bad)
-    kept = replace(everything.subset(keep), notes=images.notes) if outside else images
-    return replace(_noted(kept, *notes), labels=numbers, classes=classes)
+    used = replace(everything.subset(keep), notes=images.notes) if outside else images
+    return replace(_noted(used, *notes), labels=numbers, classes=classes)
 
 
 def _merge_copies(

@@ -21,6 +21,7 @@ from nearkin.errors import DataError
 from nearkin.measures.intervals import wilson
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.measures.matching import cluster_accuracy
+from nearkin.pace import count
 from nearkin.tables import replace_text, usable
 from nearkin.types import UNKNOWN
 
@@ -87,7 +88,8 @@ def number_of_novel_classes(
     highest = min(unlabeled, ROWS // 2) - 1
     most = max(2, min(100, unlabeled // 20)) if most is None else most
     if not 2 <= most <= highest:
-        raise DataError(f"{most} novel classes of {unlabeled} images; ask for 2 to {highest}")
+        noun = count(most, "novel class")
+        raise DataError(f"{noun} of {unlabeled} images; ask for 2 to {highest}")
     seeds = range(REPETITIONS * seed, REPETITIONS * (seed + 1))
     samples = [_draw(features, label, disjoint, each) for each in seeds]
     rules = RULES if samples[0].num_known > 1 else {"silhouette": _silhouette}

@@ -135,9 +135,9 @@ class Outcome:
         from sklearn.metrics import adjusted_rand_score
 
         rows, mode = self.task.unlabeled, self.config.mode
-        found = {name: each.of(mode)[rows] for name, each in self.clusterings.items()}
-        ours = found.pop(OURS)
-        return {name: float(adjusted_rand_score(ours, each)) for name, each in found.items()}
+        predicted = {name: each.of(mode)[rows] for name, each in self.clusterings.items()}
+        ours = predicted.pop(OURS)
+        return {name: float(adjusted_rand_score(ours, each)) for name, each in predicted.items()}
 
 
 def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMethods) -> Outcome:

@@ -49,7 +49,7 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     numbers = summary(outcome)
     folder.write_summary(numbers)
     log.debug("\n".join(lines(numbers)))
-    log.info(f"open   {folder.report.resolve()}")
+    log.info(f"report {folder.report.resolve()}")
 
 
 def _write_tables(outcome: Outcome, log: Logger) -> None:
@@ -229,9 +229,9 @@ def _confusion(outcome: Outcome) -> Confusion | None:
     if outcome.dataset.truth is None or (outcome.dataset.truth[task.unlabeled] == UNKNOWN).all():
         return None
     truth = outcome.dataset.truth[task.unlabeled]
-    found = outcome.clusterings[OURS].of(mode)[task.unlabeled]
+    predicted = outcome.clusterings[OURS].of(mode)[task.unlabeled]
     match = novel_match if mode == "ncd" else joint_match
-    counts = confusion(truth, found, match(truth, found, task.num_known))
+    counts = confusion(truth, predicted, match(truth, predicted, task.num_known))
     return Confusion(
         tuple(names[number] for number in counts.classes),
         tuple(outcome.assignments.classes[number] for number in counts.clusters),

@@ -33,6 +33,7 @@ from nearkin.evaluation.measures import (
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked, under
 from nearkin.run.settings import named_backbone
+from nearkin.tables import aligned
 
 # Columns that are headed by another name than their own.
 TITLES: Final = {"untrained": "untrained encoder", "pixels": "raw pixels"}
@@ -74,11 +75,8 @@ class Evaluation:
 
     def lines(self) -> list[str]:
         """Format the measures as aligned columns, then what could not be measured, and why."""
-        rows = self.rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        cells = [[f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)] for row in rows]
         notes = [f"{name}: not measured, {why}" for name, why in self.left_out.items()]
-        return [*("  ".join(row).rstrip() for row in cells), *notes]
+        return [*aligned(self.rows()), *notes]
 
 
 def lines(summary: Mapping[str, Any]) -> list[str]:

@@ -57,8 +57,8 @@ class MoCoEndToEnd(Method[None]):
         hidden = (hidden_dim,) if projector == "mlp" else ()
         self.online = Branch(backbone, *hidden, dim, norm=False, bn_groups=bn_groups)
         shared = {"same": self.online, "shared_backbone": self.backbone, "separate": None}
-        kept = shared[key_encoder]
-        self.key_branch = copy.deepcopy(self.online, {id(kept): kept})  # of all but that
+        module = shared[key_encoder]
+        self.key_branch = copy.deepcopy(self.online, {id(module): module})  # of all but that
 
     @override
     def encode(self, batch: Batch) -> Encoded:

@@ -114,9 +114,9 @@ class SwAV(Method[KeyUpdate]):
         """Codes of both large views, balanced with the help of earlier images."""
         rows, ignored = large, None
         if progress >= self.queue_from:
-            shown = same_image_mask(index, self.queue.index).any(dim=0)
+            in_batch = same_image_mask(index, self.queue.index).any(dim=0)
             rows = torch.cat([large, self.queue.keys])
-            ignored = F.pad(shown | ~self.queue.filled, (len(large), 0))
+            ignored = F.pad(in_batch | ~self.queue.filled, (len(large), 0))
         scores = [view @ self.prototypes.T for view in rows.chunk(2, dim=1)]
         codes = [sinkhorn(score, self.epsilon, self.num_iterations, ignored) for score in scores]
         return [code[: len(large)] for code in codes]

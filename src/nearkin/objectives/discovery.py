@@ -156,10 +156,10 @@ def neighborhood_targets(
     own = torch.full_like(usable[:, :1], own_competes)
     candidates = logits.masked_fill(~torch.cat([own, usable], dim=1), -torch.inf)
     nearest = candidates.topk(min(num_neighbors, usable.shape[1]), dim=1)
-    found = nearest.values.isfinite().to(logits.dtype)
-    share = found / found.sum(dim=1, keepdim=True).clamp(min=1)
+    exists = nearest.values.isfinite().to(logits.dtype)
+    share = exists / exists.sum(dim=1, keepdim=True).clamp(min=1)
     targets = torch.zeros_like(logits).scatter(1, nearest.indices, (1 - own_weight) * share)
-    shared = found.amax(dim=1)  # 1 where there is a neighbor, else 0
+    shared = exists.amax(dim=1)  # 1 where there is a neighbor, else 0
     targets[:, 0] = own_weight * shared + (1 - shared)
     return targets
 

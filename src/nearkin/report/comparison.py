@@ -17,7 +17,7 @@ from nearkin.report.page.html import BLOCKS, Chart, document, text
 from nearkin.report.page.sections import Table, line_charts
 from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
-from nearkin.tables import usable
+from nearkin.tables import aligned, usable
 
 TRAININGS: Final = "trainings"
 DISCOVERIES: Final = "discoveries"
@@ -184,12 +184,7 @@ class Comparison:
         rows = [["", *self.names]]
         rows += [[measure.name, *measure.cells()] for measure in self.measures]
         rows += [[name, *values] for name, values in self._settings()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = [
-            "  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return [*table, *(f"note: {note}" for note in (*self.notes, NOTE))]
+        return [*aligned(rows), *(f"note: {note}" for note in (*self.notes, NOTE))]
 
     def page(self) -> str:
         """Return an HTML page."""

@@ -15,7 +15,8 @@ from nearkin.config import Config, DiscoverConfig, TrainConfig, read_toml, to_to
 from nearkin.data.sources import MARKER
 from nearkin.errors import OutputError, UsageError
 from nearkin.extensions import absolute
-from nearkin.tables import remove_partial, replace_text, usable
+from nearkin.pace import count
+from nearkin.tables import aligned, remove_partial, replace_text, usable
 
 STAGES = "stages"
 PLOTS = (
@@ -147,7 +148,7 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     """Summarize a discovery in lines: classes, scores beside the baselines, and warnings."""
     sizes = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "novel"]
     named = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "known"]
-    classes = f"{len(sizes)} novel classes of {min(sizes)} to {max(sizes)} images"
+    classes = f"{count(len(sizes), 'novel class')} of {min(sizes)} to {max(sizes)} images"
     into = f", and {sum(named)} images of known classes" if named else ""
     return [
         f"found  {classes}{into}",
@@ -162,8 +163,7 @@ def _table(scores: Mapping[str, list[dict[str, Any]]]) -> list[str]:
     for position, score in enumerate(next(iter(scores.values()))):
         cells = [column[position] for column in scores.values()]
         rows.append([score["name"], *(f"{cell['value']:.3f}" for cell in cells)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)) for row in rows]
+    return aligned(rows)
 
 
 def default_folder(data: Any, method: str, *, resume: bool) -> Path:
