@@ -73,8 +73,8 @@ def test_shards_are_one_data_set_in_the_order_of_their_names(shards):
 def test_classes_are_folders_in_the_shards_and_never_the_shards(shards):
     images = open_images(shards)
     assert images.classes == ("cat", "dog")
-    said = [images.classes[label] for label in images.labels]
-    assert said == [name.split("/")[1] for name in images.names]
+    classes = [images.classes[label] for label in images.labels]
+    assert classes == [name.split("/")[1] for name in images.names]
     for number in range(2):
         pack(shards / "flat" / f"{number}.tar", {f"{n}.jpg": encoded(n) for n in range(3)})
     assert open_images(shards / "flat").classes == ()
@@ -118,9 +118,9 @@ def test_what_cannot_be_used_is_listed_by_shard(shards):
 
 def test_a_damaged_shard_and_shards_without_images_are_refused_in_one_line(shards, tmp_path):
     (shards / "broken.tar").write_bytes(b"no archive" * 100)
-    with pytest.raises(DataError, match=r"broken\.tar: not a readable archive") as found:
+    with pytest.raises(DataError, match=r"broken\.tar: not a readable archive") as raised:
         open_images(shards)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(raised.value)
     pack(tmp_path / "empty" / "0.tar", {"a.txt": b""})
     with pytest.raises(DataError, match=r"no images \(found 1 x \.txt"):
         open_images(tmp_path / "empty")

@@ -350,12 +350,14 @@ def test_max_bad_is_the_largest_share_that_is_gone_on_with(good, code, tmp_path,
     files = {f"{number:02d}.png": encoded(number) for number in range(good)}
     data = fill(tmp_path / "data", files | {"bad.png": b"", "worse.jpg": b"GIF89a"})
     out = tmp_path / "run"
-    exit_code, said = failure(["train", data, "-o", out, *QUICK, "--max-bad", ".1", "-q"], capsys)
+    exit_code, message = failure(
+        ["train", data, "-o", out, *QUICK, "--max-bad", ".1", "-q"], capsys
+    )
     assert exit_code == code
     if code:
-        assert said.count("\n") == 1
+        assert message.count("\n") == 1
         for word in ("2 of 19", "'bad.png' (not-an-image)", "'worse.jpg' (", "--max-bad"):
-            assert word in said
+            assert word in message
         assert not (out / "encoder.safetensors").exists()
 
 
@@ -386,21 +388,21 @@ def test_names_of_bad_files_do_not_command_the_terminal(tmp_path, capsys):
 )
 def test_two_images_can_be_trained_on_and_one_cannot(count, options, code, tmp_path, capsys):
     data = fill(tmp_path / "data", {f"{n}.png": encoded(n) for n in range(count)})
-    exit_code, said = failure(
+    exit_code, message = failure(
         ["train", data, "-o", tmp_path / "r", *QUICK, *options, "-q"], capsys
     )
     assert exit_code == code
-    assert ("1 image" in said) == (code == 3)
+    assert ("1 image" in message) == (code == 3)
 
 
 @pytest.mark.parametrize(("options", "code"), [([], 3), (["--val", "0"], 0)])
 def test_images_that_are_all_the_same_are_not_divided(options, code, tmp_path, capsys):
     data = fill(tmp_path / "data", {f"{n:02d}.png": encoded() for n in range(12)})
-    exit_code, said = failure(
+    exit_code, message = failure(
         ["train", data, "-o", tmp_path / "r", *QUICK, *options, "-q"], capsys
     )
     assert exit_code == code
-    assert ("all alike" in said) == (code == 3)
+    assert ("all alike" in message) == (code == 3)
 
 
 @pytest.mark.parametrize(("copies", "warned"), [(2, False), (3, True)])
@@ -558,12 +560,12 @@ def python(*arguments):
 
 
 def test_three_hundred_mutated_images_crash_and_hang_nothing():
-    found = python("fuzz_images.py", "300", "0")
-    assert found["images"] == 300
-    assert (found["crashes"], found["hangs"]) == ({}, [])
-    assert found["accepted"] > 10
-    assert found["accepted"] + sum(found["refused"].values()) == 300
-    assert {"not-an-image", "truncated", "unreadable"} <= set(found["refused"])
+    report = python("fuzz_images.py", "300", "0")
+    assert report["images"] == 300
+    assert (report["crashes"], report["hangs"]) == ({}, [])
+    assert report["accepted"] > 10
+    assert report["accepted"] + sum(report["refused"].values()) == 300
+    assert {"not-an-image", "truncated", "unreadable"} <= set(report["refused"])
 
 
 PLANTED = """
@@ -586,8 +588,8 @@ print(json.dumps(fuzz(look, range(12), seconds=0.2)))
 
 
 def test_the_fuzzer_notices_crashes_and_hangs_and_goes_on():
-    found = python("-c", PLANTED)
-    assert found == {
+    report = python("-c", PLANTED)
+    assert report == {
         "images": 12,
         "accepted": 5,
         "refused": {"truncated": 3},

@@ -40,9 +40,9 @@ def assert_same(a, b):
 def test_an_epoch_shows_every_image_at_most_once_and_the_next_in_another_order():
     order = Order(num_images=43, batch_size=10, seed=0)
     epochs = [[order.rows(4 * epoch + step) for step in range(4)] for epoch in range(2)]
-    seen = [np.concatenate(epoch) for epoch in epochs]
-    assert all(len(set(rows.tolist())) == 40 for rows in seen)
-    assert seen[0].tolist() != seen[1].tolist()
+    orders = [np.concatenate(epoch) for epoch in epochs]
+    assert all(len(set(rows.tolist())) == 40 for rows in orders)
+    assert orders[0].tolist() != orders[1].tolist()
     assert [order.epoch(step) for step in (0, 3, 4)] == [0, 0, 1]
 
 
@@ -128,14 +128,14 @@ def test_a_small_image_that_turns_bad_is_replaced_by_the_rule_for_photographs(sm
     kinds = views_of("simclr_cifar")
     made = Batches(small_folder, kinds, image_size=12, order=order, device=CPU)
     assert made.bad == {7: "not-an-image", 31: "unreadable"}
-    shown = np.concatenate([batch.index.numpy() for batch in made.between(0, 10)])
+    batch_rows = np.concatenate([batch.index.numpy() for batch in made.between(0, 10)])
     planned = np.concatenate([order.rows(step) for step in range(10)])
     replaced = np.flatnonzero(np.isin(planned, [7, 31]))
     assert len(replaced) == 4  # both, in each of two epochs
     for place in replaced:
         draws = uniform(3, int(place) // 40, planned[[place]], 255, 8)[0] * 40
         planned[place] = next(row for row in draws.astype(int) if row not in (7, 31))
-    assert shown.tolist() == planned.tolist()
+    assert batch_rows.tolist() == planned.tolist()
     rows = np.array([7, 31, 0])
     loaded = made.sampler.load(1, rows)
     assert all(loaded.rows == made._from_memory(made.pixels, 1, rows)[1])
@@ -158,21 +158,21 @@ def test_large_arrays_are_cropped_like_the_same_images_in_files(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (9, 80, 70, 3), dtype=np.uint8)
     for number, image in enumerate(pixels):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
-    given, saved = (batches(data, batch_size=4, size=32) for data in (pixels, tmp_path))
-    assert given.pixels is None
-    for a, b in zip(given.between(0, 4), saved.between(0, 4), strict=True):
+    of_array, of_files = (batches(data, batch_size=4, size=32) for data in (pixels, tmp_path))
+    assert of_array.pixels is None
+    for a, b in zip(of_array.between(0, 4), of_files.between(0, 4), strict=True):
         assert_same(a, b)
 
 
 def test_workers_that_are_not_forks_load_the_same(photographs):
     alone = list(batches(photographs, batch_size=4, size=32).between(0, 2))
     images = open_images(photographs, cache=False)
-    shown = torch.cat(list(CenterCrops(images, 32)))
+    crops = torch.cat(list(CenterCrops(images, 32)))
     multiprocessing.set_start_method("spawn", force=True)
     try:
         helped = list(batches(photographs, batch_size=4, size=32, workers=1).between(0, 2))
         assert torch.equal(
-            torch.cat(list(CenterCrops(images, 32, batch_size=7, workers=1))), shown
+            torch.cat(list(CenterCrops(images, 32, batch_size=7, workers=1))), crops
         )
     finally:
         multiprocessing.set_start_method(None, force=True)
@@ -189,16 +189,16 @@ def test_pixels_come_in_order_and_unreadable_ones_are_gray_and_listed(
     (folder / "02.jpg").write_bytes(b"")
     (folder / "09.jpg").unlink()
     source = CenterCrops(images, 32, batch_size=5, workers=workers)
-    shown = torch.cat(list(source))
+    crops = torch.cat(list(source))
     assert source.bad == {2: "not-an-image", 9: "unreadable"}
-    assert shown.shape == (12, 3, 32, 32)
-    assert (shown[[2, 9]] == 128).all()
-    assert (shown[8].permute(1, 2, 0).numpy() == center(images.read(8), 32)).all()
-    assert torch.equal(torch.cat(list(source)), shown)  # may be had again
+    assert crops.shape == (12, 3, 32, 32)
+    assert (crops[[2, 9]] == 128).all()
+    assert (crops[8].permute(1, 2, 0).numpy() == center(images.read(8), 32)).all()
+    assert torch.equal(torch.cat(list(source)), crops)  # may be had again
 
 
 def test_networks_are_shown_pixels_with_imagenets_mean_and_deviation():
-    shown = torch.arange(256, dtype=torch.uint8).expand(1, 3, 2, 256)
+    pixels = torch.arange(256, dtype=torch.uint8).expand(1, 3, 2, 256)
     mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
     std = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
-    torch.testing.assert_close(to_input(shown) * std + mean, shown / 255, rtol=0, atol=1e-6)
+    torch.testing.assert_close(to_input(pixels) * std + mean, pixels / 255, rtol=0, atol=1e-6)

@@ -26,8 +26,8 @@ PLACES = ("ram", "disk")
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path_factory, monkeypatch):
-    """The user's own cache folder, empty, and in it the folder of kept images."""
+def cache_folder(tmp_path_factory, monkeypatch):
+    """The folder of cached images, in an empty cache folder of the user."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder / "nearkin" / "images"
@@ -45,7 +45,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def looked_at(cache):
+def all_bytes(cache):
     return [cache.read(row).tobytes() for row in range(len(cache.images))]
 
 
@@ -57,15 +57,15 @@ SIDES = st.integers(2, 20_000)
 
 @given(width=SIDES, height=SIDES, image_size=st.integers(8, 224))
 def test_kept_images_keep_their_shape_and_are_never_enlarged(width, height, image_size):
-    (kept,) = cached_sizes(np.array([[width, height]], np.int32), image_size)
+    (size,) = cached_sizes(np.array([[width, height]], np.int32), image_size)
     side = 2 * image_size
-    assert (kept >= 1).all()
-    assert (kept <= (width, height)).all()
-    assert (kept - 1).prod() <= 4 * side**2  # sides are rounded
-    scale = kept / (width, height)
+    assert (size >= 1).all()
+    assert (size <= (width, height)).all()
+    assert (size - 1).prod() <= 4 * side**2  # sides are rounded
+    scale = size / (width, height)
     assert np.abs(scale[0] - scale[1]) * min(width, height) <= 1
     if max(width, height) <= 4 * min(width, height):
-        assert kept.min() == min(width, height, side)
+        assert size.min() == min(width, height, side)
 
 
 def test_what_is_read_is_the_whole_image_at_the_kept_size(folder):
@@ -143,50 +143,50 @@ def test_a_worker_that_is_killed_amid_filling_changes_nothing(folder, place):
 
 
 @pytest.mark.parametrize("damage", ["pixels", "checksum", "all"])
-def test_what_was_half_written_is_decoded_again(folder, kept, damage):
+def test_what_was_half_written_is_decoded_again(folder, cache_folder, damage):
     images = open_images(folder, cache=False)
-    expected = looked_at(Cache(images, SIZE, "disk"))
-    (file,) = kept.iterdir()
+    expected = all_bytes(Cache(images, SIZE, "disk"))
+    (file,) = cache_folder.iterdir()
     content = bytearray(file.read_bytes())
     places = {"pixels": slice(5000, 20_000), "checksum": slice(0, 20), "all": slice(0, None)}
     content[places[damage]] = bytes(len(content[places[damage]]))
     with file.open("r+b") as stored:
         stored.write(content)
     again = Cache(images, SIZE, "disk")
-    assert looked_at(again) == expected
+    assert all_bytes(again) == expected
     assert file.read_bytes() != bytes(content)  # and is whole once more
 
 
-def test_a_disk_that_fills_up_costs_time_only(folder, kept):
+def test_a_disk_that_fills_up_costs_time_only(folder, cache_folder):
     images = open_images(folder, cache=False)
-    expected = looked_at(Cache(images, SIZE, "ram"))
+    expected = all_bytes(Cache(images, SIZE, "ram"))
     cache = Cache(images, SIZE, "disk")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (cache.num_bytes // 2, limits[1]))
     try:
-        assert looked_at(cache) == looked_at(cache) == expected
+        assert all_bytes(cache) == all_bytes(cache) == expected
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    (file,) = kept.iterdir()
+    (file,) = cache_folder.iterdir()
     assert not any(file.read_bytes()[cache.num_bytes // 2 :])
 
 
 # ---------------------------------------------------------------- again, and after changes
 
 
-def test_a_second_run_decodes_nothing(folder, kept):
+def test_a_second_run_decodes_nothing(folder, cache_folder):
     images = open_images(folder, cache=False)
-    first = looked_at(Cache(images, SIZE, "disk"))
+    first = all_bytes(Cache(images, SIZE, "disk"))
     for path in folder.iterdir():
         path.write_bytes(b"unread")
-    assert looked_at(Cache(images, SIZE, "disk")) == first
-    assert len(list(kept.iterdir())) == 1
+    assert all_bytes(Cache(images, SIZE, "disk")) == first
+    assert len(list(cache_folder.iterdir())) == 1
 
 
 @pytest.mark.parametrize("change", ["content", "time", "size", "fewer"])
-def test_images_or_settings_that_changed_are_decoded_anew(folder, kept, change):
+def test_images_or_settings_that_changed_are_decoded_anew(folder, cache_folder, change):
     before = Cache(open_images(folder), SIZE, "disk")
-    first = looked_at(before)
+    first = all_bytes(before)
     path = folder / "00.jpg"
     if change == "content":
         photograph(77, (120, 90)).save(path)
@@ -195,9 +195,9 @@ def test_images_or_settings_that_changed_are_decoded_anew(folder, kept, change):
     images = open_images(folder)
     images = images.subset(np.arange(1, 12)) if change == "fewer" else images
     size = SIZE + 8 * (change == "size")
-    assert looked_at(Cache(images, size, "disk")) == looked_at(Cache(images, size, "ram"))
-    assert len(list(kept.iterdir())) == 1  # what was kept before gives its room back
-    assert looked_at(before) == first  # to all but those who use it
+    assert all_bytes(Cache(images, size, "disk")) == all_bytes(Cache(images, size, "ram"))
+    assert len(list(cache_folder.iterdir())) == 1  # what was kept before gives its room back
+    assert all_bytes(before) == first  # to all but those who use it
 
 
 def test_unreadable_images_have_the_reason_they_have_without_a_cache(folder):
@@ -227,17 +227,17 @@ def test_large_arrays_can_be_kept_too():
 
 def test_a_cache_can_be_pickled(folder):
     cache = Cache(open_images(folder, cache=False), SIZE, "ram")
-    expected = looked_at(cache)
+    expected = all_bytes(cache)
     other = pickle.loads(pickle.dumps(cache))
-    assert looked_at(other) == expected
+    assert all_bytes(other) == expected
 
 
-def test_a_disk_that_cannot_be_written_is_an_error_of_one_line(folder, kept):
-    kept.parent.parent.mkdir(exist_ok=True)
-    kept.parent.touch()
-    with pytest.raises(ResourceError, match=r"cannot be written .*--cache off") as found:
+def test_a_disk_that_cannot_be_written_is_an_error_of_one_line(folder, cache_folder):
+    cache_folder.parent.parent.mkdir(exist_ok=True)
+    cache_folder.parent.touch()
+    with pytest.raises(ResourceError, match=r"cannot be written .*--cache off") as raised:
         Cache(open_images(folder, cache=False), SIZE, "disk")
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(raised.value)
 
 
 # ---------------------------------------------------------------- what auto comes to
@@ -272,7 +272,7 @@ def test_free_memory_is_that_of_the_tightest_control_group(tmp_path):
     assert free_memory(tmp_path) == 2_000_000
 
 
-def test_there_is_some_room_here(kept):
-    kept.mkdir(parents=True)
+def test_there_is_some_room_here(cache_folder):
+    cache_folder.mkdir(parents=True)
     assert free_disk() > 2**20
     assert free_memory() > 2**20

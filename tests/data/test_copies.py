@@ -87,9 +87,9 @@ def test_pixels_become_a_png_without_loss(tmp_path, shape):
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     images = open_images(pixels)
     assert copy(tmp_path / "out", images, ["a", "b", "a"]) == 3
-    found = files(tmp_path / "out")
-    assert sorted(found) == ["a/0.png", "a/2.png", "b/1.png"]
-    for name, encoded in found.items():
+    copies = files(tmp_path / "out")
+    assert sorted(copies) == ["a/0.png", "a/2.png", "b/1.png"]
+    for name, encoded in copies.items():
         copied = np.asarray(Image.open(io.BytesIO(encoded)))
         np.testing.assert_array_equal(copied, images.read(int(name[2])))
 
@@ -118,16 +118,16 @@ def test_hostile_names_of_images_and_classes_stay_inside_the_folder(tmp_path):
     for number, classes in enumerate((["", *names[1:]], ["cat"] * len(names))):
         out = tmp_path / "deep" / str(number)
         assert copy(out, images, classes) == len(names)
-        found = files(tmp_path)
-        assert Counter(Path(name).parts[:2] for name in found)["deep", str(number)] == len(names)
-        assert len(found) == (number + 1) * len(names)
+        copies = files(tmp_path)
+        assert Counter(Path(name).parts[:2] for name in copies)["deep", str(number)] == len(names)
+        assert len(copies) == (number + 1) * len(names)
         inside = files(out)
         assert all(re.fullmatch(r"[\w][\w.-]*/[\w][\w.-]*\.png", name) for name in inside)
         assert len({path.split("/")[number] for path in inside}) == len(names)
-        shown = {
+        grays = {
             np.asarray(Image.open(io.BytesIO(encoded)))[0, 0, 0] for encoded in inside.values()
         }
-        assert len(shown) == len(names)
+        assert len(grays) == len(names)
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=())) | st.sampled_from(HOSTILE)))
@@ -181,9 +181,9 @@ def refused(error, folder, images, data=()):
         lambda: check_destination(folder, data),
         lambda: copy(folder, images, ["cat"] * len(images), data),
     ):
-        with pytest.raises(error) as found:
+        with pytest.raises(error) as raised:
             attempt()
-        message = str(found.value)
+        message = str(raised.value)
         assert "\n" not in message
         assert str(folder) in message
         assert "--copy-to" in message

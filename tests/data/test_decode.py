@@ -48,9 +48,9 @@ def png(width, height, pixels, extra=b""):
 
 
 def reason(encoded):
-    with pytest.raises(BadImage) as found:
+    with pytest.raises(BadImage) as raised:
         decode(encoded)
-    return found.value.reason
+    return raised.value.reason
 
 
 @pytest.mark.parametrize("kind", FORMATS)

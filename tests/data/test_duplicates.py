@@ -26,7 +26,7 @@ def photographs():
 
 
 @pytest.fixture(scope="module")
-def found(photographs):
+def copies(photographs):
     return duplicates(photographs)
 
 
@@ -70,15 +70,15 @@ def test_copies_of_real_photographs_are_found(photographs, tmp_path):
     assert copies.num_near == 40 * len(CHANGES) - lost
 
 
-def test_different_real_photographs_are_not_merged(photographs, found):
-    classes = [set(photographs.labels[found.groups == group]) for group in set(found.groups)]
+def test_different_real_photographs_are_not_merged(photographs, copies):
+    classes = [set(photographs.labels[copies.groups == group]) for group in set(copies.groups)]
     assert all(len(members) == 1 for members in classes)
     # By eye, 20 of these 2,772 are further copies: cartoons, stop signs, clip art saved twice.
-    assert found.num_exact == 0
-    assert 15 <= found.num_near <= 25
+    assert copies.num_exact == 0
+    assert 15 <= copies.num_near <= 25
 
 
-def test_the_pairs_found_are_all_there_are(photographs, found):
+def test_the_pairs_found_are_all_there_are(photographs, copies):
     thumbnails = []
     for row in range(len(photographs)):
         small = decode(photographs.read(row), min_side=64).resize((16, 16), Image.Resampling.BOX)
@@ -88,7 +88,7 @@ def test_the_pairs_found_are_all_there_are(photographs, found):
     cosines = np.triu(np.stack(thumbnails) @ np.stack(thumbnails).T, 1)
     sure = np.argwhere(cosines > ALIKE + 1e-4)
     assert len(sure) >= 20
-    assert (found.groups[sure[:, 0]] == found.groups[sure[:, 1]]).all()
+    assert (copies.groups[sure[:, 0]] == copies.groups[sure[:, 1]]).all()
 
 
 def test_plain_images_are_merged_only_if_they_are_the_same_file(tmp_path):

@@ -229,9 +229,9 @@ def test_an_empty_folder_and_one_without_images_say_what_they_hold(tmp_path):
         open_images(tmp_path)
     for name in ("a.txt", "b.TXT", "c.py", "README"):
         (tmp_path / name).touch()
-    with pytest.raises(DataError, match=r"found 2 x \.txt, 1 x .*1 x ") as found:
+    with pytest.raises(DataError, match=r"found 2 x \.txt, 1 x .*1 x ") as raised:
         open_images(tmp_path)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_folder_of_damaged_files_only_says_why(tmp_path):
@@ -351,9 +351,9 @@ def test_a_row_that_is_repeated_counts_once_unless_it_contradicts_itself(tmp_pat
 )
 def test_a_wrong_table_is_refused_in_one_line(tmp_path, text, message):
     fill(tmp_path, "1.png")
-    with pytest.raises(DataError, match=message) as found:
+    with pytest.raises(DataError, match=message) as raised:
         open_images(table(tmp_path, text))
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_table_of_labels_belongs_to_a_folder(tmp_path):
@@ -483,9 +483,9 @@ def test_a_member_beyond_all_bounds_is_an_error_of_the_file(tmp_path, place):
 def test_a_damaged_archive_is_refused_in_one_line(tmp_path):
     for name in ("d.zip", "d.tar", "d.tar.gz"):
         (tmp_path / name).write_bytes(b"no archive" * 100)
-        with pytest.raises(DataError, match="not a readable archive") as found:
+        with pytest.raises(DataError, match="not a readable archive") as raised:
             open_images(tmp_path / name)
-        assert "\n" not in str(found.value)
+        assert "\n" not in str(raised.value)
     with pytest.raises(DataError, match=r"no images \(found 1 x \.txt"):
         open_images(pack(tmp_path / "e.zip", [("a.txt", b"")]))
 
@@ -589,9 +589,9 @@ def test_digits_are_those_of_scikit_learn():
 
 def test_a_torchvision_set_is_read_from_disk_and_never_downloaded(tmp_path, monkeypatch):
     monkeypatch.setenv("NEARKIN_TORCHVISION", str(tmp_path))
-    with pytest.raises(DataError, match="download it once with") as found:
+    with pytest.raises(DataError, match="download it once with") as raised:
         open_images("torchvision:MNIST")
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(raised.value)
     with pytest.raises(DataError, match="not a known data set; there are CIFAR10"):
         open_images("torchvision:ImageNet")
     raw = tmp_path / "MNIST" / "raw"

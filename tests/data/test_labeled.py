@@ -50,7 +50,7 @@ def table(path, rows, delimiter=","):
     return str(path)
 
 
-def said(result):
+def known_classes(result):
     """The known class of each image that has one, by name."""
     names = zip(result.names, result.labels.tolist(), strict=True)
     return {name: result.classes[label] for name, label in names if label != UNKNOWN}
@@ -58,10 +58,10 @@ def said(result):
 
 def refusal(error, call, *args):
     """The message of the error that a call ends in, which is one line."""
-    with pytest.raises(error) as found:
+    with pytest.raises(error) as raised:
         call(*args)
-    assert "\n" not in str(found.value)
-    return str(found.value)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
 
 
 FLAT = ("1.png", "2.png", "3.png", "4.png", "5.png")
@@ -78,17 +78,19 @@ def data(tmp_path):
 
 def test_class_folders_elsewhere_are_added(tmp_path, data):
     labeled = fill(tmp_path / "known", "cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png", seed=9)
-    found = label_images(open_images(data), str(labeled), "")
-    assert found.classes == ("cat", "dog")
-    assert said(found) == {
+    images = label_images(open_images(data), str(labeled), "")
+    assert images.classes == ("cat", "dog")
+    assert known_classes(images) == {
         f"{labeled}/{name}": name[:3]
         for name in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png")
     }
-    assert [n for n, own in zip(found.names, own_images(found), strict=True) if own] == list(FLAT)
-    assert len(found) == 9
-    for row, name in enumerate(found.names):
-        assert found.read(row) == (data / name).read_bytes()
-    assert found.notes == ()
+    assert [n for n, own in zip(images.names, own_images(images), strict=True) if own] == list(
+        FLAT
+    )
+    assert len(images) == 9
+    for row, name in enumerate(images.names):
+        assert images.read(row) == (data / name).read_bytes()
+    assert images.notes == ()
 
 
 def test_class_folders_inside_the_data_add_nothing(data):
@@ -98,7 +100,7 @@ def test_class_folders_inside_the_data_add_nothing(data):
     assert labeled.names == images.names
     assert labeled.fingerprint == images.fingerprint
     assert own_images(labeled).all()
-    assert said(labeled) == {
+    assert known_classes(labeled) == {
         f"known/{name}": name[:3] for name in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png")
     }
 
@@ -110,7 +112,7 @@ def test_links_to_the_data_are_seen_through(tmp_path, data):
     assert own_images(labeled).all()
     rows = [(tmp_path / "link/1.png", "a"), (data / "known/../2.png", "b")]
     labeled = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
-    assert said(labeled) == {"1.png": "a", "2.png": "b"}
+    assert known_classes(labeled) == {"1.png": "a", "2.png": "b"}
 
 
 def test_copies_of_the_data_are_recognized_by_content(tmp_path, data):
@@ -119,20 +121,20 @@ def test_copies_of_the_data_are_recognized_by_content(tmp_path, data):
     (labeled / "cat/again.png").write_bytes((data / "2.png").read_bytes())
     (labeled / "dog/twice.png").write_bytes((labeled / "dog/new.png").read_bytes())
     (data / "same.png").write_bytes((data / "2.png").read_bytes())
-    found = label_images(open_images(data), str(labeled), "")
+    images = label_images(open_images(data), str(labeled), "")
     added = {f"{labeled}/cat/new.png": "cat", f"{labeled}/dog/new.png": "dog"}
-    assert said(found) == {"2.png": "cat", "same.png": "cat"} | added
-    assert set(found.names) == {*FLAT, "same.png", *added}
-    assert [own_images(found)[found.names.index(name)] for name in added] == [False, False]
-    assert own_images(found).sum() == 6
-    assert "2 images of the data are labeled as exact copies" in found.notes[0]
+    assert known_classes(images) == {"2.png": "cat", "same.png": "cat"} | added
+    assert set(images.names) == {*FLAT, "same.png", *added}
+    assert [own_images(images)[images.names.index(name)] for name in added] == [False, False]
+    assert own_images(images).sum() == 6
+    assert "2 images of the data are labeled as exact copies" in images.notes[0]
 
 
 def test_copies_within_the_data_share_a_label_that_a_path_gave(tmp_path, data):
     (data / "same.png").write_bytes((data / "2.png").read_bytes())
     rows = [("2.png", "cat"), ("3.png", "dog")]
     labeled = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
-    assert said(labeled) == {"2.png": "cat", "same.png": "cat", "3.png": "dog"}
+    assert known_classes(labeled) == {"2.png": "cat", "same.png": "cat", "3.png": "dog"}
     assert "1 images of the data" in labeled.notes[0]
 
 
@@ -140,13 +142,13 @@ def test_labels_of_the_data_themselves_stay_hidden(tmp_path):
     names = [f"{c}/{i}.png" for c in ("ant", "bee", "cat") for i in (1, 2)]
     images = open_images(fill(tmp_path / "data", *names))
     labeled = fill(tmp_path / "known", "p/1.png", "p/2.png", "q/1.png", "q/2.png", seed=9)
-    found = label_images(images, str(labeled), "")
+    labeled_images = label_images(images, str(labeled), "")
     assert images.classes == ("ant", "bee", "cat")
-    assert found.classes == ("p", "q")
-    assert (found.labels[own_images(found)] == UNKNOWN).all()
-    found = label_images(images, "", "cat,ant")
-    assert found.classes == ("cat", "ant")
-    assert found.labels.tolist() == [1, 1, UNKNOWN, UNKNOWN, 0, 0]
+    assert labeled_images.classes == ("p", "q")
+    assert (labeled_images.labels[own_images(labeled_images)] == UNKNOWN).all()
+    labeled_images = label_images(images, "", "cat,ant")
+    assert labeled_images.classes == ("cat", "ant")
+    assert labeled_images.labels.tolist() == [1, 1, UNKNOWN, UNKNOWN, 0, 0]
 
 
 def test_known_classes_are_numbered_as_numbers_where_they_are(tmp_path, data):
@@ -161,7 +163,7 @@ def test_any_name_that_a_file_system_allows_can_be_labeled(tmp_path):
     for name in odd[:3]:
         (known / name / "copy.png").write_bytes((data / f"{name}.png").read_bytes())
     labeled = label_images(open_images(data), str(known), "")
-    assert said(labeled) == {f"{known}/{n}/{n}.png": n for n in odd} | {
+    assert known_classes(labeled) == {f"{known}/{n}/{n}.png": n for n in odd} | {
         f"{n}.png": n for n in odd[:3]
     }
     assert list(labeled.names) == sorted(labeled.names, key=os.fsencode)
@@ -170,7 +172,7 @@ def test_any_name_that_a_file_system_allows_can_be_labeled(tmp_path):
     assert all("\n" not in note for note in labeled.notes)
     inside = label_images(open_images(tmp_path), str(known), "")
     assert own_images(inside).all()
-    assert set(said(inside)) >= {f"known/{name}/{name}.png" for name in odd}
+    assert set(known_classes(inside)) >= {f"known/{name}/{name}.png" for name in odd}
 
 
 def test_images_outside_all_class_folders_are_refused(tmp_path, data):
@@ -183,9 +185,9 @@ def test_damaged_labeled_images_are_bad_files_and_lend_no_class(tmp_path, data):
     labeled = fill(tmp_path / "known", "cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png", seed=9)
     (labeled / "ox").mkdir()
     (labeled / "ox/bad.png").write_text("no image")
-    found = label_images(open_images(data), str(labeled), "")
-    assert found.classes == ("cat", "dog")
-    assert [bad.name for bad in found.bad] == [f"{labeled}/ox/bad.png"]
+    images = label_images(open_images(data), str(labeled), "")
+    assert images.classes == ("cat", "dog")
+    assert [bad.name for bad in images.bad] == [f"{labeled}/ox/bad.png"]
     inside = label_images(open_images(tmp_path), str(labeled), "")
     assert [bad.name for bad in inside.bad] == ["known/ox/bad.png"]
 
@@ -207,7 +209,7 @@ def test_an_archive_of_class_folders_is_like_the_folder(tmp_path, data):
         f"{prefix}/dog/1.png": "dog",
         f"{prefix}/dog/2.png": "dog",
     }
-    assert said(labeled) == {"1.png": "cat"} | added
+    assert known_classes(labeled) == {"1.png": "cat"} | added
     row = labeled.names.index(f"{prefix}/dog/2.png")
     assert labeled.read(row) == encoded(11)
 
@@ -218,7 +220,7 @@ def test_arrays_with_labels_may_be_added_to_arrays(tmp_path):
     np.savez(tmp_path / "known.npz", x=x[3:], y=np.array([0, 1, 1, 0, -1, 2]))
     labeled = label_images(open_images(tmp_path / "data.npz"), str(tmp_path / "known.npz"), "")
     added = {f"{tmp_path}/known.npz/{row}": c for row, c in (("2", "1"), ("3", "0"), ("5", "2"))}
-    assert said(labeled) == {"3": "0", "4": "1"} | added
+    assert known_classes(labeled) == {"3": "0", "4": "1"} | added
     assert len(labeled) == 8  # the array without a label is not added
     assert labeled.is_small
     assert np.array_equal(labeled.read(labeled.names.index("4")), x[4])
@@ -248,7 +250,7 @@ def test_a_table_may_spell_the_images_of_the_data_in_many_ways(tmp_path, delimit
     rows = [(spelling.format(i, root=data), "ab"[i % 2]) for i in range(4)]
     path = table(tmp_path / "t.csv", rows, delimiter)
     labeled = label_images(open_images(data), path, "")
-    assert said(labeled) == {f"x/{i}.png": "ab"[i % 2] for i in range(4)}
+    assert known_classes(labeled) == {f"x/{i}.png": "ab"[i % 2] for i in range(4)}
     assert own_images(labeled).all()
 
 
@@ -266,7 +268,7 @@ def test_a_table_may_be_relative_to_itself_and_name_images_outside(tmp_path, dat
     ]
     labeled = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
     outside = {f"{tmp_path}/more/6.png": "a", f"{tmp_path}/more/7.png": "b"}
-    assert said(labeled) == {"1.png": "a", "2.png": "b", "3.png": "b"} | outside
+    assert known_classes(labeled) == {"1.png": "a", "2.png": "b", "3.png": "b"} | outside
     assert len(labeled) == 7
     for row, name in enumerate(labeled.names):
         assert labeled.read(row) == (data / name).read_bytes()
@@ -276,7 +278,7 @@ def test_a_name_in_the_data_goes_before_one_beside_the_table(tmp_path, data):
     fill(tmp_path, "1.png", "2.png", seed=9)
     rows = [("1.png", "a"), ("2.png", "b")]
     labeled = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
-    assert said(labeled) == {"1.png": "a", "2.png": "b"}
+    assert known_classes(labeled) == {"1.png": "a", "2.png": "b"}
     assert own_images(labeled).all()
 
 
@@ -284,7 +286,7 @@ def test_a_table_may_name_what_the_data_pass_over(tmp_path, data):
     fill(data, ".hidden/6.png", seed=9)
     rows = [("1.png", "a"), (".hidden/6.png", "b")]
     labeled = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
-    assert said(labeled) == {"1.png": "a", f"{data}/.hidden/6.png": "b"}
+    assert known_classes(labeled) == {"1.png": "a", f"{data}/.hidden/6.png": "b"}
 
 
 def test_a_parquet_table_labels_arrays_by_their_numbers(tmp_path):
@@ -295,7 +297,7 @@ def test_a_parquet_table_labels_arrays_by_their_numbers(tmp_path):
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     x = np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)
     labeled = label_images(open_images(x), str(tmp_path / "t.parquet"), "")
-    assert said(labeled) == {"0": "7", "3": "5"}
+    assert known_classes(labeled) == {"0": "7", "3": "5"}
 
 
 def test_the_table_that_lists_the_data_may_label_some_of_them(tmp_path, data):
@@ -303,7 +305,7 @@ def test_the_table_that_lists_the_data_may_label_some_of_them(tmp_path, data):
     path = table(data / "t.csv", rows)
     images = open_images(path)
     labeled = label_images(images, path, "")
-    assert said(labeled) == {"1.png": "a", "2.png": "b"}
+    assert known_classes(labeled) == {"1.png": "a", "2.png": "b"}
     assert len(labeled) == 4
 
 
@@ -322,7 +324,7 @@ def test_labeled_files_that_cannot_be_used_are_counted(tmp_path, data):
         (tmp_path / name).write_text("no image")
     rows = [("1.png", "a"), ("2.png", "b"), ("bad.png", "c"), ("bad2.png", "d"), ("data", "e")]
     labeled = label_images(open_images(data), table(tmp_path / "t.csv", rows), "")
-    assert said(labeled) == {"1.png": "a", "2.png": "b"}
+    assert known_classes(labeled) == {"1.png": "a", "2.png": "b"}
     examples = f"'{tmp_path}/bad2.png', '{data}', 'bad.png'"
     assert labeled.notes[0] == f"3 labeled files cannot be used, such as {examples}"
     assert {bad.name for bad in labeled.bad} == {"bad.png", str(data), f"{tmp_path}/bad2.png"}
@@ -374,13 +376,13 @@ def test_nothing_left_to_discover_is_refused(tmp_path, data):
 
 def test_a_class_of_one_image_is_a_note(tmp_path, data):
     labeled = fill(tmp_path / "known", "cat/1.png", "cat/2.png", "d\ng/1.png", seed=9)
-    found = label_images(open_images(data), str(labeled), "")
-    assert found.notes == (r"1 of 2 known classes have one image only, such as 'd\ng'",)
+    images = label_images(open_images(data), str(labeled), "")
+    assert images.notes == (r"1 of 2 known classes have one image only, such as 'd\ng'",)
 
 
 def test_either_images_or_names_say_what_is_known(data):
-    for given in (("", ""), ("known", "a,b")):
-        message = refusal(UsageError, label_images, open_images(data), *given)
+    for options in (("", ""), ("known", "a,b")):
+        message = refusal(UsageError, label_images, open_images(data), *options)
         assert "either --labeled PATH, or --known A,B" in message
 
 
@@ -413,17 +415,17 @@ def classed(tmp_path):
 
 
 def test_the_truth_may_be_what_the_data_say(tmp_path):
-    images, found = classed(tmp_path)
-    truth, names = truth_labels(found, "data", images)
+    images, labeled_images = classed(tmp_path)
+    truth, names = truth_labels(labeled_images, "data", images)
     assert names == ("bee", "cat", "ant")
     assert truth.tolist() == [2, 2, 0, 0, 1, 1]
-    assert found.labels.tolist() == [UNKNOWN, UNKNOWN, 0, UNKNOWN, 1, UNKNOWN]
+    assert labeled_images.labels.tolist() == [UNKNOWN, UNKNOWN, 0, UNKNOWN, 1, UNKNOWN]
 
 
 def test_the_truth_may_be_a_table_that_says_less(tmp_path):
-    images, found = classed(tmp_path)
+    images, labeled_images = classed(tmp_path)
     rows = [("ant\\1.png", "x"), ("cat/2.png", "cat"), ("bee/2.png", ""), ("gone.png", "y")]
-    truth, names = truth_labels(found, table(tmp_path / "t.csv", rows), images)
+    truth, names = truth_labels(labeled_images, table(tmp_path / "t.csv", rows), images)
     assert names == ("bee", "cat", "x")
     assert truth.tolist() == [2, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 1]
 
@@ -434,25 +436,25 @@ def test_the_truth_may_be_class_folders_with_the_same_paths(tmp_path, folder):
     paths = [f"{folder.format(name)}{row}.png" for row, name in enumerate(classes)]
     images = open_images(fill(tmp_path / "data", *paths), labels="none")
     labeled = fill(tmp_path / "known", "a/1.png", "a/2.png", "b/1.png", "b/2.png", seed=20)
-    found = label_images(images, str(labeled), "")
+    labeled_images = label_images(images, str(labeled), "")
     folders = [f"{name}/{row}.png" for row, name in enumerate(classes)]
     other = str(fill(tmp_path / "truth", *folders, "z/more.png", seed=50))
-    truth, names = truth_labels(found, other, images)
+    truth, names = truth_labels(labeled_images, other, images)
     assert names == ("a", "b", "z")
-    row = found.names.index
+    row = labeled_images.names.index
     assert [names[truth[row(path)]] for path in paths] == classes
-    assert (truth[~own_images(found)] == UNKNOWN).all()
+    assert (truth[~own_images(labeled_images)] == UNKNOWN).all()
 
 
 def test_the_truth_of_added_images_is_not_asked(tmp_path, data):
     labeled = fill(tmp_path / "known", "a/1.png", "a/2.png", "b/1.png", "b/2.png", seed=20)
     images = open_images(data)
-    found = label_images(images, str(labeled), "")
+    labeled_images = label_images(images, str(labeled), "")
     rows = [("1.png", "b"), ("2.png", "z"), (f"{labeled}/a/1.png", "b")]
-    truth, names = truth_labels(found, table(tmp_path / "t.csv", rows), images)
+    truth, names = truth_labels(labeled_images, table(tmp_path / "t.csv", rows), images)
     assert names == ("a", "b", "z")
-    assert truth[own_images(found)].tolist() == [1, 2, UNKNOWN, UNKNOWN, UNKNOWN]
-    assert (truth[~own_images(found)] == UNKNOWN).all()
+    assert truth[own_images(labeled_images)].tolist() == [1, 2, UNKNOWN, UNKNOWN, UNKNOWN]
+    assert (truth[~own_images(labeled_images)] == UNKNOWN).all()
 
 
 def test_arrays_may_be_the_truth_of_arrays(tmp_path):
@@ -466,11 +468,11 @@ def test_arrays_may_be_the_truth_of_arrays(tmp_path):
 
 
 def test_a_truth_that_cannot_be_used_is_refused(tmp_path, data):
-    images, found = classed(tmp_path / "x")
+    images, labeled_images = classed(tmp_path / "x")
     flat = open_images(data)
 
-    def message(truth, images, found_images=found):
-        return refusal(DataError, truth_labels, found_images, str(truth), images)
+    def message(truth, images, labeled_images=labeled_images):
+        return refusal(DataError, truth_labels, labeled_images, str(truth), images)
 
     assert "carry no labels" in message("data", flat)
     other = fill(tmp_path / "other", "a/p.png", "a/q.png", "b/r\n.png", "b/s.png")
@@ -487,7 +489,7 @@ def test_a_truth_that_cannot_be_used_is_refused(tmp_path, data):
 
 
 def test_known_classes_among_unlabeled_images_are_refused_in_mode_ncd(tmp_path):
-    images, found = classed(tmp_path)
+    images, labeled_images = classed(tmp_path)
     labeled, data = str(tmp_path / "known.csv"), str(tmp_path / "data")
     config = DiscoverConfig(labeled=labeled, truth="data", mode="ncd", val=0.0)
     message = refusal(DataError, open_discovery_data, data, config)
@@ -497,18 +499,18 @@ def test_known_classes_among_unlabeled_images_are_refused_in_mode_ncd(tmp_path):
     assert dataset.truth.tolist() == [2, 2, 0, 0, 1, 1]
     whole = label_images(images, "", "cat,bee")
     check_disjoint(whole, truth_labels(whole, "data", images)[0])
-    check_disjoint(found, np.full(6, UNKNOWN))
+    check_disjoint(labeled_images, np.full(6, UNKNOWN))
 
 
 def test_everything_is_the_same_at_a_second_start(tmp_path, data):
     labeled = fill(tmp_path / "known", "cat/1.png", "dog/1.png", seed=9)
     fill(tmp_path / "more", "1.png", "2.png", seed=20)
     rows = [("1.png", "a"), ("more/1.png", "b"), ("more/2.png", "a")]
-    for given in (str(labeled), table(tmp_path / "t.csv", rows)):
-        first, second = (label_images(open_images(data), given, "") for _ in range(2))
-        assert said(first) == said(second)
+    for source in (str(labeled), table(tmp_path / "t.csv", rows)):
+        first, second = (label_images(open_images(data), source, "") for _ in range(2))
+        assert known_classes(first) == known_classes(second)
         assert first.fingerprint == second.fingerprint
         assert first.key == second.key != ""
     (tmp_path / "more/1.png").write_bytes(encoded(99))
-    third = label_images(open_images(data), given, "")
+    third = label_images(open_images(data), source, "")
     assert third.read(third.names.index(f"{tmp_path}/more/1.png")) == encoded(99)

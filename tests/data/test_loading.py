@@ -48,28 +48,28 @@ def same(a, b):
 
 def run(made, signals):
     """The batches, while all workers are sent a signal after some of the steps."""
-    found = []
+    loaded = []
     for step, batch in enumerate(made.between(0, STEPS)):
-        found.append(batch)
+        loaded.append(batch)
         for worker in workers_now() if step in signals else ():
             os.kill(worker, signals[step])
-    return found
+    return loaded
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("at", [1, STEPS - 6])
 def test_workers_that_die_are_replaced_and_nothing_changes(folder, alone, number, at):
     with pytest.warns(UserWarning, match="workers are replaced at step"):
-        found = run(batches(folder, 2), {at: number})
-    assert len(found) == STEPS
-    assert all(map(same, found, alone))
+        loaded = run(batches(folder, 2), {at: number})
+    assert len(loaded) == STEPS
+    assert all(map(same, loaded, alone))
 
 
 def test_workers_that_hang_are_replaced_and_nothing_changes(folder, alone, monkeypatch):
     monkeypatch.setattr(loading, "PATIENCE", 2)
     with pytest.warns(UserWarning, match="workers are replaced at step"):
-        found = run(batches(folder, 1), {4: signal.SIGSTOP})
-    assert all(map(same, found, alone))
+        loaded = run(batches(folder, 1), {4: signal.SIGSTOP})
+    assert all(map(same, loaded, alone))
     assert workers_now() == []
 
 

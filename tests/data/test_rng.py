@@ -51,9 +51,9 @@ def test_asking_for_more_leaves_the_first_ones():
 
 @pytest.mark.parametrize("changed", ["seed", "epoch", "index", "view"])
 def test_every_argument_changes_every_number(changed):
-    given = {"seed": 3, "epoch": 5, "index": np.arange(100), "view": 1, "count": 20}
-    other = given | {changed: given[changed] + 1}
-    assert (uniform(**given) != uniform(**other)).all()
+    arguments = {"seed": 3, "epoch": 5, "index": np.arange(100), "view": 1, "count": 20}
+    other = arguments | {changed: arguments[changed] + 1}
+    assert (uniform(**arguments) != uniform(**other)).all()
 
 
 def test_arguments_do_not_stand_in_for_each_other():

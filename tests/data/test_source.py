@@ -95,7 +95,7 @@ class Closed(Scans):
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         (Broken(names=[]), "the data: 0 names; give at least one"),
         (Broken(names=["a", "a"]), "2 names; give at least one, each of its own"),
@@ -107,8 +107,8 @@ class Closed(Scans):
         ),
     ],
 )
-def test_a_source_that_contradicts_itself_is_told(source, told):
-    with pytest.raises(DataError, match=told):
+def test_a_source_that_contradicts_itself_is_told(source, message):
+    with pytest.raises(DataError, match=message):
         open_images(source)
 
 

@@ -16,8 +16,8 @@ def samples(count, labels=None, groups=None, splits=None):
     """Tiny images with these labels, groups and sides."""
     images = open_images(np.zeros((count, 2, 2), np.uint8))
     changes = {"labels": labels, "groups": groups}
-    given = {k: np.asarray(v, np.int64) for k, v in changes.items() if v is not None}
-    return replace(images, **given, **({} if splits is None else {"splits": np.array(splits)}))
+    arrays = {k: np.asarray(v, np.int64) for k, v in changes.items() if v is not None}
+    return replace(images, **arrays, **({} if splits is None else {"splits": np.array(splits)}))
 
 
 @settings(deadline=None, max_examples=60)
@@ -56,9 +56,7 @@ def test_the_share_is_kept():
 )
 def test_labels_have_no_say(labels, other, share, seed):
     permuted = other.sample(labels, len(labels))
-    divided = [
-        split_rows(samples(len(labels), given), share, seed) for given in (None, labels, permuted)
-    ]
+    divided = [split_rows(samples(len(labels), y), share, seed) for y in (None, labels, permuted)]
     for train, test in divided[1:]:
         assert train.tolist() == divided[0][0].tolist()
         assert test.tolist() == divided[0][1].tolist()
@@ -87,12 +85,12 @@ def test_the_seed_decides_and_nothing_else():
 
 @settings(deadline=None, max_examples=30)
 @given(st.sets(st.integers(0, 299), min_size=150), st.integers(0, 99))
-def test_a_image_stays_on_its_side_when_others_come_or_go(kept, seed):
+def test_a_image_stays_on_its_side_when_others_come_or_go(subset, seed):
     images = samples(300)
-    rows = np.array(sorted(kept))
+    rows = np.array(sorted(subset))
     _, test = split_rows(images, 0.3, seed)
     _, fewer = split_rows(images.subset(rows), 0.3, seed)
-    assert set(rows[fewer]) == set(test) & kept
+    assert set(rows[fewer]) == set(test) & subset
 
 
 def test_a_larger_share_only_adds_to_the_held_out():

@@ -54,9 +54,9 @@ def test_an_epoch_is_one_pass_over_the_unlabeled_images():
     passes = []
     for epoch in range(3):
         steps = range(12 * epoch, 12 * (epoch + 1))
-        seen = [row for step in steps for row in of("unlabeled", order.rows(step))]
-        assert len(set(seen)) == len(seen) == 48
-        passes.append(seen)
+        rows = [row for step in steps for row in of("unlabeled", order.rows(step))]
+        assert len(set(rows)) == len(rows) == 48
+        passes.append(rows)
     assert passes[0] != passes[1] != passes[2]
     assert set(passes[0]) | set(passes[1]) | set(passes[2]) == set(range(1, 100, 2))
 
@@ -66,9 +66,9 @@ def test_labeled_images_begin_anew_as_often_as_needed():
     order = streams()
     passes = []
     for first in range(0, 70, 7):
-        seen = [row for step in range(first, first + 7) for row in of("labeled", order.rows(step))]
-        assert len(set(seen)) == len(seen) == 28
-        passes.append(tuple(seen))
+        rows = [row for step in range(first, first + 7) for row in of("labeled", order.rows(step))]
+        assert len(set(rows)) == len(rows) == 28
+        passes.append(tuple(rows))
     assert len(set(passes)) == 10
     assert set().union(*passes) == set(range(0, 60, 2))
 

@@ -42,8 +42,8 @@ def samples(count: int, size: int = 32, channels: int = 3, seed: int = 0) -> tor
 
 
 def sampled(view: View, count: int, size: int = 32, **changes) -> ViewParams:
-    given = dict(seed=0, epoch=0, index=np.arange(count), number=0, width=size, height=size)
-    return sample_view(view, **given | changes)
+    defaults = dict(seed=0, epoch=0, index=np.arange(count), number=0, width=size, height=size)
+    return sample_view(view, **defaults | changes)
 
 
 def only(params: ViewParams, rows) -> ViewParams:
@@ -418,7 +418,7 @@ def test_views_are_values_of_python_and_of_toml(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "0 views; give 1 to 64"),
         ("views = 3", "view 1: 3 is no view; give a table of kind, scale"),
@@ -433,10 +433,10 @@ def test_views_are_values_of_python_and_of_toml(tmp_path):
         ("[[views]", "cannot read the views of"),
     ],
 )
-def test_a_file_of_views_that_is_wrong_is_told_in_words(tmp_path, text, told):
+def test_a_file_of_views_that_is_wrong_is_told_in_words(tmp_path, text, message):
     path = tmp_path / "views.toml"
     path.write_text(text)
-    with pytest.raises(UsageError, match=re.escape(told)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         augmentation(str(path))
 
 
