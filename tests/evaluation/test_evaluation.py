@@ -148,13 +148,16 @@ def test_one_neighbor_is_the_nearest_neighbor_classifier(table):
 
 def test_images_without_a_label_neither_vote_nor_count(table):
     bank, labels, queries, truth = table
-    some, asked = np.arange(len(labels)) % 3 > 0, np.arange(len(truth)) % 2 > 0
+    bank_labeled, query_labeled = np.arange(len(labels)) % 3 > 0, np.arange(len(truth)) % 2 > 0
     hidden = knn(
-        features(bank, np.where(some, labels, -1)),
-        features(queries, np.where(asked, truth, -1)),
+        features(bank, np.where(bank_labeled, labels, -1)),
+        features(queries, np.where(query_labeled, truth, -1)),
         k=20,
     )
-    train, test = features(bank[some], labels[some]), features(queries[asked], truth[asked])
+    train, test = (
+        features(bank[bank_labeled], labels[bank_labeled]),
+        features(queries[query_labeled], truth[query_labeled]),
+    )
     assert hidden == knn(train, test, k=20)
 
 
@@ -270,12 +273,12 @@ def test_classes_too_small_to_share_are_all_learned_from():
 def test_choosing_with_some_of_the_images_still_learns_from_all(table, monkeypatch):
     bank, labels, queries, truth = table
     monkeypatch.setattr(probe, "CHOICE_LIMIT", 300)
-    found = train_probe(bank, labels, seed=0)
+    trained = train_probe(bank, labels, seed=0)
     again = fit_path(
-        (bank - found.mean) / found.std, torch.from_numpy(labels), 10, [found.strength]
+        (bank - trained.mean) / trained.std, torch.from_numpy(labels), 10, [trained.strength]
     )
-    assert torch.equal(again[0][0], found.weight)
-    assert (found.predict(queries) == truth).mean() > 0.93
+    assert torch.equal(again[0][0], trained.weight)
+    assert (trained.predict(queries) == truth).mean() > 0.93
 
 
 # Clusters and geometry
@@ -283,15 +286,15 @@ def test_choosing_with_some_of_the_images_still_learns_from_all(table, monkeypat
 
 def test_clusters_of_digits_are_those_of_scikit_learn(table):
     _, _, queries, truth = table
-    found = {measure.name: measure for measure in clusters(features(queries, truth), seed=0)}
+    measures = {measure.name: measure for measure in clusters(features(queries, truth), seed=0)}
     x = normalize(queries.numpy())
     reference = KMeans(10, n_init=10, random_state=0).fit_predict(x)
-    assert 0.65 < found["cluster accuracy"].value < 0.9
-    assert found["NMI"].value == pytest.approx(
+    assert 0.65 < measures["cluster accuracy"].value < 0.9
+    assert measures["NMI"].value == pytest.approx(
         normalized_mutual_info_score(truth, reference), abs=0.06
     )
-    assert found["ARI"].value == pytest.approx(adjusted_rand_score(truth, reference), abs=0.1)
-    assert all(m.low < m.value < m.high and m.high - m.low < 0.25 for m in found.values())
+    assert measures["ARI"].value == pytest.approx(adjusted_rand_score(truth, reference), abs=0.1)
+    assert all(m.low < m.value < m.high and m.high - m.low < 0.25 for m in measures.values())
 
 
 def test_clusters_far_apart_are_found_without_error():
@@ -311,8 +314,8 @@ def test_clusters_do_not_depend_on_the_length_of_the_features(table):
 
 def test_collapsed_features_give_the_largest_class_and_no_agreement():
     truth = np.array([0] * 30 + [1] * 20)
-    found = {m.name: m.value for m in clusters(features(torch.ones(50, 100), truth), seed=0)}
-    assert found == {"cluster accuracy": 0.6, "NMI": 0.0, "ARI": 0.0}
+    values = {m.name: m.value for m in clusters(features(torch.ones(50, 100), truth), seed=0)}
+    assert values == {"cluster accuracy": 0.6, "NMI": 0.0, "ARI": 0.0}
 
 
 def test_geometry_needs_no_labels_and_says_what_two_views_share():
@@ -373,8 +376,8 @@ def test_two_images_are_enough_not_to_fail():
 
 def test_classes_that_training_never_showed_are_named_in_the_protocols(table):
     bank, labels, queries, truth = table
-    seen = labels < 7
-    measures, _ = measured(features(bank[seen], labels[seen]), features(queries, truth))
+    known = labels < 7
+    measures, _ = measured(features(bank[known], labels[known]), features(queries, truth))
     assert all("3 test classes" in m.protocol and m.value < 0.8 for m in measures[:2])
 
 

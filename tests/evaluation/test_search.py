@@ -93,13 +93,13 @@ def search(table, queries, top):
     return most_similar(table.blocks(), queries, top)
 
 
-def ask(*given):
-    return main([str(argument) for argument in ("neighbors", *given)])
+def neighbors_command(*arguments):
+    return main([str(argument) for argument in ("neighbors", *arguments)])
 
 
-def refusal(code, capsys, *given):
+def refusal(code, capsys, *arguments):
     capsys.readouterr()
-    assert ask(*given) == code
+    assert neighbors_command(*arguments) == code
     printed = capsys.readouterr()
     (line,) = printed.err.splitlines()
     assert line.startswith("error: ")
@@ -141,15 +141,15 @@ def test_equal_images_are_in_the_order_of_the_table_wherever_blocks_begin(querie
         vectors[same] = vectors[same[0]]
         path = write_table(tmp_path / f"{count}.parquet", vectors, count // 3)
         near = vectors[same[0]] + 0.1 * rng.normal(size=(queries, DIM))
-        for found in search(open_table(path), near, 5):
-            assert [n.path for n in found] == [f"{row}.png" for row in same]
+        for neighbors in search(open_table(path), near, 5):
+            assert [n.path for n in neighbors] == [f"{row}.png" for row in same]
 
 
 def test_a_thousand_equal_images_are_no_more_than_the_first_few(tmp_path):
     table = open_table(write_folder(tmp_path / "folder", np.ones((1000, 3)), 300))
-    (found,) = search(table, np.ones((1, 3)), 4)
-    assert [n.path for n in found] == ["0.png", "1.png", "2.png", "3.png"]
-    assert [n.similarity for n in found] == pytest.approx([1] * 4)
+    (neighbors,) = search(table, np.ones((1, 3)), 4)
+    assert [n.path for n in neighbors] == ["0.png", "1.png", "2.png", "3.png"]
+    assert [n.similarity for n in neighbors] == pytest.approx([1] * 4)
 
 
 def test_blocks_hold_no_more_rows_than_are_said(tmp_path):
@@ -157,34 +157,34 @@ def test_blocks_hold_no_more_rows_than_are_said(tmp_path):
     assert [len(b.vectors) for b in open_table(path).blocks()] == [BLOCK_SIZE] * 2 + [5]
 
 
-@pytest.mark.parametrize("wanted", [[0], [39], [0, 5, 6, 7, 39], [13], list(range(40)), []])
-def test_rows_are_read_by_their_places(wanted, tmp_path):
+@pytest.mark.parametrize("rows", [[0], [39], [0, 5, 6, 7, 39], [13], list(range(40)), []])
+def test_rows_are_read_by_their_places(rows, tmp_path):
     vectors = np.eye(40)
     table = open_table(write_folder(tmp_path / "folder", vectors, 7))
-    blocks = table.blocks(np.array(wanted, int))
-    found = [row for block in blocks for row in block.vectors.argmax(1).tolist()]
-    assert found == wanted
+    blocks = table.blocks(np.array(rows, int))
+    rows_read = [row for block in blocks for row in block.vectors.argmax(1).tolist()]
+    assert rows_read == rows
 
 
 # The command
 
 
 def test_a_image_of_the_table_is_its_own_nearest_one_and_its_copy_the_next(run, images, capsys):
-    assert ask(run, images / "cat" / "00.png", "--top", 2, "--json") == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["image"] == str(images / "cat" / "00.png")
-    assert [n["path"] for n in found["neighbors"]] == ["cat/00.png", "dog/29.png"]
-    assert [n["label"] for n in found["neighbors"]] == ["cat", "dog"]
-    assert [n["similarity"] for n in found["neighbors"]] == pytest.approx([1, 1], abs=1e-5)
+    assert neighbors_command(run, images / "cat" / "00.png", "--top", 2, "--json") == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert answer["image"] == str(images / "cat" / "00.png")
+    assert [n["path"] for n in answer["neighbors"]] == ["cat/00.png", "dog/29.png"]
+    assert [n["label"] for n in answer["neighbors"]] == ["cat", "dog"]
+    assert [n["similarity"] for n in answer["neighbors"]] == pytest.approx([1, 1], abs=1e-5)
 
 
 def test_all_kinds_of_tables_give_the_same_answer(run, images, capsys):
-    given = [images / "dog" / "03.png", images / "cat" / "02.png", "--json", "--top", "30"]
+    arguments = [images / "dog" / "03.png", images / "cat" / "02.png", "--json", "--top", "30"]
     answers = []
     for table in ("embeddings.parquet", "table.npz", "parts"):
-        assert ask(run, *given, "--in", run / table) == 0
+        assert neighbors_command(run, *arguments, "--in", run / table) == 0
         answers.append(json.loads(capsys.readouterr().out))
-    assert ask(run, *given) == 0
+    assert neighbors_command(run, *arguments) == 0
     answers.append(json.loads(capsys.readouterr().out))
     for answer in answers[1:]:
         for one, first in zip(answer, answers[0]):
@@ -218,7 +218,7 @@ def test_a_image_is_seen_as_embed_sees_it(run, images, tmp_path):
 def test_people_are_shown_a_line_per_neighbor(run, images, capsys, tmp_path):
     strange = tmp_path / "red\x1b[31m\n.png"
     shutil.copy(images / "cat" / "00.png", strange)
-    assert ask(run, strange, "--top", 2) == 0
+    assert neighbors_command(run, strange, "--top", 2) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == str(tmp_path / r"red\x1b[31m\n.png")
     assert lines[1:] == ["   1.000  cat/00.png  cat", "   1.000  dog/29.png  dog"]
@@ -242,9 +242,9 @@ def test_a_image_that_cannot_be_read_is_named(kind, run, images, tmp_path, capsy
     assert f"{kind}.png' cannot be read" in line
 
 
-@pytest.mark.parametrize("given", [[], ["a.png", "--top", "0"]])
-def test_nothing_to_look_for_is_refused(given, run, capsys):
-    refusal(2, capsys, run, *given)
+@pytest.mark.parametrize("arguments", [[], ["a.png", "--top", "0"]])
+def test_nothing_to_look_for_is_refused(arguments, run, capsys):
+    refusal(2, capsys, run, *arguments)
 
 
 # Tables of something else
@@ -330,8 +330,8 @@ def test_a_sound_table_of_another_program_is_taken(run, images, tmp_path):
     columns = {"path": ["a", "b"], "label": pa.array([None, "x"], pa.string())}
     vectors = [[1.0] * DIM, [-1.0] * DIM]
     parquet.write_table(pa.table({**columns, "vector": vectors}), tmp_path / "t.parquet")
-    (found,) = nearkin.neighbors(run, [images / "cat/00.png"], vectors=tmp_path / "t.parquet")
-    assert [(n.path, n.label) for n in found.neighbors] == [("a", ""), ("b", "x")]
+    (answer,) = nearkin.neighbors(run, [images / "cat/00.png"], vectors=tmp_path / "t.parquet")
+    assert [(n.path, n.label) for n in answer.neighbors] == [("a", ""), ("b", "x")]
 
 
 BYTES = {
@@ -380,7 +380,7 @@ def test_a_flipped_byte_is_refused_or_changes_no_more_than_numbers(
     content = bytearray((run / "embeddings.parquet").read_bytes())
     content[int(place * len(content))] ^= 0xFF
     (tmp_path / "t.parquet").write_bytes(content)
-    code = ask(run, images / "cat" / "00.png", "--in", tmp_path / "t.parquet")
+    code = neighbors_command(run, images / "cat" / "00.png", "--in", tmp_path / "t.parquet")
     assert code in (0, 3, 5), capsys.readouterr().err
 
 
@@ -415,11 +415,11 @@ def test_a_small_index_gives_what_comparing_all_gives(table, faiss, run, images,
     path = tmp_path / "x.faiss"
     assert main(["index", str(run / table), "-o", str(path)]) == 0
     assert "30 images, Flat" in capsys.readouterr().out
-    given = [run, images / "dog" / "03.png", images / "cat" / "02.png", "--in", run / table]
-    given += ["--json", "--top", 3]
-    assert ask(*given) == 0
+    arguments = [run, images / "dog" / "03.png", images / "cat" / "02.png", "--in", run / table]
+    arguments += ["--json", "--top", 3]
+    assert neighbors_command(*arguments) == 0
     exact = capsys.readouterr().out
-    assert ask(*given, "--index", path) == 0
+    assert neighbors_command(*arguments, "--index", path) == 0
     assert capsys.readouterr().out == exact
 
 
@@ -472,32 +472,32 @@ def indexed(faiss, run, images, tmp_path):
 
 
 def test_an_index_of_other_vectors_is_refused(indexed, run, capsys):
-    _, given = indexed
-    other = [*given[:3], run / "embeddings.parquet", *given[4:]]
+    _, arguments = indexed
+    other = [*arguments[:3], run / "embeddings.parquet", *arguments[4:]]
     assert "x.faiss is not of " in refusal(5, capsys, *other)
 
 
 @pytest.mark.parametrize("place", [0, 0.5, 0.99])
 def test_an_index_that_was_changed_is_not_loaded(place, indexed, capsys):
-    folder, given = indexed
+    folder, arguments = indexed
     content = bytearray((folder / "x.faiss").read_bytes())
     content[int(place * len(content))] ^= 1
     (folder / "x.faiss").write_bytes(content)
-    assert "not the file that is noted beside it" in refusal(5, capsys, *given)
+    assert "not the file that is noted beside it" in refusal(5, capsys, *arguments)
 
 
 @pytest.mark.parametrize("note", [None, "", "[]", "{}", "[" * 100_000, '{"kind": 1}'])
 def test_an_index_without_a_sound_note_is_not_loaded(note, indexed, capsys):
-    folder, given = indexed
+    folder, arguments = indexed
     (folder / "x.faiss.json").unlink()
     if note is not None:
         (folder / "x.faiss.json").write_text(note)
-    assert "x.faiss.json cannot be used" in refusal(5, capsys, *given)
+    assert "x.faiss.json cannot be used" in refusal(5, capsys, *arguments)
 
 
 def test_an_index_that_is_not_there_is_refused(indexed, capsys):
-    _, given = indexed
-    refusal(5, capsys, *given[:-1], "no.faiss")
+    _, arguments = indexed
+    refusal(5, capsys, *arguments[:-1], "no.faiss")
 
 
 def test_an_index_replaces_no_file_of_another_kind(run, capsys):

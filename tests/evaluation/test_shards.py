@@ -81,17 +81,17 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def refusal(given, code, capsys):
-    assert main([str(argument) for argument in given]) == code
+def refusal(command, code, capsys):
+    assert main([str(argument) for argument in command]) == code
     err = capsys.readouterr().err.splitlines()
     (line,) = [line for line in err if line.startswith("error: ")]
     assert "a bug" not in line
     return line
 
 
-def start(given, **variables):
+def start(command, **variables):
     return subprocess.Popen(
-        [sys.executable, "-m", "nearkin", *given],
+        [sys.executable, "-m", "nearkin", *command],
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -114,9 +114,9 @@ def test_the_parts_are_one_table_with_the_rows_of_the_single_file(parts, run, im
 def test_parts_of_whole_batches_have_the_bits_of_the_single_file(run, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (600, 8, 8, 3), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", x=pixels)
-    given = ["embed", str(run), str(tmp_path / "data.npz"), "-o"]
-    assert main([*given, str(tmp_path / "one.parquet")]) == 0
-    assert main([*given, f"{tmp_path / 'parts'}/", "--shard", "256"]) == 0
+    command = ["embed", str(run), str(tmp_path / "data.npz"), "-o"]
+    assert main([*command, str(tmp_path / "one.parquet")]) == 0
+    assert main([*command, f"{tmp_path / 'parts'}/", "--shard", "256"]) == 0
     one, table = (parquet.read_table(tmp_path / name) for name in ("one.parquet", "parts"))
     assert table.equals(one)
     sizes = [parquet.read_metadata(p).num_rows for p in sorted((tmp_path / "parts").glob("p*"))]
@@ -245,9 +245,9 @@ SRUN = [
 def test_two_processes_at_once_make_what_one_makes(parts, run, images, tmp_path):
     folder = tmp_path / "vectors"
     both = [start(arguments(run, images, folder), **variable) for variable in SRUN]
-    said = [process.communicate(timeout=300) for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert said[1] == ("", "")  # only the first speaks
+    outputs = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert outputs[1] == ("", "")  # only the first speaks
     assert contents(folder) == contents(parts)
 
 
@@ -290,13 +290,13 @@ def test_a_share_by_hand_and_processes_contradict_each_other(
 
 @pytest.mark.parametrize("option", [("--part", "1/2"), ("--shard", "5")])
 def test_a_single_file_has_no_parts(option, run, images, tmp_path, capsys):
-    given = ["embed", run, images, "-o", tmp_path / "one.parquet", *option]
-    assert "is one file" in refusal(given, 2, capsys)
+    command = ["embed", run, images, "-o", tmp_path / "one.parquet", *option]
+    assert "is one file" in refusal(command, 2, capsys)
 
 
 def test_a_part_of_no_image_is_refused(run, images, tmp_path, capsys):
-    given = ["embed", run, images, "-o", f"{tmp_path / 'v'}/", "--shard", 0]
-    assert "--shard 0" in refusal(given, 2, capsys)
+    command = ["embed", run, images, "-o", f"{tmp_path / 'v'}/", "--shard", 0]
+    assert "--shard 0" in refusal(command, 2, capsys)
 
 
 # Folders of something else
@@ -315,18 +315,18 @@ def test_other_images_or_other_labels_are_refused(parts, run, images, tmp_path, 
     names = sorted(path.relative_to(images.parent) for path in images.rglob("*.png"))
     for label in ("a", "b"):
         table.write_text("path,label\n" + "".join(f"{name},{label}\n" for name in names))
-        given = arguments(run, table, tmp_path / "v")
+        command = arguments(run, table, tmp_path / "v")
         if label == "a":
-            assert main(given) == 0
+            assert main(command) == 0
             capsys.readouterr()
-    assert "another data;" in refusal(given, 4, capsys)
+    assert "another data;" in refusal(command, 4, capsys)
 
 
 def test_another_size_of_the_parts_is_refused_and_the_old_one_named(
     parts, run, images, tmp_path, capsys
 ):
-    given = ["embed", run, images, "-o", parts, "--shard", 4]
-    assert "another --shard, 3;" in refusal(given, 4, capsys)
+    command = ["embed", run, images, "-o", parts, "--shard", 4]
+    assert "another --shard, 3;" in refusal(command, 4, capsys)
 
 
 def test_what_is_refused_is_left_alone(parts, images, tmp_path, capsys):

@@ -23,16 +23,16 @@ def resident():
 
 usual = min(pages_of_a_large_tensor() for _ in range(5))
 with keep_freed_memory():
-    kept = min(pages_of_a_large_tensor() for _ in range(20))
+    with_reuse = min(pages_of_a_large_tensor() for _ in range(20))
     held = resident()
-print(json.dumps([usual, kept, held - resident()]))
+print(json.dumps([usual, with_reuse, held - resident()]))
 """
 
 
 def test_large_tensors_get_the_same_pages_again_and_give_them_back_in_the_end():
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    usual, kept, given_back = json.loads(said)
-    assert kept < 16
-    assert usual > kept  # 32 if they are huge ones, else 16,384
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    usual, with_reuse, given_back = json.loads(output)
+    assert with_reuse < 16
+    assert usual > with_reuse  # 32 if they are huge ones, else 16,384
     assert given_back > 12_000  # of 16,384 pages of the last tensor

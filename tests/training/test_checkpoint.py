@@ -126,8 +126,8 @@ def test_the_newest_checkpoints_stay_and_what_is_not_one_is_left_alone(tmp_path)
     run = run_at(1)
     for step in (8, 9, 10, 99_999_999, 100_000_000):
         save(tmp_path, step, *run)
-    kept = ["ckpt-00000010.pt", "ckpt-100000000.pt", "ckpt-99999999.pt"]
-    assert names(tmp_path) == [*kept, "ckpt-best.pt", "notes.txt"]
+    newest = ["ckpt-00000010.pt", "ckpt-100000000.pt", "ckpt-99999999.pt"]
+    assert names(tmp_path) == [*newest, "ckpt-best.pt", "notes.txt"]
     assert latest(tmp_path).name == "ckpt-100000000.pt"
     save(tmp_path, 100_000_001, *run, keep=1)
     assert names(tmp_path) == ["ckpt-100000001.pt", "ckpt-best.pt", "notes.txt"]
@@ -234,9 +234,9 @@ def test_one_good_checkpoint_after_several_damaged_ones_is_enough(folder):
     save(folder, 30, *run_at(30))
     for step in (20, 30):
         (folder / f"ckpt-000000{step}.pt").write_bytes(b"")
-    found = load(folder, *run_at(0))
-    assert found.step == 10
-    assert [path.name for path in found.damaged] == [
+    checkpoint = load(folder, *run_at(0))
+    assert checkpoint.step == 10
+    assert [path.name for path in checkpoint.damaged] == [
         "ckpt-00000030.pt.corrupt",
         "ckpt-00000020.pt.corrupt",
     ]
@@ -404,8 +404,8 @@ def crashes(tmp_path_factory):
     code = (
         f"import sys, json, pathlib; sys.path[:0] = {[str(here.parent), str(here.parents[1])]!r}\n"
         f"import {here.stem} as t\n"
-        f"found = {{n: getattr(t, n)(pathlib.Path(f)) for n, f in {folders!r}.items()}}\n"
-        "print(json.dumps(found))"
+        f"results = {{n: getattr(t, n)(pathlib.Path(f)) for n, f in {folders!r}.items()}}\n"
+        "print(json.dumps(results))"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)

@@ -44,15 +44,15 @@ def made(tmp_path, monkeypatch):
 def steps_saved(made, seconds, every=1.0):
     """After how many seconds, in a training of a step a second, checkpoints were written."""
     checkpointer, clock, _ = made
-    found, start = [], clock.now
+    seconds_saved, start = [], clock.now
     folder = checkpointer.files.folder.checkpoints
     while clock.now < start + seconds:
         clock.now += every
         newest = checkpoint.latest(folder)
         checkpointer.after(checkpointer.done + 1, requested=False, last=False)
         if checkpoint.latest(folder) != newest:
-            found.append(clock.now - start)
-    return found
+            seconds_saved.append(clock.now - start)
+    return seconds_saved
 
 
 def test_a_checkpoint_is_written_once_a_minute(made):
@@ -84,8 +84,8 @@ def test_three_failures_in_a_row_are_an_error_and_two_are_not(made, monkeypatch)
         checkpointer.after(checkpointer.done + 1, requested=True, last=False)
     with pytest.raises(ResourceError, match="no room"):
         checkpointer.after(checkpointer.done + 1, requested=True, last=False)
-    said = checkpointer.files.folder.log.read_text()
-    assert said.count("warning: no room; training goes on") == 4
+    log = checkpointer.files.folder.log.read_text()
+    assert log.count("warning: no room; training goes on") == 4
 
 
 def test_the_last_one_must_succeed(made, monkeypatch):

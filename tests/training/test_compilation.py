@@ -26,9 +26,9 @@ for name, (device, graphs) in itertools.product(names, ways):
     compile_branches(compiled, graphs=graphs)
     batches = lambda name, step: batch_for(name, step).to(device)
     expected, _ = run(plain, name, batches=batches)
-    found, _ = run(compiled, name, batches=batches)
+    result, _ = run(compiled, name, batches=batches)
     assert compiled.online.backbone._compiled_call_impl is not None
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     assert list(compiled.state_dict()) == list(plain.state_dict())
     for key, value in plain.state_dict().items():
         torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)

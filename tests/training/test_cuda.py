@@ -88,13 +88,13 @@ def test_a_step_waits_for_nothing(name):
 def test_views_are_those_of_the_processor(preset):
     samples = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
     images = open_images(samples)
-    found = []
+    first_batches = []
     for device in (GPU, CPU):
         order = Order(len(images), 32, seed=0)
         kinds = views_of(preset)
         batches = Batches(images, kinds, image_size=32, order=order, device=device)
-        found.append(next(iter(batches.between(0, 1))))
-    for ours, theirs in zip(found[0].views, found[1].views, strict=True):
+        first_batches.append(next(iter(batches.between(0, 1))))
+    for ours, theirs in zip(first_batches[0].views, first_batches[1].views, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
 
 

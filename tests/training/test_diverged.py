@@ -114,7 +114,7 @@ def test_a_memory_that_is_not_finite_leaves_everything_as_it_was(name):
     method = small(name)
     take(method, batch_for(name, 19), 19)
     for tensor in remembered(method):
-        kept = tensor.clone()
+        original = tensor.clone()
         tensor.fill_(math.nan)
         before = state_of(method)
         try:
@@ -124,7 +124,7 @@ def test_a_memory_that_is_not_finite_leaves_everything_as_it_was(name):
         else:  # this step did not read it, so nothing else may have caught it
             state = state_of(method)
             assert all(v.isfinite().all() for k, v in state.items() if before[k].isfinite().all())
-        tensor.copy_(kept)
+        tensor.copy_(original)
 
 
 def test_the_first_parameter_with_such_a_gradient_is_named():

@@ -34,8 +34,8 @@ CONFIG = TrainConfig(
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     path = tmp_path_factory.mktemp("images") / "data.npz"
-    shown = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
-    np.savez(path, x=shown)
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+    np.savez(path, x=pixels)
     return path
 
 
@@ -189,10 +189,12 @@ print(*codes)
 def test_of_fifty_runs_that_start_in_one_folder_one_wins(tmp_path):
     command = [sys.executable, "-c", RACE, str(tmp_path / "run"), str(STARTS)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    *said, codes = done.stdout.splitlines()
+    *messages, codes = done.stdout.splitlines()
     assert sorted(codes.split()) == ["0", *["4"] * (STARTS - 1)]
-    assert all("in use by" in line for line in said)
-    assert sum("in use by process" in line for line in said) >= STARTS // 2  # once it has signed
+    assert all("in use by" in line for line in messages)
+    assert (
+        sum("in use by process" in line for line in messages) >= STARTS // 2
+    )  # once it has signed
 
 
 def test_whoever_holds_a_folder_is_named_and_a_copy_of_it_is_free(tmp_path):
@@ -261,12 +263,12 @@ def test_every_setting_but_the_free_ones_is_named_when_it_contradicts_the_run():
     stored = replace(CONFIG, options={"temperature": 0.1})
     for entry in fields(TrainConfig):
         change = {entry.name: changed(entry) if entry.name != "seed" else 5}
-        asked = replace(stored, **change)
+        new = replace(stored, **change)
         if entry.name in (*FREE, "max_time"):
-            continued(asked, stored)
+            continued(new, stored)
             continue
         with pytest.raises(UsageError, match=f"--{entry.name.replace('_', '-')} .* became"):
-            continued(asked, stored)
+            continued(new, stored)
 
 
 def test_the_documentation_names_the_free_settings():

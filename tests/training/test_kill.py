@@ -46,10 +46,10 @@ def test_the_methods_together_are_killed_at_every_aim():
 def test_kills_and_resumes_end_where_the_unbroken_run_ends(method, harness, tmp_path):
     aims = aims_of(method)
     kills = 2 * len(aims)  # every second one comes at random
-    found = harness(method=method, kills=kills, seed=0, folder=str(tmp_path), aims=aims)
-    assert "failed" not in found, found["failed"]
-    assert found["kills"] == kills
-    assert all(found["aims"][aim] == 1 for aim in aims)
-    assert found["in_write"] >= sum(AIMS[aim].where == "half" for aim in aims)
-    assert found["resumes"] >= 1, "no run went on from a checkpoint, so nothing was tested"
-    assert found["differing"] == []
+    report = harness(method=method, kills=kills, seed=0, folder=str(tmp_path), aims=aims)
+    assert "failed" not in report, report["failed"]
+    assert report["kills"] == kills
+    assert all(report["aims"][aim] == 1 for aim in aims)
+    assert report["in_write"] >= sum(AIMS[aim].where == "half" for aim in aims)
+    assert report["resumes"] >= 1, "no run went on from a checkpoint, so nothing was tested"
+    assert report["differing"] == []

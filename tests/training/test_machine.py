@@ -75,9 +75,9 @@ def test_another_number_of_threads_is_told(usual, tmp_path):
     folder = shutil.copytree(usual, tmp_path / "copy")
     for file in (folder / "run" / "checkpoints").iterdir():
         file.unlink()
-    said = run(folder, "--resume", OMP_NUM_THREADS="2").stderr
-    assert "cpu, 1 thread became cpu, 2 threads" in said
-    assert "bits" in said
+    message = run(folder, "--resume", OMP_NUM_THREADS="2").stderr
+    assert "cpu, 1 thread became cpu, 2 threads" in message
+    assert "bits" in message
 
 
 @pytest.mark.slow

@@ -122,25 +122,25 @@ def assert_equal(result, expected, atol=0.0):
 
 def test_lars_takes_the_step_worked_out_by_hand():
     """|w| = 5, |g| = 1: the ratio is .001 x 5 / 1.5 and the decayed gradient (.9, 1.2)."""
-    found = one_step([[3.0, 4.0]], [[0.6, 0.8]], lr=1.0, weight_decay=0.1, momentum=0.0)
-    assert_equal(found, [[2.997, 3.996]])
+    updated = one_step([[3.0, 4.0]], [[0.6, 0.8]], lr=1.0, weight_decay=0.1, momentum=0.0)
+    assert_equal(updated, [[2.997, 3.996]])
 
 
 def test_clipped_lars_takes_the_step_worked_out_by_hand():
     """The ratio .02 x 5 / 1.5 = 1/15 becomes 1/15 / .4 = 1/6."""
     options = dict(weight_decay=0.1, eta=0.02, clip=True, momentum=0.0)
-    found = one_step([[3.0, 4.0]], [[0.6, 0.8]], lr=0.4, **options)
-    assert_equal(found, [[2.94, 3.92]])
+    updated = one_step([[3.0, 4.0]], [[0.6, 0.8]], lr=0.4, **options)
+    assert_equal(updated, [[2.94, 3.92]])
 
 
 def test_clipping_never_exceeds_plain_gradient_descent():
-    found = one_step([[3.0, 4.0]], [[0.6, 0.8]], lr=0.5, eta=100.0, clip=True)
-    assert_equal(found, [[2.7, 3.6]])
+    updated = one_step([[3.0, 4.0]], [[0.6, 0.8]], lr=0.5, eta=100.0, clip=True)
+    assert_equal(updated, [[2.7, 3.6]])
 
 
 def test_lars_treats_a_vector_as_plain_gradient_descent_does():
-    found = one_step([3.0, 4.0], [0.6, 0.8], lr=0.5, weight_decay=0.1)
-    assert_equal(found, [2.7, 3.6])
+    updated = one_step([3.0, 4.0], [0.6, 0.8], lr=0.5, weight_decay=0.1)
+    assert_equal(updated, [2.7, 3.6])
 
 
 def test_lars_can_treat_a_vector_as_it_treats_a_matrix():
@@ -150,14 +150,14 @@ def test_lars_can_treat_a_vector_as_it_treats_a_matrix():
 
 @pytest.mark.parametrize("clip", [False, True])
 def test_lars_leaves_zero_weights_free_to_move(clip):
-    found = one_step([[0.0, 0.0]], [[0.6, 0.8]], lr=0.5, weight_decay=0.1, clip=clip)
-    assert_equal(found, [[-0.3, -0.4]])
+    updated = one_step([[0.0, 0.0]], [[0.6, 0.8]], lr=0.5, weight_decay=0.1, clip=clip)
+    assert_equal(updated, [[-0.3, -0.4]])
 
 
 @pytest.mark.parametrize("clip", [False, True])
 def test_lars_survives_a_learning_rate_and_a_gradient_of_zero(clip):
-    found = one_step([[3.0, 4.0]], [[0.0, 0.0]], lr=0.0, clip=clip)
-    assert_equal(found, [[3.0, 4.0]])
+    updated = one_step([[3.0, 4.0]], [[0.0, 0.0]], lr=0.0, clip=clip)
+    assert_equal(updated, [[3.0, 4.0]])
 
 
 def test_lars_takes_steps_that_do_not_depend_on_the_scale_of_the_loss():
@@ -193,9 +193,9 @@ def test_lars_leaves_gradients_as_they_are(clip):
 
 
 def test_lars_skips_what_has_no_gradient():
-    kept = nn.Parameter(torch.ones(2, 2))
-    LARS([kept], 1.0, weight_decay=0.1).step()
-    assert torch.equal(kept, torch.ones(2, 2))
+    weights = nn.Parameter(torch.ones(2, 2))
+    LARS([weights], 1.0, weight_decay=0.1).step()
+    assert torch.equal(weights, torch.ones(2, 2))
 
 
 def names_of(method, params):
@@ -264,9 +264,9 @@ def test_sgd_decays_everything_and_lars_does_so_if_told(name, options):
 
 
 def test_the_settings_of_lars_reach_it():
-    asked = dict(eta=0.02, clip=True, vectors=True)
-    lars = build_optimizer(Siamese(), name="lars", lr=0.1, weight_decay=0.0, **asked)
-    assert all(asked.items() <= group.items() for group in lars.param_groups)
+    options = dict(eta=0.02, clip=True, vectors=True)
+    lars = build_optimizer(Siamese(), name="lars", lr=0.1, weight_decay=0.0, **options)
+    assert all(options.items() <= group.items() for group in lars.param_groups)
 
 
 def test_learning_rates_are_plain_numbers_even_from_a_numpy_schedule():

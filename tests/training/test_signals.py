@@ -121,8 +121,8 @@ class Sender:
             code = self.kills.finish(child)
             stops.append([code, before, self.saved()[-1], after + 1])
         log = (self.broken / "train.log").read_text()
-        said = [int(step) for step in re.findall(rf"stopped by {name} after step (\d+)", log)]
-        return {"stops": stops, "said": said, "differing": self.differing()}
+        logged = [int(step) for step in re.findall(rf"stopped by {name} after step (\d+)", log)]
+        return {"stops": stops, "logged": logged, "differing": self.differing()}
 
     def stopped_at_once(self, name: str) -> list[object]:
         """The exit code after a second signal during a step that would not end."""
@@ -173,7 +173,7 @@ class Sender:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def report(tmp_path_factory):
     """What happened, in a process that had imported everything and forked for every run."""
     command = [sys.executable, __file__, str(tmp_path_factory.mktemp("signals"))]
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -184,46 +184,44 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", STOPPING)
-def test_a_run_that_is_asked_to_stop_saves_the_step_under_way_or_the_next(name, found):
-    stops = found["stopped"][name]["stops"]
+def test_a_run_that_is_asked_to_stop_saves_the_step_under_way_or_the_next(name, report):
+    stops = report["stopped"][name]["stops"]
     assert len(stops) == len(STEPS[name])
     for code, before, saved, after in stops:
         assert code == STOPPING[name]
         assert before <= saved <= after
-    assert found["stopped"][name]["said"] == [saved for _, _, saved, _ in stops]
+    assert report["stopped"][name]["logged"] == [saved for _, _, saved, _ in stops]
 
 
 @pytest.mark.parametrize("name", STOPPING)
-def test_a_run_that_was_stopped_ends_where_the_unbroken_run_ends(name, found):
-    assert found["stopped"][name]["differing"] == []
+def test_a_run_that_was_stopped_ends_where_the_unbroken_run_ends(name, report):
+    assert report["stopped"][name]["differing"] == []
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
-def test_a_second_signal_acts_at_once_and_saves_nothing(name, code, found):
-    assert found["at once"][name] == [code, []]
+def test_a_second_signal_acts_at_once_and_saves_nothing(name, code, report):
+    assert report["at once"][name] == [code, []]
 
 
-def test_a_run_never_says_that_a_step_is_saved_which_is_not(found):
-    code, saved, said = found["between"]
+def test_a_run_never_says_that_a_step_is_saved_which_is_not(report):
+    code, saved, logged = report["between"]
     assert code == 143
-    assert saved == [said]
+    assert saved == [logged]
 
 
 @pytest.mark.parametrize("name", ["SIGSTOP", "SIGHUP"])
-def test_waiting_and_a_closed_terminal_under_nohup_are_harmless(name, found):
-    assert found["harmless"][name] == [0, []]
+def test_waiting_and_a_closed_terminal_under_nohup_are_harmless(name, report):
+    assert report["harmless"][name] == [0, []]
 
 
-def test_a_run_that_is_asked_to_save_does_so_and_goes_on(found):
-    asked = found["asked"]
-    assert asked["code"] == 0
-    *middle, last = asked["saved"]
+def test_a_run_that_is_asked_to_save_does_so_and_goes_on(report):
+    run = report["asked"]
+    assert run["code"] == 0
+    *middle, last = run["saved"]
     assert len(middle) == 2
-    assert all(
-        before <= step <= after + 1 for step, (before, after) in zip(middle, asked["times"])
-    )
+    assert all(before <= step <= after + 1 for step, (before, after) in zip(middle, run["times"]))
     assert last > middle[-1]
-    assert asked["differing"] == []
+    assert run["differing"] == []
 
 
 if __name__ == "__main__":

@@ -30,25 +30,25 @@ class Asked(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.operations: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
         chosen = args[1] if name in ("index", "index_put_", "_index_put_impl_") else ()
         by_mask = any(x is not None and x.dtype == torch.bool for x in chosen)
         if name in ASKING or by_mask:
-            self.found.append(name)
+            self.operations.append(name)
         return func(*args, **(kwargs or {}))
 
 
 def asked_by(method, batch) -> list[str]:
     """What forward, backward and commit ask for."""
     method.train()
-    with Asked() as asked:
+    with Asked() as mode:
         step = method(batch, 0.7)
         step.loss.backward()
         method.commit(step.memo, 0.7)
-    return asked.found
+    return mode.operations
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n not in PARTED + ASKS_PROCESSORS])
@@ -76,9 +76,9 @@ def test_what_a_method_does_on_a_gpu_stays_there_and_needs_no_number(name):
     """Tensors of two devices, or a number that is asked for, are an error here."""
     method, batch = small(name).train(), batch_for(name, 0)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        found = pretended(method)(batch.to("cuda"), 0.7)
-        method.commit(found.memo, 0.7)
-    assert found.loss.device.type == "cuda"
+        step = pretended(method)(batch.to("cuda"), 0.7)
+        method.commit(step.memo, 0.7)
+    assert step.loss.device.type == "cuda"
     assert {buffer.device.type for buffer in method.buffers()} <= {"cuda"}
 
 
@@ -96,14 +96,14 @@ class Waited(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.copies: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket is torch.ops.aten._to_copy:
             crosses = args[0].device.type != out.device.type
             if crosses and not (kwargs or {}).get("non_blocking"):
-                self.found.append(f"{args[0].device} to {out.device}")
+                self.copies.append(f"{args[0].device} to {out.device}")
         return out
 
 
@@ -117,4 +117,4 @@ def test_views_are_given_to_a_gpu_without_waiting(preset):
         with Waited() as waited:
             batch = next(batches.between(0, 1))
     assert {x.device for x in (*batch.views, batch.index, batch.label)} == {gpu}
-    assert waited.found == []
+    assert waited.copies == []
