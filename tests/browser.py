@@ -48,7 +48,7 @@ HOSTILE = [
 
 @contextmanager
 def chromium():
-    """One browser, for as many pages as are wanted."""
+    """One browser, for any number of pages."""
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -101,18 +101,18 @@ def small_map(names=None, count=300, **changes):
     return ImageMap(**parts | changes)
 
 
-def page_of(shown, *, served=False):
+def page_of(image_map, *, served=False):
     return document(
         title="What was learned",
         kicker="nearkin train",
         lead="A test.",
-        sections=[("Map", map_section(shown))],
+        sections=[("Map", map_section(image_map))],
         script=script(),
         served=served,
     )
 
 
-class Shown:
+class OpenPage:
     """A page that is open in the browser."""
 
     def __init__(self, browser, address, *, width=1280, height=900, clock=False, **options):
@@ -131,7 +131,7 @@ class Shown:
         self.settle()
 
     def settle(self):
-        """Until what was asked for has been drawn."""
+        """Wait until the changes have been drawn."""
         self.page.evaluate(
             "() => new Promise((f) => requestAnimationFrame(() => requestAnimationFrame(f)))"
         )
@@ -154,23 +154,23 @@ class Shown:
         return self.find(selector).all_inner_texts()
 
     @property
-    def said(self):
+    def live_text(self):
         return self.find("#map-live").text_content()
 
     @cached_property
     def box(self):
         return self.find("#map-canvas").bounding_box()
 
-    def spot(self, shown, row):
+    def spot(self, image_map, row):
         """Where an image lies in the window while the whole map is shown."""
-        low, high = shown.xy.min(axis=0), shown.xy.max(axis=0)
+        low, high = image_map.xy.min(axis=0), image_map.xy.max(axis=0)
         size = np.array([self.box["width"], self.box["height"]])
         scale = ((size - 2 * PADDING) / (high - low)).min()
-        x, y = (shown.xy[row] - (low + high) / 2) * scale
+        x, y = (image_map.xy[row] - (low + high) / 2) * scale
         return self.box["x"] + size[0] / 2 + x, self.box["y"] + size[1] / 2 - y
 
-    def click(self, shown, row):
-        self.page.mouse.click(*self.spot(shown, row))
+    def click(self, image_map, row):
+        self.page.mouse.click(*self.spot(image_map, row))
         self.settle()
 
     def pixels(self):
@@ -185,15 +185,15 @@ class Shown:
     def turns(self, at, color):
         """Wait until a place has a color, nearly: thumbnails are stored with loss."""
         for _ in range(100):
-            seen = self.color(*at)
-            if np.allclose(seen, color, atol=12):
+            pixel = self.color(*at)
+            if np.allclose(pixel, color, atol=12):
                 return
             self.page.wait_for_timeout(20)
-        raise AssertionError(f"{at} is {seen}, not {color}")
+        raise AssertionError(f"{at} is {pixel}, not {color}")
 
 
 class Stub(BaseHTTPRequestHandler):
-    """Says what the server of a page says, and keeps what it is told."""
+    """Answers as the server of a page does, and records what is sent to it."""
 
     def __init__(self, held, *args):
         self.held = held
@@ -203,19 +203,19 @@ class Stub(BaseHTTPRequestHandler):
         if self.path == "/":
             return self.answer(self.held["page"].encode(), "text/html; charset=utf-8")
         if self.path == "/classes":
-            return self.on_progress(self.held["classes"])
+            return self.reply(self.held["classes"])
         return self.answer(self.held["image"], "image/webp")
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/search":
             self.held["searched"] = body
-            return self.on_progress(self.held["found"])
-        said = json.loads(body)
-        self.held["asked"].append((self.path, said))
+            return self.reply(self.held["search_result"])
+        arguments = json.loads(body)
+        self.held["requests"].append((self.path, arguments))
         if "refuse" in self.held:
-            return self.on_progress({"error": self.held["refuse"]}, 409)
-        return self.on_progress(getattr(self, self.path.strip("/"))(**said))
+            return self.reply({"error": self.held["refuse"]}, 409)
+        return self.reply(getattr(self, self.path.strip("/"))(**arguments))
 
     def name(self, clusters, name):
         for one in self.held["classes"]["classes"]:
@@ -233,8 +233,8 @@ class Stub(BaseHTTPRequestHandler):
     def export(self, folder, numbers):
         return {"folder": f"/runs/1/exports/{folder}", "images": len(numbers or range(300))}
 
-    def on_progress(self, said, status=200):
-        self.answer(json.dumps(said).encode(), "application/json", status)
+    def reply(self, value, status=200):
+        self.answer(json.dumps(value).encode(), "application/json", status)
 
     def answer(self, content, kind, status=200):
         self.send_response(status)
@@ -248,22 +248,23 @@ class Stub(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(shown):
+def serving(image_map):
     """The page of a map with a server behind it: its address, and all that the server holds."""
-    found = [("new-1", "novel"), ("new-2", "novel"), ("dog", "known")]
-    classes = [dict(cluster=name, name="", kind=kind, size=100) for name, kind in found]
-    of = shown.colorings[0].values.tolist()
+    clusters = [("new-1", "novel"), ("new-2", "novel"), ("dog", "known")]
+    classes = [dict(cluster=name, name="", kind=kind, size=100) for name, kind in clusters]
+    of = image_map.colorings[0].values.tolist()
     held = {
-        "page": page_of(shown, served=True),
+        "page": page_of(image_map, served=True),
         "image": sheet(np.full((1, 300, 300, 3), 90, np.uint8), 1),
         "classes": {
             "editable": True,
             "classes": classes,
             "cluster_of": {
-                str(number): found[each][0] for number, each in zip(shown.number.tolist(), of)
+                str(number): clusters[each][0]
+                for number, each in zip(image_map.number.tolist(), of)
             },
         },
-        "asked": [],
+        "requests": [],
     }
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Stub, held)) as server:
         thread = threading.Thread(target=server.serve_forever)

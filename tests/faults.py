@@ -59,10 +59,10 @@ def piece(table: Path, method: str, kills: int) -> None:
     seeds = [int(row["seed"]) for row in read(table) if row["method"] == method]
     seed = max(seeds, default=-1) + 1
     with tempfile.TemporaryDirectory() as folder:
-        found = harness(method, min(kills, PIECE), seed, folder)
-    aims, differing = found.pop("aims"), "; ".join(found.pop("differing"))
+        counts = harness(method, min(kills, PIECE), seed, folder)
+    aims, differing = counts.pop("aims"), "; ".join(counts.pop("differing"))
     place = {"commit": commit(), "method": method, "seed": seed}
-    add(table, {**place, **found, **aims, "differing": differing})
+    add(table, {**place, **counts, **aims, "differing": differing})
 
 
 def totals(rows: list[dict[str, str]], method: str) -> dict[str, int]:
@@ -84,22 +84,22 @@ def main() -> int:
     parser.add_argument("--kills", type=int, required=True, help="of each method, in all")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("-o", type=Path, required=True, dest="table")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     warm_up()
-    methods = asked.methods.split(",")
+    methods = options.methods.split(",")
 
     def done(method: str) -> int:
-        return totals(read(asked.table), method)["kills"]
+        return totals(read(options.table), method)["kills"]
 
-    while done(last := min(methods, key=done)) < asked.kills:
-        piece(asked.table, last, asked.kills - done(last))
-        print(f"{last}: {done(last)} of {asked.kills} kills", flush=True)
-    found = {method: totals(read(asked.table), method) for method in methods}
-    for method, total in found.items():
-        said = "  ".join(f"{count:6} {name}" for name, count in total.items())
-        print(f"{method:20}{said}{'' if sound(total) else '  FAILED'}")
-    return int(not all(map(sound, found.values())))
+    while done(last := min(methods, key=done)) < options.kills:
+        piece(options.table, last, options.kills - done(last))
+        print(f"{last}: {done(last)} of {options.kills} kills", flush=True)
+    sums = {method: totals(read(options.table), method) for method in methods}
+    for method, total in sums.items():
+        columns = "  ".join(f"{count:6} {name}" for name, count in total.items())
+        print(f"{method:20}{columns}{'' if sound(total) else '  FAILED'}")
+    return int(not all(map(sound, sums.values())))
 
 
 if __name__ == "__main__":

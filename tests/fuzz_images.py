@@ -55,7 +55,7 @@ SECONDS = 5.0
 PROCESSES = 2
 HUNG = "hung"
 
-Look = Callable[[int], str]
+Judge = Callable[[int], str]
 """What becomes of the image with a seed: 'accepted', or the reason why it is refused."""
 
 
@@ -173,15 +173,15 @@ def mend(data: bytearray) -> None:
         at = end + 4
 
 
-def look(seed: int) -> str:
+def judge(seed: int) -> str:
     """Take the image with this seed as a run does: its header, all of it, a view, crops of it."""
     data = damaged(seed)
     try:
         try:
-            seen = header(data[:PREFIX])
+            size = header(data[:PREFIX])
         except BadImage:
-            seen = header(data)
-        if seen.width * seen.height > MAX_PIXELS:
+            size = header(data)
+        if size.width * size.height > MAX_PIXELS:
             return "too-large"
         whole = decode(data)
         assert whole.mode == "RGB"
@@ -192,7 +192,7 @@ def look(seed: int) -> str:
     return "accepted"
 
 
-def serve(look: Look, seeds: Iterable[int], report: int, seconds: float) -> None:
+def serve(judge: Judge, seeds: Iterable[int], report: int, seconds: float) -> None:
     """In a process of its own: announce every seed, and say what became of it."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -203,20 +203,20 @@ def serve(look: Look, seeds: Iterable[int], report: int, seconds: float) -> None
         signal.setitimer(signal.ITIMER_PROF, seconds)  # whose signal ends the process
         signal.alarm(round(20 * seconds) + 1)  # in case that it waits, and computes nothing
         try:
-            verdict = look(seed)
+            verdict = judge(seed)
         except Exception as error:
             verdict = f"raised {type(error).__name__}: {' '.join(str(error).split())}"
         os.write(report, f"{verdict}\n".encode())
 
 
-def start(look: Look, seeds: Iterable[int], seconds: float) -> tuple[int, IO[str]]:
+def start(judge: Judge, seeds: Iterable[int], seconds: float) -> tuple[int, IO[str]]:
     """Fork a process for these seeds; returns its number and the file that it reports to."""
     report = tempfile.TemporaryFile("r+", encoding="utf-8")  # noqa: SIM115  (finish closes it)
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            serve(look, seeds, report.fileno(), seconds)
+            serve(judge, seeds, report.fileno(), seconds)
             code = 0
         finally:
             os._exit(code)
@@ -229,39 +229,39 @@ def finish(child: int, report: IO[str]) -> list[tuple[str, str]]:
     report.seek(0)
     with report:
         lines = [line.rstrip("\n").partition(" ") for line in report]
-    found = [(seed, verdict) for seed, _, verdict in lines]
+    pairs = [(seed, verdict) for seed, _, verdict in lines]
     if code:
         end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        found[-1] = (found[-1][0], HUNG if end in ("SIGPROF", "SIGALRM") else f"ended by {end}")
-    return found
+        pairs[-1] = (pairs[-1][0], HUNG if end in ("SIGPROF", "SIGALRM") else f"ended by {end}")
+    return pairs
 
 
-def verdicts(look: Look, seeds: range, seconds: float) -> dict[int, str]:
+def verdicts(judge: Judge, seeds: range, seconds: float) -> dict[int, str]:
     """What became of the image with each seed. A process that ends early is started anew."""
-    found = dict[int, str]()
+    results = dict[int, str]()
     waiting = [seeds[part::PROCESSES] for part in range(PROCESSES)]
     while waiting := [part for part in waiting if part]:
-        children = [start(look, part, seconds) for part in waiting]
+        children = [start(judge, part, seconds) for part in waiting]
         for number, child in enumerate(children):
-            seen = finish(*child)
-            found |= {int(seed): verdict for seed, verdict in seen}
-            waiting[number] = waiting[number][len(seen) :]
-    return found
+            pairs = finish(*child)
+            results |= {int(seed): verdict for seed, verdict in pairs}
+            waiting[number] = waiting[number][len(pairs) :]
+    return results
 
 
-def fuzz(look: Look, seeds: range, seconds: float = SECONDS) -> dict[str, object]:
+def fuzz(judge: Judge, seeds: range, seconds: float = SECONDS) -> dict[str, object]:
     """The verdicts on all seeds, counted."""
-    found = verdicts(look, seeds, seconds)
-    hangs = sorted(seed for seed, verdict in found.items() if verdict == HUNG)
+    results = verdicts(judge, seeds, seconds)
+    hangs = sorted(seed for seed, verdict in results.items() if verdict == HUNG)
     crashes = {
         seed: verdict
-        for seed, verdict in sorted(found.items())
+        for seed, verdict in sorted(results.items())
         if verdict.startswith(("raised", "ended"))
     }
-    usual = Counter(v for s, v in found.items() if s not in hangs and s not in crashes)
+    usual = Counter(v for s, v in results.items() if s not in hangs and s not in crashes)
     accepted = usual.pop("accepted", 0)
     return {
-        "images": len(found),
+        "images": len(results),
         "accepted": accepted,
         "refused": dict(usual.most_common()),
         "crashes": crashes,
@@ -272,4 +272,4 @@ def fuzz(look: Look, seeds: range, seconds: float = SECONDS) -> dict[str, object
 if __name__ == "__main__":
     count, seed = map(int, sys.argv[1:])
     corpus()
-    sys.stdout.write(json.dumps(fuzz(look, range(seed, seed + count))) + "\n")
+    sys.stdout.write(json.dumps(fuzz(judge, range(seed, seed + count))) + "\n")

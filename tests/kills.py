@@ -231,11 +231,11 @@ def resumed_steps(out: Path) -> list[int]:
 def files(out: Path) -> dict[str, bytes]:
     """The content of everything in a run folder that must not depend on kills."""
     paths = [path for path in out.rglob("*") if path.is_file() and path.name not in OWN]
-    kept = [path for path in paths if not re.fullmatch(r"ckpt-\d+\.pt", path.name)]
-    found = {str(path.relative_to(out)): path.read_bytes() for path in kept}
-    if "report.html" in found:  # it says where the run is
-        found["report.html"] = found["report.html"].replace(str(out).encode(), b"RUN")
-    return found
+    lasting = [path for path in paths if not re.fullmatch(r"ckpt-\d+\.pt", path.name)]
+    contents = {str(path.relative_to(out)): path.read_bytes() for path in lasting}
+    if "report.html" in contents:  # it says where the run is
+        contents["report.html"] = contents["report.html"].replace(str(out).encode(), b"RUN")
+    return contents
 
 
 def temporary(out: Path) -> set[Path]:
@@ -308,10 +308,10 @@ def harness(
         command = arguments(method, data, broken, seed=seed)
         turns = itertools.cycle(aims)
         shots = [RANDOM if number % 2 == 0 else next(turns) for number in range(kills)]
-        tally, found, counts = Counter[str](), set[str](), Counter(shots)
+        tally, differing, counts = Counter[str](), set[str](), Counter(shots)
 
         def compare() -> None:
-            found.update(differences(whole, broken))
+            differing.update(differences(whole, broken))
             tally["runs"] += 1
             tally["resumes"] += len(resumed_steps(broken))
             shutil.rmtree(broken)
@@ -328,7 +328,7 @@ def harness(
         compare()
     return {
         "kills": kills, "resumes": 0, "in_write": 0, **tally,
-        "differing": sorted(found), "aims": counts,
+        "differing": sorted(differing), "aims": counts,
     }  # fmt: skip
 
 

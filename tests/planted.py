@@ -34,7 +34,7 @@ class Bug:
 
     path: Path
 
-    def said(self, what: str) -> str:
+    def header(self, what: str) -> str:
         """What follows `what:` at the top of the patch."""
         match = re.search(rf"^{what}: (.+)$", self.path.read_text(), re.MULTILINE)
         assert match, f"{self.path.name} has no line '{what}: ...'"
@@ -84,17 +84,19 @@ def main(names: list[str]) -> int:
     bugs = planted(names)
     with tempfile.TemporaryDirectory() as folder:
         root = copied(Path(folder))
-        if code := run_tests(root, sorted({bug.said("Test") for bug in bugs})):
+        if code := run_tests(root, sorted({bug.header("Test") for bug in bugs})):
             print(f"the tests do not pass without any bug (pytest says {code})")
             return 1
         missed = 0
         for bug in bugs:
             bug.apply(root)
-            caught = run_tests(root, [bug.said("Test")]) == 1
+            caught = run_tests(root, [bug.header("Test")]) == 1
             bug.apply(root, "--reverse")
             missed += not caught
             print(
-                "caught" if caught else "MISSED", f"{bug.path.stem}: {bug.said('Bug')}", flush=True
+                "caught" if caught else "MISSED",
+                f"{bug.path.stem}: {bug.header('Bug')}",
+                flush=True,
             )
     print(f"{len(bugs) - missed} of {len(bugs)} planted bugs caught")
     return missed

@@ -263,13 +263,13 @@ def mixed_negatives(query, novel, known, easy, drawn, mix, num_hard):
     """
     hardest = []
     for q, places, draws, shares in zip(query, easy, drawn, mix):
-        found = []
+        products = []
         for partners, row in zip(draws, shares):
             for e, partner, several in zip(places, partners, row):
                 for mu in several:
                     zeta = [mu * x + (1 - mu) * y for x, y in zip(novel[e], known[partner])]
-                    found.append(dot(q, normalized(zeta)))
-        hardest.append(sorted(found, reverse=True)[:num_hard])
+                    products.append(dot(q, normalized(zeta)))
+        hardest.append(sorted(products, reverse=True)[:num_hard])
     return hardest
 
 
@@ -314,8 +314,8 @@ def agree_in_slope(fast, slow, inputs, seed=0):
     """
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(fast(*inputs).shape, generator=generator, dtype=torch.float64)
-    found = gradients(lambda *leaves: (fast(*leaves) * weights).sum(), inputs)
-    for position, gradient in enumerate(found):
+    slopes = gradients(lambda *leaves: (fast(*leaves) * weights).sum(), inputs)
+    for position, gradient in enumerate(slopes):
         direction = vectors(*gradient.shape, seed=seed + 3000)
 
         def along(distance, position=position, direction=direction):

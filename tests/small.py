@@ -125,7 +125,7 @@ def run(method, name, *, until=6, total=6, folder=None, start=(0, None), batches
     optimizer = optimizer or build_optimizer(method, name="sgd", lr=0.05, weight_decay=1e-4)
     start = start if folder is None else checkpoint.load(folder, method, optimizer).step
     losses = []
-    for done, found in steps(
+    for done, result in steps(
         method,
         optimizer,
         (batches(name, step) for step in range(start, total)),
@@ -134,7 +134,7 @@ def run(method, name, *, until=6, total=6, folder=None, start=(0, None), batches
         schedule=warmup_cosine(0.1),
         seed=3,
     ):
-        losses.append(found.loss.item())
+        losses.append(result.loss.item())
         if done == until:
             break
     return losses, optimizer

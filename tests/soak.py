@@ -33,10 +33,10 @@ def open_files() -> int:
 
 
 class Watch:
-    """Looks at the process now and then, when it is told of a step."""
+    """Samples the process at some of the steps."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[int, float, int, int]] = []
+        self.samples: list[tuple[int, float, int, int]] = []
 
     def info(self, text: str) -> None:
         """Nothing."""
@@ -44,7 +44,7 @@ class Watch:
     def progress(self, done: int, total: int, text: str) -> None:
         every = max(1, total // (2 * LOOKS))
         if text.startswith("epoch") and done % every == 0 and 2 * done >= total:
-            self.seen.append((done, resident(), open_files(), threading.active_count()))
+            self.samples.append((done, resident(), open_files(), threading.active_count()))
 
 
 def soak(steps: int) -> dict[str, float]:
@@ -57,7 +57,9 @@ def soak(steps: int) -> dict[str, float]:
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         train(images, config, out=Path(folder) / "run", reporter=watch)
-    done, memory, files, threads = (np.array(column) for column in zip(*watch.seen, strict=True))
+    done, memory, files, threads = (
+        np.array(column) for column in zip(*watch.samples, strict=True)
+    )
     slope = np.polyfit(done / 1000, memory, 1)[0]
     return {
         "steps": int(done[-1]),

@@ -181,14 +181,14 @@ def test_codes_are_the_less_balanced_the_fewer_iterations_made_them(data):
     images = trial.ImageSet(str(data), TINY)
     torch.manual_seed(0)
     queries = unit(torch.randn(200, 64) + 2)
-    found = []
+    imbalances = []
     for count in (1, 3, 300):
         torch.manual_seed(0)
         options = arms.SWAV.but(num_iterations=count).options
         swav = METHODS["swav"](as_backbone(trial.network(), 14), **options)
-        found.append(trial.imbalance(swav, queries, images))
-    assert 1 > found[0] > found[1] > found[2]
-    assert found[2] < 1e-3
+        imbalances.append(trial.imbalance(swav, queries, images))
+    assert 1 > imbalances[0] > imbalances[1] > imbalances[2]
+    assert imbalances[2] < 1e-3
 
 
 def test_neighbors_are_counted_by_the_class_of_their_images(data):

@@ -44,8 +44,8 @@ def test_the_random_keys_of_a_new_queue_point_in_all_directions_alike():
     """E exp(q.k / .07) over the sphere in 128 dimensions is 0F1(64; 1 / (4 x .07^2)) = 2.208652."""
     queue = Queue(size=65_536, dim=128)
     query = unit(torch.randn(16, 128))
-    found = (query @ queue.keys.T / 0.07).exp().mean().item()
-    assert found == pytest.approx(2.208652, rel=0.01)
+    mean = (query @ queue.keys.T / 0.07).exp().mean().item()
+    assert mean == pytest.approx(2.208652, rel=0.01)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 12])

@@ -115,8 +115,8 @@ for line in sys.stdin:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)
         out.flush(), err.flush()
-    said = [file.buffer.getvalue().decode() for file in (out, err)]
-    print(json.dumps([name, code, *said, events, peak() - before]), file=sys.__stdout__, flush=True)
+    texts = [file.buffer.getvalue().decode() for file in (out, err)]
+    print(json.dumps([name, code, *texts, events, peak() - before]), file=sys.__stdout__, flush=True)
 """
 
 
@@ -134,7 +134,7 @@ class Answer:
 
     def refused(self, code):
         """The one line of a refusal."""
-        (line,) = [said for said in self.err.splitlines() if said.startswith("error: ")]
+        (line,) = [line for line in self.err.splitlines() if line.startswith("error: ")]
         assert (self.code, "a bug in nearkin" in line) == (code, False), line
         assert len(line) < 1_000
         assert self.out == ""
@@ -159,8 +159,8 @@ class Commands:
             input="\n".join(map(json.dumps, self.arguments.items())),
             capture_output=True, text=True, env=environment, cwd=self.root, timeout=500,
         )  # fmt: skip
-        found = map(json.loads, done.stdout.splitlines())
-        answers = {name: Answer(*rest) for name, *rest in found}
+        lines = map(json.loads, done.stdout.splitlines())
+        answers = {name: Answer(*rest) for name, *rest in lines}
         assert answers.keys() == self.arguments.keys(), (done.returncode, done.stderr[-2000:])
         return answers
 
@@ -197,8 +197,8 @@ NO_TENSORS = {
 """Files that are called .safetensors and are none."""
 
 
-def tensors(state, said):
-    described = said if isinstance(said, str) else json.dumps(said)
+def tensors(state, description):
+    described = description if isinstance(description, str) else json.dumps(description)
     return save(state, metadata={"nearkin": described})
 
 
@@ -471,11 +471,11 @@ def add_stages(commands, place, encoder):
     for name in "abcdef":
         files = {f"{row}.png": image(100 * ord(name) + row) for row in range(6)}
         folder_of(place / "classes" / name, files)
-    looks = {"center": torch.ones(36, 128), "views": torch.ones(2, 36, 128)}
-    kept = save(looks, metadata={"bad": "{}"})
+    features = {"center": torch.ones(36, 128), "views": torch.ones(2, 36, 128)}
+    cached = save(features, metadata={"bad": "{}"})
     for number, (name, files) in enumerate(STAGES.items()):
         folder = place / f"stages{number}"
-        for file, content in {"stages/cached-features.safetensors": kept, **files}.items():
+        for file, content in {"stages/cached-features.safetensors": cached, **files}.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_bytes(content)
         settings = ["--known", "a,b,c,d", "--batch-size", 16, "--num-views", 2, "--resume"]
@@ -635,9 +635,9 @@ def test_a_table_of_labels_opens_no_devices_and_pipes(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     labels = tmp_path / "labels.csv"
     labels.write_text("path,label\n/dev/zero,a\npipe.png,b\n0.png,c\n")
-    found = recognize(open_images(data), str(labels))
-    assert found.outside.names == ()
-    assert {bad.name: bad.reason for bad in found.outside.bad} == {
+    labeling = recognize(open_images(data), str(labels))
+    assert labeling.outside.names == ()
+    assert {bad.name: bad.reason for bad in labeling.outside.bad} == {
         "dev/zero": "not a regular file",
         f"{tmp_path}/pipe.png"[1:]: "not a regular file",
     }
@@ -785,10 +785,10 @@ def test_a_hostile_label_is_a_name_and_nothing_else(name, tmp_path):
 def test_a_hostile_table_is_refused_in_one_line(content, tmp_path):
     data = folder_of(tmp_path / "data", {"0.png": image(0), "1.png": image(1)})
     (data / "table.csv").write_bytes(content)
-    with pytest.raises(DataError, match=r"table\.csv") as found:
+    with pytest.raises(DataError, match=r"table\.csv") as raised:
         open_images(data / "table.csv")
-    assert control_characters(str(found.value)) == set()
-    assert "\n" not in str(found.value)
+    assert control_characters(str(raised.value)) == set()
+    assert "\n" not in str(raised.value)
 
 
 # ---------------------------------------------------------------- S24: what is built upon

@@ -105,7 +105,7 @@ def test_floats_gray_images_and_other_modes_are_images_too():
 
 
 @pytest.mark.parametrize(
-    ("image", "told"),
+    ("image", "message"),
     [
         (
             np.zeros((3, 9, 9), np.uint8),
@@ -126,8 +126,8 @@ def test_floats_gray_images_and_other_modes_are_images_too():
         ([torch.zeros(3, 9, 9), np.zeros((9, 9), np.uint8)], "or of tensors and other images"),
     ],
 )
-def test_what_is_no_image_is_told_in_words(image, told):
-    with pytest.raises((TypeError, ValueError), match=told):
+def test_what_is_no_image_is_told_in_words(image, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         ViewTransform(size=8)(image)
 
 

@@ -34,9 +34,9 @@ with Terminal() as terminal:
 """
 
 
-def environment(**given):
-    kept = {name: value for name, value in os.environ.items() if name not in PLAIN}
-    return kept | {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"} | given
+def environment(**changes):
+    usual = {name: value for name, value in os.environ.items() if name not in PLAIN}
+    return usual | {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"} | changes
 
 
 def on_terminal(command, *, columns, interrupt="", **env):
@@ -178,9 +178,9 @@ def test_what_is_no_terminal_gets_a_line_per_epoch_and_no_escape_sequence(
     ]
 
 
-@pytest.mark.parametrize("asked", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"CI": "true"}])
-def test_a_terminal_that_is_asked_to_be_plain_gets_plain_lines(asked):
-    code, written = on_terminal([sys.executable, "-c", STEPS], columns=80, **asked)
+@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"CI": "true"}])
+def test_a_terminal_that_is_asked_to_be_plain_gets_plain_lines(env):
+    code, written = on_terminal([sys.executable, "-c", STEPS], columns=80, **env)
     assert (code, written) == (0, "é\\x1b[31m.png, :smile: [red]\r\n")
 
 
@@ -221,9 +221,9 @@ def test_a_line_fits_into_any_width_and_keeps_what_comes_first(ascii_only):
         written = Standing(17, 23, text).line(width, ascii_only=ascii_only).plain
         assert len(written) <= width
         assert written.isascii() == ascii_only or width <= 5
-        kept = re.split(r"  +", written.strip())[1:]
-        assert kept == text.split("  ")[: len(kept)]
-    assert kept == text.split("  ")
+        parts = re.split(r"  +", written.strip())[1:]
+        assert parts == text.split("  ")[: len(parts)]
+    assert parts == text.split("  ")
     assert written.startswith(" 73% ")
 
 
@@ -242,10 +242,10 @@ def test_only_steps_made_now_and_no_pauses_count_for_speed():
     assert pace.reach(901) == ["0:30 so far"]  # 900 were made by an earlier start
     for done in range(902, 911):
         clock.now += 2.0
-        said = pace.reach(done)
+        texts = pace.reach(done)
         with pace.paused():
             clock.now += 100.0
-    assert said == ["3:00 left", "4.0 img/s", "14:08 so far"]
+    assert texts == ["3:00 left", "4.0 img/s", "14:08 so far"]
     clock.now += 2.0
     assert pace.reach(911)[:2] == ["2:58 left", "4.0 img/s"]
 
@@ -264,7 +264,7 @@ def test_speed_is_that_of_the_last_steps():
 
 def test_what_is_tracked_is_told_after_each_batch_and_unchanged():
     log = []
-    on_progress = under("part 1 of 2", lambda *heard: log.append(heard))
+    on_progress = under("part 1 of 2", lambda *progress: log.append(progress))
     batches = [[1, 2, 3], [4, 5]]
     assert list(tracked(batches, 5, "features", on_progress)) == batches
     assert [(done, total) for done, total, _ in log] == [(3, 5), (5, 5)]

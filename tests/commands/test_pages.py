@@ -113,15 +113,15 @@ def test_commit_writes_nothing_exactly_where_the_page_says_so(name):
     changed = [
         key for key, now in method.state_dict().items() if not torch.equal(now, before[key])
     ]
-    said = section(name, "What `commit` writes")
-    assert (said == "Nothing.") == (not changed)
-    assert "by default" not in said  # the docstring of a method that forgot its own
+    content = section(name, "What `commit` writes")
+    assert (content == "Nothing.") == (not changed)
+    assert "by default" not in content  # the docstring of a method that forgot its own
 
 
 def test_half_lives_are_when_half_of_the_past_is_left():
-    found = re.findall(r"([\d.]+) at (0\.[\d]+)[,.]", "".join(pages(ROOT).values()))
-    assert ("693", "0.999") in found
-    for life, momentum in found:
+    pairs = re.findall(r"([\d.]+) at (0\.[\d]+)[,.]", "".join(pages(ROOT).values()))
+    assert ("693", "0.999") in pairs
+    for life, momentum in pairs:
         assert float(momentum) ** float(life) == pytest.approx(0.5, abs=0.002)
 
 
@@ -170,18 +170,20 @@ def test_no_link_leads_nowhere():
 
 @pytest.mark.parametrize("entry", RUNS, ids=lambda entry: f"{entry['method']} {entry['data']}")
 def test_measured_numbers_stand_in_the_page_that_tells_how_they_came_about(entry):
-    said = (PAGES.parent / entry["page"].partition("#")[0]).read_text().replace("**", "")
-    assert entry["command"].strip() in said
-    assert entry["commit"] in (*re.findall(r"\b[0-9a-f]{7}\b", said), "not recorded")
-    for found in entry["found"]:
-        low, high = found["interval"]
-        assert low < found["value"] < high
-        value = f"{found['value']:.3f} [{low:.3f}, {high:.3f}]"
-        assert f"| {value} |" in said
-        floors = f"{found['raw_pixels']:.3f} | {found['untrained_network']:.3f}"
-        assert f"| {found['what']} | {value} | {floors} |" in section(entry["method"], "Measured")
+    page = (PAGES.parent / entry["page"].partition("#")[0]).read_text().replace("**", "")
+    assert entry["command"].strip() in page
+    assert entry["commit"] in (*re.findall(r"\b[0-9a-f]{7}\b", page), "not recorded")
+    for measured in entry["found"]:
+        low, high = measured["interval"]
+        assert low < measured["value"] < high
+        value = f"{measured['value']:.3f} [{low:.3f}, {high:.3f}]"
+        assert f"| {value} |" in page
+        floors = f"{measured['raw_pixels']:.3f} | {measured['untrained_network']:.3f}"
+        assert f"| {measured['what']} | {value} | {floors} |" in section(
+            entry["method"], "Measured"
+        )
         for floor in floors.split(" | "):
-            assert f"| {floor} [" in said
+            assert f"| {floor} [" in page
 
 
 @every_method
@@ -202,14 +204,14 @@ def test_the_command_line_shows_the_page_in_80_columns_with_nothing_cut_off(
 ):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["methods", name]) == 0
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= 80
-    assert "\x1b" not in shown
-    assert "…" not in shown
+    output = capsys.readouterr().out
+    assert max(map(len, output.splitlines())) <= 80
+    assert "\x1b" not in output
+    assert "…" not in output
     for key in parameters(METHODS[name]):
-        assert f" --{key.replace('_', '-')} " in shown
+        assert f" --{key.replace('_', '-')} " in output
     for line in section(name, "Equation").splitlines():
-        assert not line.startswith("    ") or line.strip() in shown
+        assert not line.startswith("    ") or line.strip() in output
 
 
 def test_the_list_has_every_method_in_a_sentence(capsys):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from browser import (
     HOSTILE,
-    Shown,
+    OpenPage,
     chromium,
     in_a_browser,
     page_of,
@@ -39,10 +39,10 @@ def opened(browser, tmp_path):
     """Opens a map from a file, as a double-click does."""
     pages = []
 
-    def opens(shown=SMALL, after="", **options):
+    def opens(image_map=SMALL, after="", **options):
         file = tmp_path / "page.html"
-        file.write_text(page_of(shown), encoding="utf-8")
-        pages.append(Shown(browser, file.as_uri() + after, **options))
+        file.write_text(page_of(image_map), encoding="utf-8")
+        pages.append(OpenPage(browser, file.as_uri() + after, **options))
         return pages[-1]
 
     yield opens
@@ -231,9 +231,9 @@ def test_the_table_is_sorted_and_turned_over(opened):
 # ---------------------------------------------------------------- selection
 
 
-def draw_lasso(page, shown, corners):
+def draw_lasso(page, image_map, corners):
     """Half an image beyond the corners, so that they are inside."""
-    points = np.array([page.spot(shown, row) for row in corners])
+    points = np.array([page.spot(image_map, row) for row in corners])
     middle = points.mean(axis=0)
     points += np.sign(points - middle) * 12
     page.page.mouse.move(*points[-1])
@@ -258,7 +258,7 @@ def test_a_lasso_selects_what_is_inside_and_nothing_else(opened, tmp_path):
     draw_lasso(page, SMALL, (45, 48, 108, 105))
     inside = [row for row in range(300) if 2 <= row // 20 <= 5 and 5 <= row % 20 <= 8]
     assert page.text("#map-selection h3") == "16 images selected"
-    assert page.said == "16 images selected."
+    assert page.live_text == "16 images selected."
     head, *rows = saved(page, tmp_path)
     assert head == ["number", "path", "class", "upper", "score"]
     assert sorted(int(row[0]) for row in rows) == [10 + 2 * row for row in inside]
@@ -289,15 +289,15 @@ def test_all_can_be_done_by_keyboard_and_is_said_aloud(opened):
         if page.page.evaluate("document.activeElement.id") == "map-canvas":
             break
     press("ArrowRight")
-    first = re.fullmatch(r"animals/(\d+)\.jpg, Class: new-2", page.said)
+    first = re.fullmatch(r"animals/(\d+)\.jpg, Class: new-2", page.live_text)
     press("ArrowRight")
     press("ArrowDown")
     row = int(first[1]) + 21
-    assert page.said.startswith(f"animals/{row:03d}.jpg, ")
+    assert page.live_text.startswith(f"animals/{row:03d}.jpg, ")
     assert page.find("#map-tip").is_visible()
     press("Enter")
     assert page.text("#map-panel h3") == SMALL.names[row]
-    assert page.said.startswith(f"Opened {SMALL.names[row]}")
+    assert page.live_text.startswith(f"Opened {SMALL.names[row]}")
     press("Tab")  # Close
     press("Tab")
     press("Enter")
@@ -307,7 +307,7 @@ def test_all_can_be_done_by_keyboard_and_is_said_aloud(opened):
     assert "#" not in page.page.url
     assert page.page.evaluate("document.activeElement.id") == "map-canvas"
     press("Space")
-    assert page.said == "1 image selected."
+    assert page.live_text == "1 image selected."
     assert page.find("#map-selection .map-tiles button").get_attribute("title") == expected(row)[0]
 
 
@@ -368,9 +368,11 @@ def test_hostile_names_and_classes_stay_text(opened):
     for row, name in enumerate(HOSTILE):
         page.page.evaluate(f"location.hash = '#image={10 + 2 * row}'")
         page.settle()
-        seen = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-        assert page.find("#map-panel h3 bdi").text_content() == seen
-        assert page.find("#map-panel dd").first.text_content() == seen
+        escaped = "".join(
+            c if c.isprintable() else c.encode("unicode_escape").decode() for c in name
+        )
+        assert page.find("#map-panel h3 bdi").text_content() == escaped
+        assert page.find("#map-panel dd").first.text_content() == escaped
     plain = strange(names=[str(row) for row in range(len(HOSTILE))], colorings=SMALL_CLASSES)
     assert elements(page) == elements(opened(plain, after="#image=10"))
     page.find("#map-filter").fill("<img")
@@ -444,7 +446,7 @@ def test_twenty_thousand_images_fit_and_can_be_used(opened, tmp_path):
 def served(browser):
     """Opens the small map from a server: the page, and what the server holds."""
     with serving(SMALL) as (address, held):
-        page = Shown(browser, address)
+        page = OpenPage(browser, address)
         page.find("#map-classes").wait_for()
         page.find("#map-classes summary").click()
         yield page, held
@@ -460,8 +462,8 @@ def status(page):
 def test_images_are_shown_large(served):
     page, _ = served
     page.click(SMALL, 47)
-    shown = page.find("#map-panel img")
-    assert shown.get_attribute("src") == "/image/104"
+    large = page.find("#map-panel img")
+    assert large.get_attribute("src") == "/image/104"
     page.until("document.querySelector('#map-panel img').naturalWidth === 300")
 
 
@@ -476,7 +478,7 @@ def test_a_name_is_kept_over_a_reload(served):
     assert page.texts("#map-classes bdi") == ["new-1", "new-2"]
     name(page, "new-1", "violins")
     page.find("#map-legend").get_by_text("violins").wait_for()
-    assert held["asked"] == [("/name", {"clusters": ["new-1"], "name": "violins"})]
+    assert held["requests"] == [("/name", {"clusters": ["new-1"], "name": "violins"})]
     page.page.reload()
     page.find("#map-legend").get_by_text("violins").wait_for()
     assert page.texts("#map-legend bdi") == ["violins", "new-2", "dog"]
@@ -489,7 +491,7 @@ def test_a_name_is_kept_over_a_reload(served):
 def test_classes_of_one_name_are_one(served):
     page, held = served
     page.find("#map-classes").get_by_text("Merge selected classes").click()
-    assert held["asked"] == []  # no name yet
+    assert held["requests"] == []  # no name yet
     page.find("#map-classes input[placeholder='Name of the merged class']").fill("violins")
     page.find("#map-classes").get_by_text("Merge selected classes").click()
     page.find("#map-status").get_by_text("Select two or more classes").wait_for()
@@ -497,7 +499,7 @@ def test_classes_of_one_name_are_one(served):
         tick.check()
     page.find("#map-classes").get_by_text("Merge selected classes").click()
     page.find("#map-legend").get_by_text("violins").wait_for()
-    assert held["asked"] == [("/name", {"clusters": ["new-1", "new-2"], "name": "violins"})]
+    assert held["requests"] == [("/name", {"clusters": ["new-1", "new-2"], "name": "violins"})]
     assert page.texts("#map-legend bdi") == ["violins", "dog"]
     assert page.texts("#map-legend li span") == ["210", "90"]
 
@@ -512,7 +514,7 @@ def test_selected_images_become_a_class_or_files(served):
     page.find("#map-selection input[placeholder='Name of the new class']").fill("violas")
     page.find("#map-selection").get_by_text("Make a new class").click()
     page.find("#map-legend").get_by_text("violas").wait_for()
-    (_, copied), (path, split) = held["asked"]
+    (_, copied), (path, split) = held["requests"]
     assert path == "/split"
     assert len(split["numbers"]) == 16
     assert copied["numbers"] == split["numbers"]
@@ -521,7 +523,7 @@ def test_selected_images_become_a_class_or_files(served):
     page.find("#map-classes input[placeholder='Name of a new folder']").fill("all")
     page.find("#map-classes").get_by_text("Copy all images by class").click()
     page.find("#map-status").get_by_text("300 images copied").wait_for()
-    assert held["asked"][-1] == ("/export", {"folder": "all", "numbers": None})
+    assert held["requests"][-1] == ("/export", {"folder": "all", "numbers": None})
 
 
 def test_what_the_server_refuses_is_told_as_text(served):
@@ -535,7 +537,7 @@ def test_what_the_server_refuses_is_told_as_text(served):
 
 def test_a_image_from_outside_is_searched_for(served):
     page, held = served
-    held["found"] = {
+    held["search_result"] = {
         "xy": [5.0, -5.0],
         "neighbors": [
             {"number": 104, "name": "animals/047.jpg", "label": "cat", "similarity": 0.93},

@@ -108,15 +108,15 @@ def test_numbers_that_were_found_in_other_ways_have_no_best_and_a_note(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("fingerprint", "said"), [("cc-bb", "on different images"), ("aa-cc", "hold out different")]
+    ("fingerprint", "note"), [("cc-bb", "on different images"), ("aa-cc", "hold out different")]
 )
-def test_runs_on_other_images_or_other_parts_are_compared_with_a_note(tmp_path, fingerprint, said):
+def test_runs_on_other_images_or_other_parts_are_compared_with_a_note(tmp_path, fingerprint, note):
     runs = [training(tmp_path / "a"), training(tmp_path / "b", 0.1, fingerprint=fingerprint)]
     comparison = compare(runs, output=tmp_path / "compare.html")
     assert of(comparison, "kNN top-1")["best"] == (0 if fingerprint == "aa-cc" else None)
-    assert said in " ".join(comparison.notes)
-    assert said in " ".join(comparison.lines())
-    assert said in (tmp_path / "compare.html").read_text()
+    assert note in " ".join(comparison.notes)
+    assert note in " ".join(comparison.lines())
+    assert note in (tmp_path / "compare.html").read_text()
 
 
 def test_discoveries_are_compared_with_their_baselines(tmp_path):
@@ -134,7 +134,7 @@ def test_what_does_not_compare_is_refused_in_one_line(tmp_path):
     RunFolder(damaged).summary.write_text("{}{")
     strange = training(tmp_path / "e")
     RunFolder(strange).data.write_text("[]")
-    for runs, error, said in (
+    for runs, error, message in (
         ([a], UsageError, "give two or more different runs"),
         ([], UsageError, "give two or more different runs"),
         ([a, a / ".." / "a"], UsageError, "two or more different runs"),
@@ -144,7 +144,7 @@ def test_what_does_not_compare_is_refused_in_one_line(tmp_path):
         ([a, damaged], CheckpointError, r"summary\.json cannot be used"),
         ([a, strange], CheckpointError, r"data\.json cannot be used"),
     ):
-        with pytest.raises(error, match=said) as raised:
+        with pytest.raises(error, match=message) as raised:
             compare(runs)
         assert "\n" not in str(raised.value)
     with pytest.raises(OutputError, match="cannot write"):
@@ -243,8 +243,8 @@ def test_the_table_for_embedding_atlas_has_its_columns(run, images, tmp_path):
     assert [row["image"]["path"] for row in rows] == list(images.names)
     assert {row["label"] for row in rows} == {"cat", "=dog"}
     stored = parquet.read_table(run.embeddings).to_pydict()
-    kept = [stored["path"].index(name) for name in images.names]
-    stored = np.array(stored["vector"])[kept]
+    order = [stored["path"].index(name) for name in images.names]
+    stored = np.array(stored["vector"])[order]
     cosine = stored @ stored.T - 2 * np.eye(19)
     for number, row in enumerate(rows):
         with Image.open(io.BytesIO(row["image"]["bytes"])) as image:
@@ -289,16 +289,16 @@ def test_exports_that_cannot_be_written_are_refused(run, tmp_path):
 
 
 def test_a_contact_sheet_from_the_command_line(run, images, tmp_path, capsys):
-    asked = str(run.settings()[1]) + "/cat/00.png"
+    query = str(run.settings()[1]) + "/cat/00.png"
     path = tmp_path / "sheet.png"
-    assert main(["neighbors", str(run.path), asked, "--top", "3", "--sheet", str(path)]) == 0
-    assert capsys.readouterr().out.startswith(asked)
+    assert main(["neighbors", str(run.path), query, "--top", "3", "--sheet", str(path)]) == 0
+    assert capsys.readouterr().out.startswith(query)
     with Image.open(path) as image:
         width, height = image.size
     assert width == 4 * (70 + 4)
     assert height == 70 + 4 + 2 * 15 + 6
-    found = neighbors(run.path, [asked], top=3)
-    assert sheet(found, run.path, path, data=run.settings()[1]) == path
-    encoder = ["neighbors", str(run.encoder), asked, "--in", str(run.embeddings)]
+    nearest = neighbors(run.path, [query], top=3)
+    assert sheet(nearest, run.path, path, data=run.settings()[1]) == path
+    encoder = ["neighbors", str(run.encoder), query, "--in", str(run.embeddings)]
     assert main([*encoder, "--sheet", str(path), "--data", run.settings()[1]]) == 0
     assert main([*encoder, "--sheet", str(path)]) == 2

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import Shown, chromium, in_a_browser
+from browser import OpenPage, chromium, in_a_browser
 from PIL import Image
 
 import nearkin
@@ -39,8 +39,8 @@ def data(tmp_path_factory):
     rng = np.random.default_rng(0)
     for number in range(12):
         noise = rng.integers(0, 256, (3, 4, 3), dtype=np.uint8)
-        shown = Image.fromarray(noise).resize((96, 72), Image.Resampling.NEAREST)
-        shown.save(folder / f"{number:02d}.png")
+        enlarged = Image.fromarray(noise).resize((96, 72), Image.Resampling.NEAREST)
+        enlarged.save(folder / f"{number:02d}.png")
     turned = Image.new("RGB", (2400, 1200), "blue")
     turned.paste("red", (0, 0, 1200, 1200))
     exif = Image.Exif()
@@ -111,14 +111,14 @@ class Page:
     def image(self, target):
         return Image.open(io.BytesIO(self.get(target)), formats=["WEBP"])
 
-    def post(self, target, said, status=200):
-        body = said if isinstance(said, bytes) else json.dumps(said).encode()
+    def post(self, target, value, status=200):
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
         answer, content = self._ask("POST", target, body)
         assert answer.status == status, content
         return json.loads(content)
 
-    def refused(self, target, said, status):
-        return self.post(target, said, status)["error"]
+    def refused(self, target, value, status):
+        return self.post(target, value, status)["error"]
 
 
 def _heeding_signals():
@@ -168,9 +168,9 @@ def page(explored):
 
 
 def test_the_page_is_shown_as_one_with_a_server(page):
-    shown = page.get("/").decode()
-    assert 'data-served="true"' in shown
-    assert HOSTILE not in shown
+    html = page.get("/").decode()
+    assert 'data-served="true"' in html
+    assert HOSTILE not in html
 
 
 def test_images_are_shown_upright_and_no_larger_than_a_screen(page):
@@ -215,8 +215,8 @@ def test_classes_are_named_merged_and_split_in_the_run(page, explored):
     page.post("/split", {"numbers": [3, 4], "name": HOSTILE})
     now = page.post("/name", {"clusters": ["new-1", "new-2"], "name": "rest"})
     assert json.loads(page.get("/classes")) == now
-    shown = [(row["name"], row["size"]) for row in now["classes"]]
-    assert shown == [("rest", 4), ("rest", 6), (HOSTILE, 2)]
+    classes = [(row["name"], row["size"]) for row in now["classes"]]
+    assert classes == [("rest", 4), ("rest", 6), (HOSTILE, 2)]
     assert list(now["cluster_of"].items())[:5] == [
         ("1", "new-1"), ("2", "new-1"), ("3", "new-3"), ("4", "new-3"), ("5", "new-1"),
     ]  # fmt: skip
@@ -255,9 +255,9 @@ def test_a_run_may_be_a_strangers_and_be_deleted_while_it_is_shown(run, tmp_path
     with exploring(run, cache=tmp_path / "cache") as page:
         assert "exists already" in page.refused("/export", {"folder": "all", "numbers": None}, 409)
         assert list((tmp_path / "elsewhere").iterdir()) == []
-        shown = page.get("/")
+        html = page.get("/")
         shutil.rmtree(run)
-        assert page.get("/") == shown
+        assert page.get("/") == html
         assert page.image("/image/4").size == (96, 72)
         for name in ("/name", "/search"):
             assert page.refused(name, {"clusters": ["new-1"], "name": "x"}, 400)
@@ -286,20 +286,20 @@ def browser():
 
 def test_a_browser_may_do_on_the_page_all_that_the_page_needs(browser, page, data):
     """Policy, cookie and origins are as real browsers want them."""
-    shown = Shown(browser, page.origin + page.start)
-    shown.find("#map-classes summary").click()
-    row = shown.find("#map-classes li").filter(has_text="new-1")
+    window = OpenPage(browser, page.origin + page.start)
+    window.find("#map-classes summary").click()
+    row = window.find("#map-classes li").filter(has_text="new-1")
     row.locator("input[type=text]").fill("violins")
     row.get_by_text("Save").click()
-    shown.find("#map-status").get_by_text("new-1 is now violins").wait_for()
-    shown.page.reload()
-    shown.find("#map-legend").get_by_text("violins").wait_for()
-    shown.find("input[type=file]").set_input_files(data / "03.png")
-    shown.find("#map-panel").get_by_text("Nearest neighbors").wait_for()
+    window.find("#map-status").get_by_text("new-1 is now violins").wait_for()
+    window.page.reload()
+    window.find("#map-legend").get_by_text("violins").wait_for()
+    window.find("input[type=file]").set_input_files(data / "03.png")
+    window.find("#map-panel").get_by_text("Nearest neighbors").wait_for()
     loaded = "[...document.querySelectorAll('#map-panel img')].every((one) => one.naturalWidth)"
-    shown.until(loaded)
-    assert shown.complaints == []
-    assert all(url.startswith((page.origin, "blob:")) for url in shown.requests)
+    window.until(loaded)
+    assert window.complaints == []
+    assert all(url.startswith((page.origin, "blob:")) for url in window.requests)
 
 
 def refused(capsys, *arguments):

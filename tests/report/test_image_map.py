@@ -11,8 +11,8 @@ def blobs(per=30, groups=4, dim=16, spread=0.15, seed=0):
     rng = np.random.default_rng(seed)
     means = np.linalg.qr(rng.normal(size=(dim, groups)))[0].T
     group = np.repeat(np.arange(groups), per)
-    found = means[group] + spread * rng.normal(size=(len(group), dim))
-    return found.astype(np.float32), group
+    vectors = means[group] + spread * rng.normal(size=(len(group), dim))
+    return vectors.astype(np.float32), group
 
 
 def distances(places, others=None):

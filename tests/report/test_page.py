@@ -105,10 +105,10 @@ class Read(HTMLParser):
         raise AssertionError(data)
 
     def of(self, tag):
-        return [attributes for found, attributes in self.elements if found == tag]
+        return [attributes for name, attributes in self.elements if name == tag]
 
-    def said(self, tag):
-        return [data for found, data in self.texts if found == tag]
+    def texts_in(self, tag):
+        return [data for parent, data in self.texts if parent == tag]
 
     def values(self, attribute):
         return [attrs[attribute] for _, attrs in self.elements if attribute in attrs]
@@ -126,7 +126,7 @@ PAGES = {
     "empty class": bare(novel=(ClassView("new-1", 0), ClassView("new-2", 1, score=float("nan")))),
     "no images": bare(num_unlabeled=0),
 }
-every_page = pytest.mark.parametrize("given_", PAGES.values(), ids=PAGES)
+every_page = pytest.mark.parametrize("discovery", PAGES.values(), ids=PAGES)
 
 
 # ---------------------------------------------------------------- text stays text
@@ -136,10 +136,10 @@ every_page = pytest.mark.parametrize("given_", PAGES.values(), ids=PAGES)
 def test_a_hostile_name_anywhere_changes_nothing_but_the_text(name):
     page = report_page(report(name))
     assert outline(page) == outline(report_page(report("cat")))
-    seen = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
     read = Read(page)
-    assert seen in read.said("bdi")
-    assert seen in [attributes["alt"] for attributes in read.of("img")]
+    assert escaped in read.texts_in("bdi")
+    assert escaped in [attributes["alt"] for attributes in read.of("img")]
     assert page.encode("utf-8")
 
 
@@ -150,7 +150,7 @@ def test_any_name_changes_nothing_but_the_text(name):
 
 
 @pytest.mark.parametrize(
-    ("value", "seen"),
+    ("value", "expected"),
     [
         ("\u202egnp.exe", "\\u202egnp.exe"),
         ("a\nb", "a\\nb"),
@@ -160,8 +160,8 @@ def test_any_name_changes_nothing_but_the_text(name):
         ("Größe 猫", "Größe 猫"),
     ],
 )
-def test_what_cannot_be_seen_is_written_out(value, seen):
-    assert text(value) == seen
+def test_what_cannot_be_seen_is_written_out(value, expected):
+    assert text(value) == expected
 
 
 def test_every_value_of_a_template_is_escaped_once():
@@ -175,8 +175,8 @@ def test_every_value_of_a_template_is_escaped_once():
 
 
 @every_page
-def test_nothing_is_loaded_run_or_sent(given_):
-    page = report_page(given_)
+def test_nothing_is_loaded_run_or_sent(discovery):
+    page = report_page(discovery)
     read = Read(page)
     assert not re.search(r"https?:|//|@import|url\(", re.sub(r'src="data:[^"]*"', "", page))
     assert all(source.startswith("data:image/") for source in read.values("src"))
@@ -188,8 +188,8 @@ def test_nothing_is_loaded_run_or_sent(given_):
 
 
 @every_page
-def test_the_policy_allows_this_style_and_images_in_the_page_and_nothing_else(given_):
-    page = report_page(given_)
+def test_the_policy_allows_this_style_and_images_in_the_page_and_nothing_else(discovery):
+    page = report_page(discovery)
     (policy,) = (
         meta["content"]
         for meta in Read(page).of("meta")
@@ -222,8 +222,8 @@ def test_pages_are_made_without_torch_or_numpy():
 
 
 @every_page
-def test_pages_can_be_used_without_eyes_or_a_mouse(given_):
-    read = Read(report_page(given_))
+def test_pages_can_be_used_without_eyes_or_a_mouse(discovery):
+    read = Read(report_page(discovery))
     assert read.of("html") == [{"lang": "en"}]
     assert len(read.of("main")) == len(read.of("h1")) == 1
     levels = [int(tag[1]) for tag, _ in read.elements if re.fullmatch(r"h\d", tag)]
@@ -239,8 +239,8 @@ def test_pages_can_be_used_without_eyes_or_a_mouse(given_):
 
 
 @every_page
-def test_every_link_leads_somewhere_on_the_page(given_):
-    read = Read(report_page(given_))
+def test_every_link_leads_somewhere_on_the_page(discovery):
+    read = Read(report_page(discovery))
     ids = read.values("id")
     assert len(set(ids)) == len(ids)
     assert {target[1:] for target in read.values("href")} <= set(ids)
@@ -252,20 +252,20 @@ def test_the_image_of_a_class_is_shown_large_and_all_others_with_their_scores():
     read = Read(report_page(report()))
     assert len(read.of("figure")) == 2
     assert len(read.of("img")) == 2 * (1 + 1 + 3 + 1)  # overview, medoid, core, border
-    assert read.said("span").count("0.99") == 2 * 4
+    assert read.texts_in("span").count("0.99") == 2 * 4
 
 
 # ---------------------------------------------------------------- what is said
 
 
-def words(given_):
-    return " ".join(data for _, data in Read(report_page(given_)).texts)
+def words(discovery):
+    return " ".join(data for _, data in Read(report_page(discovery)).texts)
 
 
 def test_the_first_paragraph_says_what_was_asked_and_found():
     novel = (ClassView("new-1", 700), ClassView("new-2", 450))
     known = tuple(f"k{number}" for number in range(14))
-    found = bare(
+    discovery = bare(
         known=known,
         num_labeled=1,
         num_unlabeled=1200,
@@ -274,40 +274,42 @@ def test_the_first_paragraph_says_what_was_asked_and_found():
         num_novel_source="estimated by silhouette",
         interval=(2, 4),
     )
-    (lead,) = [said for said in Read(report_page(found)).said("p") if "came" in said]
+    (lead,) = [text for text in Read(report_page(discovery)).texts_in("p") if "came" in text]
     assert lead == (
         "1 image of 14 known classes (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11 and 2 "
         "more) came with a label; 1,200 came without. Of these, 1,150 were clustered into 2 novel "
         "classes, and 50 were assigned to known classes. The number of novel classes was "
         "estimated by silhouette; estimates range from 2 to 4."
     )
-    assert Read(report_page(found)).said("h1") == ["2 novel classes in cats"]
+    assert Read(report_page(discovery)).texts_in("h1") == ["2 novel classes in cats"]
 
 
 def test_where_known_classes_are_ruled_out_the_first_paragraph_says_so():
-    said = words(PAGES["disjoint"])
-    assert "All unlabeled images were assumed novel and clustered into 1 novel class." in said
-    assert "assigned to known" not in said
+    content = words(PAGES["disjoint"])
+    assert "All unlabeled images were assumed novel and clustered into 1 novel class." in content
+    assert "assigned to known" not in content
 
 
 def test_parts_without_content_are_left_out_and_not_in_the_contents():
-    headings = Read(report_page(bare())).said("h2")
+    headings = Read(report_page(bare())).texts_in("h2")
     assert headings == ["Novel classes", "Confidence"]
-    assert Read(report_page(bare())).said("h1") == ["No novel class in cats"]
-    assert len(Read(report_page(report())).said("h2")) == 10
+    assert Read(report_page(bare())).texts_in("h1") == ["No novel class in cats"]
+    assert len(Read(report_page(report())).texts_in("h2")) == 10
 
 
 def test_new_classes_come_before_known_ones_which_can_be_opened():
-    found = bare(novel=(ClassView("new-1", 3),), assigned=(ClassView("dog", 2),), num_unlabeled=5)
-    page = report_page(found)
+    discovery = bare(
+        novel=(ClassView("new-1", 3),), assigned=(ClassView("dog", 2),), num_unlabeled=5
+    )
+    page = report_page(discovery)
     assert page.index("<h3><bdi>new-1</bdi></h3>") < page.index("<summary><h3><bdi>dog</bdi>")
-    assert ": 2 images" in words(found)
+    assert ": 2 images" in words(discovery)
 
 
 def test_numbers_of_a_class_that_are_not_known_are_not_shown():
     def rows(**known):
         read = Read(report_page(bare(novel=(ClassView("new-1", 30, **known),), num_unlabeled=40)))
-        return read.said("th"), read.said("td")
+        return read.texts_in("th"), read.texts_in("td")
 
     assert rows()[0] == ["Images"]
     assert rows(score=float("nan"), nearest_known="new-1")[0] == ["Images"]
@@ -324,8 +326,8 @@ def test_a_class_it_may_be_one_with_is_linked_if_it_is_shown():
 
 def shades(counts):
     names = tuple(str(number) for number in range(len(counts)))
-    found = tuple(str(number) for number in range(len(counts[0])))
-    read = Read(report_page(bare(confusion=Confusion(names, found, counts))))
+    clusters = tuple(str(number) for number in range(len(counts[0])))
+    read = Read(report_page(bare(confusion=Confusion(names, clusters, counts))))
     return [cell["class"] for cell in read.of("td")], read
 
 
@@ -333,13 +335,13 @@ def test_cells_of_the_confusion_matrix_are_shaded_by_their_share_of_the_true_cla
     classes, read = shades(((0, 1, 999), (5, 5, 0), (0, 0, 0), (1000, 2000, 0)))
     numbers = [0, 1, 10, 5, 5, 0, 0, 0, 0, 4, 7, 0]
     assert classes == [f"shade{number}" for number in numbers]
-    assert read.said("td") == ["1", "999", "5", "5", "1,000", "2,000"]
+    assert read.texts_in("td") == ["1", "999", "5", "5", "1,000", "2,000"]
 
 
 @pytest.mark.parametrize("many", [20, 21])
 def test_a_matrix_too_large_to_be_seen_at_once_is_folded(many):
     _, read = shades(tuple((1,) * many for _ in range(many)))
-    assert (read.said("summary") == ["Confusion matrix"]) == (many > 20)
+    assert (read.texts_in("summary") == ["Confusion matrix"]) == (many > 20)
 
 
 # ---------------------------------------------------------------- charts
@@ -377,7 +379,7 @@ def test_points_stand_where_their_values_are():
     assert low == pytest.approx(bottom - 0.25 * (bottom - top))
     grid = [float(line["y1"]) for line in read.of("line")]
     assert {top, bottom} <= set(grid)
-    ticks = [said for said in read.said("text") if said not in ("loss", "epoch")]
+    ticks = [label for label in read.texts_in("text") if label not in ("loss", "epoch")]
     assert ticks == ["0", "2", "4", "6", "8", "10"] * 2
 
 
@@ -389,8 +391,8 @@ def test_points_that_are_not_finite_are_left_out():
 @pytest.mark.parametrize("series", [{}, {"loss": []}, {"loss": [(0, float("nan"))]}])
 def test_nothing_is_drawn_of_nothing(series):
     assert line_chart(Chart("Loss", "epoch", "loss", series)) == ""
-    found = bare(curves=(Chart("Loss", "epoch", "loss", series),))
-    assert "Training curves" not in Read(report_page(found)).said("h2")
+    discovery = bare(curves=(Chart("Loss", "epoch", "loss", series),))
+    assert "Training curves" not in Read(report_page(discovery)).texts_in("h2")
 
 
 @pytest.mark.parametrize(
@@ -408,7 +410,7 @@ def test_the_chosen_number_is_marked_and_the_interval_lies_around_it():
     assert float(mark["x1"]) == places(read)[3][0]
     assert float(band["x"]) == places(read)[2][0]
     assert float(band["x"]) + float(band["width"]) == pytest.approx(places(read)[4][0])
-    assert "chosen: 5" in read.said("text")
+    assert "chosen: 5" in read.texts_in("text")
 
 
 def test_an_interval_beyond_the_curve_is_inside_the_chart():
@@ -424,14 +426,14 @@ def test_several_lines_differ_in_more_than_color_and_have_a_legend():
     assert len({line["class"] for line in read.of("polyline")}) == 4
     dots = read.of("path")
     assert len({dot["class"] for dot in dots}) == len({dot["d"] for dot in dots}) == 4
-    assert read.said("li") == list("abcd")
+    assert read.texts_in("li") == list("abcd")
     assert drawn({"a": points}).of("li") == []
 
 
 def test_the_numbers_of_a_chart_can_be_read():
     read = drawn({"a": [(1, 0.5), (2, 0.25)], "b": [(2, 123456.0)]})
-    assert read.said("th") == ["epoch", "a", "b", "1", "2"]
-    assert read.said("td") == ["0.5", "0.25", "1.235e+05"]
+    assert read.texts_in("th") == ["epoch", "a", "b", "1", "2"]
+    assert read.texts_in("td") == ["0.5", "0.25", "1.235e+05"]
 
 
 # ---------------------------------------------------------------- in a browser
@@ -453,8 +455,8 @@ def browse(tmp_path, page, *options):
 
 def digits_report():
     images = open_images("digits")
-    found = thumbnails(images, np.arange(40))
-    samples = tuple(Tile(images.names[row], uri, 0.9) for row, uri in found.items())
+    uris = thumbnails(images, np.arange(40))
+    samples = tuple(Tile(images.names[row], uri, 0.9) for row, uri in uris.items())
     view = ClassView("new-1", 40, samples[0], samples[:24], samples[24:36], 0.9)
     return replace(report(), novel=(view,), run=RunInfo("digits", tiny=True))
 
@@ -482,7 +484,7 @@ def test_a_browser_shows_the_page_light_by_day_and_dark_by_night(tmp_path):
 @in_a_browser
 def test_a_browser_takes_hostile_names_for_text(tmp_path):
     name = "".join(HOSTILE)
-    shown, log = browse(tmp_path, report_page(report(name)), "--dump-dom")
-    assert outline(shown)[-5:] == outline(report_page(report("cat")))[-5:]
-    assert Read(shown).elements == Read(report_page(report(name))).elements
+    dom, log = browse(tmp_path, report_page(report(name)), "--dump-dom")
+    assert outline(dom)[-5:] == outline(report_page(report("cat")))[-5:]
+    assert Read(dom).elements == Read(report_page(report(name))).elements
     assert "Content Security Policy" not in log

@@ -140,8 +140,8 @@ def test_curves_are_the_columns_that_have_values(tmp_path):
         {"step": 1, "epoch": 0.5, "loss": 3.0},
         {"step": 2, "epoch": 1, "loss": 2.0, "knn": 0.7},
     ]
-    found = training_curves(run_of(tmp_path, rows))
-    assert {name: dict(chart.series) for name, chart in found.items()} == {
+    charts = training_curves(run_of(tmp_path, rows))
+    assert {name: dict(chart.series) for name, chart in charts.items()} == {
         "loss": {"Training loss": [(0.5, 3.0), (1.0, 2.0)]},
         "knn": {"kNN accuracy": [(1.0, 0.7)]},
     }
@@ -149,9 +149,9 @@ def test_curves_are_the_columns_that_have_values(tmp_path):
 
 def test_the_accuracy_stands_beside_the_floors_that_were_measured(tmp_path):
     rows = [{"epoch": epoch, "knn": epoch / 10} for epoch in (2, 4, 6)]
-    found = training_curves(run_of(tmp_path, rows, FLOORS))["knn"].series
-    assert list(found) == ["kNN accuracy", "untrained encoder"]
-    assert found["untrained encoder"] == [(2.0, 0.4), (6.0, 0.4)]
+    series = training_curves(run_of(tmp_path, rows, FLOORS))["knn"].series
+    assert list(series) == ["kNN accuracy", "untrained encoder"]
+    assert series["untrained encoder"] == [(2.0, 0.4), (6.0, 0.4)]
 
 
 def test_a_long_curve_keeps_its_ends(tmp_path):
@@ -170,8 +170,8 @@ def test_classes_of_any_number_and_name_can_be_drawn(tmp_path, count, classes):
     rng = np.random.default_rng(0)
     names = (*HOSTILE, *(f"class {number}" for number in range(classes)))[:classes]
     of = rng.integers(-1, classes, count)
-    shown = image_map(rng.normal(size=(count, 2)), Coloring("Label", of, names))
-    pixels = pixels_of(map_plot(shown, tmp_path / "map.png"))
+    layout = image_map(rng.normal(size=(count, 2)), Coloring("Label", of, names))
+    pixels = pixels_of(map_plot(layout, tmp_path / "map.png"))
     assert pixels.std() > 0
     if classes <= 12 and count > 2:
         assert has_color(pixels, COLORS[0])
@@ -206,12 +206,12 @@ def test_numbers_are_drawn_with_a_scale_and_no_coloring_in_one_color(tmp_path):
 # The confusion
 
 
-@pytest.mark.parametrize(("truth", "found"), [(1, 1), (2, 5), (9, 9), (30, 4), (99, 160)])
-def test_confusions_of_any_size_can_be_drawn(tmp_path, truth, found):
-    counts = np.random.default_rng(0).integers(0, 30, (truth, found))
+@pytest.mark.parametrize(("truth", "predicted"), [(1, 1), (2, 5), (9, 9), (30, 4), (99, 160)])
+def test_confusions_of_any_size_can_be_drawn(tmp_path, truth, predicted):
+    counts = np.random.default_rng(0).integers(0, 30, (truth, predicted))
     counts[0] = 0
     names = (*HOSTILE, *(f"class {number}" for number in range(200)))
-    table = Confusion(names[:truth], names[:found], tuple(map(tuple, counts.tolist())))
+    table = Confusion(names[:truth], names[:predicted], tuple(map(tuple, counts.tolist())))
     assert pixels_of(confusion_plot(table, tmp_path / "confusion.png")).std() > 0
 
 
@@ -330,31 +330,31 @@ def test_held_out_images_stand_beside_their_nearest_training_images(tmp_path):
             assert np.abs(tile - images.read(row)).max() <= 1
 
 
-def found_of(image, *paths):
+def neighbors_of(image, *paths):
     return str(image), [(path, 0.9 - number / 10) for number, path in enumerate(paths)]
 
 
 def test_a_contact_sheet_shows_each_query_and_its_neighbors(tmp_path):
     images = digits(range(20))
     Image.fromarray(images.read(3)).save(tmp_path / "a\nb.png")
-    found = [
-        found_of(tmp_path / "a\nb.png", images.names[5], images.names[6]),
-        found_of(tmp_path / "a\nb.png", "gone.png", images.names[3]),
+    nearest = [
+        neighbors_of(tmp_path / "a\nb.png", images.names[5], images.names[6]),
+        neighbors_of(tmp_path / "a\nb.png", "gone.png", images.names[3]),
     ]
-    path = contact_sheet(found, images, tmp_path / "sheet.png")
+    path = contact_sheet(nearest, images, tmp_path / "sheet.png")
     tiles = tiles_of(path, 3, 2)
     for line, rows in zip(tiles, [(3, 5, 6), (3, None, 3)], strict=True):
         for tile, row in zip(line, rows, strict=True):
-            shown = 128 if row is None else images.read(row)
-            assert np.abs(tile - shown).max() <= 1
+            expected = 128 if row is None else images.read(row)
+            assert np.abs(tile - expected).max() <= 1
 
 
 def test_a_contact_sheet_of_other_images_or_another_kind_of_file_is_refused(tmp_path):
     images = digits(range(20))
     Image.fromarray(images.read(3)).save(tmp_path / "a.png")
     with pytest.raises(DataError, match="none of the neighbors is among"):
-        contact_sheet([found_of(tmp_path / "a.png", "gone.png")], images, tmp_path / "s.png")
-    near = [found_of(tmp_path / "a.png", images.names[0])]
+        contact_sheet([neighbors_of(tmp_path / "a.png", "gone.png")], images, tmp_path / "s.png")
+    near = [neighbors_of(tmp_path / "a.png", images.names[0])]
     for name in ("sheet.unknown", "absent/sheet.png", "sheet"):
         with pytest.raises(OutputError, match=r"cannot write .*give --sheet a name\.png"):
             contact_sheet(near, images, tmp_path / name)
@@ -378,8 +378,8 @@ def discovery(images):
 def test_a_discovery_leaves_its_plots_by_names_that_the_folder_knows(tmp_path):
     images, folder = digits(range(20)), RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    shown = image_map(np.random.default_rng(0).normal(size=(20, 2)))
-    write_figures(folder, discovery(images), shown, images)
+    layout = image_map(np.random.default_rng(0).normal(size=(20, 2)))
+    write_figures(folder, discovery(images), layout, images)
     made = {path.name for path in folder.plots.iterdir()}
     assert made == {"class_count.png", "clusters.png", "confusion.png", "curves.png", "map.png"}
     assert made < set(PLOTS)

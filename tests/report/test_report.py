@@ -59,8 +59,8 @@ def discovered(tmp_path_factory, data, trained):
 
 def packed(page):
     """What the page's map is made from."""
-    (found,) = re.findall(r'<script type="application/json" id="images">(.*?)</script>', page)
-    return json.loads(found)
+    (content,) = re.findall(r'<script type="application/json" id="images">(.*?)</script>', page)
+    return json.loads(content)
 
 
 def test_a_training_leaves_a_page_that_is_made_anew_to_the_byte(trained):
@@ -88,16 +88,16 @@ def test_the_page_says_what_was_measured_and_what_repeats_it(trained, data):
 def test_the_map_holds_every_image_with_its_nearest_ones(trained):
     images = images_of(trained)
     embeddings = read_embeddings(trained.embeddings, images)
-    shown = image_map(trained, embeddings, images)
-    assert shown.total == len(shown.names) == 10 * EACH
-    assert shown.names == tuple(images.names)
+    layout = image_map(trained, embeddings, images)
+    assert layout.total == len(layout.names) == 10 * EACH
+    assert layout.names == tuple(images.names)
     cosine = embeddings.vectors.astype(np.float64) @ embeddings.vectors.T.astype(np.float64)
     np.fill_diagonal(cosine, -np.inf)
-    best = -np.sort(-cosine, axis=1)[:, : shown.neighbors.shape[1]]
-    np.testing.assert_allclose(np.take_along_axis(cosine, shown.neighbors, 1), best, atol=1e-6)
-    np.testing.assert_allclose(shown.similarity, best, atol=1e-5)
-    assert [one.name for one in shown.colorings] == ["Label", "Correct", "Split"]
-    label, correct, split = shown.colorings
+    best = -np.sort(-cosine, axis=1)[:, : layout.neighbors.shape[1]]
+    np.testing.assert_allclose(np.take_along_axis(cosine, layout.neighbors, 1), best, atol=1e-6)
+    np.testing.assert_allclose(layout.similarity, best, atol=1e-5)
+    assert [one.name for one in layout.colorings] == ["Label", "Correct", "Split"]
+    label, correct, split = layout.colorings
     assert [label.classes[number] for number in label.values] == [
         images.classes[number] for number in images.labels
     ]
@@ -108,8 +108,8 @@ def test_the_map_holds_every_image_with_its_nearest_ones(trained):
 def test_votes_are_the_answers_behind_the_knn_accuracy(trained):
     embeddings = read_embeddings(trained.embeddings, images_of(trained))
     answers = knn_classes(embeddings)
-    asked = answers != ""
-    right = float((answers[asked] == embeddings.class_names[asked]).mean())
+    answered = answers != ""
+    right = float((answers[answered] == embeddings.class_names[answered]).mean())
     measured = trained.read_summary()["measures"]["encoder"]["kNN top-1"]["value"]
     assert right == pytest.approx(measured, abs=1e-12)
 
@@ -170,13 +170,13 @@ def test_no_page_without_what_it_needs(trained, discovered, data, tmp_path):
         write_report(trained.path, output=tmp_path / "no" / "page.html")
     with pytest.raises(DataError, match="no such"):
         write_report(trained.path, tmp_path / "gone")
-    kept = discovered.page.read_bytes()
-    discovered.page.write_bytes(kept[:100])
+    content = discovered.page.read_bytes()
+    discovered.page.write_bytes(content[:100])
     try:
         with pytest.raises(CheckpointError, match=r"page.json cannot be used"):
             write_report(discovered.path)
     finally:
-        discovered.page.write_bytes(kept)
+        discovered.page.write_bytes(content)
 
 
 def test_other_images_than_those_of_the_run_are_refused(trained, data, tmp_path):
@@ -189,9 +189,9 @@ def test_other_images_than_those_of_the_run_are_refused(trained, data, tmp_path)
 def test_images_that_are_gone_are_left_out_of_the_map(trained):
     images = images_of(trained)
     few = images.subset(np.arange(0, len(images), 2))
-    shown = image_map(trained, read_embeddings(trained.embeddings, few), few)
-    assert shown.names == tuple(few.names)
-    assert shown.number.tolist() == list(range(len(few)))
+    layout = image_map(trained, read_embeddings(trained.embeddings, few), few)
+    assert layout.names == tuple(few.names)
+    assert layout.number.tolist() == list(range(len(few)))
 
 
 def test_the_command_prints_where_the_page_is(trained, capsys):

@@ -24,16 +24,16 @@ NAMES = [
 
 
 class Shop(RunSite):
-    """A site that remembers what was asked of it."""
+    """A site that records its requests."""
 
     def __init__(self):
-        self.asked = []
+        self.requests = []
         self.error = None
         self.log = []
         self.page, self.policy = PAGE, POLICY
 
     def image(self, number, *, large):
-        self.asked.append(("image" if large else "thumbnail", number))
+        self.requests.append(("image" if large else "thumbnail", number))
         return b"RIFF" if number < PICTURES else None
 
     def search(self, encoded):
@@ -52,7 +52,7 @@ class Shop(RunSite):
         return self.change("export", folder, numbers)
 
     def change(self, *what):
-        self.asked.append(what)
+        self.requests.append(what)
         if self.error:
             raise self.error
         return {"done": what[0]}
@@ -80,7 +80,7 @@ def server():
 @pytest.fixture
 def site(server):
     site = server.site
-    site.asked.clear()
+    site.requests.clear()
     site.log.clear()
     site.error = None
     return site
@@ -90,13 +90,13 @@ def connected(server):
     return socket.create_connection(("127.0.0.1", server.port), timeout=60)
 
 
-def heard(connection):
+def received(connection):
     """All that comes until the server closes the connection."""
-    found = b""
+    data = b""
     with suppress(ConnectionResetError):
         while more := connection.recv(2**16):
-            found += more
-    return found
+            data += more
+    return data
 
 
 def sent(server, request):
@@ -104,7 +104,7 @@ def sent(server, request):
     with connected(server) as connection:
         with suppress(ConnectionError):
             connection.sendall(request)
-        return parsed(heard(connection))
+        return parsed(received(connection))
 
 
 def parsed(answer):
@@ -126,9 +126,9 @@ def head(server, target="/", method="GET", **headers):
     usual = {"Host": host, "Cookie": f"{server.cookie}={server.token}"}
     if method == "POST":
         usual |= {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    changes = {name.replace("_", "-"): value for name, value in headers.items()}
     lines = [f"{method} {target} HTTP/1.1"]
-    for name, value in {**usual, **given}.items():
+    for name, value in {**usual, **changes}.items():
         values = value if isinstance(value, list) else [value] * (value is not None)
         lines += [f"{name}: {one}" for one in values]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
@@ -140,14 +140,14 @@ def ask(server, target="/", method="GET", body=b"", **headers):
     return sent(server, head(server, target, method, **headers) + body)
 
 
-def post(server, target, said, **headers):
-    return ask(server, target, "POST", json.dumps(said).encode(), **headers)
+def post(server, target, value, **headers):
+    return ask(server, target, "POST", json.dumps(value).encode(), **headers)
 
 
 def error_of(answer, status):
     assert answer is not None
-    found, headers, content = answer
-    assert (found, headers["Content-Type"]) == (status, "application/json")
+    code, headers, content = answer
+    assert (code, headers["Content-Type"]) == (status, "application/json")
     (log,) = json.loads(content).values()
     assert log == " ".join(log.split())
     return log
@@ -160,15 +160,15 @@ def test_the_page_gets_what_it_asks_for(server, site):
     assert ask(server)[2].decode() == PAGE
     assert ask(server, "/image/7")[2] == ask(server, "/thumbnail/7")[2] == b"RIFF"
     assert json.loads(ask(server, "/classes")[2])["classes"]
-    said = {
+    bodies = {
         "/name": {"clusters": ["new-1", "new-3"], "name": "violins"},
         "/split": {"numbers": [3, 8], "name": ""},
         "/export": {"folder": "all", "numbers": None},
     }
-    for target, body in said.items():
+    for target, body in bodies.items():
         assert json.loads(post(server, target, body)[2]) == {"done": target[1:]}
     assert ask(server, "/search", "POST", b"image")[0] == 200
-    assert site.asked[-4:] == [
+    assert site.requests[-4:] == [
         ("name", ["new-1", "new-3"], "violins"),
         ("split", [3, 8], ""), ("export", "all", None), ("search", 5),
     ]  # fmt: skip
@@ -226,10 +226,10 @@ HOSTS = [
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 def test_another_host_is_refused(server, site, host, method):
     """S13: it is how a page of a stranger's name would come by what is served here."""
-    given = [host] if isinstance(host, str) else host
-    hosts = None if given is None else [one.format(port=server.port) for one in given]
-    found, _, content = ask(server, "/image/1", method, Host=hosts)
-    assert (found, site.asked) == (421, [])
+    templates = [host] if isinstance(host, str) else host
+    hosts = None if templates is None else [one.format(port=server.port) for one in templates]
+    status, _, content = ask(server, "/image/1", method, Host=hosts)
+    assert (status, site.requests) == (421, [])
     assert b"RIFF" not in content
 
 
@@ -251,17 +251,17 @@ ORIGINS = [
 @pytest.mark.parametrize("target", ["/name", "/search"])
 def test_only_the_page_may_change_anything(server, site, origin, target):
     """S14."""
-    given = [origin] if isinstance(origin, str) else origin
-    origins = None if given is None else [one.format(port=server.port) for one in given]
+    templates = [origin] if isinstance(origin, str) else origin
+    origins = None if templates is None else [one.format(port=server.port) for one in templates]
     body = {"cluster": "new-1", "name": "stolen"}
     error_of(post(server, target, body, Origin=origins), 403)
-    assert site.asked == []
+    assert site.requests == []
 
 
 @pytest.mark.parametrize("where", ["cross-site", "same-site", "none", ""])
 def test_what_the_browser_says_of_the_origin_counts_too(server, site, where):
     error_of(ask(server, "/search", "POST", Sec_Fetch_Site=where), 403)
-    assert site.asked == []
+    assert site.requests == []
 
 
 def test_a_form_of_another_page_changes_nothing(server, site):
@@ -270,16 +270,16 @@ def test_a_form_of_another_page_changes_nothing(server, site):
     headers = {"Content_Type": "text/plain", "Origin": "http://evil.example"}
     error_of(ask(server, "/name", "POST", body, Sec_Fetch_Site="cross-site", **headers), 403)
     error_of(ask(server, "/name", "GET", body, Content_Length=str(len(body))), 404)
-    assert site.asked == []
+    assert site.requests == []
 
 
 @pytest.mark.parametrize(
     "method", ["OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "CONNECT", "get"]
 )
 def test_other_methods_are_refused(server, site, method):
-    asked = {"Access_Control_Request_Method": "POST", "Origin": "http://evil.example"}
-    error_of(ask(server, "/name", method, **asked), 501)
-    assert site.asked == []
+    headers = {"Access_Control_Request_Method": "POST", "Origin": "http://evil.example"}
+    error_of(ask(server, "/name", method, **headers), 501)
+    assert site.requests == []
 
 
 def test_without_the_token_nothing_is_told(server, site):
@@ -301,17 +301,17 @@ def test_without_the_token_nothing_is_told(server, site):
         {"Authorization": f"token {token}"},
         {"X-Token": token},
     ]
-    for given in attempts:
-        headers = {"Cookie": None, **given}
+    for attempt in attempts:
+        headers = {"Cookie": None, **attempt}
         for target in ("/", "/image/1", "/classes", f"/image/1?token={token}", "/nothing"):
             error_of(ask(server, target, **headers), 403)
         error_of(ask(server, "/search", "POST", b"image", **headers), 403)
         error_of(ask(server, f"/?token={token}", "POST", **headers), 403)
     wrong = ["", "0" * 32, token[:-1], f"{token}0", f"{token}&x", f"%{ord(token[0]):x}{token[1:]}"]
-    for said in wrong:
-        error_of(ask(server, f"/?token={said}", Cookie=None), 403)
-        error_of(ask(server, f"/?token={said}"), 403)
-    assert site.asked == []
+    for guess in wrong:
+        error_of(ask(server, f"/?token={guess}", Cookie=None), 403)
+        error_of(ask(server, f"/?token={guess}"), 403)
+    assert site.requests == []
 
 
 def test_the_start_address_gives_the_cookie_that_opens_the_page(server, site):
@@ -352,8 +352,8 @@ def test_images_are_had_by_number_only(server, site, path):
         response = ask(server, f"/{kind}/{path}")
         assert response[0] == (400 if {" ", "\t", "\x0b"} & set(path) else 404)
         assert b"RIFF" not in response[2]
-    asked = {number for _, number in site.asked}
-    assert asked <= {PICTURES, 999_999_999}
+    numbers = {number for _, number in site.requests}
+    assert numbers <= {PICTURES, 999_999_999}
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_there_is_nothing_else(server, site, target):
     expected = 400 if target.startswith("//") else 404
     assert ask(server, target)[0] == expected
     assert ask(server, target, "POST", b"{}")[0] == expected or target in ("/search", "/name")
-    assert site.asked in ([], [("search", 2)])
+    assert site.requests in ([], [("search", 2)])
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_a_request_whose_end_can_be_disputed_is_refused(server, site, line):
         b"\r\n\r\n", f"\r\n{line}\r\n\r\n".encode()
     )
     error_of(sent(server, request + b"0\r\n\r\n" + second), 400)
-    assert site.asked == []
+    assert site.requests == []
 
 
 @pytest.mark.parametrize(
@@ -394,22 +394,22 @@ def test_a_request_whose_end_can_be_disputed_is_refused(server, site, line):
 )
 def test_a_length_is_a_plain_number(server, site, length):
     error_of(ask(server, "/search", "POST", b"hello", Content_Length=length), 400)
-    assert site.asked == []
+    assert site.requests == []
 
 
 def test_a_body_needs_a_length_that_is_not_too_large(server, site):
     error_of(ask(server, "/search", "POST", Content_Length=None), 411)
     error_of(ask(server, "/search", "POST", Content_Length=str(32 * 2**20 + 1)), 413)
     error_of(ask(server, "/search", "POST", Content_Length=str(2**30)), 413)
-    assert site.asked == []
+    assert site.requests == []
     assert ask(server, "/search", "POST", bytes(32 * 2**20))[0] == 200
-    assert site.asked == [("search", 32 * 2**20)]
+    assert site.requests == [("search", 32 * 2**20)]
 
 
 def test_one_request_is_answered_per_connection(server, site):
     request = head(server, "/image/1", Connection="keep-alive")
     assert sent(server, request * 3)[2] == b"RIFF"
-    assert site.asked == [("image", 1)]
+    assert site.requests == [("image", 1)]
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ def test_what_is_no_request_is_refused(server, site, request_, status):
 )  # fmt: skip
 def test_what_is_said_has_to_be_of_the_right_kind(server, site, body):
     error_of(ask(server, "/split", "POST", body), 400)
-    assert site.asked == []
+    assert site.requests == []
     assert site.log == []
 
 
@@ -483,18 +483,18 @@ def test_the_slow_and_the_large_keep_nobody_from_being_answered():
                     connection.sendall(b"x")
             time.sleep(0.2)
         for connection in slow:
-            assert heard(connection) == b""
+            assert received(connection) == b""
             connection.close()
 
         with connected(server) as large:
             large.sendall(head(server, "/search", "POST", Content_Length=str(2**30)) + b"x" * 1000)
-            error_of(parsed(heard(large)), 413)
+            error_of(parsed(received(large)), 413)
         with connected(server) as endless:
             endless.sendall(b"GET / HTTP/1.1\r\nX: ")
             with suppress(ConnectionError):
                 for _ in range(64):
                     endless.sendall(b"a" * 2**14)
-            error_of(parsed(heard(endless)), 431)
+            error_of(parsed(received(endless)), 431)
         assert ask(server)[0] == 200
         assert server.site.log == []
 
@@ -504,19 +504,19 @@ def test_a_body_that_ends_early_changes_nothing(server, site):
     with connected(server) as connection:
         connection.sendall(request)
         connection.shutdown(socket.SHUT_WR)
-        error_of(parsed(heard(connection)), 400)
-    assert site.asked == []
+        error_of(parsed(received(connection)), 400)
+    assert site.requests == []
 
 
 class Thinking(Shop):
-    """Does not answer before it is told to."""
+    """Answers no search before `go_on` is set."""
 
     def __init__(self):
         super().__init__()
-        self.begun, self.go_on = threading.Semaphore(0), threading.Event()
+        self.started, self.go_on = threading.Semaphore(0), threading.Event()
 
     def search(self, encoded):
-        self.begun.release()
+        self.started.release()
         assert self.go_on.wait(60)
         return super().search(encoded)
 
@@ -528,11 +528,11 @@ def test_where_all_are_being_answered_the_next_is_turned_away():
         asking = [connected(server) for _ in range(MAX_CONNECTIONS)]
         for connection in asking:
             connection.sendall(request)
-            assert site.begun.acquire(timeout=60)
+            assert site.started.acquire(timeout=60)
         assert sent(server, head(server)) is None
         site.go_on.set()
         for connection in asking:
-            assert parsed(heard(connection))[0] == 200
+            assert parsed(received(connection))[0] == 200
             connection.close()
         assert ask(server)[0] == 200
 
@@ -542,10 +542,10 @@ def test_what_is_under_way_is_finished_before_the_end():
     with served(site) as server:
         asking, waiting = connected(server), connected(server)
         asking.sendall(head(server, "/search", "POST", Content_Length="0"))
-        assert site.begun.acquire(timeout=60)
+        assert site.started.acquire(timeout=60)
         threading.Timer(0.2, site.go_on.set).start()
-    assert site.asked == [("search", 0)]
-    assert heard(waiting) == b""
+    assert site.requests == [("search", 0)]
+    assert received(waiting) == b""
     asking.close()
     waiting.close()
 
@@ -573,11 +573,11 @@ def test_another_host_has_to_be_called_by_its_name():
     with served(Shop(), host="127.0.0.2") as server:
         with socket.create_connection(("127.0.0.2", server.port), timeout=60) as connection:
             connection.sendall(head(server, Host=f"127.0.0.2:{server.port}"))
-            assert parsed(heard(connection))[0] == 200
+            assert parsed(received(connection))[0] == 200
         for name in ("localhost", "127.0.0.1"):
             with socket.create_connection(("127.0.0.2", server.port), timeout=60) as connection:
                 connection.sendall(head(server, Host=f"{name}:{server.port}"))
-                assert parsed(heard(connection))[0] == 421
+                assert parsed(received(connection))[0] == 421
 
 
 def test_nothing_is_printed_whatever_is_asked(server, site, capfd):

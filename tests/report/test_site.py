@@ -117,15 +117,15 @@ def test_the_page_is_told_what_there_is(folder):
 
 
 def test_what_was_found_is_kept_to_the_byte_and_only_once(folder):
-    found = state(folder)
+    before = state(folder)
     name_classes(folder, ["new-1"], "violins")
-    assert state(folder)["original-clusters.csv"] == found["clusters.csv"]
-    assert state(folder)["assignments.csv"] == found["assignments.csv"]
+    assert state(folder)["original-clusters.csv"] == before["clusters.csv"]
+    assert state(folder)["assignments.csv"] == before["assignments.csv"]
     split_off(folder, {"c"}, "violas")
     name_classes(folder, ["new-2"], "cellos")
     now = state(folder)
-    assert now["original-clusters.csv"] == found["clusters.csv"]
-    assert now["original-assignments.csv"] == found["assignments.csv"]
+    assert now["original-clusters.csv"] == before["clusters.csv"]
+    assert now["original-assignments.csv"] == before["assignments.csv"]
     assert set(now) == {
         "clusters.csv",
         "assignments.csv",
@@ -244,11 +244,11 @@ def test_no_image_is_without_a_class_whenever_it_ends(folder, monkeypatch, synce
 
 def test_readers_see_a_table_whole(folder):
     """While it is written over again and again."""
-    stop, seen = threading.Event(), []
+    stop, counts = threading.Event(), []
 
     def read():
         while not stop.is_set():
-            seen.append(len(column(folder.clusters, "cluster")))
+            counts.append(len(column(folder.clusters, "cluster")))
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -256,4 +256,4 @@ def test_readers_see_a_table_whole(folder):
         name_classes(folder, ["new-1"], f"name {number}")
     stop.set()
     reader.join()
-    assert set(seen) == {5}
+    assert set(counts) == {5}

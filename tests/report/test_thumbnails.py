@@ -33,9 +33,9 @@ def photographs(folder, *sizes):
 
 def test_thumbnails_of_tiny_images_are_the_images_pixel_by_pixel():
     images = open_images("digits")
-    found = thumbnails(images, np.array([7, 3, 7, 1700]))
-    assert sorted(found) == [3, 7, 1700]
-    for row, uri in found.items():
+    uris = thumbnails(images, np.array([7, 3, 7, 1700]))
+    assert sorted(uris) == [3, 7, 1700]
+    for row, uri in uris.items():
         kind, pixels = opened(uri)
         assert kind == "PNG"
         np.testing.assert_array_equal(pixels, images.read(row))
@@ -44,13 +44,13 @@ def test_thumbnails_of_tiny_images_are_the_images_pixel_by_pixel():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_thumbnails_of_photographs_are_small_squares_of_their_middle(tmp_path, workers):
     images = photographs(tmp_path, (200, 120), (90, 300), (150, 150))
-    found = thumbnails(images, np.arange(3), workers=workers)
-    for row, uri in found.items():
+    uris = thumbnails(images, np.arange(3), workers=workers)
+    for row, uri in uris.items():
         kind, pixels = opened(uri)
         assert kind == "WEBP"
         assert pixels.shape == (96, 96, 3)
-        shown = center(images.read(row), 96)
-        assert np.abs(pixels.astype(int) - shown).mean() < 4
+        middle = center(images.read(row), 96)
+        assert np.abs(pixels.astype(int) - middle).mean() < 4
         assert len(uri) < 6000
 
 
@@ -99,8 +99,8 @@ def test_a_sheet_shows_the_images_of_each_group_in_their_order(tmp_path):
     }
     margin, tiles = split_sheet(sheet_of(images, groups, tmp_path), 16, 4)
     assert tiles.shape[:2] == (5, 12)
-    shown = [*tiles[0][:1], *tiles[1], *tiles[2], *tiles[3], *tiles[4][:3]]
-    for tile, row in zip(shown, np.concatenate(list(groups.values())), strict=True):
+    filled = [*tiles[0][:1], *tiles[1], *tiles[2], *tiles[3], *tiles[4][:3]]
+    for tile, row in zip(filled, np.concatenate(list(groups.values())), strict=True):
         assert np.abs(tile.astype(int) - images.read(row)).max() <= 1
     assert (tiles[0][1:] == 255).all()
     assert (tiles[4][3:] == 255).all()

@@ -53,8 +53,8 @@ def test_files_that_are_not_toml_are_refused(tmp_path, content):
 
 def test_what_is_left_to_auto_is_taken_from_the_run_that_is_continued():
     stored = TrainConfig(epochs=12, lr=0.3, workers=4, options={"temperature": 0.1, "dim": 64})
-    asked = TrainConfig(workers=1, options={"temperature": 0.1})
-    assert continued(asked, stored) == replace(stored, workers=1)
+    config = TrainConfig(workers=1, options={"temperature": 0.1})
+    assert continued(config, stored) == replace(stored, workers=1)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_a_number_out_of_its_range_is_refused(setting, says):
 def test_every_setting_has_a_default_and_a_sentence(kind):
     """The sentence stands below it, and is what `--help` says."""
     body = ast.parse(inspect.getsource(kind)).body[0].body
-    said = {
+    sentences = {
         entry.target.id: below.value.value
         for entry, below in pairwise(body)
         if isinstance(entry, ast.AnnAssign) and isinstance(below, ast.Expr)
     }
     for entry in fields(kind):
         assert (entry.default, entry.default_factory) != (MISSING, MISSING)
-        assert re.fullmatch(r"[A-Z`].*[^.]\.", said[entry.name], re.DOTALL), entry.name
+        assert re.fullmatch(r"[A-Z`].*[^.]\.", sentences[entry.name], re.DOTALL), entry.name
 
 
 # A discovery
@@ -248,5 +248,5 @@ def test_a_discovery_goes_on_with_what_was_left_to_auto_and_may_load_images_othe
     stored = DiscoverConfig(**CHANGED)
     left = dict.fromkeys(("classes", "epochs", "pair_rate", "num_seeds"), "auto")
     free = dict(devices=1, workers=1, max_bad=0.2)
-    asked = replace(stored, **left, options={"queue_size": 64}, **free)
-    assert continued(asked, stored) == replace(stored, **free)
+    config = replace(stored, **left, options={"queue_size": 64}, **free)
+    assert continued(config, stored) == replace(stored, **free)

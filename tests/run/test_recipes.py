@@ -57,11 +57,11 @@ def test_both_versions_of_moco_and_both_losses_of_instdisc_have_recipes():
 @each_recipe
 def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it(path):
     head = path.read_text(encoding="utf-8").split("\n\n")[0]
-    said = dict(re.findall(r"^# (\w+) +(\S.*)$", head, re.MULTILINE))
+    entries = dict(re.findall(r"^# (\w+) +(\S.*)$", head, re.MULTILINE))
     for needed in ("Source", "Published", "Hardware", "Time", "Result", "Commit"):
-        assert said[needed]
-    assert said["Command"].startswith("nearkin train ")
-    assert f"--config {path.relative_to(ROOT).as_posix()}" in said["Command"]
+        assert entries[needed]
+    assert entries["Command"].startswith("nearkin train ")
+    assert f"--config {path.relative_to(ROOT).as_posix()}" in entries["Command"]
 
 
 @each_recipe
@@ -126,7 +126,7 @@ def test_the_recipes_use_these_augmentations_and_no_others():
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_an_augmentation_has_the_numbers_of_its_paper(name):
-    found = [
+    numbers = [
         (
             view.scale[0],
             view.flip,
@@ -139,7 +139,7 @@ def test_an_augmentation_has_the_numbers_of_its_paper(name):
         )
         for view in views_of(name, more=True)
     ]
-    assert found == VIEWS[name]
+    assert numbers == VIEWS[name]
 
 
 @pytest.fixture(scope="module")
@@ -195,9 +195,9 @@ def test_a_recipe_builds_and_trains(path, images):
     assert all(p.isfinite().all() for p in after.values())
     assert all(not torch.equal(after[name], value) for name, value in before.items())
     if isinstance(optimizer, LARS):
-        said = {name: settings.get(f"lars_{name}", False) for name in ("clip", "vectors")}
-        said["eta"] = settings["lars_eta"]
-        assert all(said.items() <= group.items() for group in optimizer.param_groups)
+        expected = {name: settings.get(f"lars_{name}", False) for name in ("clip", "vectors")}
+        expected["eta"] = settings["lars_eta"]
+        assert all(expected.items() <= group.items() for group in optimizer.param_groups)
 
 
 def test_the_networks_of_the_recipes_take_images_of_their_size():
@@ -218,7 +218,7 @@ def test_a_recipe_runs_from_the_command_line(images, tmp_path):
     recipe = ROOT / "recipes" / "cifar10" / "instdisc_softmax.toml"
     typed = "--epochs 1 --batch-size 16 --backbone tiny --image-size 16 --quiet"
     assert main(["train", str(data), "--config", str(recipe), "-o", str(out), *typed.split()]) == 0
-    asked, used = read_toml(recipe), read_toml(out / "config.toml")
-    assert asked.pop("options").items() <= used.pop("options").items()
-    changed = {name for name, value in asked.items() if used[name] != value}
+    settings, used = read_toml(recipe), read_toml(out / "config.toml")
+    assert settings.pop("options").items() <= used.pop("options").items()
+    changed = {name for name, value in settings.items() if used[name] != value}
     assert changed == {"epochs", "batch_size", "backbone", "image_size"}

@@ -50,8 +50,10 @@ def cut_short(*paths):
 def write_run(folder, images, data="images", backbone=None, **settings):
     """A run as it is when training is done: the settings, and an encoder."""
     folder.mkdir(parents=True, exist_ok=True)
-    asked = TrainConfig(backbone="tiny", image_size=16, epochs=1, seed=3, workers=0, **settings)
-    config = resolve(asked, images, CPU)
+    unresolved = TrainConfig(
+        backbone="tiny", image_size=16, epochs=1, seed=3, workers=0, **settings
+    )
+    config = resolve(unresolved, images, CPU)
     torch.manual_seed(1)
     body = build_backbone("tiny", 16) if backbone is None else as_backbone(backbone, 16)
     name = "tiny" if backbone is None else CUSTOM
@@ -68,8 +70,8 @@ def test_fewer_images_than_processes_are_refused():
 
 def test_what_is_left_to_itself_fits_what_is_asked_for():
     images = open_images(np.zeros((64, 8, 8, 3), np.uint8))
-    asked = TrainConfig(method="moco", batch_size=32, chunk_size=16)
-    config = resolve(asked, images, CPU)
+    unresolved = TrainConfig(method="moco", batch_size=32, chunk_size=16)
+    config = resolve(unresolved, images, CPU)
     assert config.options["bn_groups"] == 2  # one for each chunk
     assert config.compile == "off"  # on a processor
     method, _ = build(config, images, CPU)
@@ -135,8 +137,8 @@ def test_images_none_of_which_can_be_read_are_an_error(run, tmp_path):
 def test_images_that_cannot_be_read_are_in_no_measure_and_in_no_table(
     run, images, parts, measured
 ):
-    found, table, *_ = measured
-    assert sum(found.sizes.values()) == 18
+    scores, table, *_ = measured
+    assert sum(scores.sizes.values()) == 18
     assert sorted(table.bad) == BAD
     assert list(table.paths) == [name for name in parts.images.names if name not in BAD]
     held_out = set(parts.test.names) - set(BAD)
@@ -146,7 +148,7 @@ def test_images_that_cannot_be_read_are_in_no_measure_and_in_no_table(
     everything = embed(run, images, workers=0)
     np.testing.assert_allclose(table.vectors, everything.vectors, atol=1e-5)
     assert table.class_names.tolist() == everything.class_names.tolist()
-    protocol = found.measures["encoder"][0].protocol
+    protocol = scores.measures["encoder"][0].protocol
     assert f"{len(held_out)} test images; interval as if images were independent" in protocol
 
 
@@ -172,21 +174,21 @@ def test_evaluating_leaves_the_random_numbers_of_the_caller_alone(measured):
 def test_where_nothing_is_held_out_only_geometry_is_measured(run, images):
     config = replace(RunFolder(run).settings()[0], val=0.0)
     parts = open_split(images, config)
-    found, table = evaluate_split(load(run), parts, config, network=None, device=CPU)
-    assert set(found.left_out) == {"kNN top-1", "linear probe", "clusters"}
-    assert [m.name for m in found.measures["encoder"]][-1] == "neighbor agreement"
+    scores, table = evaluate_split(load(run), parts, config, network=None, device=CPU)
+    assert set(scores.left_out) == {"kNN top-1", "linear probe", "clusters"}
+    assert [m.name for m in scores.measures["encoder"]][-1] == "neighbor agreement"
     assert set(table.splits) == {"train"}
-    assert found.sizes == {"train": 18}
+    assert scores.sizes == {"train": 18}
     assert len(table.paths) == 18
 
 
 def test_raw_pixels_are_looked_at_for_some_training_images(parts, monkeypatch):
     monkeypatch.setattr(evaluation, "PIXEL_BANK", 5)
     images = {"train": parts.train, "test": parts.test}
-    found = evaluation._raw_pixels(images, 0, lambda *_: None)
-    assert found["train"].vectors.shape == (5, 3 * 32 * 32)
-    assert found["train"].labels.tolist() == parts.train.spread(5).labels.tolist()
-    assert len(found["test"]) == len(parts.test)
+    pixels = evaluation._raw_pixels(images, 0, lambda *_: None)
+    assert pixels["train"].vectors.shape == (5, 3 * 32 * 32)
+    assert pixels["train"].labels.tolist() == parts.train.spread(5).labels.tolist()
+    assert len(pixels["test"]) == len(parts.test)
 
 
 def test_the_second_view_is_made_of_the_images_that_are_looked_at(run, images, monkeypatch):
@@ -297,8 +299,8 @@ def test_a_image_has_the_features_that_embed_gives_its_file(run, tmp_path, name,
     stored = embed(run, tmp_path).vectors[0]
     encoder = load(run)
     with Image.open(tmp_path / name) as image, torch.no_grad():
-        found = encoder(encoder.transform(image)[None])
-    np.testing.assert_allclose(nn.functional.normalize(found)[0], stored, atol=1e-6)
+        features = encoder(encoder.transform(image)[None])
+    np.testing.assert_allclose(nn.functional.normalize(features)[0], stored, atol=1e-6)
 
 
 def test_arrays_and_tensors_are_transformed_as_the_same_pillow_images(run):
