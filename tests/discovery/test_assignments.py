@@ -137,26 +137,26 @@ def test_a_image_whose_views_disagree_is_on_the_border():
     predictions = heaps([0, 0, 30, 30, 30])
     predictions.by_view[:3, 20] = 4  # of class 2, and 5 of 8 views are left
     predictions.by_view[:2, 21] = 4
-    found = flags(predictions)
-    assert found["image 20.png"] == "border"
-    assert found["image 21.png"] == ""  # 6 of 8: neither core nor border
-    assert found["image 22.png"] == "core"
+    flag = flags(predictions)
+    assert flag["image 20.png"] == "border"
+    assert flag["image 21.png"] == ""  # 6 of 8: neither core nor border
+    assert flag["image 22.png"] == "core"
 
 
 def test_a_image_with_a_small_margin_is_on_the_border():
     predictions = heaps([0, 0, 30, 30, 30])
     predictions.probability[20] = [0.0, 0.0, 0.55, 0.45, 0.0]
     predictions.probability[21] = [0.0, 0.0, 0.65, 0.35, 0.0]
-    found = flags(predictions)
-    assert found["image 20.png"] == "border"
-    assert found["image 21.png"] == ""
+    flag = flags(predictions)
+    assert flag["image 20.png"] == "border"
+    assert flag["image 21.png"] == ""
 
 
 def test_a_image_among_another_class_is_not_core():
     predictions = heaps([0, 0, 30, 30, 30])
     predictions.features[20] = predictions.features[60]  # of class 2, in the middle of class 3
-    found = flags(predictions)
-    assert found["image 20.png"] == ""
+    flag = flags(predictions)
+    assert flag["image 20.png"] == ""
 
 
 def test_a_image_that_lies_with_a_known_class_may_be_known():

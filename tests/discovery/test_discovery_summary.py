@@ -29,8 +29,8 @@ def constant(name):
     for node in ast.parse((DISCOVERY / "compare.py").read_text()).body:
         match node:
             case (
-                ast.Assign(targets=[ast.Name(id=found)]) | ast.AnnAssign(target=ast.Name(id=found))
-            ) if found == name:
+                ast.Assign(targets=[ast.Name(id=key)]) | ast.AnnAssign(target=ast.Name(id=key))
+            ) if key == name:
                 return node.value
     raise KeyError(name)
 
@@ -102,8 +102,8 @@ def test_differences_are_taken_within_pairs_over_all_splits_and_over_the_first(n
 
 
 def without(results, **those):
-    kept = [row for row in results.rows if not those.items() <= row.items()]
-    return summarize.Results(results.name, results.mode, kept)
+    rows = [row for row in results.rows if not those.items() <= row.items()]
+    return summarize.Results(results.name, results.mode, rows)
 
 
 def test_a_pair_that_only_one_arm_has_is_not_compared(ncd):

@@ -112,10 +112,10 @@ def perfect(k):
 
 @pytest.mark.parametrize("peak", [2, 3, 17, 44, 69, 99, 100])
 def test_a_peak_is_found_in_a_few_trials(peak):
-    found = search(perfect, lambda k: -abs(k - peak), most=100)
-    assert found.estimate() == peak
-    assert {peak - 1, peak + 1} - {1, 101} <= set(found.tried)
-    assert len(found.tried) < 22
+    result = search(perfect, lambda k: -abs(k - peak), most=100)
+    assert result.estimate() == peak
+    assert {peak - 1, peak + 1} - {1, 101} <= set(result.tried)
+    assert len(result.tried) < 22
 
 
 def test_of_equal_silhouettes_the_smallest_number_is_the_best():
@@ -140,9 +140,9 @@ def test_the_dtc_rule_goes_halfway_from_the_best_accuracy_to_the_best_silhouette
 
 
 def test_known_classes_that_no_cluster_is_like_leave_one_novel_class_at_least():
-    found = search(perfect, float, most=5)
-    found.tried = {k: [trial._replace(novel=0) for trial in ts] for k, ts in found.tried.items()}
-    assert found.estimate() == 1
+    result = search(perfect, float, most=5)
+    result.tried = {k: [trial._replace(novel=0) for trial in ts] for k, ts in result.tried.items()}
+    assert result.estimate() == 1
 
 
 def test_only_directions_count_and_the_seed_decides():

@@ -38,8 +38,8 @@ def one_of(batch, rows):
 
 def reads(*views, label):
     """Images that are these numbers, in each view."""
-    shown = tuple(torch.tensor(view).double().view(len(label), 3, -1, 1) for view in views)
-    return Batch(shown, torch.arange(len(label)), torch.tensor(label))
+    images = tuple(torch.tensor(view).double().view(len(label), 3, -1, 1) for view in views)
+    return Batch(images, torch.arange(len(label)), torch.tensor(label))
 
 
 def cross_entropy(logits, target):
@@ -77,10 +77,10 @@ def test_rotnet_is_the_cross_entropy_of_all_turns_of_all_images_in_one_pass():
     turns = [view.rot90(turn, (1, 2)) for turn in range(4) for view in batch.views[0]]
     logits = method.turns(method.online(torch.stack(turns)))
     total = mean([cross_entropy(row, i // BATCH) for i, row in enumerate(logits)])
-    found, parameters = method(batch, 0.5).loss, list(method.parameters())
-    torch.testing.assert_close(found, total)
+    loss, parameters = method(batch, 0.5).loss, list(method.parameters())
+    torch.testing.assert_close(loss, total)
     torch.testing.assert_close(
-        torch.autograd.grad(found, parameters), torch.autograd.grad(total, parameters)
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(total, parameters)
     )
 
 
@@ -219,9 +219,9 @@ def test_no_gradient_reaches_the_targets():
     unlabeled = replace(at("simgcd"), label=torch.full((BATCH,), UNKNOWN))
     loss = method(unlabeled, 0.075).loss  # of its terms, only `l_dist` reads the classifier
     (logits,) = classified
-    (found,) = torch.autograd.grad(loss, logits)
+    (gradient,) = torch.autograd.grad(loss, logits)
     sharpened = (logits * 0.1 / 0.055).softmax(1).roll(BATCH, 0)
-    torch.testing.assert_close(found, (logits.softmax(1) - sharpened) / (2 * BATCH))
+    torch.testing.assert_close(gradient, (logits.softmax(1) - sharpened) / (2 * BATCH))
 
 
 @pytest.mark.parametrize(
@@ -264,10 +264,10 @@ def reader(**options):
 def test_prototypes_all_alike_lose_the_logarithm_of_the_number_of_classes():
     method = reader()
     nn.init.ones_(method.heads.weight)
-    shown = torch.rand(3, 6).tolist()
-    found = method(reads(shown, shown, label=[0, UNKNOWN, 1]), 0.5).metrics
+    pixels = torch.rand(3, 6).tolist()
+    metrics = method(reads(pixels, pixels, label=[0, UNKNOWN, 1]), 0.5).metrics
     for name in ("distill", "entropy", "classify"):
-        assert found[name].item() == pytest.approx(math.log(4))
+        assert metrics[name].item() == pytest.approx(math.log(4))
 
 
 def test_an_image_on_its_prototype_has_the_golden_values():
@@ -276,11 +276,11 @@ def test_an_image_on_its_prototype_has_the_golden_values():
     with torch.no_grad():
         method.heads.weight.copy_(torch.eye(4, 6))
     batch = reads([[2.0, 0, 0, 0, 0, 0]], [[0, 3.0, 0, 0, 0, 0]], label=[0])
-    found = {name: value.item() for name, value in method(batch, 0.0).metrics.items()}
+    metrics = {name: value.item() for name, value in method(batch, 0.0).metrics.items()}
     e, total = math.e, math.log(math.e + 3)
     sure = e**2 / (e**2 + 3)  # of its class, in the target
     mixed, rest = (e + 1) / (2 * e + 6), 1 / (e + 3)
-    assert found == pytest.approx(
+    assert metrics == pytest.approx(
         {
             "distill": total - (1 - sure) / 3,  # -log P is total - 1 for one class, else total
             "entropy": -2 * (mixed * math.log(mixed) + rest * math.log(rest)),
@@ -414,8 +414,8 @@ def test_without_entropy_novel_groups_share_a_class():
 def test_views_of_two_classes_and_of_one_have_the_golden_values():
     """Two images at right angles, in two views each: e + 2 is all there is besides oneself."""
     z, log_sum = torch.eye(2).double(), math.log(math.e + 2)
-    found = [sup_con(z, z, torch.tensor(label), 1.0).item() for label in ((0, 1), (5, 5))]
-    assert found == pytest.approx([log_sum - 1, log_sum - 1 / 3])
+    losses = [sup_con(z, z, torch.tensor(label), 1.0).item() for label in ((0, 1), (5, 5))]
+    assert losses == pytest.approx([log_sum - 1, log_sum - 1 / 3])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -441,9 +441,9 @@ def test_cross_entropy_of_the_small_case_is_the_golden_value():
 def test_entropy_is_largest_where_all_classes_get_as_much(rows):
     """Which every row does, if each comes once in every rotation."""
     logits = torch.tensor(rows, dtype=torch.float64)
-    found = mean_entropy(logits.softmax(1)).item()
+    entropy = mean_entropy(logits.softmax(1)).item()
     evened = torch.cat([logits.roll(k, 1) for k in range(4)])
-    assert -1e-12 <= found <= math.log(4) + 1e-12
+    assert -1e-12 <= entropy <= math.log(4) + 1e-12
     assert mean_entropy(evened.softmax(1)).item() == pytest.approx(math.log(4))
 
 

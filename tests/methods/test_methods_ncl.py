@@ -214,10 +214,10 @@ def test_hard_negatives_are_divided_by_the_temperature_as_all_are():
     method = reader(temperature=t, num_hard=2, **options)
     fill(method.novel_queue, [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
     fill(method.known_queue, [[0.8, -0.6]], label=[0])
-    found = method(reads(QUERIES[:1], KEYS[:1], label=[UNKNOWN]), 0.5).metrics["novel"]
+    loss = method(reads(QUERIES[:1], KEYS[:1], label=[UNKNOWN]), 0.5).metrics["novel"]
     all_of_them = [0.8, 1.0, 0.6, 0.0, -1.0, 5**-0.5, -2 * 5**-0.5]
     log_sum = math.log(sum(math.exp(s / t) for s in all_of_them))
-    assert found.item() == pytest.approx(log_sum - (0.2 * 0.8 + 0.8 * 1.0) / t)
+    assert loss.item() == pytest.approx(log_sum - (0.2 * 0.8 + 0.8 * 1.0) / t)
 
 
 # Who is in the batch
@@ -326,19 +326,19 @@ def test_contrast_sends_no_gradient_to_second_views():
 def test_hard_negatives_are_added_when_their_time_has_come():
     """And never lower the loss."""
     method, batch = ncl(hard_from=0.4, num_hard=7), at(0)
-    found = [method(batch, progress).metrics["novel"] for progress in (0.39, 0.4)]
+    hard = [method(batch, progress).metrics["novel"] for progress in (0.39, 0.4)]
     method.num_hard = 0
     plain = [method(batch, progress).metrics["novel"] for progress in (0.39, 0.4)]
-    assert plain[0] == plain[1] == found[0]
-    assert found[1] > plain[1]
+    assert plain[0] == plain[1] == hard[0]
+    assert hard[1] > plain[1]
 
 
 def test_hard_negatives_wait_for_known_images():
     method, batch = small("ncl").double().eval(), at(0)
     method.novel_queue.enqueue(F.normalize(torch.rand(40, 24).double()), torch.arange(100, 140))
-    found = method(batch, 0.5).metrics["novel"]
+    loss = method(batch, 0.5).metrics["novel"]
     method.num_hard = 0
-    assert torch.equal(method(batch, 0.5).metrics["novel"], found)
+    assert torch.equal(method(batch, 0.5).metrics["novel"], loss)
 
 
 def test_hard_negatives_are_the_most_similar_mixtures_of_the_least_similar_keys():

@@ -57,12 +57,12 @@ def restated(neighbors, predicted, form, temperature=0.1):
 def closest(method, batch):
     """For each view, the rows of the support set at the least distance."""
     support = method.support_set
-    found = []
+    neighbors = []
     for z in embeddings(method, batch):
         distance = torch.cdist(z.detach(), support.keys)
         distance[batch.index[:, None] == support.index] = torch.inf
-        found.append(support.keys[distance.argmin(dim=1)])
-    return found
+        neighbors.append(support.keys[distance.argmin(dim=1)])
+    return neighbors
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -123,18 +123,18 @@ def test_an_older_entry_of_the_same_image_is_no_neighbor_however_near():
 def test_no_image_is_ever_its_own_neighbor():
     """Over twenty steps, with a support set half as large as the data."""
     method, optimizer = small("nnclr", support_size=NUM_IMAGES // 2, num_neighbors=5), None
-    asked = own = met = 0
+    count = own = met = 0
     for step in range(20):
-        given = (step, optimizer)
-        _, optimizer = run(method, "nnclr", until=step + 1, total=20, start=given)
+        start = (step, optimizer)
+        _, optimizer = run(method, "nnclr", until=step + 1, total=20, start=start)
         batch, support = batch_at(step + 1), method.support_set
         met += int(torch.isin(batch.index, support.index).sum())
         for view in batch.views:
             neighbors = drawn_neighbors(method, unit(method.online(view)).detach(), batch.index)
             whose = support.index[(neighbors @ support.keys.T).argmax(dim=1)]
             own += int((whose == batch.index).sum())
-            asked += len(neighbors)
-    assert (own, asked) == (0, 640)
+            count += len(neighbors)
+    assert (own, count) == (0, 640)
     assert met > 100  # images that were there to be found
 
 

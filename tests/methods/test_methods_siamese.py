@@ -39,7 +39,7 @@ def gradients(loss, *modules):
 # A momentum that rises
 
 
-def kept(method, progress):
+def measured_momentum(method, progress):
     """How much of itself the target keeps at a commit, measured."""
     memo = scattered(method)(at(0), progress).memo
     online = next(method.online.parameters()).detach()
@@ -60,14 +60,14 @@ def kept(method, progress):
 def test_the_momentum_rises_to_one_along_half_a_cosine(name, momentum, quartiles):
     """1 - (1 - m) (cos(pi k / K) + 1) / 2, at every quarter of training."""
     methods = [small(name, momentum=momentum).double() for _ in range(5)]
-    found = [kept(method, quarter / 4) for quarter, method in enumerate(methods)]
-    assert found == pytest.approx(quartiles, abs=1e-7)
+    measured = [measured_momentum(method, quarter / 4) for quarter, method in enumerate(methods)]
+    assert measured == pytest.approx(quartiles, abs=1e-7)
 
 
 def test_a_momentum_that_does_not_rise_stays():
     for progress in (0.0, 0.4, 1.0):
         method = small("byol", momentum=0.9, rising_momentum=False).double()
-        assert kept(method, progress) == pytest.approx(0.9)
+        assert measured_momentum(method, progress) == pytest.approx(0.9)
 
 
 # BYOL
@@ -76,8 +76,8 @@ def test_a_momentum_that_does_not_rise_stays():
 def byol_loss(method, batch):
     """Equation 2, summed over both directions, with a target that is a constant."""
     total = 0.0
-    for shown, other in ((0, 1), (1, 0)):
-        p = method.predictor(method.online(batch.views[shown]))
+    for view, other in ((0, 1), (1, 0)):
+        p = method.predictor(method.online(batch.views[view]))
         z = method.target(batch.views[other]).detach()
         total = total + (F.normalize(p) - F.normalize(z)).square().sum(dim=1).mean()
     return total
@@ -160,23 +160,23 @@ def test_simsiam_is_the_mean_negative_cosine_and_stops_the_gradient(predictor):
 
 
 def test_without_a_predictor_stopping_the_gradient_halves_it_and_no_more():
-    batch, found = at(0), []
+    batch, results = at(0), []
     for stop in (True, False):
         method = small("simsiam", predictor=False, stop_gradient=stop).double()
         loss = method(batch, 0.5).loss
-        found.append((loss, gradients(loss, method.online)))
-    (stopped, halves), (free, wholes) = found
+        results.append((loss, gradients(loss, method.online)))
+    (stopped, halves), (free, wholes) = results
     assert torch.equal(stopped, free)
     torch.testing.assert_close([2 * half for half in halves], list(wholes))
 
 
 def test_with_a_predictor_stopping_the_gradient_changes_its_direction():
-    batch, found = at(0), []
+    batch, directions = at(0), []
     for stop in (True, False):
         method = small("simsiam", stop_gradient=stop).double()
         loss = method(batch, 0.5).loss
-        found.append(torch.cat([g.flatten() for g in gradients(loss, method.online)]))
-    assert torch.cosine_similarity(*found, dim=0) < 0.99
+        directions.append(torch.cat([g.flatten() for g in gradients(loss, method.online)]))
+    assert torch.cosine_similarity(*directions, dim=0) < 0.99
 
 
 def test_views_that_are_alike_and_predict_themselves_have_reached_the_bottom():

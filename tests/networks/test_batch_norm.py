@@ -74,16 +74,16 @@ def test_one_group_in_one_process_is_left_to_the_usual_batch_norm():
 @pytest.mark.parametrize("groups", [2, 3, 4, 12])
 def test_groups_do_what_a_plain_network_does_with_each_part(groups, affine):
     x, weight = images()
-    found = outcome(grouped(groups, affine=affine), x, weight)
+    result = outcome(grouped(groups, affine=affine), x, weight)
     plain, parts = network(affine), []
     start = copy.deepcopy(plain.state_dict())
     for rows, weights in zip(x.chunk(groups), weight.chunk(groups)):
         plain.load_state_dict(start)
         parts.append(copy.deepcopy(outcome(plain, rows, weights)))  # gradients add up
-    close(found["output"], torch.cat([part["output"] for part in parts]))
-    close(found["input"], torch.cat([part["input"] for part in parts]))
-    close(found["gradients"], parts[-1]["gradients"])
-    for name, statistics in found["state"].items():
+    close(result["output"], torch.cat([part["output"] for part in parts]))
+    close(result["input"], torch.cat([part["input"] for part in parts]))
+    close(result["gradients"], parts[-1]["gradients"])
+    for name, statistics in result["state"].items():
         close(statistics, torch.stack([part["state"][name] for part in parts]).mean(dim=0))
 
 
@@ -198,10 +198,10 @@ def on_rank(rank: int, out: str) -> None:
             net = grouped(groups)
             x, weight = (part.chunk(world)[rank] for part in images())
             try:
-                found = outcome(net, x, weight)
+                result = outcome(net, x, weight)
             except UsageError as error:
-                found = str(error)
-            torch.save(found, f"{out}/{world}-{groups}-{rank}.pt")
+                result = str(error)
+            torch.save(result, f"{out}/{world}-{groups}-{rank}.pt")
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def test_no_more_than_a_chunk_of_images_is_shown_to_a_backbone(name):
     rows = []
     method = chunked(name)
     for branch in [module for module in method.modules() if isinstance(module, Branch)]:
-        branch.backbone.register_forward_pre_hook(lambda _, shown: rows.append(len(shown[0])))
+        branch.backbone.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
     loss = method.train()(batch_for(name, 0), progress=0.5).loss
     forward = len(rows)
     loss.backward()
@@ -119,9 +119,9 @@ def images(rows, side=5):
     return torch.randn(rows, 3, side, side, generator=torch.Generator().manual_seed(rows))
 
 
-def kept(network, shown):
+def saved_bytes(network, batch):
     """Bytes that wait for the backward pass, other than weights and images."""
-    known = {x.untyped_storage().data_ptr() for x in (*network.parameters(), shown)}
+    known = {x.untyped_storage().data_ptr() for x in (*network.parameters(), batch)}
     sizes = {}
 
     def pack(x):
@@ -129,7 +129,7 @@ def kept(network, shown):
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        result = network(shown)
+        result = network(batch)
     assert result.requires_grad
     return sum(size for at, size in sizes.items() if at not in known)
 
@@ -137,13 +137,13 @@ def kept(network, shown):
 def test_activations_do_not_wait_for_the_backward_pass():
     whole, parts = branch(), branch()
     set_chunk_size(parts, 8, 256)
-    assert kept(parts, images(256)) < 0.01 * kept(whole, images(256))
+    assert saved_bytes(parts, images(256)) < 0.01 * saved_bytes(whole, images(256))
 
 
-def in_pieces(network, shown, size):
+def in_pieces(network, batch, size):
     """Chunks by hand: plain batch norms, nothing computed twice, statistics averaged at the end."""
     parts = []
-    for rows in shown.split(size):
+    for rows in batch.split(size):
         buffers = {name: value.clone() for name, value in network.named_buffers()}
         parts.append((functional_call(network, buffers, (rows,)), buffers))
     for name, value in network.named_buffers():
@@ -162,15 +162,15 @@ def learned(network, z):
 def test_dropout_and_precision_are_the_same_when_chunks_are_computed_again(precision):
     plain, parts = branch(nn.Dropout(0.5)), branch(nn.Dropout(0.5))
     set_chunk_size(parts, 4, 12)
-    found = []
-    for network, shown in ((plain, lambda x: in_pieces(plain, x, 4)), (parts, parts)):
+    results = []
+    for network, forward in ((plain, lambda x: in_pieces(plain, x, 4)), (parts, parts)):
         torch.manual_seed(5)
         with torch.autocast("cpu", precision, enabled=precision != torch.float32):
-            z = shown(images(12))
+            z = forward(images(12))
         drawn = torch.get_rng_state()
-        found.append(learned(network, z))
+        results.append(learned(network, z))
         assert torch.equal(torch.get_rng_state(), drawn)
-    assert_same_state(found[1], found[0], rtol=1e-5, atol=1e-6)
+    assert_same_state(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 
 def test_views_of_two_sizes_are_in_chunks_of_one_size_each():
