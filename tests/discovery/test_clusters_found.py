@@ -228,8 +228,8 @@ def test_three_parts_of_one_blob_may_all_be_one_class():
     corners = [(math.cos(t), math.sin(t)) for t in (0, 2 * math.pi / 3, 4 * math.pi / 3)]
     names = {"new-3", "new-4", "new-5"}
     for seed in range(3):
-        found = suggested(halved(seed, n=400, parts=corners))
-        assert found == {name: names - {name} for name in names}
+        suggestions = suggested(halved(seed, n=400, parts=corners))
+        assert suggestions == {name: names - {name} for name in names}
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -161,20 +161,20 @@ def test_a_discovery_leaves_every_file_that_was_promised(finished, mode):
 
 
 def test_all_images_without_a_label_are_assigned_once_and_no_others(finished, truth):
-    found = rows(finished / "assignments.csv")
-    paths = [row["path"] for row in found]
+    assignments = rows(finished / "assignments.csv")
+    paths = [row["path"] for row in assignments]
     assert paths == [name for name in truth if truth[name] >= KNOWN]
-    assert list(found[0]) == list(COLUMNS)
+    assert list(assignments[0]) == list(COLUMNS)
 
 
 def test_columns_hold_what_they_say(finished, mode):
-    found = rows(finished / "assignments.csv")
+    assignments = rows(finished / "assignments.csv")
     known = {str(number) for number in range(KNOWN)}
     novel = {
         f"new-{number + 1}" for number in range(strict_json(finished / "summary.json")["novel"])
     }
-    assert {row["cluster"] for row in found} <= novel | (known if mode == "gcd" else set())
-    for row in found:
+    assert {row["cluster"] for row in assignments} <= novel | (known if mode == "gcd" else set())
+    for row in assignments:
         shares = [float(row[name]) for name in ("score", "margin", "entropy", "agreement")]
         assert all(0 <= share <= 1 for share in shares)
         assert 0 <= float(row["purity"]) <= 1
@@ -186,16 +186,16 @@ def test_columns_hold_what_they_say(finished, mode):
 
 
 def test_the_table_of_classes_counts_the_assignments_and_has_room_for_names(finished):
-    found = rows(finished / "clusters.csv")
-    assert list(found[0]) == list(CLUSTER_COLUMNS)
+    table = rows(finished / "clusters.csv")
+    assert list(table[0]) == list(CLUSTER_COLUMNS)
     sizes = Counter(row["cluster"] for row in rows(finished / "assignments.csv"))
-    assert {row["cluster"]: int(row["size"]) for row in found if int(row["size"])} == dict(sizes)
-    assert {row["name"] for row in found} == {""}
+    assert {row["cluster"]: int(row["size"]) for row in table if int(row["size"])} == dict(sizes)
+    assert {row["name"] for row in table} == {""}
     by_path = {row["path"]: row["cluster"] for row in rows(finished / "assignments.csv")}
-    for row in found:
+    for row in table:
         assert row["kind"] == ("novel" if row["cluster"].startswith("new-") else "known")
         assert not row["medoid"] or by_path[row["medoid"]] == row["cluster"]
-    novel = [row for row in found if row["kind"] == "novel"]
+    novel = [row for row in table if row["kind"] == "novel"]
     assert len(novel) == strict_json(finished / "summary.json")["novel"]
 
 
@@ -254,32 +254,32 @@ def test_the_page_names_every_class_and_its_command_repeats_the_run(finished, ar
 
 
 def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
-    found = strict_json(finished / "summary.json")
-    assert found["command"] == "discover"
-    assert found["mode"] == mode
-    assert found["known"] == ["0", "1", "2", "3", "4"]
-    assert found["labeled"] == KNOWN * EACH
-    assert found["unlabeled"] == len(rows(finished / "assignments.csv"))
-    assert found["labeled"] + found["unlabeled"] == len(truth)
-    assert 0 < found["held_out"] < len(truth) / 4
+    summary = strict_json(finished / "summary.json")
+    assert summary["command"] == "discover"
+    assert summary["mode"] == mode
+    assert summary["known"] == ["0", "1", "2", "3", "4"]
+    assert summary["labeled"] == KNOWN * EACH
+    assert summary["unlabeled"] == len(rows(finished / "assignments.csv"))
+    assert summary["labeled"] + summary["unlabeled"] == len(truth)
+    assert 0 < summary["held_out"] < len(truth) / 4
     sizes = {row["cluster"]: int(row["size"]) for row in rows(finished / "clusters.csv")}
-    assert {each["name"]: each["size"] for each in found["clusters"]} == sizes
-    number = found["number"]
+    assert {each["name"]: each["size"] for each in summary["clusters"]} == sizes
+    number = summary["number"]
     if mode == "ncd":
-        assert (number, found["novel"]) == (None, 3)
+        assert (number, summary["novel"]) == (None, 3)
     else:
-        assert found["novel"] == number["chosen"]
+        assert summary["novel"] == number["chosen"]
         assert 1 <= number["low"] <= number["chosen"] <= number["high"]
         assert set(number["estimates"]) == {"silhouette", "dtc", "gcd"}
-    tuned = f"{found[MODE_RECIPES[mode].setting]:g}"
-    assert found["trials"][tuned] == max(found["trials"].values())
+    tuned = f"{summary[MODE_RECIPES[mode].setting]:g}"
+    assert summary["trials"][tuned] == max(summary["trials"].values())
     baselines = {"base loss", "rank statistics"} if mode == "gcd" else set()
-    assert set(found["scores"]) >= {"nearkin", "k-means"} | baselines
-    for scores in found["scores"].values():
+    assert set(summary["scores"]) >= {"nearkin", "k-means"} | baselines
+    for scores in summary["scores"].values():
         for each in scores:
             assert 0 <= each["low"] <= each["value"] <= each["high"] <= 1 or "ARI" in each["name"]
             assert "images" in each["protocol"]
-    assert set(found["agreement"]) == set(found["scores"]) - {"nearkin"}
+    assert set(summary["agreement"]) == set(summary["scores"]) - {"nearkin"}
 
 
 def held_out(encoder):
@@ -292,10 +292,10 @@ def held_out(encoder):
     }
 
 
-def hungarian(true, found):
+def hungarian(true, predicted):
     """Share of images in the class that the best one-to-one match gives their cluster."""
     classes, y = np.unique(true, return_inverse=True)
-    names, x = np.unique(found, return_inverse=True)
+    names, x = np.unique(predicted, return_inverse=True)
     count = np.zeros((len(classes), len(names)), int)
     np.add.at(count, (y, x), 1)
     return count[linear_sum_assignment(-count)].sum() / len(true)
@@ -313,14 +313,14 @@ def test_scores_follow_from_the_table_and_the_truth(finished, mode, truth, encod
         for row in rows(finished / "assignments.csv")
         if (row["path"] in test) == (part == "held out")
     ]
-    true, found = [truth[row["path"]] for row in scored], [row["cluster"] for row in scored]
+    true, predicted = [truth[row["path"]] for row in scored], [row["cluster"] for row in scored]
     if mode == "gcd" and part == "held out":  # images of known classes are matched as well
-        assert stated["value"] <= hungarian(true, found) + 1e-12
+        assert stated["value"] <= hungarian(true, predicted) + 1e-12
         return
-    assert stated["value"] == pytest.approx(hungarian(true, found), abs=1e-12)
+    assert stated["value"] == pytest.approx(hungarian(true, predicted), abs=1e-12)
     assert f"{len(scored)} " in stated["protocol"]
     if part == "train":
-        guessed = np.random.default_rng(0).integers(len(set(found)), size=(50, len(true)))
+        guessed = np.random.default_rng(0).integers(len(set(predicted)), size=(50, len(true)))
         chance = np.mean([hungarian(true, guess) for guess in guessed])
         assert stated["value"] > chance + 0.1
 
@@ -429,8 +429,8 @@ def save(folder, pixels):
 @pytest.fixture(scope="module")
 def pixels():
     """Digits 0 to 4, by class."""
-    found, labels = digits(16, 5)
-    return {number: found[labels == number] for number in range(5)}
+    images, labels = digits(16, 5)
+    return {number: images[labels == number] for number in range(5)}
 
 
 @pytest.fixture(scope="module")
@@ -454,7 +454,7 @@ def labels(tmp_path_factory, flat):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, flat, labels, encoder):
+def discovery(tmp_path_factory, flat, labels, encoder):
     """A discovery of images in a folder, with a table of labels; read, never written."""
     out = tmp_path_factory.mktemp("runs") / "run"
     copies = out.parent / "copies"
@@ -467,11 +467,11 @@ def names(run_folder):
     return {row["path"] for row in rows(run_folder / "assignments.csv")}
 
 
-def test_images_may_be_labeled_by_a_table(found, flat):
+def test_images_may_be_labeled_by_a_table(discovery, flat):
     everything = {path.name for path in flat.iterdir()}
     labeled = {f"{n}-{row:02d}.png" for n in range(3) for row in range(8)}
-    assert names(found) == everything - labeled
-    summary = strict_json(found / "summary.json")
+    assert names(discovery) == everything - labeled
+    summary = strict_json(discovery / "summary.json")
     assert summary["known"] == ["digit 0", "digit 1", "digit 2"]
     assert summary["labeled"] == 24
     assert set(summary["scores"]["nearkin"][0]) == {"name", "value", "low", "high", "protocol"}
@@ -515,21 +515,21 @@ def test_images_may_be_labeled_by_class_folders_outside_and_copies_are_recognize
     assert strict_json(out / "summary.json")["labeled"] == 3 * (4 + 2)
 
 
-def test_copies_are_sorted_into_the_classes(found, flat):
-    copies = found.parent / "copies"
-    sizes = Counter(row["cluster"] for row in rows(found / "assignments.csv"))
+def test_copies_are_sorted_into_the_classes(discovery, flat):
+    copies = discovery.parent / "copies"
+    sizes = Counter(row["cluster"] for row in rows(discovery / "assignments.csv"))
     written = {folder.name: len(list(folder.iterdir())) for folder in copies.iterdir()}
     assert written == {name.replace(" ", "_"): size for name, size in sizes.items()}
-    for row in rows(found / "assignments.csv"):
+    for row in rows(discovery / "assignments.csv"):
         copy = copies / row["cluster"].replace(" ", "_") / row["path"]
         assert copy.read_bytes() == (flat / row["path"]).read_bytes()
 
 
-def test_a_discovery_with_copies_can_be_asked_for_again(found, flat, labels, encoder, capsys):
+def test_a_discovery_with_copies_can_be_asked_for_again(discovery, flat, labels, encoder, capsys):
     """The copies of the first time do not stand in the way of the same command."""
     settings = ["--labeled", labels, "--from", encoder, *LEAST, "--epochs", 20]
-    settings += ["--copy-to", found.parent / "copies", "--resume"]
-    assert run("discover", flat, "-o", found, *settings) == 0
+    settings += ["--copy-to", discovery.parent / "copies", "--resume"]
+    assert run("discover", flat, "-o", discovery, *settings) == 0
     assert "error" not in capsys.readouterr().err
 
 
@@ -563,8 +563,8 @@ def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(
     assert (settings["method"], settings["labels"], settings["known"]) == ("simclr", "none", "")
     held = strict_json(out / "summary.json")["held_out"]
     assert 0 < held == len(held_out(out / "stages" / "features"))
-    own, kept = (path / "encoder.safetensors" for path in (out / "stages" / "features", out))
-    assert own.stat().st_size == pytest.approx(kept.stat().st_size, rel=0.01)
+    own, final = (path / "encoder.safetensors" for path in (out / "stages" / "features", out))
+    assert own.stat().st_size == pytest.approx(final.stat().st_size, rel=0.01)
 
 
 # New images
@@ -579,13 +579,13 @@ def close(one, other):
         np.testing.assert_allclose(a, b, atol=2e-4)
 
 
-def test_images_of_a_discovery_are_assigned_as_they_were(found, flat, tmp_path, capsys):
+def test_images_of_a_discovery_are_assigned_as_they_were(discovery, flat, tmp_path, capsys):
     table = tmp_path / "again.csv"
-    assert run("assign", found, flat, "-o", table) == 0
+    assert run("assign", discovery, flat, "-o", table) == 0
     everything = rows(table)
     assert [row["path"] for row in everything] == sorted(path.name for path in flat.iterdir())
-    known = rows(found / "assignments.csv")
-    mine = [row for row in everything if row["path"] in names(found)]
+    known = rows(discovery / "assignments.csv")
+    mine = [row for row in everything if row["path"] in names(discovery)]
     for name in ("path", "cluster", "score", "margin", "entropy", "agreement"):
         assert [row[name] for row in mine] == [row[name] for row in known]
     estimate = {line.rsplit(maxsplit=1)[0].strip(): int(line.rsplit(maxsplit=1)[1])
@@ -594,7 +594,7 @@ def test_images_of_a_discovery_are_assigned_as_they_were(found, flat, tmp_path, 
 
 
 def test_images_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are_listed(
-    found, flat, tmp_path, capsys
+    discovery, flat, tmp_path, capsys
 ):
     data = tmp_path / "others"
     for path in sorted(flat.iterdir())[::3]:
@@ -603,7 +603,7 @@ def test_images_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are_l
     whole = (flat / "4-00.png").read_bytes()
     (data / "cut.png").write_bytes(whole[: len(whole) * 2 // 3])
     (data / "text.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    assert run("assign", found, data, "-o", tmp_path / "new.csv") == 0
+    assert run("assign", discovery, data, "-o", tmp_path / "new.csv") == 0
     out = capsys.readouterr().out
     assert "cut.png" in out
     assert "text.png" in out
@@ -611,43 +611,45 @@ def test_images_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are_l
     assert all(row["path"].startswith("deep/") for row in new)
     for row in new:
         row["path"] = row["path"].removeprefix("deep/")
-    expected = {row["path"]: row for row in rows(found / "assignments.csv")}
+    expected = {row["path"]: row for row in rows(discovery / "assignments.csv")}
     mine = [row for row in new if row["path"] in expected]
     assert len(mine) > 10
     close(mine, [expected[row["path"]] for row in mine])
 
 
-def test_a_single_image_can_be_assigned(found, flat, tmp_path, capsys):
+def test_a_single_image_can_be_assigned(discovery, flat, tmp_path, capsys):
     (tmp_path / "one").mkdir()
     shutil.copy(flat / "3-00.png", tmp_path / "one")
-    assert run("assign", found, tmp_path / "one", "--json") == 0
+    assert run("assign", discovery, tmp_path / "one", "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)
-    expected = {each["path"]: each for each in rows(found / "assignments.csv")}["3-00.png"]
+    expected = {each["path"]: each for each in rows(discovery / "assignments.csv")}["3-00.png"]
     assert (row["path"], row["cluster"]) == ("3-00.png", expected["cluster"])
     assert row["purity"] is None  # there is no other image
 
 
-def test_new_images_are_copied_into_their_classes(found, flat, tmp_path):
+def test_new_images_are_copied_into_their_classes(discovery, flat, tmp_path):
     copies = tmp_path / "sorted"
-    assert run("assign", found, flat, "-o", tmp_path / "new.csv", "--copy-to", copies) == 0
+    assert run("assign", discovery, flat, "-o", tmp_path / "new.csv", "--copy-to", copies) == 0
     for row in rows(tmp_path / "new.csv"):
         copy = copies / row["cluster"].replace(" ", "_") / row["path"]
         assert copy.read_bytes() == (flat / row["path"]).read_bytes()
 
 
-def test_new_images_none_of_which_can_be_read_are_refused(found, flat, tmp_path, capsys):
+def test_new_images_none_of_which_can_be_read_are_refused(discovery, flat, tmp_path, capsys):
     (tmp_path / "bad").mkdir()
     whole = (flat / "4-00.png").read_bytes()
     (tmp_path / "bad" / "cut.png").write_bytes(whole[: len(whole) * 2 // 3])
-    code, line = refused(capsys, "assign", found, tmp_path / "bad")
+    code, line = refused(capsys, "assign", discovery, tmp_path / "bad")
     assert code == 3
     assert "cannot be read" in line
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "text", "zeros"])
-def test_a_damaged_classifier_is_one_line_and_exit_code_5(damage, found, flat, tmp_path, capsys):
+def test_a_damaged_classifier_is_one_line_and_exit_code_5(
+    damage, discovery, flat, tmp_path, capsys
+):
     for name in ("config.toml", "encoder.safetensors", "classifier.safetensors"):
-        shutil.copy(found / name, tmp_path)
+        shutil.copy(discovery / name, tmp_path)
     path = tmp_path / "classifier.safetensors"
     whole = path.read_bytes()
     broken = {"cut": whole[: len(whole) // 2], "empty": b"", "text": b"no classifier",
@@ -665,15 +667,15 @@ def test_without_a_finished_discovery_nothing_is_assigned(encoder, flat, tmp_pat
         assert "nearkin discover" in line
 
 
-def test_assigning_does_not_replace_the_data(found, flat, tmp_path, capsys):
+def test_assigning_does_not_replace_the_data(discovery, flat, tmp_path, capsys):
     data = shutil.copytree(flat, tmp_path / "images")
     listed = tmp_path / "images.csv"
     listed.write_text("path\n" + "\n".join(f"images/{p.name}" for p in data.iterdir()) + "\n")
     before = listed.read_bytes()
-    code, _ = refused(capsys, "assign", found, listed, "-o", listed)
+    code, _ = refused(capsys, "assign", discovery, listed, "-o", listed)
     assert code == 2
     assert listed.read_bytes() == before
-    code, line = refused(capsys, "assign", found, data, "--copy-to", data / "sorted")
+    code, line = refused(capsys, "assign", discovery, data, "--copy-to", data / "sorted")
     assert code == 2
     assert "lies inside" in line
     assert not (data / "sorted").exists()
@@ -684,13 +686,13 @@ def test_assigning_does_not_replace_the_data(found, flat, tmp_path, capsys):
 
 def name(run_folder, **chosen):
     """Write names into the column name of clusters.csv, as a user would."""
-    found = rows(run_folder / "clusters.csv")
-    for row in found:
+    clusters = rows(run_folder / "clusters.csv")
+    for row in clusters:
         row["name"] = chosen.get(row["cluster"].replace("-", "_"), row["name"])
     with (run_folder / "clusters.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, CLUSTER_COLUMNS)
         writer.writeheader()
-        writer.writerows(found)
+        writer.writerows(clusters)
 
 
 def core_of(run_folder, cluster):
@@ -703,20 +705,20 @@ def core_of(run_folder, cluster):
 
 def be_sure(run_folder):
     """Flag the images of the largest novel class as core, as a longer training would."""
-    found = rows(run_folder / "assignments.csv")
-    novel = Counter(row["cluster"] for row in found if row["cluster"].startswith("new-"))
+    assignments = rows(run_folder / "assignments.csv")
+    novel = Counter(row["cluster"] for row in assignments if row["cluster"].startswith("new-"))
     (cluster, _), *_ = novel.most_common(1)
-    for row in found:
+    for row in assignments:
         row["flag"] = "core" if row["cluster"] == cluster else ""
     with (run_folder / "assignments.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        writer.writerows(found)
+        writer.writerows(assignments)
     return cluster, core_of(run_folder, cluster)
 
 
-def test_named_classes_become_known_ones_round_by_round(found, flat, encoder, tmp_path):
-    first = shutil.copytree(found, tmp_path / "first")
+def test_named_classes_become_known_ones_round_by_round(discovery, flat, encoder, tmp_path):
+    first = shutil.copytree(discovery, tmp_path / "first")
     cluster, core = be_sure(first)
     name(first, **{cluster.replace("-", "_"): "a digit of my own"})
     again = ["discover", flat, "--from", encoder, *LEAST, "--epochs", 20]
@@ -760,12 +762,12 @@ def test_images_with_names_that_a_spreadsheet_would_take_for_formulas_are_accept
     assert accepted_classes(folder) == {path: "cat"}
 
 
-def test_what_cannot_be_accepted_is_refused(found, flat, encoder, tmp_path, capsys):
+def test_what_cannot_be_accepted_is_refused(discovery, flat, encoder, tmp_path, capsys):
     settings = ["discover", flat, "-o", tmp_path / "run", "--from", encoder, *LEAST]
     for no_discovery in (tmp_path / "missing", encoder):
         code, _ = refused(capsys, *settings, "--accept", no_discovery)
         assert code == 2
-    code, line = refused(capsys, *settings, "--accept", found)
+    code, line = refused(capsys, *settings, "--accept", discovery)
     assert code == 2
     assert "names no class" in line
     assert not (tmp_path / "run" / "stages").exists()
@@ -900,13 +902,13 @@ def test_refused_settings_do_not_stand_in_the_way_of_the_right_ones(
     assert run(*settings) == 0
 
 
-def test_settings_of_another_discovery_are_not_resumed(found, flat, labels, encoder, capsys):
+def test_settings_of_another_discovery_are_not_resumed(discovery, flat, labels, encoder, capsys):
     settings = ["--labeled", labels, "--from", encoder, *LEAST, "--epochs", 21, "--resume"]
-    before = hashlib.sha256((found / "config.toml").read_bytes()).digest()
-    code, line = refused(capsys, "discover", flat, "-o", found, *settings)
+    before = hashlib.sha256((discovery / "config.toml").read_bytes()).digest()
+    code, line = refused(capsys, "discover", flat, "-o", discovery, *settings)
     assert code == 2
     assert "--epochs 20 became 21" in line
-    assert hashlib.sha256((found / "config.toml").read_bytes()).digest() == before
+    assert hashlib.sha256((discovery / "config.toml").read_bytes()).digest() == before
 
 
 # All of a network

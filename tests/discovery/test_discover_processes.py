@@ -76,9 +76,9 @@ def srun():
 
 
 def discovered(data, out, *more, **options):
-    code, said, err = ended(start(data, out, *more, **options))
+    code, output, err = ended(start(data, out, *more, **options))
     assert code == 0, err
-    return RunFolder(out), said, err
+    return RunFolder(out), output, err
 
 
 def rows(path):
@@ -128,8 +128,8 @@ def test_a_killed_process_ends_a_discovery_and_torchrun_completes_it(data, both,
     code, _, err = ended(process)
     assert code == 9
     assert "error: process 1 of this training was ended by SIGKILL; " in err.splitlines()[-1]
-    run, said, err = discovered(data, out, "--resume", launcher=torchrun())
-    assert said.count("novel classes of") == err.count("writing") == 1  # only the first speaks
+    run, output, err = discovered(data, out, "--resume", launcher=torchrun())
+    assert output.count("novel classes of") == err.count("writing") == 1  # only the first speaks
     for name in STAGES:
         ours, theirs = run.stage(name), both.stage(name)
         assert ours.metrics.read_bytes() == theirs.metrics.read_bytes()

@@ -42,10 +42,10 @@ def test_there_is_a_recipe():
 @each_recipe
 def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it(path):
     head = path.read_text(encoding="utf-8").split("\n\n")[0]
-    said = dict(re.findall(r"^# (\w+) +(\S.*)$", head, re.MULTILINE))
+    fields = dict(re.findall(r"^# (\w+) +(\S.*)$", head, re.MULTILINE))
     for needed in ("Source", "Published", "Hardware", "Time", "Result", "Commit"):
-        assert said[needed]
-    assert said["Command"].startswith("nearkin ")
+        assert fields[needed]
+    assert fields["Command"].startswith("nearkin ")
     commands = re.findall(r"nearkin (\w+) .*--config (\S+)", head)
     assert ("discover", path.relative_to(ROOT).as_posix()) in commands
     assert all((ROOT / file).is_file() for _, file in commands)
@@ -128,7 +128,7 @@ def test_a_recipe_trains_the_end_of_its_network_and_slows_down_when_it_should(pa
     optimizer = optimizer_for(method, config)
     before = {name: value.clone() for name, value in method.backbone.body.state_dict().items()}
     rates = []
-    for _, found in steps(
+    for _, output in steps(
         method,
         optimizer,
         feed.between(drop - 1, drop + 1),
@@ -137,7 +137,7 @@ def test_a_recipe_trains_the_end_of_its_network_and_slows_down_when_it_should(pa
         schedule=schedule_for(config),
         seed=config.seed,
     ):
-        assert found.loss.isfinite()
+        assert output.loss.isfinite()
         rates.append([group["lr"] for group in optimizer.param_groups])
     assert rates[0] == pytest.approx([0.1] * len(rates[0]))
     assert rates[1] == pytest.approx([0.01] * len(rates[0]))

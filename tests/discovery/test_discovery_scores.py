@@ -16,10 +16,10 @@ from nearkin.measures.matching import cluster_accuracy, match, right
 PROTOCOLS = ("task-aware", "task-agnostic", "GCD")
 
 
-def values(protocol, truth, found, num_known):
+def values(protocol, truth, predicted, num_known):
     """The last word of each score's name, and its value."""
-    truth, found = np.array(truth), np.array(found)
-    given = score(protocol, truth, found, num_known=num_known, images="images")
+    truth, predicted = np.array(truth), np.array(predicted)
+    given = score(protocol, truth, predicted, num_known=num_known, images="images")
     return {name.split()[-1]: value for name, value, *_ in given}
 
 
@@ -60,24 +60,24 @@ def few_draws(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("predicted", "expected"),
     [("220011", 1), ("220010", 5 / 6), ("000000", 1 / 3), ("012345", 1 / 2), ("031122", 5 / 6)],
 )
-def test_accuracy_under_the_best_naming_has_its_golden_values(found, expected):
-    truth, found = np.array(list(map(int, "001122"))), np.array(list(map(int, found)))
-    assert cluster_accuracy(truth, found)[0] == expected
-    assert task_aware(truth, found)["accuracy"] == expected
-    assert task_aware(truth + 4, found + 4, 4)["accuracy"] == expected
-    assert gcd(truth, found, 1)["all"] == expected
+def test_accuracy_under_the_best_naming_has_its_golden_values(predicted, expected):
+    truth, predicted = np.array(list(map(int, "001122"))), np.array(list(map(int, predicted)))
+    assert cluster_accuracy(truth, predicted)[0] == expected
+    assert task_aware(truth, predicted)["accuracy"] == expected
+    assert task_aware(truth + 4, predicted + 4, 4)["accuracy"] == expected
+    assert gcd(truth, predicted, 1)["all"] == expected
 
 
 def test_one_match_of_all_classes_is_stricter_than_one_for_each_part():
-    truth, found = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 0, 0, 1])
+    truth, predicted = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 0, 0, 1])
     first_version = [
-        cluster_accuracy(truth[rows], found[rows])[0] for rows in (truth < 1, truth > 0)
+        cluster_accuracy(truth[rows], predicted[rows])[0] for rows in (truth < 1, truth > 0)
     ]
     assert first_version == [2 / 3, 2 / 3]
-    assert gcd(truth, found, 1) == {"all": 0.5, "known": 2 / 3, "novel": 1 / 3}
+    assert gcd(truth, predicted, 1) == {"all": 0.5, "known": 2 / 3, "novel": 1 / 3}
 
 
 @settings(max_examples=60)
@@ -115,54 +115,55 @@ def test_task_agnostic_names_only_novel_clusters(pairs, num_known):
 @settings(max_examples=20)
 @given(pairs, st.integers(0, 4), st.permutations(range(5)), st.permutations(range(5)))
 def test_scores_do_not_depend_on_the_numbers_of_novel_classes(pairs, num_known, a, b):
-    truth, found = (np.array(column) for column in zip(*pairs))
+    truth, predicted = (np.array(column) for column in zip(*pairs))
     a, b = ([c for c in order if c >= num_known] for order in (a, b))
     classes, clusters = (np.array([*range(num_known), *order]) for order in (a, b))
     for of in (task_aware, task_agnostic, gcd):
         renamed = of(
             classes[truth],
-            7 * clusters[found] * (found >= num_known) + found * (found < num_known),
+            7 * clusters[predicted] * (predicted >= num_known)
+            + predicted * (predicted < num_known),
             num_known,
         )
-        assert renamed == pytest.approx(of(truth, found, num_known))
+        assert renamed == pytest.approx(of(truth, predicted, num_known))
 
 
 @settings(max_examples=40)
 @given(pairs, st.integers(0, 4))
 def test_more_freedom_to_name_never_lowers_an_accuracy(pairs, num_known):
-    truth, found = (np.array(column) for column in zip(*pairs))
-    joint, agnostic = gcd(truth, found, num_known), task_agnostic(truth, found, num_known)
+    truth, predicted = (np.array(column) for column in zip(*pairs))
+    joint, agnostic = gcd(truth, predicted, num_known), task_agnostic(truth, predicted, num_known)
     assert joint["all"] >= agnostic["all"]
     for name, rows in (("known", truth < num_known), ("novel", truth >= num_known)):
         if rows.any():
-            first_version = cluster_accuracy(truth[rows], found[rows])[0]
+            first_version = cluster_accuracy(truth[rows], predicted[rows])[0]
             assert first_version >= joint[name] - 1e-12
 
 
 @settings(max_examples=40)
 @given(pairs, st.integers(0, 4), st.randoms(use_true_random=False))
 def test_putting_a_wrong_image_right_raises_the_accuracy(pairs, num_known, random):
-    truth, found = (np.array(column) for column in zip(*pairs))
+    truth, predicted = (np.array(column) for column in zip(*pairs))
     for of, matched in ((gcd, joint_match), (task_agnostic, novel_match)):
-        naming = matched(truth, found, num_known)
+        naming = matched(truth, predicted, num_known)
         clusters = {label: cluster for cluster, label in naming.items()}
-        wrong = [i for i, y in enumerate(truth) if y in clusters and clusters[y] != found[i]]
+        wrong = [i for i, y in enumerate(truth) if y in clusters and clusters[y] != predicted[i]]
         if wrong:
-            better, i = found.copy(), random.choice(wrong)
+            better, i = predicted.copy(), random.choice(wrong)
             better[i] = clusters[truth[i]]
-            gain = of(truth, better, num_known)["all"] - of(truth, found, num_known)["all"]
+            gain = of(truth, better, num_known)["all"] - of(truth, predicted, num_known)["all"]
             assert gain >= 1 / len(truth) - 1e-12
 
 
 def test_known_classes_keep_their_numbers_only_where_the_protocol_says_so():
-    truth, found = [0, 0, 1, 1, 2, 2], [1, 1, 0, 0, 2, 2]
-    assert task_agnostic(truth, found, 2) == {"all": 1 / 3, "known": 0, "novel": 1}
-    assert gcd(truth, found, 2) == {"all": 1, "known": 1, "novel": 1}
+    truth, predicted = [0, 0, 1, 1, 2, 2], [1, 1, 0, 0, 2, 2]
+    assert task_agnostic(truth, predicted, 2) == {"all": 1 / 3, "known": 0, "novel": 1}
+    assert gcd(truth, predicted, 2) == {"all": 1, "known": 1, "novel": 1}
 
 
 def test_known_images_in_novel_clusters_have_no_say_in_the_task_agnostic_match():
-    truth, found = [0] * 9 + [1, 1, 2], [1] * 9 + [1, 1, 2]
-    assert task_agnostic(truth, found, 1) == {"all": 0.25, "known": 0, "novel": 1}
+    truth, predicted = [0] * 9 + [1, 1, 2], [1] * 9 + [1, 1, 2]
+    assert task_agnostic(truth, predicted, 1) == {"all": 0.25, "known": 0, "novel": 1}
 
 
 def test_a_novel_image_in_a_known_class_is_an_error_even_if_it_is_a_pure_one():
@@ -184,10 +185,12 @@ def test_task_aware_scores_are_of_novel_images_and_clusterings_as_such():
 
 
 def test_images_without_a_true_class_are_left_out_and_counted():
-    truth, found = np.array([-1, 2, 0, 3, -1, 2]), np.array([2, 2, 0, 2, 0, 2])
+    truth, predicted = np.array([-1, 2, 0, 3, -1, 2]), np.array([2, 2, 0, 2, 0, 2])
     first = {}
     for of in PROTOCOLS:
-        name, value, _, _, protocol = score(of, truth, found, num_known=1, images="test images")[0]
+        name, value, _, _, protocol = score(
+            of, truth, predicted, num_known=1, images="test images"
+        )[0]
         first[name] = value, protocol.split(";")[0]
     left_out = "4 test images (2 without a true class left out)"
     assert first == {
@@ -236,13 +239,13 @@ def test_intervals_match_the_clusters_of_each_draw_anew(monkeypatch):
     assert (low, high) == pytest.approx(bootstrap(plain, 60, seed=3))
     assert low < value < high
     fixed = cluster_accuracy(truth, predicted)[1]
-    kept = bootstrap(lambda rows: right(truth[rows], predicted[rows], fixed).mean(), 60, seed=3)
-    assert (low, high) != pytest.approx(kept)
+    without = bootstrap(lambda rows: right(truth[rows], predicted[rows], fixed).mean(), 60, seed=3)
+    assert (low, high) != pytest.approx(without)
 
 
 def test_intervals_of_rare_parts_are_finite_and_hold_the_value():
-    truth, found = np.array([0] + [1, 2] * 10), np.array([0] + [1, 1, 2, 2] * 5)
-    for name, value, low, high, _ in score("GCD", truth, found, num_known=1, images="images"):
+    truth, predicted = np.array([0] + [1, 2] * 10), np.array([0] + [1, 1, 2, 2] * 5)
+    for name, value, low, high, _ in score("GCD", truth, predicted, num_known=1, images="images"):
         assert 0 <= low <= value <= high <= 1, name
 
 
@@ -272,8 +275,8 @@ def test_the_confusion_has_matched_clusters_on_its_diagonal():
 
 
 def test_a_class_without_a_cluster_comes_last():
-    truth, found = np.array([2, 2, 3, 4, 4]), np.array([7, 7, 7, 6, 6])
-    table = confusion(truth, found, novel_match(truth, found, 2))
+    truth, predicted = np.array([2, 2, 3, 4, 4]), np.array([7, 7, 7, 6, 6])
+    table = confusion(truth, predicted, novel_match(truth, predicted, 2))
     assert table.classes.tolist() == [2, 4, 3]
     assert table.clusters.tolist() == [7, 6]
     assert table.num_matched == 2  # known classes that no image is of are not listed
@@ -281,12 +284,12 @@ def test_a_class_without_a_cluster_comes_last():
 
 
 def test_a_match_without_a_common_image_is_not_shown():
-    truth, found = np.array([0, 0, 1]), np.array([3, 3, 3])
+    truth, predicted = np.array([0, 0, 1]), np.array([3, 3, 3])
     crossed = np.array([0, 1, 1, 1]), np.array([5, 5, 6, 6])
     for table, matched in (
-        (confusion(truth, found, {3: 1, 9: 0}), {3: 1}),
+        (confusion(truth, predicted, {3: 1, 9: 0}), {3: 1}),
         (confusion(*crossed, {5: 0, 6: 1}), {5: 0, 6: 1}),
-        (confusion(truth, found, {9: 0}), {}),
+        (confusion(truth, predicted, {9: 0}), {}),
     ):
         count = table.num_matched
         assert dict(zip(table.clusters[:count], table.classes[:count], strict=True)) == matched
@@ -295,13 +298,13 @@ def test_a_match_without_a_common_image_is_not_shown():
 @settings(max_examples=40)
 @given(pairs, st.integers(0, 4))
 def test_the_diagonal_of_the_confusion_is_the_accuracy(pairs, num_known):
-    truth, found = (np.array(column) for column in zip(*pairs))
+    truth, predicted = (np.array(column) for column in zip(*pairs))
     for of, matched in ((gcd, joint_match), (task_agnostic, novel_match)):
-        table = confusion(truth, found, matched(truth, found, num_known))
+        table = confusion(truth, predicted, matched(truth, predicted, num_known))
         named = table.num_matched
         assert table.count.sum() == len(truth)
         accuracy = table.count.diagonal()[:named].sum() / len(truth)
-        assert accuracy == pytest.approx(of(truth, found, num_known)["all"])
+        assert accuracy == pytest.approx(of(truth, predicted, num_known)["all"])
         sizes = [np.count_nonzero(truth == label) for label in table.classes]
         assert table.count.sum(axis=1).tolist() == sizes
 

@@ -44,12 +44,12 @@ def predicted(sizes, *, num_known, features=None, labeled=40):
 
 def texts(sizes, *, num_known=2, mode="gcd", **options):
     """The warnings by kind; a kind that came twice would show."""
-    found = [
+    pairs = [
         (f.kind, f.text)
         for f in late_findings(predicted(sizes, num_known=num_known), mode=mode, **options)
     ]
-    assert len(dict(found)) == len(found)
-    return dict(found)
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
 
 
 @pytest.mark.parametrize("mode", ["gcd", "ncd"])
@@ -191,17 +191,18 @@ def test_digits_that_are_all_novel_raise_no_warning(known):
     assert hidden(images, label, names) is None
     for seed in range(3):  # fewer labels, and still no known digit among the others
         images, label, names, _ = digits(known, seed, hidden_share=0)
-        kept = (label == UNKNOWN) | (np.random.default_rng(seed).random(len(label)) < 0.3)
-        assert hidden(images[kept], label[kept], names) is None
+        mask = (label == UNKNOWN) | (np.random.default_rng(seed).random(len(label)) < 0.3)
+        assert hidden(images[mask], label[mask], names) is None
 
 
 @pytest.mark.parametrize("known", SPLITS)
 @pytest.mark.parametrize("seed", range(3))
 def test_digits_half_of_whose_known_ones_are_hidden_raise_one(known, seed):
     images, label, names, truth = digits(known, seed, hidden_share=0.5)
-    found = hidden(images, label, names)
-    share, likeliest = re.search(r"about (\d+)% .* \(most of all (.*)\), but", found.text).groups()
-    assert found.kind == "hidden"
+    warning = hidden(images, label, names)
+    match = re.search(r"about (\d+)% .* \(most of all (.*)\), but", warning.text)
+    share, likeliest = match.groups()
+    assert warning.kind == "hidden"
     assert int(share) / 100 == pytest.approx(truth, abs=0.15)
     assert set(likeliest.split(", ")) <= set(names)
 
@@ -210,9 +211,9 @@ def test_the_likeliest_class_is_the_one_that_is_hidden():
     images, label, names, _ = digits((0, 1, 2, 3, 4), 0, hidden_share=0)
     rows = np.flatnonzero(label == 3)[::2]
     novel = np.flatnonzero(label == UNKNOWN)[:300]
-    kept = np.union1d(np.flatnonzero(label != UNKNOWN), novel)
+    subset = np.union1d(np.flatnonzero(label != UNKNOWN), novel)
     label[rows] = UNKNOWN
-    text = hidden(images[kept], label[kept], names).text
+    text = hidden(images[subset], label[subset], names).text
     assert text.startswith("about 2")
     assert "(most of all digit 3" in text
     assert text.endswith("look at them, and if they are of known classes, use --mode gcd")
@@ -272,6 +273,6 @@ def test_only_ncd_warns_of_hidden_classes():
         classes=(*names, "new-1", "new-2"),
         num_known=5,
     )
-    seen = table.features, table.label, table.classes[:5]
-    assert [f.kind for f in early_findings(*seen, num_novel=1, mode="ncd")] == ["hidden"]
-    assert early_findings(*seen, num_novel=1, mode="gcd") == []
+    inputs = table.features, table.label, table.classes[:5]
+    assert [f.kind for f in early_findings(*inputs, num_novel=1, mode="ncd")] == ["hidden"]
+    assert early_findings(*inputs, num_novel=1, mode="gcd") == []

@@ -98,8 +98,8 @@ def test_the_views_of_a_image_do_not_depend_on_its_company():
     assert chosen(10) == chosen(6)
     assert chosen(10) != chosen(10, seed=4)
     first, second = (
-        [views for (epoch, _), views in sorted(chosen(10).items()) if epoch == wanted]
-        for wanted in (0, 1)
+        [views for (epoch, _), views in sorted(chosen(10).items()) if epoch == number]
+        for number in (0, 1)
     )
     assert first != second
 
@@ -183,8 +183,8 @@ def test_a_task_knows_its_labeled_and_its_unlabeled_images():
 def test_the_first_stage_sees_labeled_images_only():
     encoder, task = frozen(20, 30)
     known = known_stage(encoder, task, base(epochs=3))
-    seen = torch.cat([batch.index for batch in known.feed.between(0, 9)])
-    assert set(seen.tolist()) == set(task.labeled.tolist())
+    index = torch.cat([batch.index for batch in known.feed.between(0, 9)])
+    assert set(index.tolist()) == set(task.labeled.tolist())
     assert known.config.method == "supervised"
 
 
@@ -196,8 +196,8 @@ def test_the_second_stage_sees_all_images_and_half_of_each_batch_is_labeled():
     for batch in stage.feed.between(0, 6):
         assert (batch.label != UNKNOWN).sum() == 8
         assert len(batch.label) == 16
-    seen = torch.cat([batch.index for batch in stage.feed.between(0, 30)])
-    assert set(seen.tolist()) == set(range(50))
+    index = torch.cat([batch.index for batch in stage.feed.between(0, 30)])
+    assert set(index.tolist()) == set(range(50))
 
 
 def test_images_that_are_held_out_are_never_seen():
@@ -206,8 +206,8 @@ def test_images_that_are_held_out_are_never_seen():
     task = replace(task, rows=np.setdiff1d(task.rows, held_out))
     known = known_stage(encoder, task, base())
     stage = class_stage(encoder, task, base(), StageInit(known.method), "simgcd", {})
-    seen = torch.cat([b.index for s in (known, stage) for b in s.feed.between(0, 12)])
-    assert not set(seen.tolist()) & set(held_out.tolist())
+    index = torch.cat([b.index for s in (known, stage) for b in s.feed.between(0, 12)])
+    assert not set(index.tolist()) & set(held_out.tolist())
 
 
 @pytest.mark.parametrize("method", ["ncl", "simgcd"])
@@ -440,12 +440,12 @@ def test_freezing_leaves_named_parts_to_learn():
 def test_extracted_features_are_a_function_of_the_seed(finetuned):
     encoder = finetuned[0]()
 
-    def seen(seed):
+    def features(seed):
         return extract_features(
             encoder.pretrained, encoder.images, ViewSettings("characters", 3, seed), CPU, 0
         )[0]
 
-    one, same, other = seen(0), seen(0), seen(1)
+    one, same, other = features(0), features(0), features(1)
     assert one.center.shape == (40, 128)
     assert one.views.shape == (3, 40, 128)
     assert torch.equal(one.views, same.views)
@@ -456,17 +456,17 @@ def test_extracted_features_are_a_function_of_the_seed(finetuned):
 
 def test_features_are_extracted_in_the_order_of_the_images(finetuned):
     encoder = finetuned[0]()
-    found = extract_features(
+    features = extract_features(
         encoder.pretrained, encoder.images, ViewSettings("characters", 2, 0), CPU, 0
     )[0]
     rows = np.array([4, 17, 31])
     some = extract_features(
         encoder.pretrained, encoder.images.subset(rows), ViewSettings("characters", 2, 0), CPU, 0
     )[0]
-    torch.testing.assert_close(some.center, found.center[rows])
+    torch.testing.assert_close(some.center, features.center[rows])
     unit = torch.nn.functional.normalize
-    own = (unit(found.views, dim=2) * unit(found.center, dim=1)).sum(dim=2)
-    others = (unit(found.views, dim=2) * unit(found.center.roll(1, 0), dim=1)).sum(dim=2)
+    own = (unit(features.views, dim=2) * unit(features.center, dim=1)).sum(dim=2)
+    others = (unit(features.views, dim=2) * unit(features.center.roll(1, 0), dim=1)).sum(dim=2)
     assert own.mean() > others.mean()
 
 

@@ -63,16 +63,16 @@ def test_clusters_are_of_the_images_to_learn_from_and_of_the_unlabeled_ones_amon
 def test_a_head_starts_with_the_images_of_its_cluster(init, method):
     encoder, task, truth, known, start = init
     disjoint = method == "ncl"
-    found = {}
+    accuracy = {}
     for name, at in (("clusters", start), ("random", None)):
         stage = class_stage(encoder, task, BASE, StageInit(known, at), method, {})
         rest = task.label[task.rows] == UNKNOWN
         classes = classes_of(encoder, task, stage.method, disjoint)[rest]
-        found[name] = cluster_accuracy(truth[task.rows][rest], classes)[0]
+        accuracy[name] = cluster_accuracy(truth[task.rows][rest], classes)[0]
         if at is not None:
             cluster = (start.novel + KNOWN if disjoint else start.joint).numpy()[rest]
             assert (classes == cluster).mean() > 0.8
-    assert found["clusters"] > found["random"] + 0.2
+    assert accuracy["clusters"] > accuracy["random"] + 0.2
 
 
 def test_training_finds_more_of_many_classes_than_from_a_random_start(init):

@@ -66,8 +66,8 @@ def whole(request, tmp_path_factory):
     """All trials of a mode in one go: the mode, the folder and the trials."""
     folder = tmp_path_factory.mktemp(request.param)
     cached, task = images()
-    found = list(trials(folder, request.param, cached, task).run(VALUES[request.param]))
-    return request.param, folder, found
+    results = list(trials(folder, request.param, cached, task).run(VALUES[request.param]))
+    return request.param, folder, results
 
 
 def same(one, other):
@@ -124,29 +124,29 @@ def test_no_class_is_hidden_twice_where_there_are_enough(num_known, seed):
 
 
 def test_trials_find_hidden_classes_among_far_blobs(whole):
-    mode, _, found = whole
-    assert [(t.fold, t.value) for t in found] == [
+    mode, _, results = whole
+    assert [(t.fold, t.value) for t in results] == [
         (fold, value) for fold in range(FOLDS) for value in VALUES[mode]
     ]
-    for trial in found:
+    for trial in results:
         assert trial.accuracy == trial.correct.mean()
         np.testing.assert_allclose(trial.probability.sum(axis=1), 1)
         assert trial.probability.shape == (len(trial.correct), KNOWN)
     # Guessing one of two novel classes of equal size, or one of five.
     chance = {"ncd": 0.5, "gcd": 0.3}[mode]
-    assert np.mean([trial.accuracy for trial in found]) > chance + 0.15
+    assert np.mean([trial.accuracy for trial in results]) > chance + 0.15
 
 
 def test_a_trial_asks_for_hidden_classes_and_in_mode_gcd_for_half_of_the_others(whole):
-    mode, _, found = whole
-    counts = {len(trial.correct) for trial in found}
+    mode, _, results = whole
+    counts = {len(trial.correct) for trial in results}
     if mode == "ncd":
         assert counts == {2 * EACH}
-        assert all((trial.probability[:, : KNOWN - 2] == 0).all() for trial in found)
+        assert all((trial.probability[:, : KNOWN - 2] == 0).all() for trial in results)
         return
     others = (KNOWN - 2) * EACH
     assert all(2 * EACH + 0.2 * others < count < 2 * EACH + 0.8 * others for count in counts)
-    assert all((trial.probability > 0).all() for trial in found)
+    assert all((trial.probability > 0).all() for trial in results)
 
 
 def test_what_is_hidden_and_what_nobody_knows_changes_not_a_bit_of_what_is_learned(
@@ -156,7 +156,7 @@ def test_what_is_hidden_and_what_nobody_knows_changes_not_a_bit_of_what_is_learn
 
     Images without a known class have no part in a trial at all, nor have those held out.
     """
-    mode, _, found = whole
+    mode, _, results = whole
     cached, task = images()
     hidden = np.intersect1d(task.rows, np.flatnonzero(np.isin(task.label, folds(KNOWN, 0)[0])))
     label = task.label.copy()
@@ -169,8 +169,8 @@ def test_what_is_hidden_and_what_nobody_knows_changes_not_a_bit_of_what_is_learn
     running = trials(tmp_path, mode, cached, other).run(VALUES[mode][:1])
     first = next(running)
     running.close()
-    assert np.array_equal(first.probability, found[0].probability)
-    assert not np.array_equal(first.correct, found[0].correct)
+    assert np.array_equal(first.probability, results[0].probability)
+    assert not np.array_equal(first.correct, results[0].correct)
 
 
 # Files
@@ -178,27 +178,27 @@ def test_what_is_hidden_and_what_nobody_knows_changes_not_a_bit_of_what_is_learn
 
 def test_a_stopped_run_repeats_no_finished_trial(whole, tmp_path):
     """As it is after a stop within the last trial, whose file is not whole."""
-    mode, folder, found = whole
+    mode, folder, results = whole
     for path in folder.iterdir():
         shutil.copy(path, tmp_path)
     last = tmp_path / f"{mode}-{FOLDS - 1}-{VALUES[mode][-1]:g}.npz"
     last.with_suffix(".tmp.npz").write_bytes(last.read_bytes()[:100])
     last.unlink()
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*[0-9].npz")}
-    assert len(finished) == len(found) - 1
+    assert len(finished) == len(results) - 1
     cached, task = images()
     again = list(trials(tmp_path, mode, cached, task).run(VALUES[mode]))
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
-    assert same(again, found)
+    assert same(again, results)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in folder.iterdir()}
 
 
 def test_finished_trials_need_no_images(whole):
     """They are read from their files: nothing is trained again."""
-    mode, folder, found = whole
+    mode, folder, results = whole
     cached, task = images()
     gone = CachedFeatures(cached.center * torch.nan, cached.views * torch.nan)
-    assert same(list(trials(folder, mode, gone, task).run(VALUES[mode])), found)
+    assert same(list(trials(folder, mode, gone, task).run(VALUES[mode])), results)
 
 
 # Few images
@@ -210,22 +210,22 @@ def test_classes_of_one_image_are_tried_or_refused_in_one_line(mode, tmp_path):
     keep = [np.flatnonzero(task.label == number)[1] for number in range(KNOWN)]
     rest = np.flatnonzero(task.label == UNKNOWN)
     task = replace(task, rows=np.sort(np.concatenate([keep, rest])))
-    found, refusal = [], "image"
+    results, refusal = [], "image"
     try:
-        found = list(trials(tmp_path, mode, cached, task).run((0.5,)))
+        results = list(trials(tmp_path, mode, cached, task).run((0.5,)))
     except DataError as error:
         refusal = str(error)
     assert "image" in refusal
-    assert all(np.isfinite(trial.probability).all() for trial in found)
-    assert all(0 <= trial.accuracy <= 1 for trial in found)
+    assert all(np.isfinite(trial.probability).all() for trial in results)
+    assert all(0 <= trial.accuracy <= 1 for trial in results)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_more_labeled_images_than_hidden_ones_fill_a_batch(mode, tmp_path):
     """The usual batch is larger than a few small classes."""
     cached, task = images()
-    found = next(trials(tmp_path, mode, cached, task, batch_size=64, epochs=1).run((0.5,)))
-    assert np.isfinite(found.probability).all()
+    trial = next(trials(tmp_path, mode, cached, task, batch_size=64, epochs=1).run((0.5,)))
+    assert np.isfinite(trial.probability).all()
 
 
 # The choice
@@ -236,16 +236,16 @@ def trial(value, accuracy, fold=0):
 
 
 def test_the_best_mean_over_the_folds_is_chosen():
-    found = [trial(0.25, 0.9), trial(0.25, 0.1, 1), trial(0.5, 0.6), trial(0.5, 0.6, 1)]
-    assert mean_accuracy(found, 0.25) == pytest.approx(0.5)
-    assert best(found) == 0.5
-    assert best(found[::-1]) == 0.5
+    results = [trial(0.25, 0.9), trial(0.25, 0.1, 1), trial(0.5, 0.6), trial(0.5, 0.6, 1)]
+    assert mean_accuracy(results, 0.25) == pytest.approx(0.5)
+    assert best(results) == 0.5
+    assert best(results[::-1]) == 0.5
 
 
 def test_of_equally_good_values_the_smallest_is_chosen():
-    found = [trial(2.0, 0.7), trial(1.0, 0.7), trial(0.5, 0.2)]
-    assert best(found) == 1.0
-    assert best(found[::-1]) == 1.0
+    results = [trial(2.0, 0.7), trial(1.0, 0.7), trial(0.5, 0.2)]
+    assert best(results) == 1.0
+    assert best(results[::-1]) == 1.0
 
 
 def test_the_default_is_one_of_those_tried():

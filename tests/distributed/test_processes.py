@@ -198,8 +198,10 @@ def test_a_killed_process_ends_the_run_in_one_line_and_nothing_is_lost(data, tmp
 def test_a_process_that_cannot_start_is_told(data, tmp_path):
     """As in a program that starts others when it is imported, which they do."""
     program = tmp_path / "program.py"
-    asked = f"{str(data)!r}, devices=2, epochs=1, batch_size=16, out={str(tmp_path / 'run')!r}"
-    program.write_text(f"import nearkin\nnearkin.train({asked}, backbone='tiny', device='cpu')\n")
+    options = f"{str(data)!r}, devices=2, epochs=1, batch_size=16, out={str(tmp_path / 'run')!r}"
+    program.write_text(
+        f"import nearkin\nnearkin.train({options}, backbone='tiny', device='cpu')\n"
+    )
     process = subprocess.run(
         [sys.executable, program],
         env=environment(),
@@ -325,8 +327,8 @@ def processors() -> list[tuple[int, ...]]:
 
 def note(folder: str) -> None:
     all_reduce_max(0)  # there are threads for messages now
-    found = [torch.get_num_threads(), processors()]
-    Path(folder, f"{torch.distributed.get_rank()}.json").write_text(json.dumps(found))
+    report = [torch.get_num_threads(), processors()]
+    Path(folder, f"{torch.distributed.get_rank()}.json").write_text(json.dumps(report))
 
 
 def follow_and_note(folder: str) -> None:
@@ -343,10 +345,10 @@ def test_processes_that_were_started_here_keep_to_their_share_of_the_processors(
     ((*cpus,),) = before[1]
     with training_group(2, follow_and_note, str(tmp_path)):
         note(str(tmp_path))
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     half = len(cpus) // 2
-    assert [shares for _, shares in found] == [[cpus[:half]], [cpus[half:]]]
-    assert {threads for threads, _ in found} == {max(1, before[0] // 2)}
+    assert [shares for _, shares in reports] == [[cpus[:half]], [cpus[half:]]]
+    assert {threads for threads, _ in reports} == {max(1, before[0] // 2)}
     assert (torch.get_num_threads(), processors()) == before
 
 
@@ -366,8 +368,8 @@ def test_a_divided_training_is_looked_at_stopped_and_resumed(data, both, tmp_pat
     run = trained(data, out, "--resume", *SHARDED, settings=LOOKS)
     assert losses(run) == pytest.approx(losses(both), rel=1e-3)
     assert difference(run, both) < 1e-3
-    seen, expected = (json.loads(each.summary.read_text())["health"] for each in (run, both))
-    assert seen == pytest.approx(expected, rel=1e-2)
+    health, expected = (json.loads(each.summary.read_text())["health"] for each in (run, both))
+    assert health == pytest.approx(expected, rel=1e-2)
 
 
 @pytest.mark.slow

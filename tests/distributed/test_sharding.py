@@ -102,7 +102,7 @@ def resumed(name, out, rank):
     return bytes_here(network, optimizer), method.state_dict()
 
 
-def look(method, network, rank):
+def diverge(method, network, rank):
     """The first process finds something, of which all have to know."""
     with full_weights(method, network):
         if rank == 0:
@@ -118,22 +118,22 @@ def train_on_rank(rank: int, out: str) -> None:
                 for tensor in method.state_dict().values():
                     tensor.add_(1)
             network = divided(method, optimizer)
-            found = train(network, optimizer, name, HALF, 0, rank, 2)
+            losses = train(network, optimizer, name, HALF, 0, rank, 2)
             if rank:
                 checkpoint.join_save(HALF, network, optimizer)
             else:
                 checkpoint.save(Path(out, name), HALF, network, optimizer)
             all_reduce_max(0)  # it is written
-            found += train(network, optimizer, name, STEPS, HALF, rank, 2)
+            losses += train(network, optimizer, name, STEPS, HALF, rank, 2)
             gather_weights(method, network)
-            torch.save((found, method.state_dict()), f"{out}/{name}-{rank}.pt")
+            torch.save((losses, method.state_dict()), f"{out}/{name}-{rank}.pt")
             torch.save(resumed(name, out, rank), f"{out}/{name}-resumed-{rank}.pt")
         for control, (sabotage, name) in CONTROLS.items():
             with pytest.MonkeyPatch.context() as monkey:
                 sabotage(monkey)
                 torch.save(resumed(name, out, rank), f"{out}/{control}-{rank}.pt")
         with pytest.raises(DivergedError):
-            look(method, network, rank)
+            diverge(method, network, rank)
 
 
 def difference(state, expected) -> float:
@@ -154,12 +154,12 @@ def out(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone():
     """What one process comes to: losses, bytes held, and the state."""
-    found = {}
+    outcomes = {}
     for name in CASES:
         method, optimizer = made(name)
-        seen = train(method, optimizer, name, STEPS)
-        found[name] = seen, bytes_here(method, optimizer), method.state_dict()
-    return found
+        losses = train(method, optimizer, name, STEPS)
+        outcomes[name] = losses, bytes_here(method, optimizer), method.state_dict()
+    return outcomes
 
 
 @every_case

@@ -120,21 +120,21 @@ class Products(TorchDispatchMode):
 
 def products(name, rank=0, world=1):
     method, batch = small(name).double(), as_double(shard(batch_for(name, 0), rank, world))
-    with Products() as seen:
+    with Products() as counter:
         method(batch, 0.5).loss.backward()
-    return seen.count
+    return counter.count
 
 
 def on_rank(rank, world, out):
     with in_group(rank, world, f"{out}/rendezvous-{world}"):
-        found = {name: outcome(term) for name, term in TERMS.items()}
+        outcomes = {name: outcome(term) for name, term in TERMS.items()}
         rows = []
         with dividing_rows(mean_over_ranks):
             mean_over_rows(lambda part: rows.extend(range(7)[part]) or torch.zeros(()), 7)
             means = torch.tensor([rank, 1.0]), torch.tensor(1.0 - rank)
             mean = mean_over_rows(lambda _: means, 6)
         counts = {name: products(name, rank, world) for name in DIVIDED}
-        torch.save((found, rows, mean, counts), f"{out}/{world}-{rank}.pt")
+        torch.save((outcomes, rows, mean, counts), f"{out}/{world}-{rank}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +203,8 @@ def test_nothing_of_a_group_outlives_it(tmp_path):
 
 def test_one_process_computes_what_it_is_asked_for():
     x = torch.ones(3, requires_grad=True)
-    asked = []
-    found = mean_over_rows(lambda rows: asked.append(rows) or x.mean(), 3)
-    assert asked == [slice(None)]
+    parts = []
+    mean = mean_over_rows(lambda rows: parts.append(rows) or x.mean(), 3)
+    assert parts == [slice(None)]
     assert mean_over_ranks(lambda _: x, 3) is x
-    assert found.grad_fn.name() == "MeanBackward0"
+    assert mean.grad_fn.name() == "MeanBackward0"

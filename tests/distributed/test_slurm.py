@@ -66,16 +66,16 @@ def test_a_job_that_is_stopped_is_requeued_and_goes_on(job, tmp_path):
         assert stopped.poll() is None
         time.sleep(0.01)
     stopped.send_signal(signal.SIGTERM)
-    said = stopped.communicate(timeout=120)[1]
-    assert stopped.returncode == 143, said
-    assert "stopped by SIGTERM after step" in said
+    err = stopped.communicate(timeout=120)[1]
+    assert stopped.returncode == 143, err
+    assert "stopped by SIGTERM after step" in err
     assert (tmp_path / "requeued").read_text() == f"requeue {number}\n"
     saved = max(checkpoints.glob("*.pt"))
-    assert f"after step {int(saved.stem.split('-')[1])}, which is saved" in said
+    assert f"after step {int(saved.stem.split('-')[1])}, which is saved" in err
 
     again = job(tmp_path / "run")
-    said = again.communicate(timeout=300)[1]
-    assert again.returncode == 0, said
+    err = again.communicate(timeout=300)[1]
+    assert again.returncode == 0, err
     assert (tmp_path / "requeued").read_text() == f"requeue {number}\n"
     log = (tmp_path / "run" / "train.log").read_text()
     assert f"resuming after step {int(saved.stem.split('-')[1])}" in log

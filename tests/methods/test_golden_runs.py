@@ -20,14 +20,14 @@ STEPS = 50
 
 def losses(name):
     method = small(name).double()
-    found, _ = run(
+    values, _ = run(
         method,
         name,
         until=STEPS,
         total=STEPS,
         batches=lambda name, step: as_double(batch_for(name, step)),
     )
-    return found
+    return values
 
 
 @pytest.mark.parametrize("name", METHODS)

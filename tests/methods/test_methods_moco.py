@@ -141,8 +141,8 @@ def test_a_target_after_many_steps_is_the_closed_form(momentum):
     buffers = {name: b.clone() for name, b in method.target.named_buffers()}
     for _ in range(30):
         method.commit(memo, 0.5)
-    kept = momentum**30
-    torch.testing.assert_close(numbers(method.target), kept * start + (1 - kept) * online)
+    share = momentum**30
+    torch.testing.assert_close(numbers(method.target), share * start + (1 - share) * online)
     if momentum in (0, 1):
         assert torch.equal(numbers(method.target), start if momentum else online)
     assert all(torch.equal(b, buffers[name]) for name, b in method.target.named_buffers())
@@ -181,11 +181,11 @@ def test_shuffled_keys_come_back_in_order():
 def test_shuffling_changes_whom_a_key_shares_its_statistics_with():
     method, view = moco(bn_groups=4), at(0).views[1]
     unshuffled = unit(method.target(view)).detach()
-    found = forward(method, at(0)).memo.keys
-    assert not torch.isclose(found, unshuffled).all(dim=1).any()
+    shuffled = forward(method, at(0)).memo.keys
+    assert not torch.isclose(shuffled, unshuffled).all(dim=1).any()
     torch.manual_seed(SEED)
     order = torch.randperm(BATCH)
-    torch.testing.assert_close(found[order], unit(method.target(view[order])).detach())
+    torch.testing.assert_close(shuffled[order], unit(method.target(view[order])).detach())
 
 
 def test_evaluation_does_not_know_of_groups_and_of_the_order():
@@ -289,8 +289,8 @@ def test_the_third_version_is_twice_the_temperature_times_both_cross_entropies()
     """Chen et al. 2021, algorithm 1: keys are all of the batch, the target's, and fixed."""
     method, batch = moco("moco_v3", temperature=0.2).eval(), at(0)
     losses = []
-    for shown, other in ((0, 1), (1, 0)):
-        query = unit(method.predictor(method.online(batch.views[shown])))
+    for view, other in ((0, 1), (1, 0)):
+        query = unit(method.predictor(method.online(batch.views[view])))
         key = unit(method.target(batch.views[other])).detach()
         losses.append(2 * 0.2 * F.cross_entropy(query @ key.T / 0.2, torch.arange(BATCH)))
     result, expected = method(batch, 0.5).loss, torch.stack(losses).sum()

@@ -80,9 +80,9 @@ def test_prototypes_stay_as_they_are_until_they_are_released(name, scaled_again)
     moved = []
     for step in range(6):
         before = {n: p.clone() for n, p in method.named_parameters() if "prototypes" in n}
-        given = (step, optimizer)
+        start = (step, optimizer)
         batches = lambda _, step: at(step)
-        _, optimizer = run(method, name, until=step + 1, total=10, start=given, batches=batches)
+        _, optimizer = run(method, name, until=step + 1, total=10, start=start, batches=batches)
         now = dict(method.named_parameters())
         moved.append(any((now[n] - p).abs().max() > scaled_again for n, p in before.items()))
     assert moved == [False] * 3 + [True] * 3
@@ -167,9 +167,9 @@ def test_every_code_is_predicted_from_every_other_view():
 def test_prototypes_have_length_one_after_every_step():
     method, optimizer = small("swav").double(), None
     for step in range(8):
-        given = (step, optimizer)
+        start = (step, optimizer)
         batches = lambda _, step: at(step)
-        _, optimizer = run(method, "swav", until=step + 1, total=8, start=given, batches=batches)
+        _, optimizer = run(method, "swav", until=step + 1, total=8, start=start, batches=batches)
         lengths = method.prototypes.norm(dim=1)
         torch.testing.assert_close(lengths, torch.ones_like(lengths), rtol=0, atol=1e-14)
 
@@ -233,9 +233,9 @@ def test_without_a_warmup_the_targets_temperature_is_its_last():
 def test_the_target_does_not_see_small_views():
     method, batch = convolutional("dino"), multi_crop(0)
     others = Batch(batch.views[:2] + multi_crop(1).views[2:], batch.index, batch.label)
-    found, with_others = method(batch, 0.5), method(others, 0.5)
-    assert torch.equal(found.memo, with_others.memo)
-    assert found.loss != with_others.loss
+    output, with_others = method(batch, 0.5), method(others, 0.5)
+    assert torch.equal(output.memo, with_others.memo)
+    assert output.loss != with_others.loss
 
 
 def test_the_center_is_a_moving_average_of_the_targets_answers():

@@ -175,14 +175,6 @@ def test_lars_remembers_its_velocity_in_its_state():
     assert torch.equal(train(resumed, second, range(3, 6), cosine), expected)
 
 
-def test_lars_takes_up_a_state_from_before_it_could_adapt_vectors():
-    lars = LARS(net().parameters(), 0.3)
-    older = lars.state_dict()
-    del older["param_groups"][0]["vectors"]
-    lars.load_state_dict(older)
-    assert lars.param_groups[0]["vectors"] is False
-
-
 @pytest.mark.parametrize("clip", [False, True])
 def test_lars_leaves_gradients_as_they_are(clip):
     model = net()
