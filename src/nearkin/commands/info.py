@@ -158,8 +158,8 @@ def option_table(cls: type[Method[Any]]) -> list[str]:
     rows = []
     for each in options(cls).values():
         own = "" if each.here == each.default else toml_value(each.here)
-        values = toml_value(each.default), own
-        rows.append([f"`{each.name}`", each.meaning, *(text.strip('"') for text in values)])
+        defaults = toml_value(each.default), own
+        rows.append([f"`{each.name}`", each.meaning, *(text.strip('"') for text in defaults)])
     if not rows:
         return ["None."]
     remark = (
