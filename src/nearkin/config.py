@@ -37,6 +37,7 @@ Mark = TypeVar("Mark")
 
 MAX: Final = 1e9
 """The largest value of a setting without a bound of its own; sums of such values stay finite."""
+MODE_METHODS: Final = {"ncd": "ncl", "gcd": "simgcd"}  # of a discovery's last stage, by mode
 MAX_IMAGE_SIZE: Final = 4096  # side in pixels of the largest views a network is built for
 
 

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from nearkin.cli.app import GROUPS, Flag, Images, app, show
 from nearkin.cli.terminal import Terminal
 from nearkin.config import (
+    MODE_METHODS,
     Config,
     DiscoverConfig,
     Range,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
 
 OTHER_VARIABLES: Final = ("NEARKIN_TORCHVISION", "NEARKIN_TRACEBACK")  # they are no settings
-STAGE_METHODS: Final = {"gcd": "simgcd", "ncd": "ncl"}  # of a discovery's last stage, by mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ def method_options(arguments: list[str]) -> "HelpPanel | None":
     parser.add_argument("--method", nargs="?")
     parser.add_argument("--mode", nargs="?")
     typed, _ = parser.parse_known_args(arguments)
-    methods = {"train": typed.method, "discover": STAGE_METHODS.get(typed.mode)}
+    methods = {"train": typed.method, "discover": MODE_METHODS.get(typed.mode)}
     if not (method := methods.get(typed.verb)):
         return None
     from cyclopts.help import HelpEntry, HelpPanel

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 
-from nearkin.config import TrainConfig, Value
+from nearkin.config import MODE_METHODS, TrainConfig, Value
 from nearkin.data.rng import permutation
 from nearkin.discovery.classifier import class_probability, frozen_copy, heads_of, top_features
 from nearkin.discovery.data import DiscoveryTask, Mode
@@ -37,8 +37,8 @@ class ModeRecipe:
 
 
 MODE_RECIPES: Final[dict[Mode, ModeRecipe]] = {
-    "ncd": ModeRecipe("ncl", "pair_rate", (0.25, 0.5, 0.75), default=0.5),
-    "gcd": ModeRecipe("simgcd", "entropy_weight", (0.5, 1.0, 2.0), default=1.0),
+    "ncd": ModeRecipe(MODE_METHODS["ncd"], "pair_rate", (0.25, 0.5, 0.75), default=0.5),
+    "gcd": ModeRecipe(MODE_METHODS["gcd"], "entropy_weight", (0.5, 1.0, 2.0), default=1.0),
 }
 FOLDS: Final = 3
 STEPS: Final = 0.5  # Share of a training's steps that a trial takes
