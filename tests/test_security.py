@@ -26,8 +26,8 @@ import nearkin
 from nearkin.data.opening import open_images
 from nearkin.data.recognize import recognize
 from nearkin.discovery.features import CachedFeatures
+from nearkin.encoders.encoder import load
 from nearkin.errors import CheckpointError, DataError
-from nearkin.evaluation.encoder import load
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.folder import PLOTS
 from nearkin.types import UNKNOWN

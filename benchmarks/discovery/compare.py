@@ -45,7 +45,7 @@ from nearkin.discovery.trials import (
     best,
     tuned_options,
 )
-from nearkin.evaluation.encoder import load
+from nearkin.encoders.encoder import load
 from nearkin.measures.matching import cluster_accuracy, right
 from nearkin.run.settings import resolve
 from nearkin.tables import read_csv, write_csv

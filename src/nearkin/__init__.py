@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from nearkin.commands.replay import replay as replay
     from nearkin.commands.report import write_report as write_report
     from nearkin.data.views import View as View
-    from nearkin.evaluation.encoder import load as load
+    from nearkin.encoders.encoder import load as load
     from nearkin.method import Method as Method
 
 _MODULES = (
@@ -57,7 +57,7 @@ _HOMES = {name: f"commands.{name}" for name in _COMMANDS} | {
     "build_index": "commands.index",
     "discover": "api",
     "embed_parts": "commands.embed",
-    "load": "evaluation.encoder",
+    "load": "encoders.encoder",
     "train": "api",
     "write_report": "commands.report",
 }

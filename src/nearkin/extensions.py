@@ -22,8 +22,10 @@ from typing import Any, Final
 from nearkin.config import suggestion
 from nearkin.errors import UsageError
 
-REFERENCE: Final = re.compile(r"(?P<home>.*\.py|\w+(\.\w+)*):(?P<name>\w[\w.<>]*)")
-"""`FILE.py:NAME` or `module:NAME`."""
+REFERENCE: Final = re.compile(
+    r"(?!(?:timm|torchvision|transformers):)(?P<home>.*\.py|\w+(\.\w+)*):(?P<name>\w[\w.<>]*)"
+)
+"""`FILE.py:NAME` or `module:NAME`; not `timm:NAME`, which is an architecture of that library."""
 _PASSED: dict[str, Any] = {}  # objects that were passed from Python, by their reference
 
 

@@ -12,7 +12,7 @@ from nearkin.discovery.data import DiscoveryTask, open_discovery_data
 from nearkin.discovery.features import FinetunedEncoder
 from nearkin.discovery.stages import StageInit, class_stage, known_stage
 from nearkin.discovery.trials import MODE_RECIPES, folds, tuned_options
-from nearkin.evaluation.encoder import Encoder
+from nearkin.encoders.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.settings import checked_options, method_options
 from nearkin.training.fit import optimizer_for, schedule_for

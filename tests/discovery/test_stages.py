@@ -21,8 +21,8 @@ from nearkin.discovery.features import (
     freeze,
 )
 from nearkin.discovery.stages import StageInit, class_stage, known_stage
+from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
-from nearkin.evaluation.encoder import Encoder
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.types import UNKNOWN

@@ -18,8 +18,8 @@ import nearkin
 from nearkin.cli import main
 from nearkin.commands.embed import embed
 from nearkin.commands.index import kind_of_index, shortlist
+from nearkin.encoders.encoder import write_encoder
 from nearkin.errors import CheckpointError
-from nearkin.evaluation.encoder import write_encoder
 from nearkin.evaluation.table import BLOCK_SIZE, Note, PartFolder, most_similar, open_table
 from nearkin.networks.backbone import build_backbone
 

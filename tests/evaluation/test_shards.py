@@ -21,8 +21,8 @@ from pyarrow import dataset, parquet
 import nearkin
 from nearkin.cli import main, use
 from nearkin.commands.embed import embed
+from nearkin.encoders.encoder import write_encoder
 from nearkin.errors import OutputError
-from nearkin.evaluation.encoder import write_encoder
 from nearkin.evaluation.table import SHARD
 from nearkin.networks.backbone import build_backbone
 from nearkin.tables import whole, writing

@@ -17,8 +17,8 @@ from nearkin.commands.export import export, sheet
 from nearkin.commands.neighbors import neighbors
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
+from nearkin.encoders.encoder import write_encoder
 from nearkin.errors import CheckpointError, OutputError, UsageError
-from nearkin.evaluation.encoder import write_encoder
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.folder import RunFolder
 from nearkin.tables import write_csv

@@ -15,10 +15,10 @@ from nearkin.commands.evaluate import evaluate
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.data.split import Split, open_split
+from nearkin.encoders.encoder import CUSTOM, Encoder, initialize, load, write_encoder
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation import evaluate as evaluation
 from nearkin.evaluation.embeddings import encode_images
-from nearkin.evaluation.encoder import CUSTOM, Encoder, initialize, load, write_encoder
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone

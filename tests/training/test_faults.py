@@ -278,7 +278,7 @@ def test_the_documentation_names_the_free_settings():
 
 
 def test_two_exports_of_one_run_are_the_same_file(whole, tmp_path):
-    from nearkin.evaluation.encoder import load, write_encoder
+    from nearkin.encoders.encoder import load, write_encoder
 
     encoder = load(whole)
     for name in ("a", "b"):

@@ -16,8 +16,8 @@ from nearkin.discovery.assignments import COLUMNS, Assignments
 from nearkin.discovery.classifier import read_classifier
 from nearkin.discovery.features import extract_features
 from nearkin.distributed import available_cpus, choose_device
+from nearkin.encoders.encoder import load
 from nearkin.errors import CheckpointError, DataError
-from nearkin.evaluation.encoder import load
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.tables import write_csv, writing

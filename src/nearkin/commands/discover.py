@@ -15,8 +15,8 @@ from nearkin.discovery.report import write_outcome
 from nearkin.discovery.stages import run_worker
 from nearkin.discovery.trials import MODE_RECIPES
 from nearkin.distributed import choose_device, device_name, is_main_process, worker_group
+from nearkin.encoders.encoder import load
 from nearkin.errors import DataError, UsageError
-from nearkin.evaluation.encoder import load
 from nearkin.methods import method_class
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.failures import resource_errors

@@ -11,9 +11,9 @@ from torch import nn
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
+from nearkin.encoders.encoder import encoder_file, load
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
-from nearkin.evaluation.encoder import encoder_file, load
 from nearkin.evaluation.table import (
     MOST,
     SHARD,

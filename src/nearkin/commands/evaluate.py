@@ -8,8 +8,8 @@ from torch import nn
 
 from nearkin.data.split import open_split
 from nearkin.distributed import available_cpus, choose_device
+from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
-from nearkin.evaluation.encoder import load
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name

@@ -12,9 +12,9 @@ from nearkin.commands.index import shortlist
 from nearkin.data.scan import scan
 from nearkin.data.sources import list_files
 from nearkin.distributed import choose_device
+from nearkin.encoders.encoder import Encoder, encoder_file, load
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
-from nearkin.evaluation.encoder import Encoder, encoder_file, load
 from nearkin.evaluation.table import (
     EmbeddingTable,
     Neighbors,

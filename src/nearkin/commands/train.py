@@ -11,8 +11,8 @@ from torch import nn
 from nearkin.config import TrainConfig
 from nearkin.data.split import duplicate_warnings, open_split
 from nearkin.distributed import choose_device, device_name, is_main_process
+from nearkin.encoders.encoder import CUSTOM, load
 from nearkin.errors import UsageError
-from nearkin.evaluation.encoder import CUSTOM, load
 from nearkin.evaluation.evaluate import lines as measure_lines
 from nearkin.extensions import label
 from nearkin.report.pages import write_page

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from nearkin.data.cache import Cache
-from nearkin.data.decode import MIDDLE_GRAY, BadImage, center, crops
+from nearkin.data.decode import MIDDLE_GRAY, BadImage, crops
 from nearkin.data.images import Images
 from nearkin.data.order import BatchOrder
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import uniform
 from nearkin.data.views import View, ViewParams, augment, crop, normalize, sample_views
 from nearkin.distributed import rows_of_rank, to_device
@@ -161,7 +162,7 @@ class Batches:
         """Rows that turned out unreadable, with the reason; others took their place."""
         self.pixels: Tensor | None = None  # All images, if they are small
         if images.is_small:
-            pixels, self.bad = center_crops(images, range(len(images)), image_size)
+            pixels, self.bad = center_crops(images, range(len(images)), Preprocessing(image_size))
             self.pixels = channels_first(torch.from_numpy(pixels)).to(device)
 
     def between(self, start: int, stop: int) -> Iterator[Batch]:
@@ -220,14 +221,15 @@ def channels_first(
 
 
 def center_crops(
-    images: Images, rows: Sequence[int], size: int
-) -> tuple[UInt8[np.ndarray, "rows {size} {size} 3"], dict[int, str]]:
-    """The center crops, mid-gray where unreadable, and the reason for each such row."""
+    images: Images, rows: Sequence[int], view: Preprocessing
+) -> tuple[UInt8[np.ndarray, "rows _ _ 3"], dict[int, str]]:
+    """The evaluation views, mid-gray where unreadable, and the reason for each such row."""
+    size = view.image_size
     pixels = np.full((len(rows), size, size, 3), MIDDLE_GRAY, np.uint8)
     bad: dict[int, str] = {}
     for position, row in enumerate(rows):
         try:
-            pixels[position] = center(images.read(row), size)
+            pixels[position] = view.pixels(images.read(row))
         except BadImage as error:
             bad[row] = error.reason
     return pixels, bad
@@ -236,14 +238,21 @@ def center_crops(
 class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
     """All images in order, batch by batch: uint8 of shape (batch, 3, size, size).
 
-    Unreadable images are mid-gray and listed in `bad`; leave them out of whatever is computed.
+    `view` is the preprocessing of a network, or the side in pixels of nearkin's own. Unreadable
+    images are mid-gray and listed in `bad`; leave them out of whatever is computed.
     Photographs are decoded by `workers` processes, by this one if 0.
     """
 
     def __init__(
-        self, images: Images, size: int, *, batch_size: int = 256, workers: int = 0
+        self,
+        images: Images,
+        view: int | Preprocessing,
+        *,
+        batch_size: int = 256,
+        workers: int = 0,
     ) -> None:
-        self.images, self.size, self.batch_size = images, size, batch_size
+        self.images, self.batch_size = images, batch_size
+        self.view = Preprocessing(view) if isinstance(view, int) else view
         self.workers = 0 if images.is_small else workers
         self.bad: dict[int, str] = {}
         """Rows that could not be read, with the reason; complete after an iteration."""
@@ -254,7 +263,7 @@ class CenterCrops(Dataset[tuple[Tensor, dict[int, str]]]):
     def __getitem__(self, number: int) -> tuple[Tensor, dict[int, str]]:
         """The center crops of one batch, for a worker."""
         rows = range(len(self.images))[number * self.batch_size :][: self.batch_size]
-        pixels, bad = center_crops(self.images, rows, self.size)
+        pixels, bad = center_crops(self.images, rows, self.view)
         return torch.from_numpy(pixels), bad  # tensors leave a worker by shared memory, arrays not
 
     def __iter__(self) -> Iterator[UInt8[Tensor, "batch 3 size size"]]:

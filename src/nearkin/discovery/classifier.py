@@ -16,8 +16,8 @@ from nearkin.config import DiscoverConfig
 from nearkin.data.augmentations import views_of
 from nearkin.discovery.data import DiscoveryTask, Mode
 from nearkin.discovery.features import CachedFeatures, DiscoveryEncoder, ViewSettings
+from nearkin.encoders.encoder import read_tensors
 from nearkin.errors import DataError, UsageError
-from nearkin.evaluation.encoder import read_tensors
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.method import Method
 from nearkin.networks.heads import CosineHead, Heads, trainable_layer

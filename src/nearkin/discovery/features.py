@@ -20,9 +20,9 @@ from nearkin.data.order import BatchOrder, Order
 from nearkin.data.rng import seeded, uniform
 from nearkin.data.views import normalize
 from nearkin.distributed import rows_of_rank, to_device
+from nearkin.encoders.encoder import Encoder, read_tensors
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import encode
-from nearkin.evaluation.encoder import Encoder, read_tensors
 from nearkin.method import Method
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import trainable_layer

@@ -32,7 +32,7 @@ from nearkin.discovery.number import mean_silhouette
 from nearkin.discovery.pipeline import DiscoveryState, Pipeline, TrainedMethods
 from nearkin.discovery.scores import Protocol, Score, score
 from nearkin.discovery.trials import MODE_RECIPES, Trial
-from nearkin.evaluation.encoder import write_encoder
+from nearkin.encoders.encoder import write_encoder
 from nearkin.evaluation.evaluate import PIXEL_BANK, pixel_features
 from nearkin.measures.intervals import wilson
 from nearkin.measures.kmeans import compact, constrained_kmeans

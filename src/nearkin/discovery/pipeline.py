@@ -36,7 +36,7 @@ from nearkin.discovery.trials import (
     mean_accuracy,
     tuned_options,
 )
-from nearkin.evaluation.encoder import Encoder, load
+from nearkin.encoders.encoder import Encoder, load
 from nearkin.method import Method
 from nearkin.report.pages import write_page
 from nearkin.run.data import write_bad_files

@@ -27,9 +27,9 @@ from nearkin.distributed import (
     training_group,
     worker_group,
 )
+from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import encode
-from nearkin.evaluation.encoder import Encoder
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.heads import Heads

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from nearkin.data.batches import CenterCrops, to_input
 from nearkin.data.images import Images
+from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError
-from nearkin.evaluation.encoder import Encoder
 from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked

@@ -18,9 +18,9 @@ from nearkin.data.order import Order
 from nearkin.data.rng import seeded
 from nearkin.data.split import Split
 from nearkin.data.views import normalize
+from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode, encode_images
-from nearkin.evaluation.encoder import Encoder
 from nearkin.evaluation.measures import (
     Measure,
     clusters,

@@ -1,9 +1,13 @@
 """Backbones by name: small ones, torchvision's, timm's, and those of extensions."""
 
+import json
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -67,19 +71,21 @@ def build_backbone(name: str, image_size: int) -> Backbone:
         name: One of `nearkin.networks.backbone.SMALL`, a torchvision name (`resnet18`,
             `torchvision/resnet18`) or a timm name (`timm/resnet18`, `vit_tiny_patch16_224`). A
             bare name that both libraries have means torchvision's. Below 64 px, vision
-            transformers are built with patches of 4 px, whatever their name says. Or
-            FILE.py:NAME, module:NAME, or a name that an installed package declares: a function or
-            class that returns the network.
+            transformers are built with patches of 4 px, whatever their name says, and residual
+            networks with a small stem. `timm:NAME` and `torchvision:NAME` are built as the
+            libraries do at any size, as pretrained weights need it; see `native`.
+            Or FILE.py:NAME, module:NAME, or a name that an installed package declares: a function
+            or class that returns the network.
         image_size: Side of the views in pixels.
 
     Raises:
         UsageError: If no library has the name, or the network cannot take such images.
     """
     try:
-        body = _build(name, image_size)
+        body = native(name, image_size) if NATIVE.fullmatch(name) else _build(name, image_size)
     except (RuntimeError, AssertionError, ValueError) as error:
         raise size_error(name, image_size, error) from error
-    if image_size < SMALL_IMAGE and not is_reference(name):
+    if image_size < SMALL_IMAGE and not is_reference(name) and not NATIVE.fullmatch(name):
         small_stem(body)
     return as_backbone(body, image_size, name=name)
 
@@ -99,6 +105,67 @@ def _build(name: str, image_size: int) -> nn.Module:
     raise UsageError(f"unknown backbone {name}.{hint} `nearkin backbones` lists them")
 
 
+NATIVE: Final = re.compile(r"(timm|torchvision):(\w[\w.-]*)(?:\?(.*))?")
+"""An architecture as its library builds it: `timm:NAME` or `timm:NAME?option=value&...`."""
+
+
+def native(name: str, image_size: int, **loading: object) -> nn.Module:
+    """Return a network just as its library builds it, without a classifier.
+
+    Args:
+        name: What `NATIVE` matches. timm's tag of weights may stand in the name, and so may
+            torchvision's: `torchvision:resnet50.IMAGENET1K_V1`. Options are those of the
+            library, values in JSON.
+        image_size: Side of the images in pixels; position embeddings are made for it.
+        loading: Further arguments of the library, such as `pretrained`.
+
+    Raises:
+        UsageError: If the library does not have it.
+    """
+    match = NATIVE.fullmatch(name)
+    assert match is not None
+    library, bare, query = match.groups()
+    options: dict[str, object] = {**_query_options(query or ""), **loading}
+    names = timm_names() if library == "timm" else torchvision_names()
+    if bare.partition(".")[0] not in names:
+        hint = suggestion(bare.partition(".")[0], names)
+        raise UsageError(f"{library} has no architecture {bare}.{hint} `nearkin backbones` lists")
+    if library == "timm":
+        return _native_timm(bare, image_size, options)
+    if bare.startswith("vit_"):
+        options["image_size"] = image_size
+    return _from_torchvision(bare.partition(".")[0], **options)
+
+
+def _query_options(query: str) -> dict[str, object]:
+    """Return the options behind the name of an architecture."""
+    options: dict[str, object] = {}
+    for key, text in parse_qsl(query, keep_blank_values=True):
+        try:
+            options[key] = json.loads(text)
+        except ValueError:
+            options[key] = text
+    return options
+
+
+def _native_timm(name: str, image_size: int, options: dict[str, object]) -> nn.Module:
+    import timm
+
+    options, body = {"num_classes": 0, **options}, None
+    config = timm.get_pretrained_cfg(name)
+    if config and config.fixed_input_size:
+        options["img_size"] = image_size
+        # Views of several sizes, by position embeddings that are interpolated on the way, where
+        # the architecture has that option.
+        with suppress(TypeError):
+            body = timm.create_model(name, dynamic_img_size=True, **options)
+    try:
+        created: nn.Module = body or timm.create_model(name, **options)
+    except TypeError as error:
+        raise UsageError(f"timm cannot build {name}: {error}; correct its options") from error
+    return created
+
+
 def _imported(build: Any, name: str) -> nn.Module:
     """What a function or class from outside of the package returns."""
     body = build() if callable(build) and not isinstance(build, nn.Module) else None
@@ -109,10 +176,10 @@ def _imported(build: Any, name: str) -> nn.Module:
     return body
 
 
-def _from_torchvision(name: str) -> nn.Module:
+def _from_torchvision(name: str, **options: object) -> nn.Module:
     import torchvision
 
-    body: nn.Module = torchvision.models.get_model(name, weights=None)
+    body: nn.Module = torchvision.models.get_model(name, **{"weights": None, **options})
     for head in ("fc", "classifier", "head", "heads"):
         if hasattr(body, head):
             setattr(body, head, nn.Identity())

@@ -32,14 +32,31 @@ MIN_STEPS: Final = 5000  # of a training that repay a minute or two of compiling
 class Backbone(nn.Module):
     """A network from images to features, their number, and its name in messages."""
 
+    scale: Tensor | None
+    shift: Tensor | None
+
     def __init__(self, body: nn.Module, feature_dim: int, name: str = "") -> None:
         super().__init__()
         self.body = body
         self.feature_dim = feature_dim
         self.name = name or type(body).__name__
+        # Constants of the architecture, not memory: they are in no checkpoint.
+        self.register_buffer("scale", None, persistent=False)
+        self.register_buffer("shift", None, persistent=False)
+
+    def rescale_input(self, scale: Tensor, shift: Tensor) -> None:
+        """Let images be multiplied and shifted, channel by channel, before the network sees them.
+
+        So a network of other means and deviations takes the input of all others.
+        """
+        device = next(self.body.parameters(), torch.zeros(())).device
+        self.scale = scale.to(device)[:, None, None]
+        self.shift = shift.to(device)[:, None, None]
 
     @override
     def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
+        if self.scale is not None and self.shift is not None:
+            images = torch.addcmul(self.shift, images, self.scale)
         features: Tensor = self.body(images)
         return features.flatten(1)
 

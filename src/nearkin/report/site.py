@@ -20,9 +20,9 @@ from nearkin.data.decode import BadImage, center, decode, header
 from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.data.scan import MAX_PIXELS
 from nearkin.distributed import choose_device
+from nearkin.encoders.encoder import Encoder, load
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_pixels
-from nearkin.evaluation.encoder import Encoder, load
 from nearkin.evaluation.table import read_embeddings
 from nearkin.measures.neighbors import nearest
 from nearkin.report.image_map import (

@@ -18,8 +18,8 @@ from nearkin.data.rng import seeded
 from nearkin.data.sheets import augmentation_sheet
 from nearkin.data.split import Split, open_split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
+from nearkin.encoders.encoder import initialize, load, write_encoder
 from nearkin.errors import CheckpointError
-from nearkin.evaluation.encoder import initialize, load, write_encoder
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import write_embeddings
 from nearkin.method import Method

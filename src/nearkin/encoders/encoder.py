@@ -1,10 +1,10 @@
-"""The trained encoder, as a module and as a file that holds no code."""
+"""An encoder, as a module and as a file that holds no code; `load` takes it from anywhere."""
 
 import copy
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,11 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import MAX_IMAGE_SIZE
 from nearkin.data.batches import to_input
-from nearkin.data.decode import CENTER, center, rgb_pixels
+from nearkin.data.decode import rgb_pixels
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.views import MEAN, STD
+from nearkin.encoders import pretrained
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone, as_backbone
@@ -30,31 +31,46 @@ if TYPE_CHECKING:
 
     ImageLike = Image.Image | np.ndarray | Tensor
 
-FORMAT = "1"
+FORMAT = "2"  # 1 had no preprocessing: images were cropped as by `Preprocessing(image_size)`
 AGAIN = "train it again"
 CUSTOM = "custom"  # Name of a backbone that was passed from Python
 
 
 class Encoder(nn.Module):
-    """A trained network from images to features, in evaluation mode from the start.
+    """A network from images to features, in evaluation mode from the start.
 
     Args:
-        backbone: The trained network.
-        image_size: Side in pixels of the images it was trained on.
-        details: Where it comes from: method, backbone name, epochs, version.
+        backbone: The network.
+        view: Its preprocessing, or the side in pixels of nearkin's own.
+        details: Where it comes from: backbone name, method, epochs, origin, version.
     """
 
-    def __init__(self, backbone: Backbone, image_size: int, details: dict[str, Any]) -> None:
+    def __init__(
+        self, backbone: Backbone, view: Preprocessing | int, details: dict[str, Any]
+    ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.image_size = image_size
+        self.preprocessing = Preprocessing(view) if isinstance(view, int) else view
         self.details = details
         self.eval()
+
+    @property
+    def image_size(self) -> int:
+        """Side in pixels of the images that it takes."""
+        return self.preprocessing.image_size
 
     @property
     def dim(self) -> int:
         """Feature dimension."""
         return self.backbone.feature_dim
+
+    def lines(self) -> list[str]:
+        """Lines of the log: what it is, how images reach it, and whose weights these are."""
+        return [
+            f"encoder {self.details['backbone']}, {self.dim} features",
+            f"images  {self.preprocessing}",
+            *pretrained.origin_lines(self.details.get("origin", {})),
+        ]
 
     @override
     def forward(self, images: Float[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch features"]:
@@ -62,7 +78,7 @@ class Encoder(nn.Module):
         return features
 
     def transform(self, images: "ImageLike | Sequence[ImageLike]") -> Float[Tensor, "..."]:
-        """Turn images into this encoder's input: the central square, resized and normalized.
+        """Turn images into this encoder's input: cropped, resized and normalized.
 
         Args:
             images: One image or several: a Pillow image; an array of shape (height, width, 3) or
@@ -87,59 +103,106 @@ class Encoder(nn.Module):
         return pixels if several else pixels[0]
 
     def _crop(self, image: Any) -> UInt8[np.ndarray, "size size 3"]:
-        """Return the central square of an image, in this encoder's size."""
+        """Return an image as this encoder's preprocessing cuts it, in 8 bits."""
         try:
             # A JPEG that is opened but not yet decoded is decoded at the smallest scale that
             # suffices, which is several times faster.
-            pixels = rgb_pixels(image, math.ceil(self.image_size / CENTER))
+            pixels = rgb_pixels(image, self.preprocessing.min_side)
         except (TypeError, ValueError) as error:
             raise UsageError(f"cannot transform an image: {error}") from error
-        return center(pixels, self.image_size)
+        return self.preprocessing.pixels(pixels)
 
 
-def write_encoder(path: Path, backbone: Backbone, details: dict[str, Any]) -> None:
+def write_encoder(
+    path: Path,
+    backbone: Backbone,
+    details: dict[str, Any],
+    preprocessing: Preprocessing | None = None,
+) -> None:
     """Write a backbone's weights as safetensors, whole or not at all.
 
     `details` are plain values: backbone name, image_size and where the weights come from.
     """
     from safetensors.torch import save
 
+    view = preprocessing or Preprocessing(int(details["image_size"]))
     described = {
+        **details,
         "format": FORMAT,
         "nearkin": __version__,
         "feature_dim": backbone.feature_dim,
-        "mean": MEAN,
-        "std": STD,
-        **details,
+        "image_size": view.image_size,
+        "preprocessing": view.to_dict(),
     }
     state = {name: tensor.contiguous() for name, tensor in backbone.body.state_dict().items()}
     write_whole(path, save(state, metadata={"nearkin": json.dumps(described)}))
 
 
-def load(run: str | Path, *, backbone: nn.Module | None = None) -> Encoder:
-    """Load the encoder of a run.
+def load(
+    source: str | Path,
+    *,
+    backbone: nn.Module | None = None,
+    image_size: int | None = None,
+    allow_partial: bool = False,
+) -> Encoder:
+    """Load an encoder: of a run, of another library by name, or from a file.
 
     Args:
-        run: A run folder, or its encoder.safetensors.
+        source: A run folder or its encoder.safetensors; or what `nearkin.encoders.pretrained`
+            reads: `dinov2-small`, `timm:NAME`, `torchvision:NAME`, a folder in the layout of
+            Hugging Face, or a checkpoint, `ARCHITECTURE@FILE`.
         backbone: The network the run was given from Python, untrained; not needed for networks
             that have a name.
+        image_size: Side of the images in pixels, if not that of the encoder.
+        allow_partial: Whether some weights of the network may be missing from a checkpoint, and
+            some of the checkpoint may be left over.
 
     Raises:
         UsageError: If there is no encoder there, or its weights are not those of `backbone`.
         CheckpointError: If the file is damaged, or not what it says.
     """
-    stored = _read(run)
+    if not is_own(source):
+        weights = pretrained.load(str(source), image_size=image_size, allow_partial=allow_partial)
+        view = weights.preprocessing
+        network = as_backbone(weights.body, view.image_size, name=weights.backbone)
+        return Encoder(_rescaled(network, view), view, weights.details)
+    stored = _read(source)
     if backbone is not None:
         network = as_backbone(copy.deepcopy(backbone), stored.image_size, stored.feature_dim)
         stored.fill(network)
     elif stored.backbone == CUSTOM:
         raise UsageError(f"{stored.path} is of a network of your own; pass it as `backbone`")
     else:
-        # The random weights of the new network are replaced.
-        with usable(stored.path, AGAIN), torch.random.fork_rng(devices=[]):
-            network = build_backbone(stored.backbone, stored.image_size)
+        with usable(stored.path, AGAIN):
+            network = untrained(stored.details, stored.image_size)
             network.body.load_state_dict(stored.state)
-    return Encoder(network, stored.image_size, stored.details)
+    return Encoder(_rescaled(network, stored.preprocessing), stored.preprocessing, stored.details)
+
+
+def is_own(source: str | Path) -> bool:
+    """Whether an encoder is that of a run: a run folder, or a file that nearkin has written."""
+    path = Path(source)
+    if path.is_dir():
+        return not (path / "config.json").exists()  # as folders of Hugging Face have
+    if not path.is_file():
+        return not pretrained.is_name(str(source))
+    return path.suffix == ".safetensors" and not pretrained.is_foreign(path)
+
+
+def untrained(details: Mapping[str, Any], image_size: int) -> Backbone:
+    """Build the network that the header of an encoder's file describes, with random weights."""
+    with torch.random.fork_rng(devices=[]):
+        return build_backbone(str(details["backbone"]), image_size)
+
+
+def _rescaled(network: Backbone, view: Preprocessing) -> Backbone:
+    """Let a network of other statistics take images that are normalized by nearkin's."""
+    if not view.standard:
+        mean, std, own_mean, own_std = map(
+            partial(torch.tensor, dtype=torch.float64), (view.mean, view.std, MEAN, STD)
+        )
+        network.rescale_input((own_std / std).float(), ((own_mean - mean) / std).float())
+    return network
 
 
 def initialize(backbone: Backbone, run: str | Path) -> None:
@@ -153,10 +216,15 @@ class _Stored:
 
     path: Path
     backbone: str
-    image_size: int
+    preprocessing: Preprocessing
     feature_dim: int
     details: dict[str, Any]
     state: dict[str, Tensor]
+
+    @property
+    def image_size(self) -> int:
+        """Side in pixels of the images it takes."""
+        return self.preprocessing.image_size
 
     def fill(self, network: Backbone) -> None:
         """Copy the weights into a network that the user chose."""
@@ -182,12 +250,13 @@ def _read(run: str | Path) -> _Stored:
         raise UsageError(f"{path} does not exist; `nearkin train` makes it when it is done")
     with usable(path, AGAIN):
         details, state = read_tensors(path, "nearkin")
-        if details["format"] != FORMAT:
+        if details["format"] not in ("1", FORMAT):
             raise ValueError(f"it is of format {details['format']}, not {FORMAT}")
-        size, dim = int(details["image_size"]), int(details["feature_dim"])
-        if not 1 <= size <= MAX_IMAGE_SIZE:
-            raise ValueError(f"its images of {size} px are not from 1 to {MAX_IMAGE_SIZE} px")
-        return _Stored(path, str(details["backbone"]), size, dim, details, state)
+        view = Preprocessing(int(details["image_size"]))
+        if details["format"] == FORMAT:
+            view = Preprocessing.from_dict(details["preprocessing"])
+        dim = int(details["feature_dim"])
+        return _Stored(path, str(details["backbone"]), view, dim, details, state)
 
 
 def read_tensors(path: Path, key: str) -> tuple[Any, dict[str, Tensor]]:

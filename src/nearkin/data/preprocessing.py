@@ -1,0 +1,116 @@
+"""How an image becomes the input of a trained network: crop, size, interpolation, statistics."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from nearkin.config import MAX_IMAGE_SIZE
+from nearkin.data.decode import CENTER, as_image, center
+from nearkin.data.views import MEAN, STD
+
+Crop = Literal["box", "center", "squash"]
+Interpolation = Literal["bicubic", "bilinear", "lanczos", "nearest"]
+RESAMPLING = {name: Image.Resampling[name.upper()] for name in get_args(Interpolation)}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """The evaluation view of a network, exactly as the library computes it that trained it.
+
+    Wrong preprocessing costs accuracy without any error, so it travels with the weights.
+    """
+
+    image_size: int
+    """Side in pixels of the square that the network gets."""
+    crop: Crop = "box"
+    """How the square is cut.
+
+    `box`: as `nearkin.data.decode.center` does. `center`: the shorter side is resized to
+    `resize_to`, then the center is cut out, as timm, torchvision and transformers do. `squash`:
+    the same with both sides resized to `resize_to`, whatever the proportions.
+    """
+    resize_to: int = 0
+    """Pixels before the crop; of no meaning with `box`."""
+    interpolation: Interpolation = "bicubic"
+    mean: tuple[float, ...] = MEAN
+    std: tuple[float, ...] = STD
+
+    def __post_init__(self) -> None:
+        """Refuse, by a ValueError, what no network was trained with."""
+        if not 1 <= self.image_size <= MAX_IMAGE_SIZE:
+            raise ValueError(
+                f"its images of {self.image_size} px are not from 1 to {MAX_IMAGE_SIZE} px"
+            )
+        if self.crop not in get_args(Crop) or self.interpolation not in RESAMPLING:
+            raise ValueError(f"its preprocessing is {self.crop}, {self.interpolation}")
+        if self.crop != "box" and not self.image_size <= self.resize_to <= 4 * self.image_size:
+            raise ValueError(f"it crops {self.image_size} px from {self.resize_to} px")
+        numbers = (*self.mean, *self.std)
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(map(math.isfinite, numbers)):
+            raise ValueError("its mean and deviation are not three numbers each")
+        if min(self.std) <= 0:
+            raise ValueError("its deviation is not positive")
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "Preprocessing":
+        """Read what `to_dict` gave; of many kinds of errors if it is damaged."""
+        pairs = {name: tuple(map(float, stored[name])) for name in ("mean", "std")}
+        return cls(**{**stored, **pairs})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @property
+    def standard(self) -> bool:
+        """Whether mean and deviation are those of `nearkin.data.views.normalize`."""
+        return self.mean == MEAN and self.std == STD
+
+    def __str__(self) -> str:
+        """Name all of it, as the log prints it."""
+        shape = {
+            "box": "center crop",
+            "center": f"shorter side {self.resize_to} px, center crop",
+            "squash": f"squashed to {self.resize_to} px, center crop",
+        }
+        mean, std = (", ".join(f"{x:.3f}" for x in of) for of in (self.mean, self.std))
+        return (
+            f"{self.image_size} px ({shape[self.crop]}, {self.interpolation}), "
+            f"mean {mean}, std {std}"
+        )
+
+    def resized(self, image_size: int) -> "Preprocessing":
+        """Return the same for images of another size, resized in proportion before the crop."""
+        resize_to = round(self.resize_to * image_size / self.image_size)
+        return replace(self, image_size=image_size, resize_to=resize_to)
+
+    @property
+    def min_side(self) -> int:
+        """Pixels that the shorter side of a JPEG must keep if it is decoded at a smaller scale."""
+        if self.crop == "box":
+            return math.ceil(self.image_size / CENTER)
+        # Other libraries decode at full scale. Of what a smaller scale changes, hardly anything
+        # is left after halving it.
+        return 2 * self.resize_to
+
+    def pixels(
+        self, source: bytes | UInt8[np.ndarray, "_ _ 3"]
+    ) -> UInt8[np.ndarray, "{self.image_size} {self.image_size} 3"]:
+        """Cut the evaluation view out of an image, encoded or decoded; `BadImage` as `decode`."""
+        if self.crop == "box":
+            return center(source, self.image_size)
+        image = as_image(source, min_side=self.min_side)
+        # The roundings are torchvision's, of `Resize` and `CenterCrop`.
+        size, short = (self.resize_to, self.resize_to), min(image.size)
+        if self.crop == "center":
+            width, height = image.size
+            size = (self.resize_to * width // short, self.resize_to * height // short)
+        if image.size != size:
+            image = image.resize(size, RESAMPLING[self.interpolation])
+        left, top = (round((edge - self.image_size) / 2.0) for edge in size)
+        return np.array(image.crop((left, top, left + self.image_size, top + self.image_size)))

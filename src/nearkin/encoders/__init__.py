@@ -1,0 +1,1 @@
+"""Encoders: what one is, its file, and where others come from."""
