@@ -1,0 +1,90 @@
+"""Preprocessing against torchvision's own transforms: the same pixels, bit for bit."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision import transforms
+from torchvision.transforms import InterpolationMode
+
+from nearkin.data.decode import center
+from nearkin.data.preprocessing import Preprocessing
+
+SIDES = [(333, 477), (477, 333), (224, 224), (97, 640), (641, 98), (256, 257), (30, 41)]
+
+
+def photograph(height, width):
+    rng = np.random.default_rng(height * width)
+    coarse = Image.fromarray(rng.integers(0, 256, (9, 13, 3), np.uint8))
+    return np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
+
+
+@pytest.mark.parametrize("sides", SIDES, ids=str)
+@pytest.mark.parametrize(
+    ("size", "resize_to", "how"),
+    [(224, 256, "bicubic"), (224, 232, "bilinear"), (98, 98, "bicubic"), (65, 90, "lanczos")],
+)
+def test_center_is_torchvisions_resize_and_crop(sides, size, resize_to, how):
+    pixels = photograph(*sides)
+    theirs = transforms.Compose(
+        [
+            transforms.Resize(resize_to, InterpolationMode(how)),
+            transforms.CenterCrop(size),
+        ]
+    )(Image.fromarray(pixels))
+    ours = Preprocessing(size, "center", resize_to, how).pixels(pixels)
+    np.testing.assert_array_equal(ours, np.asarray(theirs))
+
+
+@pytest.mark.parametrize("sides", SIDES, ids=str)
+def test_squash_is_torchvisions_resize_of_both_sides(sides):
+    pixels = photograph(*sides)
+    theirs = transforms.Resize((96, 96), InterpolationMode.BICUBIC)(Image.fromarray(pixels))
+    ours = Preprocessing(96, "squash", 96, "bicubic").pixels(pixels)
+    np.testing.assert_array_equal(ours, np.asarray(theirs))
+
+
+def test_box_is_nearkins_own_view():
+    pixels = photograph(333, 477)
+    np.testing.assert_array_equal(Preprocessing(96).pixels(pixels), center(pixels, 96))
+
+
+def test_a_jpeg_is_decoded_at_full_scale_unless_it_is_four_times_as_large():
+    """At a smaller scale the pixels differ, so that must stay the exception of large files."""
+    view = Preprocessing(64, "center", 73)
+    for side, same in ((291, True), (1200, False)):
+        file = io.BytesIO()
+        Image.fromarray(photograph(side, side)).save(file, "JPEG", quality=95)
+        full = np.asarray(Image.open(io.BytesIO(file.getvalue())).convert("RGB"))
+        scaled, whole = view.pixels(file.getvalue()), view.pixels(full)
+        assert np.array_equal(scaled, whole) == same
+        assert np.abs(scaled.astype(int) - whole).mean() < 1
+
+
+def test_an_image_size_keeps_the_proportion_of_the_crop():
+    view = Preprocessing(224, "center", 256).resized(98)
+    assert (view.image_size, view.resize_to) == (98, 112)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"image_size": 0},
+        {"image_size": 10_000},
+        {"crop": "border"},
+        {"interpolation": "box"},
+        {"resize_to": 5},
+        {"resize_to": 10_000_000},
+        {"std": (0.0, 1.0, 1.0)},
+        {"mean": (0.5, 0.5)},
+        {"mean": (float("nan"), 0.0, 0.0)},
+    ],
+    ids=str,
+)
+def test_a_header_that_no_network_was_trained_with_is_refused(changed):
+    stored = Preprocessing(224, "center", 256).to_dict()
+    assert Preprocessing.from_dict(stored) == Preprocessing(224, "center", 256)
+    # Where tests check types, that of a field is refused first, by a TypeError.
+    with pytest.raises((ValueError, TypeError)):
+        Preprocessing.from_dict(stored | changed)
