@@ -1,6 +1,5 @@
 """`nearkin evaluate`: measure an encoder beside raw pixels and the untrained network."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
+from nearkin.training.session import floors
 
 
 def evaluate(
@@ -46,7 +46,6 @@ def evaluate(
     config, stored = folder.settings()
     if data is None and stored == data_name(None) and not Path(stored).exists():
         raise UsageError(f"{run} was trained on arrays, which it does not keep; pass them as data")
-    config = replace(config, workers=available_cpus() if workers == "auto" else workers)
     encoder = load(folder.path, backbone=backbone)
     on_progress = (reporter or Silent()).progress
     split = open_split(stored if data is None else data, config, on_progress=on_progress)
@@ -54,8 +53,10 @@ def evaluate(
         evaluation, _ = evaluate_split(
             encoder,
             split,
-            config,
-            network=backbone,
+            floors=floors(config, backbone),
+            seed=config.seed,
+            workers=available_cpus() if workers == "auto" else workers,
+            augment=config.augment,
             device=choose_device(device),
             on_progress=on_progress,
         )

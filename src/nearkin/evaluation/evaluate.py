@@ -8,14 +8,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from nearkin.config import TrainConfig
+from nearkin.config import Augment
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops
 from nearkin.data.images import Images
 from nearkin.data.order import Order
-from nearkin.data.rng import seeded
 from nearkin.data.split import Split
 from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
@@ -32,7 +31,6 @@ from nearkin.evaluation.measures import (
 )
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked, under
-from nearkin.run.settings import named_backbone
 from nearkin.tables import aligned
 
 # Columns that are headed by another name than their own.
@@ -130,9 +128,11 @@ def _check_finite(embeddings: Embeddings | None) -> None:
 def evaluate_split(
     encoder: Encoder,
     split: Split,
-    config: TrainConfig,
     *,
-    network: nn.Module | None,
+    floors: Mapping[str, Encoder],
+    seed: int,
+    workers: int,
+    augment: Augment,
     device: torch.device,
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[Evaluation, Embeddings]:
@@ -140,24 +140,33 @@ def evaluate_split(
 
     Images that cannot be read count nowhere.
 
+    Args:
+        encoder: What is measured.
+        split: Training images, the bank of kNN and what the probe learns from, and test images.
+        floors: Encoders that it has to beat, by the name of their table, such as `untrained`;
+            raw pixels always follow them.
+        seed: Decides what is drawn for probe, clusters and views.
+        workers: Processes that decode photographs.
+        augment: Augmentation of the second view of some images.
+        device: Where to compute.
+        on_progress: Receives the progress.
+
     Returns:
         The measures, and the encoder's embeddings of all images, normalized, in their order.
     """
-    with seeded(config.seed, torch.device("cpu")):  # the network that training started from
-        untrained = Encoder(named_backbone(config, network), encoder.image_size, {})
     images = {"train": split.train} | ({"test": split.test} if len(split.test) else {})
-    encoded = _encode_parts(encoder, images, config, device, under("encoder", on_progress))
+    parts_of = partial(_encode_parts, seed=seed, workers=workers, augment=augment, device=device)
+    encoded = parts_of(encoder, images, on_progress=under("encoder", on_progress))
     # The floors are measured on the very images that the encoder could read.
     images = {name: images[name].subset(part.rows) for name, part in encoded.items()}
-    progress = under("untrained network", on_progress)
-    tables = {
-        "encoder": encoded,
-        "untrained": _encode_parts(untrained, images, config, device, progress),
-        "pixels": _raw_pixels(images, int(config.workers), on_progress),
-    }
+    tables = {"encoder": encoded}
+    for name, floor in floors.items():
+        progress = under(TITLES.get(name, name), on_progress)
+        tables[name] = parts_of(floor, images, on_progress=progress)
+    tables["pixels"] = _raw_pixels(images, workers, on_progress)
     k = num_neighbors(len(encoded["train"].labeled()))
     pairs = {name: _train_and_test(parts) for name, parts in tables.items()}
-    evaluation = evaluate_tables(pairs, seed=config.seed, k=k, on_progress=on_progress)
+    evaluation = evaluate_tables(pairs, seed=seed, k=k, on_progress=on_progress)
     sizes = {name: len(part) for name, part in encoded.items()}  # no test where none is held out
     return replace(evaluation, sizes=sizes), _joined(split, encoded)
 
@@ -165,18 +174,21 @@ def evaluate_split(
 def _encode_parts(
     encoder: Encoder,
     images: Mapping[str, Images],
-    config: TrainConfig,
+    *,
+    seed: int,
+    workers: int,
+    augment: Augment,
     device: torch.device,
     on_progress: ProgressCallback,
 ) -> dict[str, Embeddings]:
     """Embeddings of each part; of the last, which is scored, also a second view of some images."""
     encode_part = partial(
-        encode_images, encoder, device=device, workers=int(config.workers), on_progress=on_progress
+        encode_images, encoder, device=device, workers=workers, on_progress=on_progress
     )
     encoded = {name: encode_part(part) for name, part in images.items()}
     scored = list(images)[-1]
     readable = images[scored].subset(encoded[scored].rows)
-    view = _second_view(encoder, readable, config, device)
+    view = _second_view(encoder, readable, seed, augment, device)
     return encoded | {scored: replace(encoded[scored], second_view=view)}
 
 
@@ -186,16 +198,16 @@ def _train_and_test(parts: Mapping[str, Embeddings]) -> tuple[Embeddings, Embedd
 
 
 def _second_view(
-    encoder: Encoder, images: Images, config: TrainConfig, device: torch.device
+    encoder: Encoder, images: Images, seed: int, augment: Augment, device: torch.device
 ) -> Embeddings:
     """Embeddings of some of the images, augmented as in training: they should hardly differ."""
     chosen = geometry_rows(len(images))
     some = images.subset(chosen)
     batches = Batches(
         some,
-        views_of(config.augment, ("strong",)),
+        views_of(augment, ("strong",)),
         image_size=encoder.image_size,
-        order=Order(len(some), 1, config.seed),
+        order=Order(len(some), 1, seed),
         device=device,
     )
     rows = np.arange(len(some))

@@ -18,7 +18,7 @@ from nearkin.data.rng import seeded
 from nearkin.data.sheets import augmentation_sheet
 from nearkin.data.split import Split, open_split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
-from nearkin.encoders.encoder import initialize, load, write_encoder
+from nearkin.encoders.encoder import Encoder, initialize, load, write_encoder
 from nearkin.errors import CheckpointError
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import write_embeddings
@@ -139,6 +139,13 @@ def resumed_settings(folder: RunFolder, config: TrainConfig) -> TrainConfig:
     return config
 
 
+def floors(config: TrainConfig, network: nn.Module | None) -> dict[str, Encoder]:
+    """Return the encoders that a training's result has to beat, by the name of their table."""
+    with seeded(config.seed, torch.device("cpu")):  # the network that training started from
+        untrained = Encoder(named_backbone(config, network), int(config.image_size), {})
+    return {"untrained": untrained}
+
+
 def _evaluate(
     folder: RunFolder,
     config: TrainConfig,
@@ -165,9 +172,15 @@ def _evaluate(
     state = verdict(health, type(method))
     log.info(f"health {state}")
     # What is measured is the file, not the method in memory.
-    encoder = load(folder.path, backbone=network)
     evaluation, embeddings = evaluate_split(
-        encoder, split, config, network=network, device=batches.device, on_progress=log.progress
+        load(folder.path, backbone=network),
+        split,
+        floors=floors(config, network),
+        seed=config.seed,
+        workers=int(config.workers),
+        augment=config.augment,
+        device=batches.device,
+        on_progress=log.progress,
     )
     write_embeddings(folder.embeddings, embeddings)
     bad_files = {split.train.names[row]: reason for row, reason in batches.bad.items()}
