@@ -207,12 +207,12 @@ def test_the_second_view_is_made_of_the_images_that_are_looked_at(run, images, m
     monkeypatch.setattr("nearkin.evaluation.measures.GEOMETRY_IMAGES", 4)
     config, _ = RunFolder(run).settings()
     images = open_images(images)
-    view = evaluation._second_view(load(run), images, config, CPU)
+    view = evaluation._second_view(load(run), images, config.seed, config.augment, CPU)
     # Rows 0, 5, 10 and 15 of the 20 are measured; both damaged images are not among them.
     assert view.rows.tolist() == [0, 5, 10, 15]
     assert len(view) == 4
     monkeypatch.setattr("nearkin.evaluation.measures.GEOMETRY_IMAGES", 20)
-    view = evaluation._second_view(load(run), images, config, CPU)
+    view = evaluation._second_view(load(run), images, config.seed, config.augment, CPU)
     assert view.rows.tolist() == [row for row in range(20) if images.names[row] not in BAD]
     assert len(view) == 18
 
