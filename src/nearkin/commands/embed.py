@@ -11,7 +11,7 @@ from torch import nn
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
-from nearkin.encoders.encoder import encoder_file, load
+from nearkin.encoders.encoder import load
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.table import (
@@ -120,7 +120,7 @@ def embed_parts(
     first, step = _turn(part)
     log = reporter or Silent()
     encoder, images = load(run, backbone=backbone), open_images(data, on_progress=log.progress)
-    note = note_on(encoder_file(run), images, shard)
+    note = note_on(encoder.digest, images, shard)
     if note.num_parts > MOST:
         raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
     folder = PartFolder.claim(Path(output), note)

@@ -12,13 +12,12 @@ from nearkin.commands.index import shortlist
 from nearkin.data.scan import scan
 from nearkin.data.sources import list_files
 from nearkin.distributed import choose_device
-from nearkin.encoders.encoder import Encoder, encoder_file, load
+from nearkin.encoders.encoder import Encoder, is_own, load
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.table import (
     EmbeddingTable,
     Neighbors,
-    digest,
     most_similar,
     open_table,
 )
@@ -36,10 +35,10 @@ def neighbors(
     backbone: nn.Module | None = None,
     device: str = "auto",
 ) -> list[Neighbors]:
-    """Find the most similar images to each of some images, by the features of a run.
+    """Find the most similar images to each of some images, by their features.
 
     Args:
-        run: A run folder, or its encoder.safetensors.
+        run: A run folder or its encoder.safetensors, or another encoder that `load` takes.
         files: Images. An image that is in the table, too, is its own most similar one.
         vectors: What to search: a folder of parts, a .parquet or an .npz that `embed` has made of
             the same encoder; by default the run's own embeddings.parquet.
@@ -56,7 +55,8 @@ def neighbors(
     """
     if top < 1 or not files:
         raise UsageError("nothing to look for; give at least one image, and --top 1 or more")
-    encoder, table = load(run, backbone=backbone), _table(Path(run), vectors)
+    encoder = load(run, backbone=backbone)
+    table = _table(run, encoder, vectors)
     queries = _features(encoder, files, choose_device(device))
     if index is None:
         blocks = table.blocks()
@@ -66,13 +66,16 @@ def neighbors(
     return [Neighbors(str(name), near) for name, near in zip(files, nearest, strict=True)]
 
 
-def _table(run: Path, vectors: str | Path | None) -> EmbeddingTable:
-    """Open the table to search, and check that it is of the run's encoder."""
-    table = open_table(RunFolder(run).embeddings if vectors is None else Path(vectors))
-    encoder = encoder_file(run)
-    if table.encoder not in ("", digest(encoder)):
+def _table(run: str | Path, encoder: Encoder, vectors: str | Path | None) -> EmbeddingTable:
+    """Open the table to search, and check that it is of this encoder."""
+    if vectors is None and not is_own(run):
+        raise UsageError(
+            f"{run} has no images of its own; give --in what nearkin embed {run} DATA has written"
+        )
+    table = open_table(RunFolder(Path(run)).embeddings if vectors is None else Path(vectors))
+    if table.encoder not in ("", encoder.digest):
         raise CheckpointError(
-            f"{table.path} is of another encoder than {encoder}; make one with nearkin embed {run}"
+            f"{table.path} is of another encoder than {run}; make one with nearkin embed {run}"
         )
     return table
 

@@ -92,7 +92,7 @@ def extract_features(
     Also return the rows of unreadable images, whose features are meaningless, with the reason.
     """
     network = encoder.backbone.to(device).to(memory_format=torch.channels_last)
-    crops, count = CenterCrops(images, encoder.image_size, workers=workers), len(images)
+    crops, count = CenterCrops(images, encoder.preprocessing, workers=workers), len(images)
     batches = tracked(crops, count, "features", on_progress)
     center = encode(network, (to_input(batch.to(device)) for batch in batches))
     augmented = Batches(
@@ -209,7 +209,7 @@ class FinetunedEncoder:
 
     def features(self, method: Method[Any]) -> tuple[CachedFeatures, nn.Module]:
         """Return features by the method's network; no layer comes on top of them."""
-        encoder = Encoder(method.backbone, self.pretrained.image_size, {})
+        encoder = Encoder(method.backbone, self.pretrained.preprocessing, {})
         drawn = ViewSettings(self.base.augment, self.config.num_views, self.base.seed)
         workers = int(self.base.workers)
         features, _ = extract_features(encoder, self.images, drawn, self.device, workers)

@@ -155,8 +155,9 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
         calibration=calibrate(state.trials, state.tuned),
         drawn=ViewSettings(state.base.augment, config.num_views, state.base.seed),
     )
-    network = state.pretrained.backbone if encoder is state.frozen else method.backbone
-    write_encoder(folder.encoder, network, state.pretrained.details)
+    pretrained = state.pretrained
+    network = pretrained.backbone if encoder is state.frozen else method.backbone
+    write_encoder(folder.encoder, network, pretrained.details, pretrained.preprocessing)
     classifier.write(folder.classifier)
     predictions = classifier.predict(cached, tuple(dataset.images.names), dataset.label)
     result, *other_seeds = [head_clustering(encoder, m, task.num_known) for m in trained.methods]

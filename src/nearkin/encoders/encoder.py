@@ -1,6 +1,7 @@
 """An encoder, as a module and as a file that holds no code; `load` takes it from anywhere."""
 
 import copy
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing_extensions import override
 from nearkin.data.batches import to_input
 from nearkin.data.decode import rgb_pixels
 from nearkin.data.preprocessing import Preprocessing
+from nearkin.data.rng import seeded
 from nearkin.data.views import MEAN, STD
 from nearkin.encoders import pretrained
 from nearkin.errors import UsageError
@@ -63,6 +65,21 @@ class Encoder(nn.Module):
     def dim(self) -> int:
         """Feature dimension."""
         return self.backbone.feature_dim
+
+    @property
+    def digest(self) -> str:
+        """A SHA-256 of all that features depend on: architecture, preprocessing and weights.
+
+        It is the same for a file of another library and for the copy of it that a run keeps.
+        """
+        described = [self.details["backbone"], self.preprocessing.to_dict()]
+        whole = hashlib.sha256(json.dumps(described).encode())
+        for name, tensor in sorted(self.backbone.body.state_dict().items()):
+            content = tensor.detach().cpu().contiguous()
+            whole.update(f"{name} {content.dtype} {tuple(content.shape)}".encode())
+            # As bytes: numpy has no bfloat16, and neither a view of a tensor without dimensions.
+            whole.update(content.reshape(-1).view(torch.uint8).numpy().data)
+        return whole.hexdigest()
 
     def lines(self) -> list[str]:
         """Lines of the log: what it is, how images reach it, and whose weights these are."""
@@ -203,6 +220,20 @@ def _rescaled(network: Backbone, view: Preprocessing) -> Backbone:
         )
         network.rescale_input((own_std / std).float(), ((own_mean - mean) / std).float())
     return network
+
+
+def untrained_like(encoder: Encoder, seed: int, network: nn.Module | None = None) -> Encoder:
+    """Return the same architecture and preprocessing with random weights, a floor for it.
+
+    `network` is the user's own, for an encoder of a network that has no name.
+    """
+    with seeded(seed, torch.device("cpu")):
+        if network is None:
+            backbone = build_backbone(str(encoder.details["backbone"]), encoder.image_size)
+        else:
+            backbone = as_backbone(copy.deepcopy(network), encoder.image_size, encoder.dim)
+    view = encoder.preprocessing
+    return Encoder(_rescaled(backbone, view), view, {"backbone": backbone.name})
 
 
 def initialize(backbone: Backbone, run: str | Path) -> None:

@@ -142,7 +142,7 @@ def encode_images(
         DataError: If there are no images, or none that can be read and not `allow_none`.
     """
     encoder.to(device).to(memory_format=torch.channels_last)
-    pixels = CenterCrops(images, encoder.image_size, workers=workers)
+    pixels = CenterCrops(images, encoder.preprocessing, workers=workers)
     pieces = tracked(pixels, len(images), "features", on_progress)
     features = encode_pixels(encoder, pieces, device)
     if len(pixels.bad) == len(images) and not allow_none:

@@ -179,7 +179,7 @@ def digest(path: Path) -> str:
 class Note:
     """What the parts of a folder are computed from."""
 
-    encoder: str  # The SHA-256 of its file
+    encoder: str  # Its digest
     data: str  # The fingerprint of the images, their labels and their splits
     images: int
     shard: int  # Images of a part; the last may have fewer
@@ -190,11 +190,11 @@ class Note:
         return -(-self.images // self.shard)
 
 
-def note_on(encoder: Path, images: Images, shard: int) -> Note:
-    """Return the note of a folder of the embeddings of these images."""
+def note_on(encoder: str, images: Images, shard: int) -> Note:
+    """Return the note of a folder of the embeddings of these images, by that encoder."""
     labels, names = hashlib.sha256(images.labels.tobytes()), [*images.classes, *images.splits]
     labels.update("\0".join(names).encode(errors="surrogatepass"))
-    return Note(digest(encoder), f"{images.fingerprint}-{labels.hexdigest()}", len(images), shard)
+    return Note(encoder, f"{images.fingerprint}-{labels.hexdigest()}", len(images), shard)
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ class EmbeddingTable:
 
     path: Path
     files: tuple[Path, ...]  # In the order of the images
-    encoder: str = ""  # The SHA-256 of the encoder that they are from, if that is known
+    encoder: str = ""  # The digest of the encoder that they are from, if that is known
 
     @property
     def fingerprint(self) -> str:
