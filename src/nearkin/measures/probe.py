@@ -1,7 +1,8 @@
 """Multinomial logistic regression by L-BFGS on all images at once."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
+
+Fit = TypeVar("Fit")
 
 STEPS = 300  # L-BFGS steps at the most, for each strength
 
@@ -66,10 +69,19 @@ class LinearProbe:
 
     def predict(self, features: Float[Tensor, "n dim"]) -> Int[np.ndarray, " n"]:
         """Return the most likely class of each row."""
+        return np.asarray(self.classes[self.logits(features).argmax(dim=1).cpu().numpy()])
+
+    def logits(self, features: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
+        """Return the logits of the classes."""
         x = (features.float() - self.mean) / self.std
         x = x if self.basis is None else x @ self.basis
-        logits = x @ self.weight + self.bias
-        return np.asarray(self.classes[logits.argmax(dim=1).cpu().numpy()])
+        return x @ self.weight + self.bias
+
+    def layer(self) -> tuple[Float[Tensor, "classes dim"], Float[Tensor, " classes"]]:
+        """Return weights and biases that take features as they are, not standardized."""
+        weight = self.weight if self.basis is None else self.basis @ self.weight
+        weight = (weight.T.double() / self.std).float()
+        return weight, (self.bias - weight.double() @ self.mean.double()).float()
 
 
 def train_probe(
@@ -83,23 +95,82 @@ def train_probe(
 
     Images without a label are left out; those of one group are held out together or not at all.
     """
+    task = _task(features, labels, groups, seed)
+    few = np.random.default_rng(seed).permutation(len(task.x))[:CHOICE_LIMIT]
+    held_out = hold_out(task.target[few], task.groups[few], seed)
+    return task.probe(_choose(task.x[few], task.y[few], held_out, len(task.classes)))
+
+
+def train_validated_probe(
+    features: Float[Tensor, "n dim"],
+    labels: Int[np.ndarray, " n"],
+    *,
+    seed: int,
+    groups: Int[np.ndarray, " n"] | None = None,
+) -> tuple[LinearProbe, "Validated"]:
+    """Train the same probe on few images or many, and say what it predicts of images held out.
+
+    `train_probe` keeps one slice of the images back for its choice, in which classes of few
+    images have none; its figures are those of published protocols. Here, where a class has few
+    images, each image that can be is held out once; see `validation_folds`.
+    """
+    task = _task(features, labels, groups, seed)
+    few = np.sort(np.random.default_rng(seed).permutation(len(task.x))[:CHOICE_LIMIT])
+    x, y = task.x[few], task.y[few]
+
+    def fit(rows: Tensor, strengths: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
+        return fit_path(x[rows], y[rows], len(task.classes), strengths)
+
+    def logits(fitted: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+        return x[rows] @ fitted[0] + fitted[1]
+
+    folds = validation_folds(task.target[few], task.groups[few], seed)
+    validated = validate(fit, logits, task.target[few], len(task.classes), folds, STRENGTHS)
+    return task.probe(validated.strength), validated.at(task.rows[few])
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """Standardized features of the labeled images, and their classes."""
+
+    rows: Int[np.ndarray, " labeled"]  # Among all images
+    classes: Int[np.ndarray, " classes"]
+    target: Int[np.ndarray, " labeled"]  # Positions in `classes`
+    groups: Int[np.ndarray, " labeled"]
+    mean: Float[Tensor, " dim"]
+    std: Float[Tensor, " dim"]
+    basis: Float[Tensor, "dim reduced"] | None
+    x: Float[Tensor, "labeled reduced"]
+
+    @property
+    def y(self) -> Int[Tensor, " labeled"]:
+        """The classes as a tensor, where the features are."""
+        return torch.from_numpy(self.target).to(self.x.device)
+
+    def probe(self, strength: float) -> LinearProbe:
+        """Fit all images."""
+        weight, bias = fit_path(self.x, self.y, len(self.classes), (strength,))[-1]
+        return LinearProbe(self.mean, self.std, self.basis, weight, bias, self.classes, strength)
+
+
+def _task(
+    features: Float[Tensor, "n dim"],
+    labels: Int[np.ndarray, " n"],
+    groups: Int[np.ndarray, " n"] | None,
+    seed: int,
+) -> _Task:
     rows = np.flatnonzero(labels != UNKNOWN)
     classes, target = np.unique(labels[rows], return_inverse=True)
     if len(classes) < 2:
         raise DataError("the linear probe needs labeled training images of two classes or more")
-    groups = rows if groups is None else groups[rows]
     x = features[rows].float()
     std, mean = torch.std_mean(x, dim=0, correction=0)
     std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # a constant carries nothing but noise
     x = (x - mean) / std
     basis = _leading(x, seed) if x.shape[1] > WIDEST else None
     x = x if basis is None else x @ basis
-    y = torch.from_numpy(target).to(x.device)
-    few = np.random.default_rng(seed).permutation(len(rows))[:CHOICE_LIMIT]
-    held_out = hold_out(target[few], groups[few], seed)
-    strength = _choose(x[few], y[few], held_out, len(classes))
-    weight, bias = fit_path(x, y, len(classes), (strength,))[-1]
-    return LinearProbe(mean, std, basis, weight, bias, classes, strength)
+    groups = rows if groups is None else groups[rows]
+    return _Task(rows, classes, target, groups, mean, std, basis, x)
 
 
 def hold_out(
@@ -140,3 +211,105 @@ def _choose(
     fits = fit_path(x[~judge], y[~judge], num_classes, STRENGTHS)
     right = [int(((x[judge] @ w + b).argmax(dim=1) == y[judge]).sum()) for w, b in fits]
     return STRENGTHS[right.index(max(right))]
+
+
+# Choosing where there are few images
+
+
+FOLDS: Final = 5
+MANY: Final = 20  # Groups of every class from which one slice decides, not each image in turn
+LEFT_OUT: Final = UNKNOWN  # The fold of images that are never held out
+
+
+def validation_folds(
+    labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"], seed: int, folds: int = FOLDS
+) -> Int[np.ndarray, " n"]:
+    """Return the fold in which each image is held out, `LEFT_OUT` for none.
+
+    Where every class has `MANY` groups or more, there is one fold: the slice of `hold_out`.
+    Otherwise the groups of each class are dealt to all folds in turn, so that each is held out
+    once; with a single fold, a fifth of them is, and at least one. The only group of a class is
+    never held out: nothing would be left to learn the class from. A group has the class of its
+    first image.
+    """
+    names, first, member = np.unique(groups, return_index=True, return_inverse=True)
+    class_of = labels[first]
+    _, sizes = np.unique(class_of, return_counts=True)
+    if sizes.min() >= MANY:
+        return np.where(hold_out(labels, groups, seed), 0, LEFT_OUT)
+    generator = np.random.default_rng(seed)
+    order, fold = generator.permutation(len(names)), np.full(len(names), LEFT_OUT)
+    for label in np.unique(class_of):
+        own = order[class_of[order] == label]
+        if folds == 1:
+            fold[own[: max(len(own) > 1, len(own) // FOLDS)]] = 0
+        elif len(own) > 1:
+            # Classes begin at different folds, or those of two images would all be in the first.
+            fold[own] = (np.arange(len(own)) + generator.integers(folds)) % folds
+    return np.asarray(fold[member])
+
+
+@dataclass(frozen=True, eq=False)
+class Validated:
+    """The choice of a regularization, and what was predicted of images while held out."""
+
+    strength: float  # The chosen `C`
+    rows: Int[np.ndarray, " held_out"]  # The images that were held out at some time
+    logits: Float[np.ndarray, "held_out classes"]  # With the chosen `C`, by fits without them
+    target: Int[np.ndarray, " held_out"]  # Their classes
+    chosen: bool  # False where no image could be held out, and the strength is 1
+
+    @property
+    def correct(self) -> Bool[np.ndarray, " held_out"]:
+        """Whether the most likely class is right."""
+        return np.asarray(self.logits.argmax(axis=1) == self.target)
+
+    def at(self, rows: Int[np.ndarray, " n"]) -> "Validated":
+        """Return the same, of images at these positions among others."""
+        return replace(self, rows=rows[self.rows])
+
+
+def validate(
+    fit: Callable[[Tensor, Sequence[float]], Sequence[Fit]],
+    logits: Callable[[Fit, Tensor], Tensor],
+    target: Int[np.ndarray, " n"],
+    num_classes: int,
+    folds: Int[np.ndarray, " n"],
+    strengths: Sequence[float],
+) -> Validated:
+    """Choose the strength with the best accuracy on held-out images; of equals, the least loss.
+
+    Args:
+        fit: Fits the images of these rows, for each strength in turn.
+        logits: What a fit predicts of the images of these rows.
+        target: The classes, from 0 to below `num_classes`.
+        num_classes: Number of columns of the logits.
+        folds: The fold in which each image is held out, as of `validation_folds`.
+        strengths: The choices.
+    """
+    rows = np.flatnonzero(folds != LEFT_OUT)
+    if not len(rows):
+        return Validated(1.0, rows, np.zeros((0, 0)), target[rows], chosen=False)
+    held_out = np.zeros((len(strengths), len(target), num_classes))
+    for fold in np.unique(folds[rows]):
+        inside = torch.from_numpy(np.flatnonzero(folds != fold))
+        outside = torch.from_numpy(np.flatnonzero(folds == fold))
+        for position, fitted in enumerate(fit(inside, strengths)):
+            held_out[position, outside.numpy()] = logits(fitted, outside).cpu().double().numpy()
+    predicted, truth = held_out[:, rows], target[rows]
+    right = (predicted.argmax(axis=2) == truth).sum(axis=1)
+    loss = [log_loss(each, truth) for each in predicted]
+    best = min(range(len(strengths)), key=lambda position: (-right[position], loss[position]))
+    return Validated(strengths[best], rows, predicted[best], truth, chosen=True)
+
+
+def log_loss(logits: Float[np.ndarray, "n classes"], target: Int[np.ndarray, " n"]) -> float:
+    """Return the mean negative log-likelihood of the true classes, in nats.
+
+    >>> round(log_loss(np.zeros((1, 2)), np.array([0])), 4)
+    0.6931
+    """
+    from scipy.special import log_softmax
+
+    likelihood = log_softmax(logits, axis=1)[np.arange(len(target)), target]
+    return float(-likelihood.mean())

@@ -55,10 +55,14 @@ class Backbone(nn.Module):
 
     @override
     def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
-        if self.scale is not None and self.shift is not None:
-            images = torch.addcmul(self.shift, images, self.scale)
-        features: Tensor = self.body(images)
+        features: Tensor = self.body(self.scaled(images))
         return features.flatten(1)
+
+    def scaled(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
+        """Return what the network itself sees of images: rescaled, where it has a scale."""
+        if self.scale is not None and self.shift is not None:
+            return torch.addcmul(self.shift, images, self.scale)
+        return images
 
 
 def as_backbone(

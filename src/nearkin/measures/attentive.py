@@ -1,0 +1,147 @@
+"""Multinomial logistic regression on what heads of attention pool from the tokens of images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nearkin.data.rng import seeded
+from nearkin.errors import DataError
+from nearkin.measures.probe import Validated, validate, validation_folds
+from nearkin.networks.tokens import AttentivePooling
+from nearkin.types import UNKNOWN
+
+HEADS: Final = 4  # Queries, each of which attends to tokens of its own
+STEPS: Final = 100  # L-BFGS steps at the most, for each strength
+STRENGTHS: Final = (1e-2, 1e-1, 1.0, 10.0)  # Values of `C`, the strongest regularization first
+START: Final = 0.01  # Standard deviation of the first attention: nearly all tokens alike
+PIECE: Final = 512  # Images pooled at once
+
+
+class Fitted(NamedTuple):
+    """What is fitted: the attention, and the logistic regression on top of it."""
+
+    attention: Float[Tensor, "dim heads"]
+    weight: Float[Tensor, "pooled classes"]
+    bias: Float[Tensor, " classes"]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentiveProbe:
+    """Attentive pooling of tokens and a logistic regression on top of it."""
+
+    pooling: AttentivePooling
+    weight: Float[Tensor, "pooled classes"]
+    bias: Float[Tensor, " classes"]
+    classes: Int[np.ndarray, " classes"]
+    strength: float  # The chosen `C`: the inverse of the regularization
+
+    @torch.no_grad()
+    def logits(self, tokens: Float[Tensor, "n _ dim"]) -> Float[Tensor, "n classes"]:
+        """Return the logits of the classes."""
+        pooled = torch.cat([self.pooling(piece.float()) for piece in tokens.split(PIECE)])
+        return pooled @ self.weight + self.bias
+
+    def predict(self, tokens: Float[Tensor, "n _ dim"]) -> Int[np.ndarray, " n"]:
+        """Return the most likely class of each image."""
+        return np.asarray(self.classes[self.logits(tokens).argmax(dim=1).cpu().numpy()])
+
+
+def train_attentive_probe(
+    tokens: Float[Tensor, "n tokens dim"],
+    labels: Int[np.ndarray, " n"],
+    *,
+    seed: int,
+    groups: Int[np.ndarray, " n"] | None = None,
+    heads: int = HEADS,
+) -> tuple[AttentiveProbe, Validated]:
+    """Choose the regularization on held-out ones of these images, then fit all of them.
+
+    Minimizes the mean cross-entropy plus the squared weights and attention over `2 C n` by L-BFGS
+    on all images at once, from an attention that is nearly that of an average. With no attention
+    it is the linear probe on mean tokens. Images without a label are left out.
+
+    Args:
+        tokens: What `TokenFeatures` gives of training images.
+        labels: Their classes.
+        seed: Decides which images are held out, and the first attention.
+        groups: Images of one group are held out together or not at all.
+        heads: Number of queries.
+
+    Returns:
+        The probe, and what was predicted of images while they were held out.
+
+    Raises:
+        DataError: If there are not two classes.
+    """
+    rows = np.flatnonzero(labels != UNKNOWN)
+    classes, target = np.unique(labels[rows], return_inverse=True)
+    if len(classes) < 2:
+        raise DataError("the attentive probe needs labeled images of two classes or more")
+    x = tokens[torch.from_numpy(rows)].float()
+    std, mean = torch.std_mean(x, dim=(0, 1), correction=0)
+    std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)
+    x, y = (x - mean) / std, torch.from_numpy(target).to(x.device)
+    with seeded(seed, torch.device("cpu")):
+        start = (torch.randn(x.shape[2], heads) * START).to(x.device)
+
+    def fit(rows: Tensor, strengths: Sequence[float]) -> list[Fitted]:
+        return _fit_path(x[rows], y[rows], start, len(classes), strengths)
+
+    def logits(fitted: Fitted, rows: Tensor) -> Tensor:
+        attention, weight, bias = fitted
+        return _pooled(x[rows], attention) @ weight + bias
+
+    folds = validation_folds(target, rows if groups is None else groups[rows], seed)
+    validated = validate(fit, logits, target, len(classes), folds, STRENGTHS)
+    # As far along the path as when the choice was made: each fit starts where the last ended.
+    path = STRENGTHS[: STRENGTHS.index(validated.strength) + 1]
+    attention, weight, bias = fit(torch.arange(len(x)), path)[-1]
+    pooling = AttentivePooling(mean, std, attention).requires_grad_(False)
+    probe = AttentiveProbe(pooling, weight, bias, classes, validated.strength)
+    return probe, validated.at(rows)
+
+
+def _pooled(x: Tensor, attention: Tensor) -> Tensor:
+    weights = (x @ attention).softmax(dim=1)
+    return (weights.transpose(1, 2) @ x).flatten(1)
+
+
+def _fit_path(
+    x: Float[Tensor, "n tokens dim"],
+    y: Int[Tensor, " n"],
+    start: Float[Tensor, "dim heads"],
+    num_classes: int,
+    strengths: Sequence[float],
+) -> list[Fitted]:
+    """Fit attention, weights and biases for each strength in turn, from where the last ended."""
+    attention = start.clone().requires_grad_()
+    weight = x.new_zeros(start.numel(), num_classes, requires_grad=True)
+    bias = x.new_zeros(num_classes, requires_grad=True)
+    fits = list[Fitted]()
+    for strength in strengths:
+        ridge = 1 / (strength * len(x))
+        optimizer = torch.optim.LBFGS(
+            [attention, weight, bias],
+            max_iter=STEPS,
+            tolerance_grad=1e-5,
+            line_search_fn="strong_wolfe",
+        )
+
+        def closure(optimizer: torch.optim.Optimizer = optimizer, ridge: float = ridge) -> Tensor:
+            optimizer.zero_grad()
+            squares = weight.square().sum() + attention.square().sum()
+            logits = _pooled(x, attention) @ weight + bias
+            loss = F.cross_entropy(logits, y) + ridge / 2 * squares
+            loss.backward()
+            return loss
+
+        with torch.enable_grad():
+            optimizer.step(closure)
+        fits.append(Fitted(*(each.detach().clone() for each in (attention, weight, bias))))
+    return fits

@@ -1,0 +1,150 @@
+"""What a network computes before it pools: the tokens of a transformer, the map of a ConvNet."""
+
+import math
+from functools import partial
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nearkin.errors import UsageError
+from nearkin.networks.branch import Backbone, eval_mode
+
+FORWARD_FEATURES: Final = "forward_features"  # timm's method that stops before the pooling
+
+
+class TokenFeatures(nn.Module):
+    """A backbone up to its tokens, one row per position: all that its pooling has to choose from.
+
+    Class and register tokens are among those of a transformer. The tokens of other networks are
+    the positions of their last feature map. The weights are those of the backbone, not copies.
+
+    Args:
+        backbone: The network, of timm, torchvision, transformers or one's own.
+        image_size: Side in pixels of the images that it is tried with.
+
+    Raises:
+        UsageError: If the network has no such place.
+    """
+
+    def __init__(self, backbone: Backbone, image_size: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self._place = _token_place(backbone, image_size)
+        tokens = self._tried(image_size)
+        _, self.num_tokens, self.dim = tokens.shape
+
+    @override
+    def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch tokens dim"]:
+        kept: list[Tensor] = []
+
+        def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            kept.append(output)
+
+        body = self.backbone.body
+        if self._place == FORWARD_FEATURES:
+            output: Tensor = body.get_submodule("").forward_features(self.backbone.scaled(images))
+            return _as_tokens(output, self.backbone.feature_dim)
+        handle = body.get_submodule(self._place).register_forward_hook(keep)
+        try:
+            self.backbone(images)
+        finally:
+            handle.remove()
+        return _as_tokens(kept[-1], self.backbone.feature_dim)
+
+    def _tried(self, image_size: int) -> Tensor:
+        device = next(self.backbone.parameters(), torch.zeros(())).device
+        with torch.no_grad(), eval_mode(self.backbone):
+            return self(torch.zeros(2, 3, image_size, image_size, device=device))
+
+
+def _token_place(backbone: Backbone, image_size: int) -> str:
+    """Return the name of the last module that gives several positions for each image."""
+    body, places = backbone.body, list[str]()
+    device = next(backbone.parameters(), torch.zeros(())).device
+    images = torch.zeros(2, 3, image_size, image_size, device=device)
+
+    def note(place: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        if _has_positions(output):
+            places.append(place)
+
+    with torch.no_grad(), eval_mode(backbone):
+        if hasattr(body, FORWARD_FEATURES) and _has_positions(
+            body.get_submodule("").forward_features(backbone.scaled(images))
+        ):
+            return FORWARD_FEATURES
+        handles = [
+            module.register_forward_hook(partial(note, name))
+            for name, module in body.named_modules()
+        ]
+        try:
+            backbone(images)
+        finally:
+            for handle in handles:
+                handle.remove()
+    if not places:
+        raise UsageError(
+            f"backbone {backbone.name} has neither tokens nor a feature map; take its features "
+            "as they are"
+        )
+    return places[-1]
+
+
+def _has_positions(output: Any) -> bool:
+    """Return whether these are features at several positions of two images."""
+    if not isinstance(output, Tensor) or output.ndim not in (3, 4) or len(output) != 2:
+        return False
+    positions = output.shape[1:2] if output.ndim == 3 else output.shape[2:]
+    return math.prod(positions) > 1
+
+
+def _as_tokens(output: Tensor, feature_dim: int) -> Float[Tensor, "batch tokens dim"]:
+    """Return a feature map, channels first or (as in Swin) last, as tokens; tokens unchanged."""
+    if output.ndim == 3:
+        return output.float()
+    channels_last = output.shape[-1] == feature_dim != output.shape[1]
+    tokens = output.flatten(1, 2) if channels_last else output.flatten(2).transpose(1, 2)
+    return tokens.float()
+
+
+class AttentivePooling(nn.Module):
+    """Mean tokens, weighted by what a learned query of each head attends to.
+
+        pooled_h = sum_t softmax_t(a_h . x_t) x_t
+
+    with standardized tokens x. A linear layer on top of it is multi-head cross-attention of one
+    learned query: a_h = W_h^K^T q_h, the value projection is part of the layer, and the bias of
+    the keys falls out of the softmax. Lee et al. Set transformer. ICML 2019, arXiv:1810.00825,
+    section 3.2; as a probe in V-JEPA (arXiv:2404.08471) and CAPI (arXiv:2502.08769), and in this
+    short form in Psomas et al. Attention, please! 2025, arXiv:2506.10178.
+
+    Args:
+        mean: Mean of each channel of the tokens.
+        std: Their standard deviations, above 0.
+        attention: A column a_h for each head; zeros weight all tokens alike.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        mean: Float[Tensor, " dim"],
+        std: Float[Tensor, " dim"],
+        attention: Float[Tensor, "dim heads"],
+    ) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+        self.attention = nn.Parameter(attention)
+
+    @override
+    def forward(self, tokens: Float[Tensor, "batch _ dim"]) -> Float[Tensor, "batch pooled"]:
+        return self.pool((tokens - self.mean) / self.std)
+
+    def pool(self, tokens: Float[Tensor, "batch _ dim"]) -> Float[Tensor, "batch pooled"]:
+        """Pool tokens that are standardized already, each head's mean after the other."""
+        weights = (tokens @ self.attention).softmax(dim=1)
+        return (weights.transpose(1, 2) @ tokens).flatten(1)
