@@ -13,7 +13,7 @@ from torch import Tensor
 from nearkin.data.rng import seeded
 from nearkin.errors import DataError
 from nearkin.measures.probe import Validated, validate, validation_folds
-from nearkin.networks.tokens import AttentivePooling
+from nearkin.networks.tokens import AttentivePooling, pool_tokens
 from nearkin.types import UNKNOWN
 
 HEADS: Final = 4  # Queries, each of which attends to tokens of its own
@@ -95,7 +95,7 @@ def train_attentive_probe(
 
     def logits(fitted: Fitted, rows: Tensor) -> Tensor:
         attention, weight, bias = fitted
-        return _pooled(x[rows], attention) @ weight + bias
+        return pool_tokens(x[rows], attention) @ weight + bias
 
     folds = validation_folds(target, rows if groups is None else groups[rows], seed)
     validated = validate(fit, logits, target, len(classes), folds, STRENGTHS)
@@ -105,11 +105,6 @@ def train_attentive_probe(
     pooling = AttentivePooling(mean, std, attention).requires_grad_(False)
     probe = AttentiveProbe(pooling, weight, bias, classes, validated.strength)
     return probe, validated.at(rows)
-
-
-def _pooled(x: Tensor, attention: Tensor) -> Tensor:
-    weights = (x @ attention).softmax(dim=1)
-    return (weights.transpose(1, 2) @ x).flatten(1)
 
 
 def _fit_path(
@@ -136,7 +131,7 @@ def _fit_path(
         def closure(optimizer: torch.optim.Optimizer = optimizer, ridge: float = ridge) -> Tensor:
             optimizer.zero_grad()
             squares = weight.square().sum() + attention.square().sum()
-            logits = _pooled(x, attention) @ weight + bias
+            logits = pool_tokens(x, attention) @ weight + bias
             loss = F.cross_entropy(logits, y) + ridge / 2 * squares
             loss.backward()
             return loss

@@ -45,19 +45,20 @@ class TokenFeatures(nn.Module):
 
         body = self.backbone.body
         if self._place == FORWARD_FEATURES:
-            output: Tensor = body.get_submodule("").forward_features(self.backbone.scaled(images))
-            return _as_tokens(output, self.backbone.feature_dim)
+            output: Tensor = getattr(body, FORWARD_FEATURES)(self.backbone.scaled(images))
+            return as_tokens(output, self.backbone.feature_dim)
         handle = body.get_submodule(self._place).register_forward_hook(keep)
         try:
             self.backbone(images)
         finally:
             handle.remove()
-        return _as_tokens(kept[-1], self.backbone.feature_dim)
+        return as_tokens(kept[-1], self.backbone.feature_dim)
 
     def _tried(self, image_size: int) -> Tensor:
         device = next(self.backbone.parameters(), torch.zeros(())).device
         with torch.no_grad(), eval_mode(self.backbone):
-            return self(torch.zeros(2, 3, image_size, image_size, device=device))
+            tokens: Tensor = self(torch.zeros(2, 3, image_size, image_size, device=device))
+        return tokens
 
 
 def _token_place(backbone: Backbone, image_size: int) -> str:
@@ -71,9 +72,8 @@ def _token_place(backbone: Backbone, image_size: int) -> str:
             places.append(place)
 
     with torch.no_grad(), eval_mode(backbone):
-        if hasattr(body, FORWARD_FEATURES) and _has_positions(
-            body.get_submodule("").forward_features(backbone.scaled(images))
-        ):
+        up_to_pooling = getattr(body, FORWARD_FEATURES, None)
+        if up_to_pooling and _has_positions(up_to_pooling(backbone.scaled(images))):
             return FORWARD_FEATURES
         handles = [
             module.register_forward_hook(partial(note, name))
@@ -100,7 +100,7 @@ def _has_positions(output: Any) -> bool:
     return math.prod(positions) > 1
 
 
-def _as_tokens(output: Tensor, feature_dim: int) -> Float[Tensor, "batch tokens dim"]:
+def as_tokens(output: Tensor, feature_dim: int) -> Float[Tensor, "batch tokens dim"]:
     """Return a feature map, channels first or (as in Swin) last, as tokens; tokens unchanged."""
     if output.ndim == 3:
         return output.float()
@@ -142,9 +142,12 @@ class AttentivePooling(nn.Module):
 
     @override
     def forward(self, tokens: Float[Tensor, "batch _ dim"]) -> Float[Tensor, "batch pooled"]:
-        return self.pool((tokens - self.mean) / self.std)
+        return pool_tokens((tokens - self.mean) / self.std, self.attention)
 
-    def pool(self, tokens: Float[Tensor, "batch _ dim"]) -> Float[Tensor, "batch pooled"]:
-        """Pool tokens that are standardized already, each head's mean after the other."""
-        weights = (tokens @ self.attention).softmax(dim=1)
-        return (weights.transpose(1, 2) @ tokens).flatten(1)
+
+def pool_tokens(
+    tokens: Float[Tensor, "batch _ dim"], attention: Float[Tensor, "dim heads"]
+) -> Float[Tensor, "batch pooled"]:
+    """Pool standardized tokens: the mean of each head after the other."""
+    weights = (tokens @ attention).softmax(dim=1)
+    return (weights.transpose(1, 2) @ tokens).flatten(1)
