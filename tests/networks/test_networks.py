@@ -6,6 +6,7 @@ from torch import nn
 
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import build_backbone
+from nearkin.networks.blocks import network_parts
 from nearkin.networks.branch import Branch, as_backbone, ema_update, frozen_copy, mlp
 
 
@@ -129,3 +130,25 @@ def test_projectors_have_the_norms_they_are_asked_for():
     assert [type(layer) for layer in full] == kinds
     assert full[-1].weight is None
     assert [layer.bias is None for layer in full if isinstance(layer, nn.Linear)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_blocks", "last"),
+    [
+        ("small", 4, "4"),
+        ("resnet18", 8, "layer4.1"),
+        ("timm:vit_tiny_patch16_224", 12, "norm"),
+        ("torchvision:vit_b_32", 12, "encoder.ln"),
+        ("timm:convnext_atto", 12, "head.norm"),
+    ],
+)
+def test_parts_cover_a_network_in_order(name: str, num_blocks: int, last: str) -> None:
+    body = build_backbone(name, 64).body
+    parts = network_parts(body)
+    assert sum(part.is_block for part in parts) == num_blocks
+    assert parts[-1].name == last
+    for parameter, _ in body.named_parameters():
+        holders = [part for part in parts if parameter.startswith(f"{part.name}.")]
+        assert len(holders) == (
+            parameter not in ("cls_token", "pos_embed", "class_token", "encoder.pos_embedding")
+        )
