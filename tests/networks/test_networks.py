@@ -139,7 +139,7 @@ def test_projectors_have_the_norms_they_are_asked_for():
         ("resnet18", 8, "layer4.1"),
         ("timm:vit_tiny_patch16_224", 12, "norm"),
         ("torchvision:vit_b_32", 12, "encoder.ln"),
-        ("timm:convnext_atto", 12, "head.norm"),
+        ("timm:convnext_atto", 12, "head"),
     ],
 )
 def test_parts_cover_a_network_in_order(name: str, num_blocks: int, last: str) -> None:

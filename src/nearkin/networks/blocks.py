@@ -23,8 +23,11 @@ def network_parts(network: nn.Module) -> list[Part]:
     transformers. Parameters of the network itself, such as a class token, are in none.
 
     >>> block = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ReLU())
-    >>> network_parts(nn.Sequential(nn.Linear(2, 2), block, nn.Sequential(block)))
-    [Part(name='0', is_block=False), Part(name='1', is_block=True), Part(name='2.0', is_block=True)]
+    >>> for part in network_parts(nn.Sequential(nn.Linear(2, 2), block, nn.Sequential(block))):
+    ...     print(*part)
+    0 False
+    1 True
+    2.0 True
     """
     return list(_parts(network, ""))
 
