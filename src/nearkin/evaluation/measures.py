@@ -6,8 +6,8 @@ are left out of those that need labels; where too few are left, a measure raises
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -30,13 +30,21 @@ from nearkin.measures.matching import (
     cluster_accuracy,
     normalized_mutual_information,
 )
-from nearkin.measures.neighbors import neighbor_agreement, vote
+from nearkin.measures.neighbors import nearest, neighbor_agreement, vote
 from nearkin.measures.probe import HELD_OUT, train_probe
 from nearkin.types import UNKNOWN
 
 TEMPERATURE: Final = 0.1  # Temperature of the votes of kNN in the papers
 GEOMETRY_IMAGES: Final = 5_000  # Whose geometry is measured, at the most; evenly spaced among all
 NEIGHBORS: Final = 10  # Nearest images that two views are compared by
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """Which images a measure got right: what two encoders are compared by, image by image."""
+
+    rows: Int[np.ndarray, " n"]  # Positions of the images that were scored, among all test images
+    correct: Bool[np.ndarray, " n"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,14 @@ class Measure:
     low: float | None  # Lower end of the interval; None if the number has none
     high: float | None
     protocol: str  # All that must be the same for two numbers to be compared, in words
+    outcome: Outcome | None = field(default=None, compare=False, repr=False)
+    """Of a share of images that are right; not kept in JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; `Measure(**values)` is the measure again."""
+        values = asdict(self)
+        del values["outcome"]
+        return values
 
     def __str__(self) -> str:
         """The value and its interval, to three digits."""
@@ -60,14 +76,17 @@ def _short(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
-def accuracy(name: str, correct: Bool[np.ndarray, " n"], protocol: str) -> Measure:
+def accuracy(
+    name: str, correct: Bool[np.ndarray, " n"], protocol: str, rows: Int[np.ndarray, " n"]
+) -> Measure:
     """Return the share of correct predictions, with Wilson's interval.
 
     It takes images as independent, which those of one group are not, and its protocol says so.
+    `rows` are the positions of these images among all test images.
     """
     low, high = wilson(int(correct.sum()), len(correct))
     protocol += "; interval as if images were independent"
-    return Measure(name, float(correct.mean()), low, high, protocol)
+    return Measure(name, float(correct.mean()), low, high, protocol, Outcome(rows, correct))
 
 
 def _unseen(train: Embeddings, test: Embeddings) -> str:
@@ -92,6 +111,7 @@ def knn(
     The protocol of Wu et al. 2018 and of MoCo's CIFAR-10 demonstration. Of classes with equal
     votes, the lowest number wins.
     """
+    rows = np.flatnonzero(test.labels != UNKNOWN)
     train, test = train.labeled(), test.labeled()
     if not len(train) or not len(test):
         raise DataError("kNN needs labeled training images and labeled test images")
@@ -100,7 +120,7 @@ def knn(
         f"weighted kNN by cosine, k {min(k, len(train))}, temperature {temperature:g}, "
         f"bank of {len(train)} training images, {len(test)} test images{_unseen(train, test)}"
     )
-    return accuracy("kNN top-1", predicted == test.labels, protocol)
+    return accuracy("kNN top-1", predicted == test.labels, protocol, rows)
 
 
 def predict(
@@ -136,7 +156,7 @@ def knn_classes(embeddings: Embeddings) -> Shaped[np.ndarray, " n"]:
 
 def linear_probe(train: Embeddings, test: Embeddings, *, seed: int) -> Measure:
     """Measure the accuracy of a linear classifier on frozen features; see `train_probe`."""
-    test = test.labeled()
+    rows, test = np.flatnonzero(test.labels != UNKNOWN), test.labeled()
     if not len(test):
         raise DataError("the linear probe needs labeled test images")
     train = train.labeled()
@@ -147,7 +167,8 @@ def linear_probe(train: Embeddings, test: Embeddings, *, seed: int) -> Measure:
         f"{HELD_OUT:.0%} of the training images, {len(train)} training images, "
         f"{len(test)} test images{_unseen(train, test)}"
     )
-    return accuracy("linear probe", probe.predict(test.tensor) == test.labels, protocol)
+    correct = probe.predict(test.tensor) == test.labels
+    return accuracy("linear probe", correct, protocol, rows)
 
 
 # Clusters
@@ -190,7 +211,29 @@ def clusters(test: Embeddings, *, seed: int) -> list[Measure]:
     ]
 
 
-# Geometry
+# Without labels
+
+
+def view_retrieval(test: Embeddings) -> list[Measure]:
+    """Measure how often an image is the nearest of all to an augmented view of itself.
+
+    The task of instance discrimination (Wu et al. 2018) on images it was not trained on. Another
+    image of the same group, such as a near-duplicate, counts as right too. Where no second view
+    was drawn there is no measure.
+    """
+    view = test.second_view
+    if view is None or not len(view):
+        return []
+    if len(view) < 2:
+        raise DataError("view retrieval needs two images or more")
+    bank = test.tensor[torch.from_numpy(view.rows)]
+    first = nearest(bank, view.tensor, k=1)[1][:, 0].cpu().numpy()
+    own = np.arange(len(view)) if test.groups is None else test.groups[view.rows]
+    protocol = (
+        f"an augmented view's nearest image by cosine is its own, {len(view)} of {len(test)} "
+        "test images"
+    )
+    return [accuracy("view retrieval", own[first] == own, protocol, view.rows)]
 
 
 def geometry_rows(n: int) -> Int[np.ndarray, " rows"]:
