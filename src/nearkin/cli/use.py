@@ -68,7 +68,7 @@ def replay(run: Run, data: RunImages = None, /) -> None:
 
 @app.command
 def evaluate(run: Run, data: str | None = None, /, *, json: Json = False) -> None:
-    """Measure a run's encoder beside its floors: raw pixels and the untrained network.
+    """Measure a run's encoder beside its floors: its start, the untrained network, raw pixels.
 
     Args:
         data: Other images than those of the run.
@@ -77,7 +77,9 @@ def evaluate(run: Run, data: str | None = None, /, *, json: Json = False) -> Non
         return
     with Terminal(json) as terminal:
         evaluation = nearkin.evaluate(run, data, reporter=terminal)
-    show(evaluation.to_dict(), json, evaluation.lines())
+    from nearkin.run.folder import RunFolder
+
+    show(evaluation.to_dict(), json, evaluation.lines(RunFolder(Path(run)).start))
 
 
 @app.command

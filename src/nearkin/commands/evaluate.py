@@ -1,4 +1,4 @@
-"""`nearkin evaluate`: measure an encoder beside raw pixels and the untrained network."""
+"""`nearkin evaluate`: measure an encoder beside its start, the untrained network and pixels."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +36,10 @@ def evaluate(
         reporter: Receives log lines and progress.
 
     Returns:
-        kNN, linear probe, clusters and geometry of the encoder, of the untrained network and of
-        raw pixels, each with its protocol and interval. Without labels, only geometry.
+        kNN, linear probe, clusters and geometry of the encoder, of the frozen start of its
+        training if it had one, of the untrained network and of raw pixels, each with its protocol
+        and interval; with a start, also the verdict on the training. Without labels, only view
+        retrieval and geometry.
 
     Raises:
         UsageError: If this is no run, or one on arrays and `data` is None.
@@ -53,11 +55,12 @@ def evaluate(
         evaluation, _ = evaluate_split(
             encoder,
             split,
-            floors=floors(config, backbone),
+            floors=floors(folder, config, backbone),
             seed=config.seed,
             workers=available_cpus() if workers == "auto" else workers,
             augment=config.augment,
             device=choose_device(device),
+            collapsed=str(folder.read_summary().get("verdict", "")).startswith("collapsed"),
             on_progress=on_progress,
         )
     return evaluation

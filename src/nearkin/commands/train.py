@@ -44,7 +44,9 @@ class Run:
     def lines(self) -> list[str]:
         """Return the measures as text, or what a discovery has found."""
         summary = self.summary
-        return lines(summary) if "clusters" in summary else measure_lines(summary)
+        if "clusters" in summary:
+            return lines(summary)
+        return measure_lines(summary, self.folder.start)
 
 
 def train(

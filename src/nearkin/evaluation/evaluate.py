@@ -1,8 +1,9 @@
-"""All measures of an encoder, beside their floors: raw pixels and the untrained network."""
+"""All measures of an encoder, beside their floors: its start, an untrained network, pixels."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -28,13 +29,19 @@ from nearkin.evaluation.measures import (
     knn,
     linear_probe,
     num_neighbors,
+    view_retrieval,
 )
+from nearkin.evaluation.verdict import StartComparison, compare_with_start
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked, under
 from nearkin.tables import aligned
 
 # Columns that are headed by another name than their own.
-TITLES: Final = {"untrained": "untrained encoder", "pixels": "raw pixels"}
+TITLES: Final = {
+    "start": "frozen start",
+    "untrained": "untrained encoder",
+    "pixels": "raw pixels",
+}
 SIDE: Final = 32  # Raw pixels are those of crops of so many pixels a side
 PIXEL_BANK: Final = 50_000  # Training images, at most, whose raw pixels are measured
 PIECE: Final = 1024  # Images of raw pixels that are centered at once
@@ -44,25 +51,28 @@ MEASURES: Final[Mapping[str, Callable[[Embeddings, Embeddings, int, int], list[M
     "kNN top-1": lambda train, test, k, _: [knn(train, test, k=k)],
     "linear probe": lambda train, test, _, seed: [linear_probe(train, test, seed=seed)],
     "clusters": lambda _train, test, _k, seed: clusters(test, seed=seed),
+    "view retrieval": lambda _train, test, _k, _seed: view_retrieval(test),
     "geometry": lambda _train, test, _k, _seed: geometry(test),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The measures of each table of features: `encoder`, `untrained`, `pixels`."""
+    """The measures of each table of features: `encoder`, `start`, `untrained`, `pixels`."""
 
     sizes: Mapping[str, int]  # Number of images of each split
     measures: Mapping[str, list[Measure]]  # By table of features
     left_out: Mapping[str, str]  # What could not be measured, and why
+    comparison: StartComparison | None = None  # With the start of the training, if it had one
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         measures = {
-            table: {measure.name: asdict(measure) for measure in column}
+            table: {measure.name: measure.to_dict() for measure in column}
             for table, column in self.measures.items()
         }
-        return {"sizes": self.sizes, "measures": measures, "left_out": self.left_out}
+        plain = {"sizes": self.sizes, "measures": measures, "left_out": self.left_out}
+        return plain | ({"comparison": self.comparison.to_dict()} if self.comparison else {})
 
     def rows(self) -> list[list[str]]:
         """Return cells of text: a heading, then a row per measure and a column per table."""
@@ -71,19 +81,25 @@ class Evaluation:
         heading = ["measure", *(TITLES.get(table, table) for table in self.measures)]
         return [heading, *([name, *(c.get(name, "-") for c in columns)] for name in names)]
 
-    def lines(self) -> list[str]:
-        """Format the measures as aligned columns, then what could not be measured, and why."""
+    def lines(self, start: Path | None = None) -> list[str]:
+        """Format the measures as aligned columns, then what could not be measured, and why.
+
+        The last line is the verdict on a training that had a start; `start` is the file of that.
+        """
         notes = [f"{name}: not measured, {why}" for name, why in self.left_out.items()]
-        return [*aligned(self.rows()), *notes]
+        verdict = [self.comparison.line(start)] if self.comparison else []
+        return [*aligned(self.rows()), *notes, *verdict]
 
 
-def lines(summary: Mapping[str, Any]) -> list[str]:
-    """Summarize a training in lines: its measures beside their floors."""
+def lines(summary: Mapping[str, Any], start: Path | None = None) -> list[str]:
+    """Summarize a training in lines: its measures beside their floors, and the verdict."""
     measures = {
         table: [Measure(**entry) for entry in column.values()]
         for table, column in summary["measures"].items()
     }
-    return Evaluation(summary["sizes"], measures, summary["left_out"]).lines()
+    stored = summary.get("comparison")
+    comparison = StartComparison.from_dict(stored) if stored else None
+    return Evaluation(summary["sizes"], measures, summary["left_out"], comparison).lines(start)
 
 
 def evaluate_tables(
@@ -91,6 +107,7 @@ def evaluate_tables(
     *,
     seed: int,
     k: int = 200,
+    collapsed: bool = False,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Evaluation:
     """Take the same measures of several tables of features of the same images.
@@ -98,6 +115,8 @@ def evaluate_tables(
     The first of `tables` is the encoder's, whose numbers of images are reported; the others are
     the floors it has to beat. Each has training and test embeddings: the first are the bank of
     kNN and what the probe learns from. The labels of test images decide nothing but the scores.
+    If one of the floors is the `start` of a training, the encoder is compared with it image by
+    image; `collapsed` says whether the embeddings of that training have collapsed.
     """
     measures: dict[str, list[Measure]] = {}
     left_out: dict[str, str] = {}
@@ -113,7 +132,8 @@ def evaluate_tables(
                 left_out[title] = str(error)
         progress(len(MEASURES), len(MEASURES), "measured")
     train, test = next(iter(tables.values()))
-    return Evaluation({"train": len(train), "test": len(test)}, measures, left_out)
+    comparison = compare_with_start(measures, test.groups, collapsed=collapsed)
+    return Evaluation({"train": len(train), "test": len(test)}, measures, left_out, comparison)
 
 
 def _check_finite(embeddings: Embeddings | None) -> None:
@@ -134,6 +154,7 @@ def evaluate_split(
     workers: int,
     augment: Augment,
     device: torch.device,
+    collapsed: bool = False,
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[Evaluation, Embeddings]:
     """Measure an encoder on images that are already open and split.
@@ -149,6 +170,8 @@ def evaluate_split(
         workers: Processes that decode photographs.
         augment: Augmentation of the second view of some images.
         device: Where to compute.
+        collapsed: Whether the embeddings of its training have collapsed, for the verdict on one
+            that has a `start` among its floors.
         on_progress: Receives the progress.
 
     Returns:
@@ -166,7 +189,9 @@ def evaluate_split(
     tables["pixels"] = _raw_pixels(images, workers, on_progress)
     k = num_neighbors(len(encoded["train"].labeled()))
     pairs = {name: _train_and_test(parts) for name, parts in tables.items()}
-    evaluation = evaluate_tables(pairs, seed=seed, k=k, on_progress=on_progress)
+    evaluation = evaluate_tables(
+        pairs, seed=seed, k=k, collapsed=collapsed, on_progress=on_progress
+    )
     sizes = {name: len(part) for name, part in encoded.items()}  # no test where none is held out
     return replace(evaluation, sizes=sizes), _joined(split, encoded)
 

@@ -53,6 +53,7 @@ class RunFolder:
     diverged = _Entry("diverged")  # The folder of the state at which the training diverged
     machine = _Entry("machine.json")  # The machine the run was computed on, and from which step on
     encoder = _Entry("encoder.safetensors")  # The trained backbone, which other tools load
+    start = _Entry("start.safetensors")  # The encoder that training started from, as it was
     metrics = _Entry("metrics.csv")  # A row per training step
     summary = _Entry("summary.json")  # The final measures
     log = _Entry("train.log")  # The log lines, with times

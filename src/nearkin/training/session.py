@@ -38,7 +38,7 @@ from nearkin.run.settings import (
 )
 from nearkin.training.checkpoint import latest
 from nearkin.training.fit import Lead, fit, with_epochs
-from nearkin.training.health import Monitor, verdict
+from nearkin.training.health import Monitor, verdict, violations
 
 
 def train_encoder(
@@ -69,6 +69,8 @@ def train_encoder(
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))
+        if config.init_from and not folder.start.exists():
+            write_start(folder, config, network)
         for line in [describe(config), *shrunk(config, len(split.train))]:
             log.info(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
@@ -139,11 +141,27 @@ def resumed_settings(folder: RunFolder, config: TrainConfig) -> TrainConfig:
     return config
 
 
-def floors(config: TrainConfig, network: nn.Module | None) -> dict[str, Encoder]:
-    """Return the encoders that a training's result has to beat, by the name of their table."""
-    with seeded(config.seed, torch.device("cpu")):  # the network that training started from
+def write_start(folder: RunFolder, config: TrainConfig, network: nn.Module | None) -> None:
+    """Keep the encoder that training starts from, with its own preprocessing, in the run folder.
+
+    It is what the result has to beat, and what remains if training makes it worse. Resuming and
+    evaluation do not need its source again.
+    """
+    start = load(config.init_from, backbone=network)
+    write_encoder(folder.start, start.backbone, start.details, start.preprocessing)
+
+
+def floors(
+    folder: RunFolder, config: TrainConfig, network: nn.Module | None
+) -> dict[str, Encoder]:
+    """Return the encoders that a training's result has to beat, by the name of their table.
+
+    The frozen start, if training had one, and the network with the random weights of the seed.
+    """
+    start = {"start": load(folder.start, backbone=network)} if folder.start.exists() else {}
+    with seeded(config.seed, torch.device("cpu")):
         untrained = Encoder(named_backbone(config, network), int(config.image_size), {})
-    return {"untrained": untrained}
+    return start | {"untrained": untrained}
 
 
 def _evaluate(
@@ -175,11 +193,12 @@ def _evaluate(
     evaluation, embeddings = evaluate_split(
         load(folder.path, backbone=network),
         split,
-        floors=floors(config, network),
+        floors=floors(folder, config, network),
         seed=config.seed,
         workers=int(config.workers),
         augment=config.augment,
         device=batches.device,
+        collapsed=bool(violations(health, type(method))),
         on_progress=log.progress,
     )
     write_embeddings(folder.embeddings, embeddings)
@@ -193,3 +212,5 @@ def _evaluate(
     details |= {"title": type(method).__name__, "health": health, "verdict": state}
     folder.write_summary({**details, **evaluation.to_dict()})
     log.debug("\n".join(evaluation.lines()))
+    if evaluation.comparison:
+        log.info(evaluation.comparison.line(folder.start))
