@@ -31,7 +31,7 @@ from nearkin.evaluation.measures import (
     num_neighbors,
     view_retrieval,
 )
-from nearkin.evaluation.verdict import StartComparison, compare_with_start
+from nearkin.evaluation.verdict import StartComparison, compare_with_start, stored_comparison
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked, under
 from nearkin.tables import aligned
@@ -97,8 +97,7 @@ def lines(summary: Mapping[str, Any], start: Path | None = None) -> list[str]:
         table: [Measure(**entry) for entry in column.values()]
         for table, column in summary["measures"].items()
     }
-    stored = summary.get("comparison")
-    comparison = StartComparison.from_dict(stored) if stored else None
+    comparison = stored_comparison(summary)
     return Evaluation(summary["sizes"], measures, summary["left_out"], comparison).lines(start)
 
 

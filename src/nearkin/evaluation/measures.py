@@ -230,8 +230,8 @@ def view_retrieval(test: Embeddings) -> list[Measure]:
     first = nearest(bank, view.tensor, k=1)[1][:, 0].cpu().numpy()
     own = np.arange(len(view)) if test.groups is None else test.groups[view.rows]
     protocol = (
-        f"an augmented view's nearest image by cosine is its own, {len(view)} of {len(test)} "
-        "test images"
+        "the image nearest to an augmented view by cosine is its own, "
+        f"{len(view)} of {len(test)} test images"
     )
     return [accuracy("view retrieval", own[first] == own, protocol, view.rows)]
 

@@ -56,7 +56,7 @@ class Difference:
     @property
     def negligible(self) -> bool:
         """Whether it is clear that the difference is too little to matter."""
-        return -MATTERS < self.low and self.high < MATTERS
+        return self.low > -MATTERS and self.high < MATTERS
 
     def __str__(self) -> str:
         """The two values, their difference and its interval."""
@@ -142,6 +142,12 @@ class StartComparison:
         """Return the verdict as the last line of a log; `start` is the file of the start."""
         advice = f"; use the start: {start}" if start and self.verdict == "worse" else ""
         return f"verdict  {self.text}{advice}"
+
+
+def stored_comparison(summary: Mapping[str, Any]) -> StartComparison | None:
+    """Return the comparison with the start that summary.json holds, if training had one."""
+    stored = summary.get("comparison")
+    return StartComparison.from_dict(stored) if stored else None
 
 
 def _often(difference: Difference) -> str:

@@ -4,6 +4,7 @@
 farther away. `paired_difference` respects the groups of images.
 """
 
+import math
 from collections.abc import Callable
 from statistics import NormalDist
 
@@ -123,10 +124,10 @@ def tango(
     def accepted(difference: float) -> bool:
         linear = (2 * total + lost - gained) * difference - gained - lost
         constant = -lost * difference * (1 - difference)
-        root = max(0.0, linear**2 - 8 * total * constant) ** 0.5
+        root = math.sqrt(max(0.0, linear**2 - 8 * total * constant))
         loss = (root - linear) / (4 * total)  # the most likely probability of a loss
         variance = max(0.0, 2 * loss + difference * (1 - difference)) / total
-        return (value - difference) ** 2 <= z2 * variance
+        return bool((value - difference) ** 2 <= z2 * variance)
 
     def end(outside: float) -> float:
         if accepted(outside):

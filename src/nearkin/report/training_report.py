@@ -13,6 +13,7 @@ from nearkin.data.images import Images
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.measures import Measure, knn_classes
+from nearkin.evaluation.verdict import StartComparison, stored_comparison
 from nearkin.pace import count
 from nearkin.report.page.html import Chart, Points
 from nearkin.report.page.sections import Confusion, RunInfo, Table, TrainingReport
@@ -45,6 +46,9 @@ MEANINGS: Final = {
     "one-to-one matching of clusters to classes.",
     "NMI": "Normalized mutual information of clusters and classes: 0 independent, 1 equal.",
     "ARI": "Adjusted Rand index of clusters and classes: 0 as by chance, 1 equal.",
+    "view retrieval": "Share of held-out images that are the nearest of all to an augmented view "
+    "of themselves. Contrastive methods are trained for this; it needs no labels, and tells "
+    "nothing about classes.",
     "effective rank": "Number of directions that the features use. A few mean a collapse.",
     "feature std": "Scaled standard deviation of unit features: 1 spread evenly over the sphere, "
     "0 collapsed.",
@@ -87,7 +91,7 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
     """Return the content of the page of a finished training."""
     config, data = folder.settings()
     summary = folder.read_summary()
-    measures = summary["measures"]
+    measures, comparison = summary["measures"], stored_comparison(summary)
     return TrainingReport(
         run=run_info(
             "train",
@@ -95,12 +99,16 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
             config,
             vars(TrainConfig()),
             protocol=tuple(_protocol(summary)),
-            steps=tuple(_steps(folder, data)),
+            steps=tuple(_steps(folder, data, comparison)),
             tiny=images.is_small,
         ),
         lead=_lead(config, summary, images),
+        verdict=f"Training {comparison.text}." if comparison else "",
         health=f"The embedding is {summary['verdict']}.",
-        findings=tuple(_findings(measures, summary["verdict"].startswith("collapsed"))),
+        findings=(
+            *(comparison.findings() if comparison else ()),
+            *_findings(measures, summary["verdict"].startswith("collapsed")),
+        ),
         results=_results(measures),
         meanings=tuple((name, MEANINGS[name]) for name in measures["encoder"] if name in MEANINGS),
         confusion=_confusion(embeddings),
@@ -157,7 +165,7 @@ def _findings(measures: Mapping[str, Any], collapsed: bool) -> list[str]:
         findings += [
             f"kNN accuracy is not significantly higher than that of the {name} ({value:.3f})."
             for name, value in _knn_floors(measures).items()
-            if knn["low"] <= value
+            if knn["low"] <= value and name != TITLES["start"]  # which the verdict compares
         ]
     return findings
 
@@ -168,9 +176,10 @@ def _results(measures: Mapping[str, Any]) -> Table:
         (name, *(str(Measure(**of[name])) if name in of else "-" for of in measures.values()))
         for name in measures["encoder"]
     ]
+    start = "the encoder that training started from, " if "start" in measures else ""
     note = (
-        "On held-out images, with 95 % confidence intervals. Floors: the same network before "
-        "training, and raw pixels."
+        f"On held-out images, with 95 % confidence intervals. Floors: {start}the same network "
+        "with random weights, and raw pixels."
     )
     return Table("Measures beside their floors", columns, tuple(rows), note)
 
@@ -194,13 +203,23 @@ def _protocol(summary: Mapping[str, Any]) -> list[str]:
         for entry in summary["measures"]["encoder"].values()
     ]
     missing = [f"{name}: not measured, {why}." for name, why in summary["left_out"].items()]
+    if comparison := summary.get("comparison"):
+        rule = f"decided by {comparison['decided_by']}, {comparison['protocol']}"
+        measured.append(f"verdict: {rule}.")
     last = "The last epoch counts; nothing was chosen by the labels of held-out images."
     return [*measured, *missing, "Confusion: kNN predictions of held-out images.", last]
 
 
-def _steps(folder: RunFolder, data: str) -> list[tuple[str, str]]:
+def _steps(
+    folder: RunFolder, data: str, comparison: StartComparison | None
+) -> list[tuple[str, str]]:
     run = folder.path
+    start = (
+        "Use the encoder that training started from: it is the better one.",
+        f"nearkin embed {folder.start} {data} -o vectors.parquet",
+    )
     return [
+        *([start] if comparison and comparison.verdict == "worse" else []),
         ("Browse images at full size, and search by image.", f"nearkin explore {run}"),
         ("Find the nearest neighbors of an image.", f"nearkin neighbors {run} IMAGE"),
         ("Write embeddings for other programs.", f"nearkin embed {run} {data} -o vectors.parquet"),

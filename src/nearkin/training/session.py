@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +211,6 @@ def _evaluate(
     # The verdict and the title: the page is written again without the method's class.
     details |= {"title": type(method).__name__, "health": health, "verdict": state}
     folder.write_summary({**details, **evaluation.to_dict()})
-    log.debug("\n".join(evaluation.lines()))
+    log.debug("\n".join(replace(evaluation, comparison=None).lines()))
     if evaluation.comparison:
         log.info(evaluation.comparison.line(folder.start))

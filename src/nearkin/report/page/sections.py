@@ -86,6 +86,7 @@ class TrainingReport:
     run: RunInfo
     lead: str  # what was trained on what, in a paragraph
     health: str  # whether embeddings collapsed, in a sentence
+    verdict: str = ""  # whether training helped the encoder it started from, in a sentence
     findings: tuple[str, ...] = ()  # what to know before using the encoder, a sentence or two each
     results: Table | None = None  # measures of the encoder beside its floors
     meanings: tuple[tuple[str, str], ...] = ()  # each measure with its definition
@@ -173,8 +174,9 @@ def report_page(
 def _training_sections(report: TrainingReport) -> list[Section]:
     meanings = BLOCKS.folded_table("What the measures mean", (), report.meanings)
     measures = BLOCKS.results(report.results) + meanings if report.results else Markup()
+    summary = [sentence for sentence in (report.verdict, report.health) if sentence]
     return [
-        ("Summary", BLOCKS.paragraphs([report.health]) + BLOCKS.findings(report.findings)),
+        ("Summary", BLOCKS.paragraphs(summary) + BLOCKS.findings(report.findings)),
         ("Evaluation", measures),
         ("Confusion", _confusion(report.confusion)),
         ("Training curves", line_charts(report.curves)),
