@@ -355,7 +355,8 @@ def test_without_labels_there_is_geometry_and_a_reason_for_the_rest():
     test = features(normal(40, 6, seed=1), second_view=normal(40, 6, seed=2))
     measures, left_out = measured(train, test)
     assert [m.name for m in measures][-2:] == ["alignment", "neighbor agreement"]
-    assert len(measures) == 6
+    assert measures[0].name == "view retrieval"
+    assert len(measures) == 7
     assert set(left_out) == {"kNN top-1", "linear probe", "clusters"}
     assert all("label" in reason and "\n" not in reason for reason in left_out.values())
 
@@ -370,7 +371,7 @@ def test_a_single_class_is_recognized_but_cannot_be_probed():
 def test_two_images_are_enough_not_to_fail():
     two = features(normal(2, 3), np.array([0, 1]), second_view=normal(2, 3, seed=1))
     measures, left_out = measured(two, two)
-    assert len(measures) == 11
+    assert len(measures) == 12
     assert not left_out
 
 

@@ -105,15 +105,15 @@ def measured(run, parts):
     """What is measured of the run, and the table; with the random state before and after."""
     before = torch.random.get_rng_state()
     config, _ = RunFolder(run).settings()
-    measures = _evaluated(load(run), parts, config)
+    measures = _evaluated(run, parts, config)
     return *measures, before, torch.random.get_rng_state()
 
 
-def _evaluated(encoder, parts, config):
+def _evaluated(run, parts, config):
     return evaluate_split(
-        encoder,
+        load(run),
         parts,
-        floors=floors(config, None),
+        floors=floors(RunFolder(run), config, None),
         seed=config.seed,
         workers=int(config.workers),
         augment=config.augment,
@@ -171,7 +171,7 @@ def test_without_the_bad_images_every_number_is_the_same(run, parts, measured):
         np.flatnonzero(np.isin(good, rows)) for rows in (parts.train_rows, parts.test_rows)
     )
     sound = Split(parts.images.subset(good), train, test)
-    expected, _ = _evaluated(load(run), sound, config)
+    expected, _ = _evaluated(run, sound, config)
     assert measured[0].to_dict() == expected.to_dict()
 
 
@@ -186,7 +186,7 @@ def test_evaluating_leaves_the_random_numbers_of_the_caller_alone(measured):
 def test_where_nothing_is_held_out_only_geometry_is_measured(run, images):
     config = replace(RunFolder(run).settings()[0], val=0.0)
     parts = open_split(images, config)
-    scores, table = _evaluated(load(run), parts, config)
+    scores, table = _evaluated(run, parts, config)
     assert set(scores.left_out) == {"kNN top-1", "linear probe", "clusters"}
     assert [m.name for m in scores.measures["encoder"]][-1] == "neighbor agreement"
     assert set(table.splits) == {"train"}

@@ -6,7 +6,7 @@ are left out of those that need labels; where too few are left, a measure raises
 
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -61,9 +61,7 @@ class Measure:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; `Measure(**values)` is the measure again."""
-        values = asdict(self)
-        del values["outcome"]
-        return values
+        return {name: getattr(self, name) for name in ("name", "value", "low", "high", "protocol")}
 
     def __str__(self) -> str:
         """The value and its interval, to three digits."""
@@ -77,15 +75,19 @@ def _short(value: float) -> str:
 
 
 def accuracy(
-    name: str, correct: Bool[np.ndarray, " n"], protocol: str, rows: Int[np.ndarray, " n"]
+    name: str,
+    correct: Bool[np.ndarray, " n"],
+    protocol: str,
+    rows: Int[np.ndarray, " n"] | None = None,
 ) -> Measure:
     """Return the share of correct predictions, with Wilson's interval.
 
     It takes images as independent, which those of one group are not, and its protocol says so.
-    `rows` are the positions of these images among all test images.
+    `rows` are the positions of these images among all test images, None for all of them.
     """
     low, high = wilson(int(correct.sum()), len(correct))
     protocol += "; interval as if images were independent"
+    rows = np.arange(len(correct)) if rows is None else rows
     return Measure(name, float(correct.mean()), low, high, protocol, Outcome(rows, correct))
 
 
