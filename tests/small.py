@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import weakref
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from nearkin.distributed import process_group
 from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.branch import Backbone
+from nearkin.objectives import unit
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine
@@ -25,6 +27,7 @@ SMALL: dict[str, dict[str, object]] = {
     "barlow_twins": dict(dim=16, scale=0.1),
     "byol": dict(dim=8, hidden_dim=16, momentum=0.9),
     "dino": dict(dim=8, hidden_dim=16, num_prototypes=12, momentum=0.9, freeze_until=0.3),
+    "feature_matching": dict(teacher_dim=10, hidden_dim=16),
     "instdisc": dict(dim=8, num_images=NUM_IMAGES, num_noise=32),
     "instdisc_parametric": dict(dim=8, num_images=NUM_IMAGES),
     "moco": dict(dim=8, hidden_dim=16, queue_size=40, momentum=0.9, bn_groups=4),
@@ -43,6 +46,7 @@ SMALL: dict[str, dict[str, object]] = {
     ),
     "nnclr": dict(dim=8, hidden_dim=16, predictor_dim=16, support_size=40, num_neighbors=2),
     "rotnet": dict(),
+    "seed": dict(teacher_dim=10, hidden_dim=16, queue_size=40),
     "simclr": dict(dim=8, hidden_dim=16),
     "simgcd": dict(num_known_classes=3, num_novel_classes=3, dim=8, hidden_dim=16),
     "simsiam": dict(dim=8, num_layers=2, predictor_dim=6),
@@ -69,7 +73,15 @@ def batch_for(name: str, step: int) -> Batch:
     batch = batch_at(step, len(METHODS[name].views))
     if METHODS[name].uses_labels:
         batch.label.copy_(torch.where(batch.index % 6 < 3, batch.index % 6, UNKNOWN))
+    if METHODS[name].uses_teacher:
+        return replace(batch, teacher=tuple(map(taught, batch.views)))
     return batch
+
+
+def taught(view: torch.Tensor) -> torch.Tensor:
+    """Unit features of a view by a teacher: a fixed random network."""
+    weight = torch.randn(3 * SIDE * SIDE, 10, generator=torch.Generator().manual_seed(0))
+    return unit((view.flatten(1) @ weight).tanh())
 
 
 def batch_at(step: int, num_views: int = 2) -> Batch:
@@ -85,12 +97,12 @@ def batch_at(step: int, num_views: int = 2) -> Batch:
 
 
 def as_double(batch: Batch) -> Batch:
-    return Batch(tuple(v.double() for v in batch.views), batch.index, batch.label)
+    return batch.map(lambda x: x.double() if x.is_floating_point() else x)
 
 
 def shard(batch: Batch, rank: int, world: int) -> Batch:
     rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
-    return Batch(tuple(v[rows] for v in batch.views), batch.index[rows], batch.label[rows])
+    return batch.map(lambda x: x[rows])
 
 
 def spawn(function, *args, processes=2, method="forkserver"):

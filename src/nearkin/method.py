@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal
 
 import torch
@@ -71,6 +71,12 @@ class Method(nn.Module, ABC, Generic[Memo]):
     """Whether it uses all further views that the augmentation has (multi-crop)."""
     defaults: ClassVar[Defaults] = Defaults()
     uses_labels: ClassVar[bool] = False  # learns from labels, where there are any
+    uses_teacher: ClassVar[bool] = False
+    """Whether it learns from the features of another encoder, its teacher.
+
+    Then its constructor takes their dimension as `teacher_dim`, and every batch has them in
+    `Batch.teacher`. The teacher itself is not part of the method.
+    """
     health_bounds: ClassVar[HealthBounds] = HealthBounds()
     metrics: ClassVar[tuple[str, ...]] = ()
     """Keys of `Step.metrics` that `metrics.csv` has a column for."""
@@ -81,7 +87,7 @@ class Method(nn.Module, ABC, Generic[Memo]):
         """Return the loss, and the memo for `commit`, from this process's share of a batch."""
         _check_batch(self, batch)
         encoded = tuple(gather(rows) for rows in self.encode(batch))
-        whole = Batch((), gather(batch.index), gather(batch.label))
+        whole = replace(batch, views=()).map(gather)
         with dividing_rows(mean_over_rows):
             return self.compute_loss(encoded, whole, progress)
 
@@ -96,7 +102,7 @@ class Method(nn.Module, ABC, Generic[Memo]):
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float, /) -> Step[Memo]:
         """Compute the loss of the whole batch, and leave the state as it is.
 
-        `batch` has no views; `progress` is the share of training that is done, from 0 to 1.
+        `batch` has no views; a teacher's features are in it. `progress` is the share of training that is done, from 0 to 1.
         """
 
     @torch.no_grad()
@@ -118,8 +124,15 @@ def _check_batch(method: Method[Any], batch: Batch) -> None:
     needed, actual = len(method.views), len(batch.views)
     if actual < needed or (actual > needed and not method.more_views):
         raise ValueError(f"{type(method).__name__} takes {needed} views, the batch has {actual}")
+    taught = 0 if batch.teacher is None else len(batch.teacher)
+    if method.uses_teacher and taught != actual:
+        raise ValueError(
+            f"{type(method).__name__} takes a teacher's features of {actual} views, the batch "
+            f"has them of {taught}"
+        )
     shapes = [tuple(view.shape) for view in batch.views]
     rows = {len(batch.index), len(batch.label), *(shape[0] for shape in shapes)}
+    rows |= {len(features) for features in batch.teacher or ()}
     if len(rows) > 1 or any(len(shape) != 4 for shape in shapes):
         raise ValueError(
             f"the batch has {len(batch.index)} indices, {len(batch.label)} labels and views "

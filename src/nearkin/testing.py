@@ -10,6 +10,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from nearkin.method import Method
 from nearkin.methods import checked_class, option_types, parameters
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Backbone
+from nearkin.objectives import unit
 from nearkin.run.settings import from_text
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, warmup_cosine
@@ -37,6 +39,7 @@ NUM_IMAGES: Final = 64
 BATCH: Final = 16
 SIDE: Final = 8
 NUM_CLASSES: Final = 3
+TEACHER_DIM: Final = 10
 TOTAL: Final = 6
 """Steps of a training; a memory of 32 keys wraps within three."""
 CLOSE: Final = 1e-9
@@ -64,8 +67,8 @@ def check_method(cls: type[Method[Any]], *, processes: bool = False, **options: 
     """Check that a method keeps every law.
 
     Args:
-        cls: The method's class. `num_images` and `num_known_classes` are filled in, and memories
-            that `auto` would fit to the data are made small.
+        cls: The method's class. `num_images`, `num_known_classes` and `teacher_dim` are filled in,
+            and memories that `auto` would fit to the data are made small.
         processes: Also train with two processes, which takes some seconds. They import the class,
             so it has to stand in a module.
         options: Options of the constructor, best so small that a step takes milliseconds.
@@ -99,6 +102,7 @@ class _Subject:
     def __init__(self, cls: type[Method[Any]], options: Mapping[str, Any]) -> None:
         self.cls = cls
         facts = {"num_images": NUM_IMAGES, "num_known_classes": NUM_CLASSES}
+        facts["teacher_dim"] = TEACHER_DIM
         names = inspect.signature(cls.__init__).parameters
         self.options = {name: value for name, value in facts.items() if name in names}
         for name, kind in option_types(cls).items():
@@ -133,7 +137,8 @@ class _Subject:
             label = torch.full_like(index, UNKNOWN)
             if self.cls.uses_labels:  # a half of the classes is known
                 label = torch.where(index % 6 < NUM_CLASSES, index % 6, UNKNOWN)
-        return Batch(tuple(views), index, label)
+        teacher = tuple(map(_taught, views)) if self.cls.uses_teacher else None
+        return Batch(tuple(views), index, label, teacher)
 
     def forward(self, method: Method[Any], batch: Batch | None = None) -> Step[Any]:
         """Run a forward pass in the middle of a training."""
@@ -213,7 +218,7 @@ def _norms(subject: _Subject) -> Problems:
     for name, module in method.named_modules():
         if isinstance(module, _BatchNorm):
             module.register_forward_pre_hook(lambda norm, _, name=name: used.append((name, norm)))
-    method.compute_loss(encoded, Batch((), batch.index, batch.label), 0.5)
+    method.compute_loss(encoded, replace(batch, views=()), 0.5)
     for name, norm in used:
         if norm.training:  # one process has the statistics of the whole batch, several do not
             yield RANKS, f"compute_loss runs the batch norm {name}; run it in encode"
@@ -382,7 +387,7 @@ def _channels_last(subject: _Subject) -> Problems:
     batch = subject.batch(0)
     views = tuple(view.to(memory_format=torch.channels_last) for view in batch.views)
     try:
-        loss = subject.forward(method, Batch(views, batch.index, batch.label)).loss
+        loss = subject.forward(method, replace(batch, views=views)).loss
     except RuntimeError as error:
         yield FORMATS, f"with channels_last images it fails: {error}"
     if not torch.isclose(loss, plain, rtol=1e-3, atol=1e-5):
@@ -431,7 +436,7 @@ def _trained_share(
     def share(step: int) -> Batch:
         batch = _doubled(subject.batch(step))
         rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
-        return Batch(tuple(v[rows] for v in batch.views), batch.index[rows], batch.label[rows])
+        return batch.map(lambda x: x[rows])
 
     method = subject.build().double()
     losses, _ = subject.train(method, batches=share)
@@ -452,7 +457,14 @@ def _generators_kept() -> Iterator[None]:
 
 
 def _doubled(batch: Batch) -> Batch:
-    return Batch(tuple(view.double() for view in batch.views), batch.index, batch.label)
+    return batch.map(lambda x: x.double() if x.is_floating_point() else x)
+
+
+def _taught(view: Tensor) -> Tensor:
+    """Return the features of a view by a teacher: a fixed random network."""
+    pixels = view.flatten(1)
+    weight = torch.randn(pixels.shape[1], TEACHER_DIM, generator=torch.Generator().manual_seed(0))
+    return unit((pixels @ weight).tanh())
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

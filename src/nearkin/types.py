@@ -36,14 +36,22 @@ class Batch:
     """Position of each image in its data set."""
     label: Int[Tensor, " batch"]
     """Class of each image, or `UNKNOWN`."""
+    teacher: tuple[Float[Tensor, "batch _"], ...] | None = None
+    """A teacher's features of each view, unit vectors, for a method that learns from one."""
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the same batch on another device."""
 
-        def move(x: Tensor) -> Tensor:
-            return x.to(device, non_blocking=True)
+        return self.map(lambda x: x.to(device, non_blocking=True))
 
-        return Batch(tuple(map(move, self.views)), move(self.index), move(self.label))
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return the batch of what a function makes of each tensor, such as a part of its rows."""
+        return Batch(
+            tuple(map(function, self.views)),
+            function(self.index),
+            function(self.label),
+            None if self.teacher is None else tuple(map(function, self.teacher)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from nearkin.method import Method
 from nearkin.methods.barlow_twins import BarlowTwins as BarlowTwins
 from nearkin.methods.byol import BYOL as BYOL
 from nearkin.methods.dino import DINO as DINO
+from nearkin.methods.feature_matching import FeatureMatching as FeatureMatching
 from nearkin.methods.instdisc import InstDisc as InstDisc
 from nearkin.methods.instdisc_parametric import InstDiscParametric as InstDiscParametric
 from nearkin.methods.moco import MoCo as MoCo
@@ -22,6 +23,7 @@ from nearkin.methods.moco_v3 import MoCoV3 as MoCoV3
 from nearkin.methods.ncl import NCL as NCL
 from nearkin.methods.nnclr import NNCLR as NNCLR
 from nearkin.methods.rotnet import RotNet as RotNet
+from nearkin.methods.seed import SEED as SEED
 from nearkin.methods.simclr import SimCLR as SimCLR
 from nearkin.methods.simgcd import SimGCD as SimGCD
 from nearkin.methods.simsiam import SimSiam as SimSiam
@@ -76,7 +78,7 @@ def method_name(method: str | type[Method[Any]]) -> str:
     return reference_to(checked_class(method, getattr(method, "__name__", repr(method))))
 
 
-FACTS = ("self", "backbone", "num_images", "num_known_classes")
+FACTS = ("self", "backbone", "num_images", "num_known_classes", "teacher_dim")
 """Arguments of a method's constructor that the run fills in; all others are options."""
 
 

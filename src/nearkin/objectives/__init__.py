@@ -22,6 +22,7 @@ from nearkin.objectives.contrast import info_nce as info_nce
 from nearkin.objectives.contrast import look_up as look_up
 from nearkin.objectives.contrast import nce as nce
 from nearkin.objectives.contrast import nt_xent as nt_xent
+from nearkin.objectives.contrast import relational_distillation as relational_distillation
 from nearkin.objectives.contrast import sinkhorn as sinkhorn
 from nearkin.objectives.contrast import soft_match as soft_match
 from nearkin.objectives.contrast import sup_con as sup_con

@@ -232,6 +232,44 @@ def soft_match(
     return -(target * logits.log_softmax(dim=1)).sum() / max(len(logits), 1)
 
 
+@full_precision
+def relational_distillation(
+    student: Float[Tensor, "batch dim"],
+    teacher: Float[Tensor, "batch dim"],
+    keys: Float[Tensor, "keys dim"],
+    student_temperature: float,
+    teacher_temperature: float,
+) -> Float[Tensor, ""]:
+    """See a dictionary of the teacher's keys as the teacher does (Fang et al. 2021, eq. 3 to 5).
+
+    Self-supervised distillation for visual representation. arXiv:2101.04731. The cross-entropy of
+    two softmaxes over similarities with the same keys: the teacher's embedding of the image
+    itself, and the dictionary. No gradient reaches teacher or keys.
+
+    Args:
+        student: The student's embeddings, unit vectors.
+        teacher: The teacher's embeddings of the same views, unit vectors.
+        keys: The teacher's embeddings of other images, unit vectors.
+        student_temperature: Divides the student's similarities; above 0.
+        teacher_temperature: Divides the teacher's; smaller, so that they are sharper.
+
+    Returns:
+        The mean over the batch, at least the entropy of the teacher's softmax.
+
+    >>> z, keys = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    >>> relational_distillation(z, z, keys, 1.0, 0.01)  # log(1 + exp(-1))
+    tensor(0.3133)
+    """
+    teacher, keys = teacher.detach(), keys.detach()
+
+    def term(rows: slice) -> Tensor:
+        own = teacher[rows]
+        target = look_up(own, keys, teacher_temperature, own).softmax(dim=1)
+        return soft_match(look_up(student[rows], keys, student_temperature, own), target)
+
+    return mean_over_rows(term, len(student))
+
+
 def swapped_match(
     logits: Sequence[Float[Tensor, "batch matches"]],
     targets: Sequence[Float[Tensor, "batch matches"]],

@@ -1,0 +1,59 @@
+"""Feature matching: a student predicts its teacher's features.
+
+Navaneet, Koohpayegani, Tejankar, Pirsiavash. SimReg: Regression as a simple yet effective tool
+for self-supervised knowledge distillation. BMVC 2021, arXiv:2201.05131.
+
+    loss = |z_S - z_T|^2
+
+z_S is the student's embedding of a view and z_T the teacher's features of the same view, unit
+vectors.
+
+Queries: online embeddings. Keys: the teacher's features of the same view.
+"""
+
+from typing import Annotated, ClassVar
+
+from torch import nn
+from typing_extensions import override
+
+from nearkin.config import DimOrZero, Range
+from nearkin.method import Defaults, Method
+from nearkin.networks.branch import Branch
+from nearkin.objectives import alignment, unit
+from nearkin.types import Batch, Encoded, Step
+
+
+class FeatureMatching(Method[None]):
+    """The student's embedding of a view must be the teacher's feature vector of it.
+
+    The loss runs from 0 to 4. The projector is thrown away after training: the more layers it has,
+    the less the student's own features have to be those of the teacher.
+
+    Args:
+        teacher_dim: Dimension of the teacher's features, and so of the embedding.
+        num_layers: Layers of the projector; 1 is a linear map.
+        hidden_dim: Hidden dimension of the projector; 0 is that of the features.
+    """
+
+    views: ClassVar[tuple[str, ...]] = ("strong",)
+    uses_teacher: ClassVar[bool] = True
+    defaults: ClassVar[Defaults] = Defaults(
+        augment="moco_v2", augment_small="moco_cifar", options={"num_layers": 2}
+    )
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        teacher_dim: int,
+        num_layers: Annotated[int, Range(1)] = 4,
+        hidden_dim: DimOrZero = 0,
+    ) -> None:
+        super().__init__()
+        self.online = Branch(backbone, *[hidden_dim] * (num_layers - 1), teacher_dim)
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
+        assert batch.teacher is not None
+        (student,), (teacher,) = encoded, batch.teacher
+        return Step(alignment(unit(student), teacher), memo=None)
