@@ -34,6 +34,8 @@ def train(  # noqa: D417 (the settings are described by the data class)
     method: str | type[Method[Any]] = "simclr",
     backbone: str | nn.Module = "auto",
     init_from: str | Path = "",
+    teacher: str | Path = "",
+    teacher_views: int | Auto = "auto",
     known: str = "",
     labels: str | Path = "auto",
     val: float = 0.1,

@@ -102,7 +102,8 @@ class Method(nn.Module, ABC, Generic[Memo]):
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float, /) -> Step[Memo]:
         """Compute the loss of the whole batch, and leave the state as it is.
 
-        `batch` has no views; a teacher's features are in it. `progress` is the share of training that is done, from 0 to 1.
+        `batch` has no views; a teacher's features are in it. `progress` is the share of training
+        that is done, from 0 to 1.
         """
 
     @torch.no_grad()

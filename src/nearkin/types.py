@@ -41,7 +41,6 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the same batch on another device."""
-
         return self.map(lambda x: x.to(device, non_blocking=True))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":

@@ -20,7 +20,13 @@ from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, default_folder, lines, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
-from nearkin.run.settings import checked_options, known_classes, resolve, self_contained
+from nearkin.run.settings import (
+    check_teacher,
+    checked_options,
+    known_classes,
+    resolve,
+    self_contained,
+)
 from nearkin.training.session import resumed_settings, run_worker, train_encoder
 from nearkin.version import __version__
 
@@ -116,6 +122,7 @@ def _checked(config: TrainConfig, network: nn.Module | None) -> TrainConfig:
     config = self_contained(config)
     options = checked_options(config.method, config.options)
     known_classes(config)
+    check_teacher(config)
     backbone = CUSTOM if network is not None else config.backbone
     if config.init_from and backbone == "auto":
         backbone = str(load(config.init_from).details["backbone"])

@@ -1,11 +1,12 @@
 """Batches of images: augmented views for training, center crops for everything else."""
 
+import copy
 import math
 import signal
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import active_children
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
@@ -47,8 +48,9 @@ class ViewSampler(Dataset[Crops]):
 
     Both are functions of the seed, the epoch and the image alone, so that they are the same with
     any number of workers, from memory and from files. Views of size 1 have a side of `image_size`
-    pixels; small images are resized to it before the crop. As a data set, its items are the crops
-    of a step, for the workers of a `DataLoader`.
+    pixels; small images are resized to it before the crop. With `side`, all views have that side
+    and show what they would show at their own: so a network of another size sees the same views.
+    As a data set, its items are the crops of a step, for the workers of a `DataLoader`.
     """
 
     def __init__(
@@ -59,11 +61,15 @@ class ViewSampler(Dataset[Crops]):
         image_size: int,
         order: BatchOrder,
         cache: Cache | None = None,
+        side: int = 0,
     ) -> None:
         self.images, self.views, self.order = images, views, order
+        self.image_size = image_size
         self.source = cache or images
-        self.sizes = [max(1, round(view.size * image_size)) for view in views]
+        own = [max(1, round(view.size * image_size)) for view in views]
+        self.sizes = [side or size for size in own]
         """Side in pixels of each view."""
+        self.enlarged = [size / before for size, before in zip(self.sizes, own, strict=True)]
         small = np.full((len(images), 2), image_size, np.int32)
         # Small images are resized to the image size once, and crops are cut from that.
         self.source_sizes = small if images.is_small else images.sizes
@@ -71,9 +77,14 @@ class ViewSampler(Dataset[Crops]):
 
     def sample(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> list[ViewParams]:
         """The parameters of each view of these images in one epoch."""
-        return sample_views(
+        sampled = sample_views(
             self.views, self.source_sizes[rows], seed=self.order.seed, epoch=epoch, index=rows
         )
+        # The blur is in pixels of the view.
+        return [
+            params if scale == 1 else replace(params, sigma=params.sigma * np.float32(scale))
+            for params, scale in zip(sampled, self.enlarged, strict=True)
+        ]
 
     def candidates(self, epoch: int, row: int) -> Iterator[int]:
         """The image itself, then its substitutes, one by one; a DataError when they run out."""
@@ -168,15 +179,37 @@ class Batches:
     def between(self, start: int, stop: int) -> Iterator[Batch]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
         # Not before: other processes may have joined since the batches were built.
-        part = self.sampler.share = rows_of_rank(self.order.batch_size)
+        for views, rows in self.sampled(start, stop, rows_of_rank(self.order.batch_size)):
+            index, label = (
+                to_device(torch.from_numpy(x), self.device) for x in (rows, self.labels[rows])
+            )
+            yield Batch(tuple(map(normalize, views)), index, label)
+
+    def sampled(self, start: int, stop: int, part: slice) -> Iterator[tuple[Views, np.ndarray]]:
+        """The views, in [0, 1], of a part of each step's images, and the rows that they show."""
+        self.sampler.share = part
         if self.pixels is not None:
             for step in range(start, stop):
                 rows = self.order.rows(step)[part]
-                yield self._batch(*self._from_memory(self.pixels, self.order.epoch(step), rows))
+                yield self._from_memory(self.pixels, self.order.epoch(step), rows)
             return
         num_images = len(range(self.order.batch_size)[part])
         for cropped in prefetch(self.sampler, start, stop, self.workers, images=num_images):
-            yield self._batch(*self._from_files(cropped))
+            yield self._from_files(cropped)
+
+    def enlarged(self, side: int, order: BatchOrder) -> "Batches":
+        """The same views of the same images at another size, in another order.
+
+        Photographs are cropped anew from their files; small images are held once.
+        """
+        other = copy.copy(self)
+        other.order = order
+        sampler = self.sampler
+        other.sampler = ViewSampler(
+            self.images, sampler.views, image_size=sampler.image_size, order=order, side=side
+        )
+        other.sizes = other.sampler.sizes
+        return other
 
     def views(self, epoch: int, rows: np.ndarray) -> Views:
         """The views of these images, in [0, 1]; unreadable ones are replaced as in training."""
@@ -205,12 +238,6 @@ class Batches:
             images = channels_first(to_device(pixels, self.device))
             views.append(augment(images / 255, params))
         return views, cropped.rows
-
-    def _batch(self, views: Views, rows: np.ndarray) -> Batch:
-        index, label = (
-            to_device(torch.from_numpy(x), self.device) for x in (rows, self.labels[rows])
-        )
-        return Batch(tuple(map(normalize, views)), index, label)
 
 
 def channels_first(

@@ -100,4 +100,62 @@ class Streams:
         return Order(len(self.unlabeled), self.batch_size - self.num_labeled, self.seed)
 
 
-BatchOrder = Order | Streams  # Says which images each step sees: a function of the step alone
+@dataclass(frozen=True)
+class InOrder:
+    """All images in their order, epoch by epoch; the last batch of an epoch may be smaller."""
+
+    num_images: int
+    batch_size: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches, the last one included."""
+        return -(-self.num_images // self.batch_size)
+
+    def epoch(self, step: int) -> int:
+        """The epoch, from 0, that a step belongs to."""
+        return step // self.steps_per_epoch
+
+    def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
+        """The images of one step."""
+        start = step % self.steps_per_epoch * self.batch_size
+        return np.arange(start, min(start + self.batch_size, self.num_images))
+
+
+@dataclass(frozen=True)
+class RepeatedViews:
+    """Another order, with the views of an epoch again after `period` epochs.
+
+    Only views repeat: the batches of every epoch are new.
+    """
+
+    order: Order
+    period: int
+
+    @property
+    def batch_size(self) -> int:
+        """Images per step, over all processes."""
+        return self.order.batch_size
+
+    @property
+    def seed(self) -> int:
+        """What decides order and views."""
+        return self.order.seed
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches of an epoch."""
+        return self.order.steps_per_epoch
+
+    def epoch(self, step: int) -> int:
+        """The epoch, from 0, whose views a step sees."""
+        return self.order.epoch(step) % self.period
+
+    def rows(self, step: int) -> Int64[np.ndarray, " batch"]:
+        """The images of one step."""
+        return self.order.rows(step)
+
+
+BatchOrder = Order | Streams | InOrder | RepeatedViews
+"""Which images each step sees, and the epoch whose views: functions of the step alone."""

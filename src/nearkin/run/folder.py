@@ -54,6 +54,8 @@ class RunFolder:
     machine = _Entry("machine.json")  # The machine the run was computed on, and from which step on
     encoder = _Entry("encoder.safetensors")  # The trained backbone, which other tools load
     start = _Entry("start.safetensors")  # The encoder that training started from, as it was
+    teacher = _Entry("teacher.safetensors")  # The encoder that the training learns from
+    teacher_features = _Entry(f"{STAGES}/teacher")  # The folder of its features of the views
     metrics = _Entry("metrics.csv")  # A row per training step
     summary = _Entry("summary.json")  # The final measures
     log = _Entry("train.log")  # The log lines, with times

@@ -5,6 +5,7 @@ import math
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import numpy as np
@@ -169,6 +170,32 @@ def known_classes(config: TrainConfig) -> list[str]:
     return names
 
 
+def check_teacher(config: TrainConfig) -> None:
+    """Refuse a method without the teacher it learns from, and a teacher without such a method."""
+    uses = method_class(config.method).uses_teacher
+    if uses and not config.teacher:
+        raise UsageError(
+            f"{label(config.method)} learns from a teacher; name an encoder with --teacher, such "
+            "as dinov2-small or a run"
+        )
+    if not uses and (config.teacher or config.teacher_views not in ("auto", 0)):
+        what = "--teacher" if config.teacher else "--teacher-views"
+        raise UsageError(f"{label(config.method)} has no teacher; leave {what} out")
+
+
+FEW_VIEWS = 4  # Epochs, at least, before the views of a student repeat
+
+
+def teacher_views_for(config: TrainConfig, epochs: int) -> int:
+    """Epochs of different views: a tenth of all, so that the teacher's share of the time is small.
+
+    With --max-time the number of epochs is measured after the teacher has done its part.
+    """
+    if not method_class(config.method).uses_teacher:
+        return 0
+    return FEW_VIEWS if config.max_time else min(epochs, max(FEW_VIEWS, epochs // 10))
+
+
 def known_labels(config: TrainConfig, images: Images) -> Int64[np.ndarray, " images"] | None:
     """Labels of the known classes, numbered in their order; `UNKNOWN` for all other images.
 
@@ -204,6 +231,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     """
     if len(images) < 2:
         raise DataError(f"{len(images)} image to train on; contrast needs 2 or more")
+    check_teacher(config)
     chosen = method_class(config.method).defaults
     size = _or(config.image_size, lambda: image_size(images, device))
     processes = num_processes(config.devices)
@@ -237,11 +265,12 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         ),
         precision=_or(config.precision, lambda: precision_of(device)),
     )
+    views = _or(config.teacher_views, lambda: teacher_views_for(config, int(resolved.epochs)))
     every = _or(config.evaluate_every, lambda: max(1, int(resolved.epochs) // 20))
     total = int(resolved.epochs) * len(images) // batch
     pays = processes == 1 and not config.chunk_size and should_compile(device, total)
     compiled = _or(config.compile, lambda: "on" if pays else "off")
-    return replace(resolved, evaluate_every=every, compile=compiled)
+    return replace(resolved, evaluate_every=every, compile=compiled, teacher_views=views)
 
 
 def check_batch(batch: int, num_images: int, processes: int) -> None:
@@ -296,6 +325,9 @@ def self_contained(config: Settings) -> Settings:
     }
     if isinstance(config, TrainConfig):
         changed["backbone"] = absolute(config.backbone)
+        changed["teacher"] = config.teacher
+        if config.teacher and Path(config.teacher).exists():
+            changed["teacher"] = str(Path(config.teacher).resolve())
     return replace(config, **changed)
 
 

@@ -273,19 +273,29 @@ def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -
     return median(laps[2:]) * batches.order.steps_per_epoch
 
 
-def with_epochs(config: TrainConfig, method: Method[Any], batches: Feed) -> TrainConfig:
-    """Replace --max-time by a number of epochs, the same in all processes."""
+def with_epochs(
+    config: TrainConfig, method: Method[Any], batches: Feed, spent: float = 0.0
+) -> TrainConfig:
+    """Replace --max-time, less the seconds already spent, by a number of epochs.
+
+    It is the same in all processes.
+    """
     if not config.max_time:
         return config
     # From here on the length is fixed: schedules depend on it, so a clock may not end the run.
     pace = broadcast_bytes(repr(seconds_per_epoch(config, method, batches)).encode())
-    return replace(config, epochs=epochs_within(config.max_time, float(pace)), max_time="")
+    # The first process's, as it is the one that has been measured.
+    epochs = epochs_within(config.max_time, float(pace), spent)
+    epochs = int(broadcast_bytes(str(epochs).encode()))
+    return replace(config, epochs=epochs, max_time="")
 
 
-def epochs_within(duration: str, epoch_seconds: float) -> int:
+def epochs_within(duration: str, epoch_seconds: float, spent: float = 0.0) -> int:
     """Return how many epochs fit into a duration less a fifteenth, which is for evaluation.
+
+    `spent` are seconds of it that have passed.
 
     >>> epochs_within("45m", epoch_seconds=60.0)
     42
     """
-    return max(1, int(seconds(duration) * 14 / 15 / epoch_seconds))
+    return max(1, int((seconds(duration) * 14 / 15 - spent) / epoch_seconds))

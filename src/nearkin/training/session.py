@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from nearkin.config import TrainConfig, continued
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.images import Images
-from nearkin.data.order import Order
+from nearkin.data.order import Order, RepeatedViews
 from nearkin.data.rng import seeded
 from nearkin.data.sheets import augmentation_sheet
 from nearkin.data.split import Split, open_split
@@ -39,6 +40,7 @@ from nearkin.run.settings import (
 from nearkin.training.checkpoint import latest
 from nearkin.training.fit import Lead, fit, with_epochs
 from nearkin.training.health import Monitor, verdict, violations
+from nearkin.training.teacher import open_teacher, with_teacher
 
 
 def train_encoder(
@@ -61,11 +63,16 @@ def train_encoder(
     """
     for line in same_data(folder, split, sources_of(config)):
         log.info(line)
+    teacher = open_teacher(folder, config)
+    for line in teacher.lines() if teacher else []:
+        log.info(f"teacher {line}")
     with training_group(config.devices, run_worker, data, network):
         # The workers build the same method and batches from the same settings.
-        broadcast_bytes(json.dumps([asdict(config), str(folder.path)]).encode())
-        method, batches = build(config, split.train, device, network)
-        config = with_epochs(config, method, batches)
+        broadcast_bytes(json.dumps([asdict(config), str(folder.path.resolve())]).encode())
+        method, batches = build(config, split.train, device, network, teacher)
+        before = time.monotonic()
+        feed = with_teacher(folder, config, batches, teacher, log.progress)
+        config = with_epochs(config, method, feed, spent=time.monotonic() - before)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))
@@ -77,7 +84,7 @@ def train_encoder(
         log.info(f"augmented views  {sheet.resolve()}")
         monitor = Monitor(split, config, device, log.progress)
         lead = Lead(folder, log, monitor.evaluate, method.metrics)
-        trained = fit(config, method, batches, lead)
+        trained = fit(config, method, feed, lead)
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
         return False
@@ -91,17 +98,29 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
         settings, path = json.loads(broadcast_bytes(b""))
         config = TrainConfig(**settings)
         split = open_split(data, config)
-        method, batches = build(config, split.train, choose_device(config.device), network)
-        fit(with_epochs(config, method, batches), method, batches)
-    return RunFolder(Path(path))
+        folder = RunFolder(Path(path))
+        teacher = open_teacher(folder, config)
+        device = choose_device(config.device)
+        method, batches = build(config, split.train, device, network, teacher)
+        feed = with_teacher(folder, config, batches, teacher)
+        fit(with_epochs(config, method, feed), method, feed)
+    return folder
 
 
 def build(
-    config: TrainConfig, images: Images, device: torch.device, network: nn.Module | None = None
+    config: TrainConfig,
+    images: Images,
+    device: torch.device,
+    network: nn.Module | None = None,
+    teacher: Encoder | None = None,
 ) -> tuple[Method[Any], Batches]:
-    """Build the method that a resolved configuration describes, untrained, and its batches."""
+    """Build the method that a resolved configuration describes, untrained, and its batches.
+
+    A teacher's features are not yet in these; see `with_teacher`.
+    """
     cls = method_class(config.method)
     counts = {"num_images": len(images), "num_known_classes": len(known_classes(config))}
+    counts["teacher_dim"] = teacher.dim if teacher else 0
     accepted = inspect.signature(cls.__init__).parameters
     counts = {name: count for name, count in counts.items() if name in accepted}
     with seeded(config.seed, torch.device("cpu")):  # the same weights on every device
@@ -112,11 +131,12 @@ def build(
     method = method.to(device).to(memory_format=torch.channels_last)
     if config.chunk_size:
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
+    order = Order(len(images), int(config.batch_size), config.seed)
     return method, Batches(
         images,
         views_of(config.augment, method.views, more=method.more_views),
         image_size=int(config.image_size),
-        order=Order(len(images), int(config.batch_size), config.seed),
+        order=RepeatedViews(order, views) if (views := int(config.teacher_views)) else order,
         device=device,
         workers=int(config.workers),
         cache=config.cache,

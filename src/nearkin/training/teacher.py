@@ -1,0 +1,310 @@
+"""A teacher's features of the views that its student sees, as part of every batch.
+
+The teacher sees exactly the student's view, at its own image size (Beyer et al. 2022, "Knowledge
+distillation: a good teacher is patient and consistent"). With views that repeat after some epochs
+its features are computed once, before the first step, and kept in the run folder; otherwise it
+runs in every step.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float16
+from torch import Tensor
+
+from nearkin.config import TrainConfig
+from nearkin.data.batches import Batches, Feed
+from nearkin.data.cache import free_memory
+from nearkin.data.order import BatchOrder, InOrder
+from nearkin.data.views import normalize
+from nearkin.distributed import all_reduce_max, rows_of_rank, to_device
+from nearkin.encoders.encoder import Encoder, load, write_encoder
+from nearkin.encoders.weights import weight_bytes
+from nearkin.errors import DataError, OutputError, ResourceError
+from nearkin.networks.branch import eval_mode
+from nearkin.objectives import unit
+from nearkin.pace import ProgressCallback, ignore_progress
+from nearkin.run.folder import RunFolder
+from nearkin.tables import read_sealed, write_sealed
+from nearkin.types import Batch
+
+CHUNK: Final = 256  # Images that the teacher sees at once
+PART: Final = 4 * CHUNK  # Images in a file of features, at least: what a kill loses at most
+MOST_PARTS: Final = 64  # Files of one epoch's views
+HALF: Final = np.dtype(np.float16)
+"""Features are kept in half precision.
+
+Of a unit vector of 512 numbers that changes a cosine by 1e-5: less than the softmax of a teacher
+with temperature 0.01 can tell.
+"""
+HEAD: Final = hashlib.sha256().digest_size  # Bytes before the features: what they belong to
+
+
+def open_teacher(folder: RunFolder, config: TrainConfig) -> Encoder | None:
+    """Load the encoder that a training learns from, if it learns from one.
+
+    A copy of it is in the run folder from the start of the run, so that a run goes on, and is
+    evaluated, where its source is gone.
+
+    Raises:
+        ResourceError: If the encoder does not fit into memory, before it is read.
+    """
+    if not config.teacher:
+        return None
+    if folder.teacher.exists():
+        kept = load(folder.teacher)
+        if kept.details.get("named") == config.teacher:
+            return kept
+    size, free = weight_bytes(config.teacher), free_memory()
+    if 0 < free < 2 * size:  # the file, and the network that it is copied into
+        raise ResourceError(
+            f"the teacher {config.teacher} has {size / 1e6:,.0f} MB of weights, which takes twice "
+            f"as much, and {free / 1e6:,.0f} MB of memory are free; give a smaller one"
+        )
+    teacher = load(config.teacher)
+    details = {**teacher.details, "named": config.teacher}
+    write_encoder(folder.teacher, teacher.backbone, details, teacher.preprocessing)
+    return load(folder.teacher)
+
+
+def inherited(config: TrainConfig, teacher: Encoder | None) -> dict[str, Any]:
+    """Return what a student's file says of its teacher: its name, its origin and its licence."""
+    if teacher is None:
+        return {}
+    details: dict[str, Any] = {"teacher": config.teacher}
+    if origin := teacher.details.get("origin"):
+        details["origin"] = {**origin, "source": f"distilled from {origin['source']}"}
+    return details
+
+
+@torch.no_grad()
+def _features(teacher: Encoder, view: Tensor) -> Float[Tensor, "batch dim"]:
+    """Return unit features of normalized images."""
+    with eval_mode(teacher):
+        return unit(teacher(view).float())
+
+
+@dataclass(frozen=True, eq=False)
+class LiveTeacher:
+    """Batches with the features of a teacher that runs in every step."""
+
+    batches: Batches
+    teacher: Encoder
+
+    @property
+    def order(self) -> BatchOrder:
+        """Which images each step sees."""
+        return self.batches.order
+
+    def between(self, start: int, stop: int) -> Iterator[Batch]:
+        """This process's part of the batches of the steps from `start` to before `stop`."""
+        for batch, views in zip(
+            self.batches.between(start, stop), self._views(start, stop), strict=True
+        ):
+            seen = views or batch.views
+            yield replace(batch, teacher=tuple(_features(self.teacher, view) for view in seen))
+
+    def _views(self, start: int, stop: int) -> Iterator[tuple[Tensor, ...]]:
+        """The views at the teacher's image size; none where that is the student's."""
+        side = self.teacher.image_size
+        if all(size == side for size in self.batches.sizes):
+            yield from [()] * (stop - start)
+            return
+        for batch in self.batches.enlarged(side, self.order).between(start, stop):
+            yield batch.views
+
+
+@dataclass(frozen=True, eq=False)
+class CachedTeacher:
+    """Batches with features of a teacher that were computed before."""
+
+    batches: Batches
+    files: "TeacherFiles"
+
+    @property
+    def order(self) -> BatchOrder:
+        """Which images each step sees."""
+        return self.batches.order
+
+    def between(self, start: int, stop: int) -> Iterator[Batch]:
+        """This process's part of the batches of the steps from `start` to before `stop`."""
+        for step, batch in enumerate(self.batches.between(start, stop), start):
+            rows = batch.index.cpu().numpy()
+            features = torch.from_numpy(self.files.rows(self.order.epoch(step), rows))
+            if not features.isfinite().all():
+                raise DataError(
+                    f"{self.files.folder} lacks images that could not be read when it was made; "
+                    "remove it, and give the same command with --resume"
+                )
+            kept = to_device(features, self.batches.device).float()
+            yield replace(batch, teacher=tuple(unit(kept).unbind(dim=1)))
+
+
+@dataclass(frozen=True, eq=False)
+class TeacherFiles:
+    """The features of every view of all images in some epochs, in sealed files of a folder.
+
+    Features of a view depend on the seed, its epoch and its image alone, so files may be made in
+    any order, by any process, and a run that was killed makes only those that are missing.
+    """
+
+    folder: Path
+    key: bytes  # A digest of all that the features depend on
+    epochs: int
+    num_images: int
+    num_views: int
+    dim: int
+
+    @property
+    def part(self) -> int:
+        """Images in a file."""
+        return max(PART, -(-self.num_images // (MOST_PARTS * CHUNK)) * CHUNK)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all features."""
+        return self.epochs * self.num_images * self.num_views * self.dim * HALF.itemsize
+
+    def parts(self) -> list[tuple[int, int]]:
+        """The epoch and the first image of each file."""
+        firsts = range(0, self.num_images, self.part)
+        return [(epoch, first) for epoch in range(self.epochs) for first in firsts]
+
+    def path(self, epoch: int, first: int) -> Path:
+        """The file of the images from `first` in an epoch."""
+        return self.folder / f"{epoch:04d}-{first:09d}.features"
+
+    def shape(self, first: int) -> tuple[int, int, int]:
+        """Images, views and dimension of a file."""
+        return min(self.part, self.num_images - first), self.num_views, self.dim
+
+    def is_whole(self, epoch: int, first: int) -> bool:
+        """Whether a file is there, undamaged, and of these views."""
+        content = read_sealed(self.path(epoch, first))
+        expected = HEAD + int(np.prod(self.shape(first))) * HALF.itemsize
+        return content is not None and content[:HEAD] == self.key and len(content) == expected
+
+    def write(self, epoch: int, first: int, features: Float16[np.ndarray, "_ _ _"]) -> None:
+        """Write a file, whole or not at all."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_sealed(self.path(epoch, first), self.key + features.tobytes())
+
+    def rows(
+        self, epoch: int, rows: Float[np.ndarray, " rows"]
+    ) -> Float16[np.ndarray, "rows views dim"]:
+        """Read the features of some images."""
+        features = np.empty((len(rows), self.num_views, self.dim), HALF)
+        firsts = rows // self.part * self.part
+        for first in np.unique(firsts).tolist():
+            chosen = firsts == first
+            features[chosen] = self._open[epoch, first][rows[chosen] - first]
+        return features
+
+    @cached_property
+    def _open(self) -> dict[tuple[int, int], np.ndarray]:
+        """The features of each file, read from disk when they are used."""
+        return {
+            (epoch, first): np.memmap(
+                self.path(epoch, first), HALF, "r", offset=HEAD, shape=self.shape(first)
+            )
+            for epoch, first in self.parts()
+        }
+
+
+def with_teacher(
+    folder: RunFolder,
+    config: TrainConfig,
+    batches: Batches,
+    teacher: Encoder | None,
+    on_progress: ProgressCallback = ignore_progress,
+) -> Feed:
+    """Return a training's batches with its teacher's features, if it learns from a teacher.
+
+    Where views repeat, all features are computed now, but for those that are in the run folder
+    already. Several processes share the work, and then read all files.
+
+    Raises:
+        ResourceError: If the disk has no room for the features.
+        OutputError: If another process's files are not to be seen here.
+    """
+    if teacher is None:
+        return batches
+    teacher.to(batches.device).to(memory_format=torch.channels_last)
+    if not config.teacher_views:
+        return LiveTeacher(batches, teacher)
+    files = teacher_files(folder, config, batches, teacher)
+    missing = [part for part in files.parts() if not files.is_whole(*part)]
+    _check_room(folder, files, len(missing) / len(files.parts()))
+    own = missing[rows_of_rank(len(missing))]
+    all_reduce_max(0)  # every process has listed what is missing before the first one writes
+    compute(files, own, batches, teacher, on_progress)
+    all_reduce_max(0)  # all files are there
+    if not all(files.is_whole(*part) for part in missing):
+        raise OutputError(
+            f"{files.folder} lacks what other processes have written; put --out where all of them "
+            "can read it, or give --teacher-views 0"
+        )
+    return CachedTeacher(batches, files)
+
+
+def teacher_files(
+    folder: RunFolder, config: TrainConfig, batches: Batches, teacher: Encoder
+) -> TeacherFiles:
+    """Return the files of the features of a training's views, which may not be there yet."""
+    epochs = int(config.teacher_views)
+    if not config.max_time:
+        epochs = min(epochs, int(config.epochs))
+    views = [view.to_dict() for view in batches.sampler.views]
+    named = [views, config.seed, batches.sampler.image_size, len(batches.images)]
+    weights = hashlib.sha256(folder.teacher.read_bytes()).hexdigest()
+    key = hashlib.sha256(json.dumps([weights, *named]).encode()).digest()
+    size = len(batches.images)
+    return TeacherFiles(folder.teacher_features, key, epochs, size, len(views), teacher.dim)
+
+
+def _check_room(folder: RunFolder, files: TeacherFiles, share: float) -> None:
+    needed, free = files.bytes * share, shutil.disk_usage(folder.path).free
+    if needed > free:
+        raise ResourceError(
+            f"the teacher's features of {files.epochs} epochs of views take "
+            f"{needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB of the disk are free; give fewer "
+            "--teacher-views"
+        )
+
+
+def compute(
+    files: TeacherFiles,
+    parts: list[tuple[int, int]],
+    batches: Batches,
+    teacher: Encoder,
+    on_progress: ProgressCallback = ignore_progress,
+) -> None:
+    """Run the teacher on the views of these files, and write them one by one.
+
+    Images that cannot be read have features that are no numbers.
+    """
+    order = InOrder(files.num_images, CHUNK, batches.order.seed)
+    views = batches.enlarged(teacher.image_size, order)
+    total = sum(files.shape(first)[0] for _, first in parts)
+    done = 0
+    for epoch, first in parts:
+        features = np.full(files.shape(first), np.nan, HALF)
+        start = epoch * order.steps_per_epoch + first // CHUNK
+        stop = start + -(-len(features) // CHUNK)
+        expected = np.arange(first, first + len(features))
+        for number, (pixels, rows) in enumerate(views.sampled(start, stop, slice(None))):
+            on_progress(done, total, f"teacher's features of views {epoch + 1}/{files.epochs}")
+            chunk = slice(number * CHUNK, number * CHUNK + len(rows))
+            seen = [_features(teacher, normalize(view)) for view in pixels]
+            shown = rows == expected[chunk]
+            features[chunk][shown] = torch.stack(seen, dim=1).cpu().numpy()[shown].astype(HALF)
+            done += len(rows)
+        files.write(epoch, first, features)
