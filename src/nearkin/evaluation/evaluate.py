@@ -38,6 +38,7 @@ from nearkin.tables import aligned
 
 # Columns that are headed by another name than their own.
 TITLES: Final = {
+    "teacher": "teacher",
     "start": "frozen start",
     "untrained": "untrained encoder",
     "pixels": "raw pixels",

@@ -83,7 +83,7 @@ def _knn_floors(measures: Mapping[str, Any]) -> dict[str, float]:
     return {
         title: measures[name]["kNN top-1"]["value"]
         for name, title in TITLES.items()
-        if "kNN top-1" in measures.get(name, {})
+        if name != "teacher" and "kNN top-1" in measures.get(name, {})
     }
 
 

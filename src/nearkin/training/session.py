@@ -40,7 +40,7 @@ from nearkin.run.settings import (
 from nearkin.training.checkpoint import latest
 from nearkin.training.fit import Lead, fit, with_epochs
 from nearkin.training.health import Monitor, verdict, violations
-from nearkin.training.teacher import open_teacher, with_teacher
+from nearkin.training.teacher import inherited, open_teacher, with_teacher
 
 
 def train_encoder(
@@ -174,14 +174,16 @@ def write_start(folder: RunFolder, config: TrainConfig, network: nn.Module | Non
 def floors(
     folder: RunFolder, config: TrainConfig, network: nn.Module | None
 ) -> dict[str, Encoder]:
-    """Return the encoders that a training's result has to beat, by the name of their table.
+    """Return the encoders that a training's result stands beside, by the name of their table.
 
-    The frozen start, if training had one, and the network with the random weights of the seed.
+    The teacher and the frozen start, if training had one, and the network with the random weights
+    of the seed.
     """
+    teacher = {"teacher": load(folder.teacher)} if config.teacher else {}
     start = {"start": load(folder.start, backbone=network)} if folder.start.exists() else {}
     with seeded(config.seed, torch.device("cpu")):
         untrained = Encoder(named_backbone(config, network), int(config.image_size), {})
-    return start | {"untrained": untrained}
+    return teacher | start | {"untrained": untrained}
 
 
 def _evaluate(
@@ -205,6 +207,7 @@ def _evaluate(
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
+    details |= inherited(folder, config)
     write_encoder(folder.encoder, method.backbone, details)
     health = monitor.evaluate(method)
     state = verdict(health, type(method))

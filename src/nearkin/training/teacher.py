@@ -75,12 +75,12 @@ def open_teacher(folder: RunFolder, config: TrainConfig) -> Encoder | None:
     return load(folder.teacher)
 
 
-def inherited(config: TrainConfig, teacher: Encoder | None) -> dict[str, Any]:
+def inherited(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
     """Return what a student's file says of its teacher: its name, its origin and its licence."""
-    if teacher is None:
+    if not config.teacher:
         return {}
     details: dict[str, Any] = {"teacher": config.teacher}
-    if origin := teacher.details.get("origin"):
+    if origin := load(folder.teacher).details.get("origin"):
         details["origin"] = {**origin, "source": f"distilled from {origin['source']}"}
     return details
 
