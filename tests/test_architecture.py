@@ -11,7 +11,7 @@ import pytest
 
 import nearkin
 from nearkin.method import Method
-from nearkin.methods import METHODS
+from nearkin.methods import FACTS, METHODS
 
 PACKAGE = Path(nearkin.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -42,7 +42,7 @@ def test_a_method_is_configured_by_keywords_with_defaults_types_and_a_sentence_e
         assert parameter.kind is parameter.KEYWORD_ONLY
         assert parameter.annotation is not parameter.empty
         assert f"\n    {parameter.name}: " in documented
-        given_by_the_run = parameter.name in ("num_images", "num_known_classes")
+        given_by_the_run = parameter.name in FACTS
         assert given_by_the_run or parameter.default is not parameter.empty
 
 
