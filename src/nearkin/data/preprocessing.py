@@ -15,6 +15,7 @@ from nearkin.data.views import MEAN, STD
 
 Crop = Literal["box", "center", "squash"]
 Interpolation = Literal["bicubic", "bilinear", "lanczos", "nearest"]
+CropRounding = Literal["even", "down"]
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in get_args(Interpolation)}
 
 
@@ -39,6 +40,9 @@ class Preprocessing:
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, ...] = MEAN
     std: tuple[float, ...] = STD
+    crop_rounding: CropRounding = "even"
+    """Where the crop begins if as many pixels are odd: as torchvision and timm round, half to
+    even, or down, as transformers does."""
 
     def __post_init__(self) -> None:
         """Refuse, by a ValueError, what no network was trained with."""
@@ -48,6 +52,8 @@ class Preprocessing:
             )
         if self.crop not in get_args(Crop) or self.interpolation not in RESAMPLING:
             raise ValueError(f"its preprocessing is {self.crop}, {self.interpolation}")
+        if self.crop_rounding not in get_args(CropRounding):
+            raise ValueError(f"its crop is rounded {self.crop_rounding}")
         if self.crop != "box" and not self.image_size <= self.resize_to <= 4 * self.image_size:
             raise ValueError(f"it crops {self.image_size} px from {self.resize_to} px")
         numbers = (*self.mean, *self.std)
@@ -112,5 +118,6 @@ class Preprocessing:
             size = (self.resize_to * width // short, self.resize_to * height // short)
         if image.size != size:
             image = image.resize(size, RESAMPLING[self.interpolation])
-        left, top = (round((edge - self.image_size) / 2.0) for edge in size)
+        whole = round if self.crop_rounding == "even" else math.floor
+        left, top = (whole((edge - self.image_size) / 2.0) for edge in size)
         return np.array(image.crop((left, top, left + self.image_size, top + self.image_size)))

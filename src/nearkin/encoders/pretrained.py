@@ -10,23 +10,24 @@ Weights that are not on this computer are downloaded by the library that has the
 cache; with HF_HUB_OFFLINE=1 nothing is.
 """
 
-import hashlib
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlparse
 
 from torch import nn
 
 from nearkin.config import suggestion
 from nearkin.data.preprocessing import Preprocessing
-from nearkin.errors import UsageError
+from nearkin.encoders import folders
+from nearkin.encoders.downloads import fetching, hub_file, need_torch_file, to_stderr, torch_file
+from nearkin.encoders.origin import NOT_STATED, folder_license, origin
+from nearkin.errors import CheckpointError, NearkinError, UsageError
 from nearkin.networks.backbone import NATIVE, native, timm_names, torchvision_names
+from nearkin.tables import usable
 
 DINOV2: Final = {
     f"dinov2-{size}": f"timm:vit_{size}_patch14_dinov2.lvd142m"
@@ -35,6 +36,8 @@ DINOV2: Final = {
 """Names of the recommended encoders. Images are cropped as by their authors: 224 of 256 px."""
 SIZE: Final = 224
 RESIZE: Final = 256
+LOCAL_DIR: Final = "timm:local-dir:"
+PREFIXES: Final = ("timm:", "torchvision:")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +52,7 @@ class Pretrained:
 
 def is_name(source: str) -> bool:
     """Whether a text names an encoder of a library or a checkpoint, rather than a run."""
-    return "@" in source or source in DINOV2 or source.startswith(("timm:", "torchvision:"))
+    return "@" in source or source in DINOV2 or source.startswith(PREFIXES)
 
 
 def is_foreign(file: Path) -> bool:
@@ -61,6 +64,20 @@ def is_foreign(file: Path) -> bool:
             return "nearkin" not in (opened.metadata() or {})
     except Exception:  # a damaged file; reading it whole says so
         return False
+
+
+def unknown(source: str) -> UsageError:
+    """Return the error for a word that is neither a run nor a name, with the nearest names."""
+    word = source.rpartition("/")[2]
+    libraries = {"torchvision": torchvision_names(), "timm": timm_names()}
+    exact = [f"{library}:{word}" for library, names in libraries.items() if word in names]
+    known = [*DINOV2, *(f"{library}:{name}" for library in libraries for name in libraries[library])]
+    hint = f" Did you mean {' or '.join(exact)}?" if exact else suggestion(source, known)
+    return UsageError(
+        f"{source} does not exist; `nearkin train` makes a run when it is done.{hint} An encoder "
+        f"is a run folder, {', '.join(DINOV2)}, timm:NAME, torchvision:NAME, a folder of Hugging "
+        "Face, or ARCHITECTURE@FILE"
+    )
 
 
 def load(source: str, *, image_size: int | None = None, allow_partial: bool = False) -> Pretrained:
@@ -76,80 +93,182 @@ def load(source: str, *, image_size: int | None = None, allow_partial: bool = Fa
             this computer and cannot be downloaded.
         CheckpointError: If a file is damaged, or holds more than tensors.
     """
-    name = DINOV2.get(source, source)
-    if source in DINOV2:
-        return _timm(name, image_size or SIZE, allow_partial, crop=SIZE / RESIZE)
+    path = Path(source.removeprefix(LOCAL_DIR))
+    if source.startswith(LOCAL_DIR) or path.is_dir():
+        return _folder(path, image_size, allow_partial=allow_partial)
     if not is_name(source):
-        raise UsageError(
-            f"{source} is no encoder: no run folder, and no name."
-            f"{suggestion(source, [*DINOV2, *timm_names()])} Give a run, "
-            f"{', '.join(DINOV2)}, timm:NAME, torchvision:NAME, or ARCHITECTURE@FILE"
-        )
+        raise unknown(source)
+    crop = SIZE / RESIZE if source in DINOV2 else None
+    size = image_size or (SIZE if source in DINOV2 else None)
+    name = DINOV2.get(source, source)
     if name.startswith("torchvision:"):
         return _torchvision(name, image_size)
-    return _timm(name, image_size, allow_partial)
+    return _timm(name, size, allow_partial, crop=crop, label=source)
 
 
-def origin_lines(origin: Mapping[str, str]) -> list[str]:
-    """Lines of the log on where weights come from and what their licence is."""
-    if not origin:
-        return []
-    lines = [f"origin  {origin['source']}, SHA-256 {origin['sha256'][:16]}"]
-    license_ = origin["license"]
-    if RESTRICTED.search(license_):
-        return [*lines, f"warning: licence {license_}: {RESTRICTION}"]
-    return [*lines, f"licence {license_}"]
+# ---------------------------------------------------------------- timm
 
 
-RESTRICTED: Final = re.compile(r"(^|-)nc(-|$)|noncommercial|non-commercial|dinov3|fair-", re.I)
-RESTRICTION: Final = (
-    "these weights are not for every use, and neither is what is trained from them; read it first"
-)
+def timm_match(name: str) -> "re.Match[str]":
+    """Take `timm:NAME.TAG?options` apart.
 
-
-def _timm(
-    name: str, image_size: int | None, allow_partial: bool, crop: float | None = None
-) -> Pretrained:
-    import timm
-
+    Raises:
+        UsageError: If timm does not have that architecture.
+    """
     match = NATIVE.fullmatch(name)
     if match is None:
         raise UsageError(f"{name} is no architecture of timm; give timm:NAME")
-    config = timm.get_pretrained_cfg(match[2])
-    if config is None or not config.has_weights:
-        tags = [f"timm:{tag}" for tag in timm.list_pretrained(f"{match[2].partition('.')[0]}*")]
+    bare = match[2].partition(".")[0]
+    if bare not in timm_names():
+        names = [f"timm:{each}" for each in timm_names()]
         raise UsageError(
-            f"timm has no weights of {match[2]}.{suggestion(name, tags)} "
-            "`nearkin backbones --pretrained` lists what it has"
+            f"timm has no architecture {bare}.{suggestion(f'timm:{bare}', names)} "
+            "`nearkin backbones --pretrained` lists what has weights"
         )
+    return match
+
+
+def timm_weights(name: str) -> Any:
+    """Return timm's configuration of the weights that a name means.
+
+    Raises:
+        UsageError: If there are none.
+    """
+    import timm
+
+    bare, _, tag = timm_match(name)[2].partition(".")
+    tags = timm.list_pretrained(f"{bare}.*")
+    config = timm.get_pretrained_cfg(bare if not tag else f"{bare}.{tag}") if tags else None
+    if (tag and f"{bare}.{tag}" not in tags) or config is None or not config.has_weights:
+        names = [f"timm:{each}" for each in tags]
+        listed = f" It has {', '.join(names[:6])}" if names else ""
+        raise UsageError(
+            f"timm has no weights {name}.{suggestion(name, names)}{listed}; "
+            f"`nearkin backbones --pretrained {bare}` lists all"
+        )
+    return config
+
+
+def _timm(
+    name: str,
+    image_size: int | None,
+    allow_partial: bool,
+    crop: float | None = None,
+    label: str = "",
+) -> Pretrained:
+    config = timm_weights(name)
     size = image_size or config.input_size[-1]
     view = timm_view(config.to_dict(), size, crop)
-    where = f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else str(config.url)
-    with _fetching(name, where):
-        strict = {"pretrained": True, "pretrained_strict": not allow_partial}
-        body = native(name, size, **strict)
-    origin = {
-        "source": where,
-        "license": str(config.license or "not stated"),
-        "sha256": _sha256_of_cached(config.hf_hub_id or "", str(config.url or "")),
-    }
-    return _described(body, name, view, origin)
+    if config.hf_hub_id:
+        where = f"https://huggingface.co/{config.hf_hub_id}"
+        file = hub_file(label or name, config.hf_hub_id, config.hf_hub_filename)
+        overlay: dict[str, Any] = {"file": str(file), "custom_load": False}
+    else:
+        where, overlay = str(config.url), {}
+        needtorch_file(label or name, where)
+        file = torch_file(where)
+    with _fitting(name, where):
+        body = timm_body(name, size, overlay, config.num_classes, strict=not allow_partial)
+    return _described(body, name, view, origin(where, config.license, file))
+
+
+def timm_body(
+    name: str, size: int, overlay: Mapping[str, Any], num_classes: int, *, strict: bool
+) -> nn.Module:
+    """Return a network with its weights, by timm's own loading, without its classifier.
+
+    Args:
+        name: What `native` takes.
+        size: Side of the images in pixels.
+        overlay: Where timm takes the weights from: values of its configuration.
+        num_classes: Of the classifier in the weights; 0: they have none.
+        strict: Whether weights must neither be missing nor left over.
+
+    Raises:
+        RuntimeError: If they do not fit.
+    """
+    # timm is only strict if the weights' classifier is loaded, too; it is taken off afterwards.
+    values = {**overlay, "num_classes": num_classes, "label_offset": 0}
+    with to_stderr():
+        body = native(
+            name,
+            size,
+            pretrained=True,
+            pretrained_strict=strict,
+            pretrained_cfg_overlay=values,
+            num_classes=num_classes,
+        )
+    if num_classes:
+        reset: Any = body.reset_classifier
+        reset(0)
+    return body
 
 
 def timm_view(config: Mapping[str, Any], size: int, crop: float | None = None) -> Preprocessing:
-    """Return the preprocessing that a configuration of timm describes, at a size of images."""
-    share = crop or config["crop_pct"]
+    """Return the preprocessing that a configuration of timm describes, at a size of images.
+
+    Raises:
+        UsageError: If it pads images with a border, which is not supported.
+    """
+    if config.get("crop_mode") == "border":
+        raise UsageError(
+            f"the images of {config.get('architecture')} are padded with a border, which nearkin "
+            "does not do; choose another encoder"
+        )
     return Preprocessing(
         image_size=size,
-        crop="squash" if config["crop_mode"] == "squash" else "center",
-        resize_to=math.floor(size / share + 1e-6),
+        crop="squash" if config.get("crop_mode") == "squash" else "center",
+        resize_to=math.floor(size / (crop or config["crop_pct"])),
         interpolation=config["interpolation"],
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
     )
 
 
-def _torchvision(name: str, image_size: int | None) -> Pretrained:
+def _folder(path: Path, image_size: int | None, *, allow_partial: bool) -> Pretrained:
+    """Load a folder of the Hugging Face layout, of timm or transformers."""
+    if not folders.is_folder(path):
+        raise UsageError(f"{path} is no folder with a config.json and weights")
+    config = folders.read_config(path)
+    if "architecture" not in config:
+        network = folders.load_transformers(
+            path, config, image_size, allow_partial=allow_partial
+        )
+        source = origin(str(path.resolve()), folder_license(path), network.file)
+        details = {**network.details, "origin": source}
+        return Pretrained(network.body, details["backbone"], network.preprocessing, details)
+    return _timm_folder(path, config, image_size, allow_partial=allow_partial)
+
+
+def _timm_folder(
+    path: Path, config: Mapping[str, Any], image_size: int | None, *, allow_partial: bool
+) -> Pretrained:
+    import timm
+
+    with usable(path / "config.json", "give a folder that timm has written"):
+        name, stored = folders.timm_name(config), folders.timm_config(config)
+        default = timm.get_pretrained_cfg(timm_match(name)[2])
+        values = {**(default.to_dict() if default else {}), **stored}
+        size = image_size or int(values["input_size"][-1])
+        view, file = timm_view(values, size), folders.weights_file(path)
+        classes = int(values["num_classes"])
+    with _fitting(name, str(path)):
+        overlay = {**stored, "source": "", "file": str(file), "custom_load": False}
+        body = timm_body(name, size, overlay, classes, strict=not allow_partial)
+    named = folder_license(path)
+    license_ = stored.get("license") if named == NOT_STATED else named
+    return _described(body, name, view, origin(str(path.resolve()), license_, file))
+
+
+# ---------------------------------------------------------------- torchvision
+
+
+def torchvision_weights(name: str) -> Any:
+    """Return torchvision's weights of that name.
+
+    Raises:
+        UsageError: If there are none.
+    """
     from torchvision.models import get_model_weights
 
     match = NATIVE.fullmatch(name)
@@ -159,18 +278,35 @@ def _torchvision(name: str, image_size: int | None) -> Pretrained:
     bare, _, tag = match[2].partition(".")
     known = get_model_weights(bare)
     if tag not in ("", *known.__members__):
+        listed = ", ".join(known.__members__)
         hint = suggestion(tag, known.__members__)
-        raise UsageError(f"torchvision has no weights {tag} of {bare}.{hint}")
-    weights = known[tag] if tag else known.DEFAULT
+        raise UsageError(f"torchvision has no weights {tag} of {bare}.{hint} It has {listed}")
+    return known[tag] if tag else known.DEFAULT
+
+
+def _torchvision(name: str, image_size: int | None) -> Pretrained:
+    weights = torchvision_weights(name)
     view = torchvision_view(weights.transforms(), image_size)
-    with _fetching(name, weights.url):
-        body = native(name, view.image_size, weights=weights)
-    origin = {
-        "source": weights.url,
-        "license": "BSD-3-Clause as torchvision; trained on ImageNet, whose terms are its own",
-        "sha256": _sha256_of_cached("", weights.url),
-    }
-    return _described(body, f"torchvision:{bare}.{weights.name}", view, origin)
+    need_torch_file(name, weights.url)
+    with fetching(name, weights.url):
+        state = weights.get_state_dict(progress=True, check_hash=True)
+    bare = NATIVE.fullmatch(name)[2].partition(".")[0]  # type: ignore[index]  # matched above
+    whole = f"torchvision:{bare}.{weights.name}"
+    body = native(whole, view.image_size)
+    body.load_state_dict(fitted_positions(body, state, view.image_size), strict=False)
+    terms = "BSD-3-Clause as torchvision; trained on ImageNet, whose terms are its own"
+    source = origin(weights.url, terms, torch_file(weights.url))
+    return _described(body, whole, view, source)
+
+
+def fitted_positions(body: nn.Module, state: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """Return torchvision's weights with position embeddings for another size of images."""
+    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+
+    if not isinstance(body, VisionTransformer):
+        return dict(state)
+    fitted = interpolate_embeddings(size, body.patch_size, {**state})  # type: ignore[arg-type]
+    return dict(fitted)
 
 
 def torchvision_view(transforms: Any, image_size: int | None = None) -> Preprocessing:
@@ -186,10 +322,13 @@ def torchvision_view(transforms: Any, image_size: int | None = None) -> Preproce
     return view.resized(image_size) if image_size else view
 
 
+# ---------------------------------------------------------------- both
+
+
 def _described(
-    body: nn.Module, name: str, view: Preprocessing, origin: Mapping[str, str]
+    body: nn.Module, name: str, view: Preprocessing, source: Mapping[str, str]
 ) -> Pretrained:
-    details = {"backbone": name, "pooling": pooling(body), "origin": dict(origin)}
+    details = {"backbone": name, "pooling": pooling(body), "origin": dict(source)}
     return Pretrained(body, name, view, details)
 
 
@@ -202,42 +341,17 @@ def pooling(body: nn.Module) -> str:
 
 
 @contextmanager
-def _fetching(name: str, where: str) -> Iterator[None]:
-    """Turn what goes wrong in a library's loading into one line: what to do without a network."""
+def _fitting(name: str, where: str) -> Iterator[None]:
+    """Turn what a library says of weights that it cannot use into one line."""
     try:
         yield
-    except UsageError:
+    except NearkinError:
         raise
     except Exception as error:  # of many kinds, by the library and its version
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if isinstance(error, RuntimeError) and "size mismatch" in str(error):
-            raise UsageError(f"the weights of {name} do not fit it: {reason}") from error
-        raise UsageError(
-            f"the weights of {name} are not on this computer and cannot be downloaded ({reason}); "
-            f"download {where} elsewhere and give its folder, or ARCHITECTURE@FILE"
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        if "state_dict" in reason or "size mismatch" in reason:
+            raise UsageError(f"the weights of {where} do not fit {name}: {reason}") from error
+        raise CheckpointError(
+            f"the weights of {name} cannot be read ({reason}); remove them where they are kept, "
+            f"so that {where} is downloaded again"
         ) from error
-
-
-def _sha256_of_cached(repository: str, url: str) -> str:
-    """Return the SHA-256 of the file that a library has just read from its cache; or ''."""
-    from huggingface_hub import try_to_load_from_cache
-
-    names = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin")
-    cached = [try_to_load_from_cache(repository, name) for name in names if repository]
-    cached.append(str(_torch_home() / "hub" / "checkpoints" / Path(urlparse(url).path).name))
-    for file in cached:
-        if isinstance(file, str) and Path(file).is_file():
-            return sha256(Path(file))
-    return ""
-
-
-def _torch_home() -> Path:
-    """Return the folder of torch's downloads, by the rule that its documentation gives."""
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    return Path(os.environ.get("TORCH_HOME", f"{cache}/torch")).expanduser()
-
-
-def sha256(file: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

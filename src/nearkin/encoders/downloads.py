@@ -1,0 +1,114 @@
+"""Weights that a library downloads: where they lie, and one line if they cannot be had."""
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlparse
+from urllib.request import getproxies
+
+from nearkin.errors import NearkinError, UsageError
+
+CONNECT_SECONDS: Final = 5.0  # that a server may take to answer before weights are out of reach
+HUB_NAMES: Final = ("model.safetensors", "pytorch_model.bin")
+"""Files of weights in a repository of timm's on the Hugging Face hub, in the order it tries."""
+
+
+def hub_file(name: str, repository: str, filename: str | None = None) -> Path:
+    """Return the file of a repository on the Hugging Face hub, downloaded into its cache.
+
+    A file in the cache is taken as it is, without asking the hub whether there is a newer one:
+    the same command gives the same features, with a network and without.
+
+    Args:
+        name: The encoder, for messages.
+        repository: `owner/name`, or `owner/name@revision`.
+        filename: If not one of `HUB_NAMES`.
+
+    Raises:
+        UsageError: If it is not there and cannot be downloaded.
+    """
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.constants import ENDPOINT
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    repository, _, revision = repository.partition("@")
+    names = (filename,) if filename else HUB_NAMES
+    for each in names:
+        cached = try_to_load_from_cache(repository, each, revision=revision or None)
+        if isinstance(cached, str):
+            return Path(cached)
+    page = f"{ENDPOINT}/{repository}/resolve/{revision or 'main'}/{names[0]}"
+    _reach(name, page)
+    with fetching(name, page):
+        for each in names:
+            try:
+                return Path(hf_hub_download(repository, each, revision=revision or None))
+            except LocalEntryNotFoundError:
+                raise
+            except EntryNotFoundError:
+                continue
+    raise UsageError(f"{ENDPOINT}/{repository} has no weights that nearkin reads")
+
+
+def torch_file(url: str) -> Path:
+    """Return where torch keeps the file of an address, by the rule of its documentation."""
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = Path(os.environ.get("TORCH_HOME", f"{cache}/torch")).expanduser()
+    return home / "hub" / "checkpoints" / Path(urlparse(url).path).name
+
+
+def need_torch_file(name: str, url: str) -> None:
+    """Refuse, at once, a file that torch has not kept and cannot download.
+
+    Raises:
+        UsageError: With what to download, and where to put it.
+    """
+    if not torch_file(url).is_file():
+        _reach(name, url)
+
+
+@contextlib.contextmanager
+def fetching(name: str, url: str) -> Iterator[None]:
+    """Turn what goes wrong in a library's download into one line: what to do instead."""
+    try:
+        with to_stderr():
+            yield
+    except NearkinError:
+        raise
+    except Exception as error:  # of many kinds, by the library and its version
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise _missing(name, url, reason) from error
+
+
+@contextlib.contextmanager
+def to_stderr() -> Iterator[None]:
+    """Send what a library prints, such as the start of a download, where progress goes."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _reach(name: str, url: str) -> None:
+    """Refuse, within seconds, what no network leads to; the libraries try for a minute."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise _missing(name, url, "HF_HUB_OFFLINE is set")
+    host = urlparse(url)
+    if getproxies():  # then names are resolved elsewhere
+        return
+    port = host.port or (80 if host.scheme == "http" else 443)
+    try:
+        socket.create_connection((str(host.hostname), port), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise _missing(name, url, f"no connection to {host.hostname}") from error
+
+
+def _missing(name: str, url: str, reason: str) -> UsageError:
+    gated = " (its licence has to be accepted there first)" if "gated" in reason.lower() else ""
+    kept = f"put it into {torch_file(url).parent}, or " if "/resolve/" not in url else ""
+    return UsageError(
+        f"the weights of {name} are not on this computer and cannot be downloaded ({reason}); "
+        f"download {url}{gated} elsewhere, {kept}give it as {name}@FILE"
+    )

@@ -1,0 +1,497 @@
+"""Encoders in folders of the Hugging Face layout: config.json and weights, of timm or transformers.
+
+The folder is read as it lies there: no code of it is run, nothing is downloaded, and no file
+outside of it is opened.
+"""
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Iterator
+from urllib.parse import urlencode
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nearkin.config import suggestion
+from nearkin.data.preprocessing import Preprocessing
+from nearkin.errors import CheckpointError, UsageError
+from nearkin.tables import usable
+
+PREFIX: Final = "transformers:"
+CLASS_TOKEN, POOLED, AVERAGE = "class token", "pooled", "average"
+"""Poolings: the first token after the last norm; the output of the network's own trained or
+parameter-free pooling; the average of all tokens."""
+
+POOLING: Final = {
+    "aimv2_vision_model": POOLED,
+    "beit": POOLED,
+    "bit": POOLED,
+    "clip_vision_model": POOLED,
+    "convnext": POOLED,
+    "convnextv2": POOLED,
+    "data2vec-vision": POOLED,
+    "deit": CLASS_TOKEN,
+    "dinov2": CLASS_TOKEN,
+    "dinov2_with_registers": CLASS_TOKEN,
+    "dinov3_convnext": POOLED,
+    "dinov3_vit": CLASS_TOKEN,
+    "efficientnet": POOLED,
+    "ijepa": AVERAGE,
+    "mobilenet_v1": POOLED,
+    "mobilenet_v2": POOLED,
+    "mobilevit": POOLED,
+    "regnet": POOLED,
+    "resnet": POOLED,
+    "siglip2_vision_model": POOLED,
+    "siglip_vision_model": POOLED,
+    "swin": POOLED,
+    "swinv2": POOLED,
+    "vit": CLASS_TOKEN,
+    "vit_mae": CLASS_TOKEN,
+    "vit_msn": CLASS_TOKEN,
+}
+"""What makes one vector of an image, by the model type of transformers; as the authors evaluate.
+
+The pooling layers of `vit` and `deit` are trained for classification only, and are left away.
+"""
+TOWERS: Final = {
+    "aimv2": "aimv2_vision_model",
+    "clip": "clip_vision_model",
+    "siglip": "siglip_vision_model",
+    "siglip2": "siglip2_vision_model",
+}
+"""Models of images and text, and the model type of the part that sees images."""
+
+UNUSED: Final = (
+    "classifier", "cls_classifier", "distillation_classifier", "decoder", "head", "lm_head",
+    "logit_bias", "logit_scale", "pooler", "text_model", "text_projection", "visual_projection",
+    "vit.pooler", "deit.pooler", "embeddings.mask_token",
+)  # fmt: skip
+"""What other parts of a model are called: heads, text, what is for masked images."""
+FORBIDDEN: Final = (
+    "attn_implementation", "auto_map", "dtype", "experts_implementation", "quantization_config",
+    "torch_dtype", "transformers_version",
+)  # fmt: skip
+"""Keys of a configuration that would choose code from elsewhere, or a precision."""
+INDEXES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+WEIGHTS: Final = (
+    "model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth",
+    "open_clip_model.safetensors", "open_clip_pytorch_model.bin",
+)  # fmt: skip
+MAX_CONFIG: Final = 20_000_000  # bytes; lists of 21,000 classes take a few megabytes
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A network with the weights of a folder, and how it wants its images."""
+
+    body: nn.Module
+    preprocessing: Preprocessing
+    details: dict[str, Any]
+    """What `untrained_network` needs, and `pooling`."""
+    file: Path
+    """The weights, or the first part of them."""
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is of the Hugging Face layout."""
+    return (path / "config.json").is_file()
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object; inside `usable`, as it may be anything."""
+    if file.stat().st_size > MAX_CONFIG:
+        raise ValueError(f"it has {file.stat().st_size} bytes")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    return content
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read config.json.
+
+    Raises:
+        CheckpointError: If it is damaged, or the weights are not where they should be.
+    """
+    with usable(folder / "config.json", "give a folder that timm or transformers has written"):
+        config = read_json(folder / "config.json")
+        if not isinstance(config.get("architecture", config.get("model_type")), str):
+            raise ValueError("it names neither an architecture of timm nor a model_type")
+        for name in INDEXES:
+            if (folder / name).is_file():
+                _check_parts(folder, read_json(folder / name))
+    return config
+
+
+def _check_parts(folder: Path, index: Mapping[str, Any]) -> None:
+    """Refuse an index of parts that lie elsewhere."""
+    for part in set(index["weight_map"].values()):
+        # A hub's cache links its files into a folder of contents: links are the user's own.
+        if not isinstance(part, str) or Path(part).name != part or part in ("", "..", "."):
+            raise ValueError(f"its index names {part!r}, which is not in the folder")
+        if not (folder / part).is_file():
+            raise ValueError(f"its part {part} is missing")
+
+
+def weights_file(folder: Path, names: Sequence[str] = WEIGHTS) -> Path:
+    """Return the file of weights in a folder, or of their index.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    for name in (*names, *INDEXES):
+        if (folder / name).is_file():
+            return folder / name
+    raise UsageError(f"{folder} has a config.json but no weights; put model.safetensors there")
+
+
+# ---------------------------------------------------------------- timm
+
+
+RESERVED: Final = (
+    "cache_dir", "checkpoint_path", "exportable", "features_only", "kwargs", "pretrained",
+    "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "scriptable",
+)  # fmt: skip
+"""Arguments that are not the architecture's own."""
+
+
+def timm_name(config: Mapping[str, Any]) -> str:
+    """Return the architecture that a config.json of timm describes: `timm:NAME?option=value`."""
+    options = dict(config.get("model_args") or {})
+    bad = sorted(set(options) & set(RESERVED))
+    if bad or options.pop("in_chans", 3) != 3:
+        raise ValueError(f"its model_args set {', '.join(bad) or 'in_chans'}")
+    options.pop("num_classes", None)
+    query = urlencode({key: json.dumps(value) for key, value in sorted(options.items())})
+    return f"timm:{config['architecture']}" + (f"?{query}" if query else "")
+
+
+def timm_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return timm's configuration of weights in a config.json, which old ones do not nest."""
+    nested = config.get("pretrained_cfg")
+    return dict(nested if isinstance(nested, Mapping) else config)
+
+
+# ---------------------------------------------------------------- transformers
+
+
+class TransformersNetwork(nn.Module):
+    """A network of transformers as one from images to features.
+
+    Args:
+        model: What sees images.
+        kind: Its model type.
+        pooling: How one vector is made of an image.
+    """
+
+    def __init__(self, model: nn.Module, kind: str, pooling: str) -> None:
+        super().__init__()
+        self.model = model
+        self.kind = kind
+        self.pooling = pooling
+        accepted = inspect.signature(model.forward).parameters
+        # Without effect at the size of the weights; needed at all others.
+        self.options = {"interpolate_pos_encoding": True}
+        if "interpolate_pos_encoding" not in accepted:
+            self.options = {}
+
+    @override
+    def forward(self, images: Float[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch features"]:
+        output = self.model(**self._arguments(images), **self.options)
+        if self.pooling == POOLED:
+            pooled: Tensor = output.pooler_output
+            return pooled.flatten(1)
+        tokens: Tensor = output.last_hidden_state
+        return tokens.mean(1) if self.pooling == AVERAGE else tokens[:, 0]
+
+    def _arguments(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the arguments of the model for images."""
+        if self.kind == "siglip2_vision_model":
+            return _patches(images, int(self.model.config.patch_size))
+        if self.kind == "vit_mae":
+            # The order of noise is the order of the patches: none is masked or moved.
+            side = int(self.model.config.patch_size)
+            count = (images.shape[-2] // side) * (images.shape[-1] // side)
+            noise = torch.arange(count, device=images.device, dtype=torch.float32)
+            return {"pixel_values": images, "noise": noise.expand(len(images), count)}
+        return {"pixel_values": images}
+
+
+def _patches(images: Tensor, side: int) -> dict[str, Tensor]:
+    """Return images as rows of patches, each with its pixels' channels last."""
+    count, _, height, width = images.shape
+    rows = images.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 4, 5, 1)
+    shape = torch.tensor([[height // side, width // side]] * count, device=images.device)
+    rows = rows.reshape(count, -1, 3 * side * side)
+    mask = torch.ones(rows.shape[:2], dtype=torch.long, device=images.device)
+    return {"pixel_values": rows, "pixel_attention_mask": mask, "spatial_shapes": shape}
+
+
+def require_transformers() -> None:
+    """Refuse, in one line, if transformers is not installed."""
+    if find_spec("transformers") is None:
+        raise UsageError(
+            "networks of transformers need that library; pip install 'nearkin[transformers]'"
+        )
+
+
+def untrained_network(details: Mapping[str, Any]) -> nn.Module:
+    """Build a network of transformers from what its details say, with random weights.
+
+    Raises:
+        UsageError: If transformers is not installed, or does not have that model type.
+    """
+    require_transformers()
+    kind = str(details["backbone"]).removeprefix(PREFIX)
+    model_class, config = _described(kind, details["config"])
+    with _quiet():
+        model = model_class(config, **_construction(model_class, details["pooling"]))
+    return TransformersNetwork(model, kind, str(details["pooling"]))
+
+
+def load_transformers(
+    folder: Path, config: Mapping[str, Any], image_size: int | None, *, allow_partial: bool
+) -> Network:
+    """Load the part of a folder of transformers that sees images.
+
+    Args:
+        folder: With config.json, weights and mostly preprocessor_config.json.
+        config: What config.json holds.
+        image_size: Side of the images, if not that of the folder's preprocessing.
+        allow_partial: Whether weights may be missing or left over.
+
+    Raises:
+        UsageError: If transformers is not installed, has no such model, or weights do not fit.
+        CheckpointError: If a file is damaged.
+    """
+    require_transformers()
+    if (folder / "adapter_config.json").exists():
+        raise UsageError(f"{folder} holds an adapter; merge it into its model and save that")
+    kind = str(config["model_type"])
+    tower = TOWERS.get(kind, kind)
+    if tower not in POOLING:
+        known = [*POOLING, *TOWERS]
+        raise UsageError(
+            f"{folder} is a {kind} of transformers, which is no encoder of images that nearkin "
+            f"knows.{suggestion(kind, known)} It knows {', '.join(sorted(known))}"
+        )
+    part = config.get("vision_config", {}) if kind in TOWERS else config
+    with usable(folder, "download it again, or save it with save_pretrained"):
+        kept = {key: _clean(value) for key, value in part.items() if _keep(key)}
+        if tower == "vit_mae":
+            kept["mask_ratio"] = 0.0  # features are of whole images
+        model_class, described = _described(tower, kept)
+        view = _view(folder, kind, described, image_size)
+        pooling, file = POOLING[tower], weights_file(folder)
+        with _quiet():
+            model, report = _from_folder(folder, model_class, described, pooling)
+            if _unpooled(report):
+                pooling = CLASS_TOKEN
+                model, report = _from_folder(folder, model_class, described, pooling)
+    missing, unexpected = _differences(report)
+    if (missing or unexpected) and not allow_partial:
+        raise UsageError(
+            f"{folder} does not fit its config.json: {differences(missing, unexpected)}; give a "
+            "whole folder, or --allow-partial"
+        )
+    side = getattr(described, "patch_size", None)
+    if isinstance(side, int) and view.image_size % side:
+        raise UsageError(
+            f"images of {view.image_size} px are not whole patches of {side} px; choose "
+            f"--image-size {round(view.image_size / side) * side}"
+        )
+    details = {"backbone": f"{PREFIX}{tower}", "pooling": pooling, "config": kept}
+    if missing or unexpected:
+        details["partial"] = differences(missing, unexpected)
+    body = TransformersNetwork(model.eval(), tower, pooling)
+    return Network(body, view, details, file)
+
+
+def differences(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    """Name the first of what is missing and what is left over, and how many there are."""
+    parts = []
+    for names, what in ((missing, "missing"), (unexpected, "left over")):
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            parts.append(f"{len(names)} {what}: {', '.join(list(names)[:4])}{more}")
+    return "; ".join(parts)
+
+
+def _keep(key: str) -> bool:
+    return not key.startswith("_") and key not in FORBIDDEN
+
+
+def _clean(value: Any) -> Any:
+    """Return a value of a configuration without what would choose code from elsewhere."""
+    if isinstance(value, Mapping):
+        return {key: _clean(each) for key, each in value.items() if _keep(str(key))}
+    return value
+
+
+def _described(kind: str, config: Mapping[str, Any]) -> tuple[type[nn.Module], Any]:
+    """Return the class of a model type, and its configuration."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    if kind not in POOLING:
+        raise ValueError(f"{kind} is no model type that nearkin knows")
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    described = AutoConfig.for_model(kind, **values)
+    model_class: type[nn.Module] = MODEL_MAPPING[type(described)]
+    return model_class, described
+
+
+def _construction(model_class: type[nn.Module], pooling: str) -> dict[str, Any]:
+    """Return the arguments that leave away a pooling layer which is not used."""
+    if "add_pooling_layer" in inspect.signature(model_class.__init__).parameters:
+        return {"add_pooling_layer": pooling == POOLED}
+    return {}
+
+
+def _from_folder(
+    folder: Path, model_class: Any, config: Any, pooling: str
+) -> tuple[nn.Module, dict[str, Any]]:
+    model, report = model_class.from_pretrained(
+        folder,
+        config=config,
+        local_files_only=True,
+        weights_only=True,
+        dtype=torch.float32,
+        output_loading_info=True,
+        **_construction(model_class, pooling),
+    )
+    return model, report
+
+
+def _unpooled(report: Mapping[str, Any]) -> bool:
+    """Whether weights were saved without the pooling layer, which nobody trained."""
+    missing = list(report["missing_keys"])
+    return bool(missing) and all(name.startswith("pooler.") for name in missing)
+
+
+def _differences(report: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return names that are missing and left over, without heads and text."""
+    unexpected = [
+        name
+        for name in report["unexpected_keys"]
+        if not name.startswith(UNUSED) and not name.rpartition(".")[2] == "position_ids"
+    ]
+    return sorted(report["missing_keys"]), sorted(unexpected)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from printing: what matters of it is reported by nearkin."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+# ---------------------------------------------------------------- preprocessing of transformers
+
+
+INTERPOLATIONS: Final = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's
+
+
+def _view(folder: Path, kind: str, config: Any, image_size: int | None) -> Preprocessing:
+    """Return the preprocessing of a folder, by the rules of the image processors of transformers.
+
+    Those of the Pillow backend, whose interpolation other libraries have too.
+    """
+    processor = _processor(folder, kind)
+    crop, resize_to, size = _geometry(processor, config)
+    view = Preprocessing(
+        image_size=size,
+        crop=crop,
+        resize_to=resize_to,
+        interpolation=INTERPOLATIONS[int(processor["resample"])],
+        crop_rounding="down",
+        **_statistics(processor),
+    )
+    return view.resized(image_size) if image_size else view
+
+
+def _processor(folder: Path, kind: str) -> dict[str, Any]:
+    """Return the values of a folder's image processor; those it leaves out are the class's."""
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
+
+    stored: dict[str, Any] = {}
+    if (folder / "preprocessor_config.json").is_file():
+        stored = read_json(folder / "preprocessor_config.json")
+    elif (folder / "processor_config.json").is_file():
+        stored = read_json(folder / "processor_config.json").get("image_processor", {})
+    names = IMAGE_PROCESSOR_MAPPING_NAMES.get(kind) or {}
+    # Old names: `ViTFeatureExtractor`, `ViTImageProcessorFast`.
+    named = stored.get("image_processor_type", stored.get("feature_extractor_type", ""))
+    named = named.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast")
+    for name in (f"{named}Pil" if named else "", named, names.get("pil"), names.get("torchvision")):
+        cls = get_image_processor_class_from_name(name) if name else None
+        if cls is not None:
+            given = {key: value for key, value in stored.items() if key not in ("auto_map",)}
+            processor = cls(**given).to_dict()
+            return {**processor, "class": cls.__name__, "crop_pct": processor.get("crop_pct")}
+    raise ValueError("it has no preprocessor_config.json that transformers knows")
+
+
+def _geometry(processor: Mapping[str, Any], config: Any) -> tuple[Any, int, int]:
+    """Return how the square is cut, pixels before the crop, and its side."""
+    size, crop = processor["size"] or {}, processor.get("crop_size") or {}
+    if not processor["do_resize"]:
+        raise ValueError("its images are not resized")
+    if "max_num_patches" in processor and "patch_size" in processor:
+        # SigLIP 2 of any proportions: here all images are squares of as many patches.
+        side = int(processor["patch_size"] * int(processor["max_num_patches"] ** 0.5))
+        return "squash", side, side
+    short = size.get("shortest_edge")
+    if short and processor["class"].startswith("ConvNext"):
+        whole = short >= 384  # which are not cropped
+        return ("squash", short, short) if whole else ("center", int(short / _share(processor)), short)
+    edge = short or size.get("height")
+    cropped = crop.get("height") if processor.get("do_center_crop") else None
+    if not edge or (short is None and size.get("width") != edge):
+        raise ValueError(f"its size {size} is no square")
+    if cropped and crop.get("width") != cropped:
+        raise ValueError(f"its crop {crop} is no square")
+    if short and not cropped:
+        cropped = edge  # a network takes squares; transformers would leave the longer side
+    return ("center" if short else "squash"), int(edge), int(cropped or edge)
+
+
+def _share(processor: Mapping[str, Any]) -> float:
+    return float(processor["crop_pct"] or 224 / 256)
+
+
+def _statistics(processor: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+    """Return mean and deviation for pixels from 0 to 1."""
+    factor = 255 * (processor["rescale_factor"] if processor["do_rescale"] else 1)
+    mean, std = (0.0,) * 3, (1.0,) * 3
+    if processor["do_normalize"]:
+        mean, std = (_three(processor[key]) for key in ("image_mean", "image_std"))
+    offset = 1.0 if processor.get("rescale_offset") else 0.0
+    spread = tuple(s * s for s in std) if processor.get("include_top") else std
+    return {
+        "mean": tuple((m + offset) / factor for m in mean),
+        "std": tuple(s / factor for s in spread),
+    }
+
+
+def _three(value: Any) -> tuple[float, ...]:
+    return (float(value),) * 3 if isinstance(value, int | float) else tuple(map(float, value))
