@@ -20,7 +20,8 @@ from nearkin.data.decode import rgb_pixels
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import seeded
 from nearkin.data.views import MEAN, STD
-from nearkin.encoders import pretrained
+from nearkin.encoders import folders, pretrained
+from nearkin.encoders.origin import origin_lines
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone, as_backbone
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 FORMAT = "2"  # 1 had no preprocessing: images were cropped as by `Preprocessing(image_size)`
 AGAIN = "train it again"
+ARCHITECTURE = ("backbone", "config", "pooling")
+"""Details that say what network it is; the last two, of networks of transformers."""
 CUSTOM = "custom"  # Name of a backbone that was passed from Python
 
 
@@ -72,7 +75,8 @@ class Encoder(nn.Module):
 
         It is the same for a file of another library and for the copy of it that a run keeps.
         """
-        described = [self.details["backbone"], self.preprocessing.to_dict()]
+        network = [self.details[key] for key in ARCHITECTURE if key in self.details]
+        described = [*network, self.preprocessing.to_dict()]
         whole = hashlib.sha256(json.dumps(described).encode())
         for name, tensor in sorted(self.backbone.body.state_dict().items()):
             content = tensor.detach().cpu().contiguous()
@@ -83,10 +87,14 @@ class Encoder(nn.Module):
 
     def lines(self) -> list[str]:
         """Lines of the log: what it is, how images reach it, and whose weights these are."""
+        pooling = self.details.get("pooling")
+        pooled = f" ({pooling})" if pooling else ""
+        assumed = "; assumed, the file does not say" if self.details.get("assumed") else ""
         return [
-            f"encoder {self.details['backbone']}, {self.dim} features",
-            f"images  {self.preprocessing}",
-            *pretrained.origin_lines(self.details.get("origin", {})),
+            f"encoder {self.details['backbone']}, {self.dim} features{pooled}",
+            f"images  {self.preprocessing}{assumed}",
+            *(f"weights {line}" for line in self.details.get("weights", ())),
+            *origin_lines(self.details.get("origin", {})),
         ]
 
     @override
@@ -179,11 +187,16 @@ def load(
         CheckpointError: If the file is damaged, or not what it says.
     """
     if not is_own(source):
-        weights = pretrained.load(str(source), image_size=image_size, allow_partial=allow_partial)
+        with torch.random.fork_rng(devices=[]):
+            weights = pretrained.load(
+                str(source), image_size=image_size, allow_partial=allow_partial
+            )
         view = weights.preprocessing
         network = as_backbone(weights.body, view.image_size, name=weights.backbone)
         return Encoder(_rescaled(network, view), view, weights.details)
     stored = _read(source)
+    if stored.backbone.startswith(folders.PREFIX):
+        folders.require_transformers()
     if backbone is not None:
         network = as_backbone(copy.deepcopy(backbone), stored.image_size, stored.feature_dim)
         stored.fill(network)
@@ -209,7 +222,14 @@ def is_own(source: str | Path) -> bool:
 def untrained(details: Mapping[str, Any], image_size: int) -> Backbone:
     """Build the network that the header of an encoder's file describes, with random weights."""
     with torch.random.fork_rng(devices=[]):
-        return build_backbone(str(details["backbone"]), image_size)
+        return _built(details, image_size)
+
+
+def _built(details: Mapping[str, Any], image_size: int) -> Backbone:
+    name = str(details["backbone"])
+    if name.startswith(folders.PREFIX):
+        return as_backbone(folders.untrained_network(details), image_size, name=name)
+    return build_backbone(name, image_size)
 
 
 def _rescaled(network: Backbone, view: Preprocessing) -> Backbone:
@@ -229,11 +249,12 @@ def untrained_like(encoder: Encoder, seed: int, network: nn.Module | None = None
     """
     with seeded(seed, torch.device("cpu")):
         if network is None:
-            backbone = build_backbone(str(encoder.details["backbone"]), encoder.image_size)
+            backbone = _built(encoder.details, encoder.image_size)
         else:
             backbone = as_backbone(copy.deepcopy(network), encoder.image_size, encoder.dim)
     view = encoder.preprocessing
-    return Encoder(_rescaled(backbone, view), view, {"backbone": backbone.name})
+    described = {key: encoder.details[key] for key in ARCHITECTURE if key in encoder.details}
+    return Encoder(_rescaled(backbone, view), view, {**described, "backbone": backbone.name})
 
 
 def initialize(backbone: Backbone, run: str | Path) -> None:
@@ -278,7 +299,9 @@ def encoder_file(run: str | Path) -> Path:
 def _read(run: str | Path) -> _Stored:
     path = encoder_file(run)
     if not path.exists():
-        raise UsageError(f"{path} does not exist; `nearkin train` makes it when it is done")
+        if Path(run).exists():
+            raise UsageError(f"{path} does not exist; `nearkin train` makes it when it is done")
+        raise pretrained.unknown(str(run))
     with usable(path, AGAIN):
         details, state = read_tensors(path, "nearkin")
         if details["format"] not in ("1", FORMAT):

@@ -1,4 +1,4 @@
-"""Encoders in folders of the Hugging Face layout: config.json and weights, of timm or transformers.
+"""Encoders in folders of Hugging Face's layout: config.json and weights, of timm or transformers.
 
 The folder is read as it lies there: no code of it is run, nothing is downloaded, and no file
 outside of it is opened.
@@ -6,13 +6,12 @@ outside of it is opened.
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Iterator
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import torch
@@ -21,8 +20,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from nearkin.config import suggestion
-from nearkin.data.preprocessing import Preprocessing
-from nearkin.errors import CheckpointError, UsageError
+from nearkin.data.preprocessing import Crop, Interpolation, Preprocessing
+from nearkin.errors import UsageError
 from nearkin.tables import usable
 
 PREFIX: Final = "transformers:"
@@ -47,7 +46,6 @@ POOLING: Final = {
     "ijepa": AVERAGE,
     "mobilenet_v1": POOLED,
     "mobilenet_v2": POOLED,
-    "mobilevit": POOLED,
     "regnet": POOLED,
     "resnet": POOLED,
     "siglip2_vision_model": POOLED,
@@ -198,6 +196,8 @@ class TransformersNetwork(nn.Module):
         self.model = model
         self.kind = kind
         self.pooling = pooling
+        config: Any = model.config
+        self.side = getattr(config, "patch_size", 0)  # Of patches, in pixels
         accepted = inspect.signature(model.forward).parameters
         # Without effect at the size of the weights; needed at all others.
         self.options = {"interpolate_pos_encoding": True}
@@ -216,11 +216,10 @@ class TransformersNetwork(nn.Module):
     def _arguments(self, images: Tensor) -> dict[str, Tensor]:
         """Return the arguments of the model for images."""
         if self.kind == "siglip2_vision_model":
-            return _patches(images, int(self.model.config.patch_size))
+            return _patches(images, self.side)
         if self.kind == "vit_mae":
             # The order of noise is the order of the patches: none is masked or moved.
-            side = int(self.model.config.patch_size)
-            count = (images.shape[-2] // side) * (images.shape[-1] // side)
+            count = (images.shape[-2] // self.side) * (images.shape[-1] // self.side)
             noise = torch.arange(count, device=images.device, dtype=torch.float32)
             return {"pixel_values": images, "noise": noise.expand(len(images), count)}
         return {"pixel_values": images}
@@ -279,41 +278,43 @@ def load_transformers(
     kind = str(config["model_type"])
     tower = TOWERS.get(kind, kind)
     if tower not in POOLING:
-        known = [*POOLING, *TOWERS]
+        known = sorted([*POOLING, *TOWERS])
         raise UsageError(
             f"{folder} is a {kind} of transformers, which is no encoder of images that nearkin "
-            f"knows.{suggestion(kind, known)} It knows {', '.join(sorted(known))}"
+            f"knows.{suggestion(kind, known)} It knows {', '.join(known)}"
         )
-    part = config.get("vision_config", {}) if kind in TOWERS else config
-    with usable(folder, "download it again, or save it with save_pretrained"):
+    part, file = (
+        config.get("vision_config", {}) if kind in TOWERS else config,
+        weights_file(folder),
+    )
+    remedy = "download it again, or save it with save_pretrained"
+    with usable(folder, remedy):
         kept = {key: _clean(value) for key, value in part.items() if _keep(key)}
         if tower == "vit_mae":
             kept["mask_ratio"] = 0.0  # features are of whole images
-        model_class, described = _described(tower, kept)
-        view = _view(folder, kind, described, image_size)
-        pooling, file = POOLING[tower], weights_file(folder)
-        with _quiet():
-            model, report = _from_folder(folder, model_class, described, pooling)
-            if _unpooled(report):
-                pooling = CLASS_TOKEN
-                model, report = _from_folder(folder, model_class, described, pooling)
-    missing, unexpected = _differences(report)
-    if (missing or unexpected) and not allow_partial:
-        raise UsageError(
-            f"{folder} does not fit its config.json: {differences(missing, unexpected)}; give a "
-            "whole folder, or --allow-partial"
-        )
-    side = getattr(described, "patch_size", None)
-    if isinstance(side, int) and view.image_size % side:
-        raise UsageError(
-            f"images of {view.image_size} px are not whole patches of {side} px; choose "
-            f"--image-size {round(view.image_size / side) * side}"
-        )
+        view = _view(folder, kind, image_size)
+    _check_patches(view.image_size, kept.get("patch_size"))
+    with usable(folder, remedy):
+        model, report, pooling = _weights(folder, tower, kept)
     details = {"backbone": f"{PREFIX}{tower}", "pooling": pooling, "config": kept}
+    missing, unexpected = _differences(report)
     if missing or unexpected:
-        details["partial"] = differences(missing, unexpected)
-    body = TransformersNetwork(model.eval(), tower, pooling)
-    return Network(body, view, details, file)
+        details["weights"] = [differences(missing, unexpected)]
+        if not allow_partial:
+            raise UsageError(
+                f"{folder} does not fit its config.json: {differences(missing, unexpected)}; give "
+                "a whole folder, or --allow-partial"
+            )
+    return Network(TransformersNetwork(model, tower, pooling), view, details, file)
+
+
+def _check_patches(image_size: int, side: Any) -> None:
+    """Refuse images that are not whole patches: the rest would be left away without a word."""
+    if isinstance(side, int) and image_size % side:
+        raise UsageError(
+            f"images of {image_size} px are not whole patches of {side} px; choose --image-size "
+            f"{max(1, round(image_size / side)) * side}"
+        )
 
 
 def differences(missing: Sequence[str], unexpected: Sequence[str]) -> str:
@@ -357,25 +358,38 @@ def _construction(model_class: type[nn.Module], pooling: str) -> dict[str, Any]:
     return {}
 
 
+def _weights(
+    folder: Path, kind: str, config: Mapping[str, Any]
+) -> tuple[nn.Module, dict[str, Any], str]:
+    """Return a model with the weights of a folder, which names do not fit, and its pooling."""
+    model_class, described = _described(kind, config)
+    pooling = POOLING[kind]
+    model, report = _from_folder(folder, model_class, described, pooling)
+    missing = list(report["missing_keys"])
+    if missing and all(name.startswith("pooler.") for name in missing):
+        pooling = CLASS_TOKEN  # the pooling layer was never trained, nor saved
+        model, report = _from_folder(folder, model_class, described, pooling)
+    for tensor in (*model.parameters(), *model.buffers()):
+        # Where the file was mapped, weights may begin at any byte, and kernels then round
+        # otherwise than with a copy of the same weights.
+        tensor.data = tensor.data.clone()
+    return model.eval(), report, pooling
+
+
 def _from_folder(
     folder: Path, model_class: Any, config: Any, pooling: str
 ) -> tuple[nn.Module, dict[str, Any]]:
-    model, report = model_class.from_pretrained(
-        folder,
-        config=config,
-        local_files_only=True,
-        weights_only=True,
-        dtype=torch.float32,
-        output_loading_info=True,
-        **_construction(model_class, pooling),
-    )
+    with _quiet():
+        model, report = model_class.from_pretrained(
+            folder,
+            config=config,
+            local_files_only=True,
+            weights_only=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **_construction(model_class, pooling),
+        )
     return model, report
-
-
-def _unpooled(report: Mapping[str, Any]) -> bool:
-    """Whether weights were saved without the pooling layer, which nobody trained."""
-    missing = list(report["missing_keys"])
-    return bool(missing) and all(name.startswith("pooler.") for name in missing)
 
 
 def _differences(report: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -383,7 +397,7 @@ def _differences(report: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     unexpected = [
         name
         for name in report["unexpected_keys"]
-        if not name.startswith(UNUSED) and not name.rpartition(".")[2] == "position_ids"
+        if not name.startswith(UNUSED) and name.rpartition(".")[2] != "position_ids"
     ]
     return sorted(report["missing_keys"]), sorted(unexpected)
 
@@ -407,16 +421,19 @@ def _quiet() -> Iterator[None]:
 # ---------------------------------------------------------------- preprocessing of transformers
 
 
-INTERPOLATIONS: Final = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's
+INTERPOLATIONS: Final[Mapping[int, Interpolation]] = {
+    0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic",
+}  # fmt: skip
+"""By Pillow's numbers."""
 
 
-def _view(folder: Path, kind: str, config: Any, image_size: int | None) -> Preprocessing:
+def _view(folder: Path, kind: str, image_size: int | None) -> Preprocessing:
     """Return the preprocessing of a folder, by the rules of the image processors of transformers.
 
     Those of the Pillow backend, whose interpolation other libraries have too.
     """
     processor = _processor(folder, kind)
-    crop, resize_to, size = _geometry(processor, config)
+    crop, resize_to, size = _geometry(processor)
     view = Preprocessing(
         image_size=size,
         crop=crop,
@@ -430,8 +447,10 @@ def _view(folder: Path, kind: str, config: Any, image_size: int | None) -> Prepr
 
 def _processor(folder: Path, kind: str) -> dict[str, Any]:
     """Return the values of a folder's image processor; those it leaves out are the class's."""
-    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
-    from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
+    from transformers.models.auto.image_processing_auto import (
+        IMAGE_PROCESSOR_MAPPING_NAMES,
+        get_image_processor_class_from_name,
+    )
 
     stored: dict[str, Any] = {}
     if (folder / "preprocessor_config.json").is_file():
@@ -442,7 +461,12 @@ def _processor(folder: Path, kind: str) -> dict[str, Any]:
     # Old names: `ViTFeatureExtractor`, `ViTImageProcessorFast`.
     named = stored.get("image_processor_type", stored.get("feature_extractor_type", ""))
     named = named.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast")
-    for name in (f"{named}Pil" if named else "", named, names.get("pil"), names.get("torchvision")):
+    for name in (
+        f"{named}Pil" if named else "",
+        named,
+        names.get("pil"),
+        names.get("torchvision"),
+    ):
         cls = get_image_processor_class_from_name(name) if name else None
         if cls is not None:
             given = {key: value for key, value in stored.items() if key not in ("auto_map",)}
@@ -451,39 +475,39 @@ def _processor(folder: Path, kind: str) -> dict[str, Any]:
     raise ValueError("it has no preprocessor_config.json that transformers knows")
 
 
-def _geometry(processor: Mapping[str, Any], config: Any) -> tuple[Any, int, int]:
+def _geometry(processor: Mapping[str, Any]) -> tuple[Crop, int, int]:
     """Return how the square is cut, pixels before the crop, and its side."""
-    size, crop = processor["size"] or {}, processor.get("crop_size") or {}
-    if not processor["do_resize"]:
+    if not processor.get("do_resize"):
         raise ValueError("its images are not resized")
-    if "max_num_patches" in processor and "patch_size" in processor:
+    if "max_num_patches" in processor:
         # SigLIP 2 of any proportions: here all images are squares of as many patches.
         side = int(processor["patch_size"] * int(processor["max_num_patches"] ** 0.5))
         return "squash", side, side
+    size = processor.get("size") or {}
     short = size.get("shortest_edge")
     if short and processor["class"].startswith("ConvNext"):
-        whole = short >= 384  # which are not cropped
-        return ("squash", short, short) if whole else ("center", int(short / _share(processor)), short)
-    edge = short or size.get("height")
-    cropped = crop.get("height") if processor.get("do_center_crop") else None
-    if not edge or (short is None and size.get("width") != edge):
-        raise ValueError(f"its size {size} is no square")
-    if cropped and crop.get("width") != cropped:
-        raise ValueError(f"its crop {crop} is no square")
-    if short and not cropped:
-        cropped = edge  # a network takes squares; transformers would leave the longer side
-    return ("center" if short else "squash"), int(edge), int(cropped or edge)
+        share = float(processor["crop_pct"] or 224 / 256)
+        # Larger images are not cropped.
+        return ("squash", short, short) if short >= 384 else ("center", int(short / share), short)
+    edge = int(short or _square(size))
+    # Networks take squares, where transformers would leave the longer side as it is.
+    cropped = _square(processor["crop_size"]) if processor.get("do_center_crop") else edge
+    return ("center" if short else "squash"), edge, cropped
 
 
-def _share(processor: Mapping[str, Any]) -> float:
-    return float(processor["crop_pct"] or 224 / 256)
+def _square(size: Mapping[str, int]) -> int:
+    """Return the side of a square."""
+    if not size.get("height") or size.get("width") != size["height"]:
+        raise ValueError(f"its size {dict(size)} is no square")
+    return int(size["height"])
 
 
 def _statistics(processor: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
     """Return mean and deviation for pixels from 0 to 1."""
     factor = 255 * (processor["rescale_factor"] if processor["do_rescale"] else 1)
-    mean, std = (0.0,) * 3, (1.0,) * 3
-    if processor["do_normalize"]:
+    mean: tuple[float, ...] = (0.0,) * 3
+    std: tuple[float, ...] = (1.0,) * 3
+    if processor.get("do_normalize"):
         mean, std = (_three(processor[key]) for key in ("image_mean", "image_std"))
     offset = 1.0 if processor.get("rescale_offset") else 0.0
     spread = tuple(s * s for s in std) if processor.get("include_top") else std

@@ -12,7 +12,7 @@ cache; with HF_HUB_OFFLINE=1 nothing is.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,13 +71,23 @@ def unknown(source: str) -> UsageError:
     word = source.rpartition("/")[2]
     libraries = {"torchvision": torchvision_names(), "timm": timm_names()}
     exact = [f"{library}:{word}" for library, names in libraries.items() if word in names]
-    known = [*DINOV2, *(f"{library}:{name}" for library in libraries for name in libraries[library])]
-    hint = f" Did you mean {' or '.join(exact)}?" if exact else suggestion(source, known)
+    known = [f"{library}:{name}" for library, names in libraries.items() for name in names]
+    hint = f" Did you mean {' or '.join(exact)}?" if exact else nearest(source, [*DINOV2, *known])
     return UsageError(
         f"{source} does not exist; `nearkin train` makes a run when it is done.{hint} An encoder "
         f"is a run folder, {', '.join(DINOV2)}, timm:NAME, torchvision:NAME, a folder of Hugging "
         "Face, or ARCHITECTURE@FILE"
     )
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """` Did you mean x?`, where a name begins like that or is close; else nothing.
+
+    >>> nearest("timm:vit_tiny", ["timm:gcvit_tiny", "timm:vit_tiny_patch16_224"])
+    ' Did you mean timm:vit_tiny_patch16_224?'
+    """
+    longer = sorted((each for each in known if each.startswith(name)), key=len)
+    return f" Did you mean {longer[0]}?" if longer and len(name) > 5 else suggestion(name, known)
 
 
 def load(source: str, *, image_size: int | None = None, allow_partial: bool = False) -> Pretrained:
@@ -122,7 +132,7 @@ def timm_match(name: str) -> "re.Match[str]":
     if bare not in timm_names():
         names = [f"timm:{each}" for each in timm_names()]
         raise UsageError(
-            f"timm has no architecture {bare}.{suggestion(f'timm:{bare}', names)} "
+            f"timm has no architecture {bare}.{nearest(f'timm:{bare}', names)} "
             "`nearkin backbones --pretrained` lists what has weights"
         )
     return match
@@ -138,12 +148,13 @@ def timm_weights(name: str) -> Any:
 
     bare, _, tag = timm_match(name)[2].partition(".")
     tags = timm.list_pretrained(f"{bare}.*")
-    config = timm.get_pretrained_cfg(bare if not tag else f"{bare}.{tag}") if tags else None
-    if (tag and f"{bare}.{tag}" not in tags) or config is None or not config.has_weights:
+    known = bool(tags) if not tag else f"{bare}.{tag}" in tags  # timm raises if not
+    config = timm.get_pretrained_cfg(f"{bare}.{tag}".rstrip(".")) if known else None
+    if config is None or not config.has_weights:
         names = [f"timm:{each}" for each in tags]
         listed = f" It has {', '.join(names[:6])}" if names else ""
         raise UsageError(
-            f"timm has no weights {name}.{suggestion(name, names)}{listed}; "
+            f"timm has no weights {name}.{nearest(name, names)}{listed}; "
             f"`nearkin backbones --pretrained {bare}` lists all"
         )
     return config
@@ -165,7 +176,7 @@ def _timm(
         overlay: dict[str, Any] = {"file": str(file), "custom_load": False}
     else:
         where, overlay = str(config.url), {}
-        needtorch_file(label or name, where)
+        need_torch_file(label or name, where)
         file = torch_file(where)
     with _fitting(name, where):
         body = timm_body(name, size, overlay, config.num_classes, strict=not allow_partial)
@@ -231,9 +242,7 @@ def _folder(path: Path, image_size: int | None, *, allow_partial: bool) -> Pretr
         raise UsageError(f"{path} is no folder with a config.json and weights")
     config = folders.read_config(path)
     if "architecture" not in config:
-        network = folders.load_transformers(
-            path, config, image_size, allow_partial=allow_partial
-        )
+        network = folders.load_transformers(path, config, image_size, allow_partial=allow_partial)
         source = origin(str(path.resolve()), folder_license(path), network.file)
         details = {**network.details, "origin": source}
         return Pretrained(network.body, details["backbone"], network.preprocessing, details)
@@ -245,13 +254,15 @@ def _timm_folder(
 ) -> Pretrained:
     import timm
 
-    with usable(path / "config.json", "give a folder that timm has written"):
+    remedy, file = "give a folder that timm has written", folders.weights_file(path)
+    with usable(path / "config.json", remedy):
         name, stored = folders.timm_name(config), folders.timm_config(config)
-        default = timm.get_pretrained_cfg(timm_match(name)[2])
-        values = {**(default.to_dict() if default else {}), **stored}
+    default = timm.get_pretrained_cfg(timm_match(name)[2])
+    values = {**(default.to_dict() if default else {}), **stored}
+    with usable(path / "config.json", remedy):
         size = image_size or int(values["input_size"][-1])
-        view, file = timm_view(values, size), folders.weights_file(path)
         classes = int(values["num_classes"])
+        view = timm_view(values, size)
     with _fitting(name, str(path)):
         overlay = {**stored, "source": "", "file": str(file), "custom_load": False}
         body = timm_body(name, size, overlay, classes, strict=not allow_partial)
@@ -274,7 +285,7 @@ def torchvision_weights(name: str) -> Any:
     match = NATIVE.fullmatch(name)
     if match is None or match[2].partition(".")[0] not in torchvision_names():
         names = [f"torchvision:{each}" for each in torchvision_names()]
-        raise UsageError(f"torchvision has no model {name}.{suggestion(name, names)}")
+        raise UsageError(f"torchvision has no model {name}.{nearest(name, names)}")
     bare, _, tag = match[2].partition(".")
     known = get_model_weights(bare)
     if tag not in ("", *known.__members__):
@@ -305,7 +316,7 @@ def fitted_positions(body: nn.Module, state: Mapping[str, Any], size: int) -> di
 
     if not isinstance(body, VisionTransformer):
         return dict(state)
-    fitted = interpolate_embeddings(size, body.patch_size, {**state})  # type: ignore[arg-type]
+    fitted = interpolate_embeddings(size, body.patch_size, {**state})
     return dict(fitted)
 
 
