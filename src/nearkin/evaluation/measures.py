@@ -1,4 +1,4 @@
-"""Measures of embeddings with their protocols: kNN, linear probe, clusters and geometry.
+"""Measures of embeddings with their protocols: kNN, probes, few-shot, retrieval, geometry.
 
 A measure takes training and test embeddings, or those of the test alone. Images without a label
 are left out of those that need labels; where too few are left, a measure raises DataError.
@@ -6,7 +6,7 @@ are left out of those that need labels; where too few are left, a measure raises
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +16,13 @@ from torch import Tensor
 
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.measures.fewshot import (
+    STRENGTH,
+    centered,
+    draw_shots,
+    logistic_regression,
+    nearest_class_mean,
+)
 from nearkin.measures.geometry import (
     alignment,
     effective_rank,
@@ -23,20 +30,29 @@ from nearkin.measures.geometry import (
     mean_cosine,
     uniformity,
 )
-from nearkin.measures.intervals import bootstrap, wilson
+from nearkin.measures.intervals import bootstrap, mean_interval, wilson
 from nearkin.measures.kmeans import WIDEST, compact
 from nearkin.measures.matching import (
     adjusted_rand_index,
     cluster_accuracy,
     normalized_mutual_information,
 )
-from nearkin.measures.neighbors import nearest, neighbor_agreement, vote
+from nearkin.measures.neighbors import nearest, neighbor_agreement, tally, vote
 from nearkin.measures.probe import HELD_OUT, train_probe
+from nearkin.measures.retrieval import retrieve
+from nearkin.measures.spectrum import FIRST, LAST, RIDGE, alpha_req, lidar, rankme
 from nearkin.types import UNKNOWN
 
 TEMPERATURE: Final = 0.1  # Temperature of the votes of kNN in the papers
 GEOMETRY_IMAGES: Final = 5_000  # Whose geometry is measured, at the most; evenly spaced among all
 NEIGHBORS: Final = 10  # Nearest images that two views are compared by
+# Of kNN as papers report it: DINO and its successors take the first temperature, InstDisc and
+# MoCo the second, and the k with the best result of these.
+KS: Final = (10, 20, 100, 200)
+TEMPERATURES: Final = (0.07, 0.1)
+TALLIED: Final = 2**24  # Votes for classes that are held at once
+SHOTS: Final = (1, 2, 5, 10)  # Training images per class
+DRAWS: Final = 10  # How often these are drawn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,6 +141,38 @@ def knn(
     return accuracy("kNN top-1", predicted == test.labels, protocol, rows)
 
 
+def knn_grid(train: Embeddings, test: Embeddings) -> list[Measure]:
+    """Measure kNN at every `k` of `KS` and temperature of `TEMPERATURES`, and by plain majority.
+
+    All of them from one search. None of them is chosen: the best of several on test images would
+    be too good.
+    """
+    scored = np.flatnonzero(test.labels != UNKNOWN)
+    train, test = train.labeled(), test.labeled()
+    if not len(train) or not len(test):
+        raise DataError("kNN needs labeled training images and labeled test images")
+    ks = [k for k in KS if k <= len(train)] or [len(train)]
+    classes, numbers = np.unique(train.labels, return_inverse=True)
+    similarity, index = nearest(train.tensor, test.tensor, max(ks))
+    voters = torch.from_numpy(numbers)[index]
+    of = f"{len(train)} training images, {len(test)} test images{_unseen(train, test)}"
+
+    def measure(k: int, temperature: float, name: str, kind: str) -> Measure:
+        rows = max(1, TALLIED // len(classes))
+        pieces = zip(similarity[:, :k].split(rows), voters[:, :k].split(rows), strict=True)
+        winners = [
+            tally(values, own, temperature=temperature, num_classes=len(classes)).argmax(dim=1)
+            for values, own in pieces
+        ]
+        correct = classes[torch.cat(winners).cpu().numpy()] == test.labels
+        protocol = f"{kind} kNN by cosine, k {k}, bank of {of}"
+        return accuracy(f"kNN k {k}, {name}", correct, protocol, scored)
+
+    votes = [(t, f"t {t:g}", f"temperature {t:g}, weighted") for t in TEMPERATURES]
+    votes.append((float("inf"), "majority", "unweighted"))
+    return [measure(k, *kind) for k in ks for kind in votes]
+
+
 def predict(
     bank: Float[Tensor, "bank dim"],
     labels: Shaped[np.ndarray, " bank"],
@@ -171,6 +219,103 @@ def linear_probe(train: Embeddings, test: Embeddings, *, seed: int) -> Measure:
     )
     correct = probe.predict(test.tensor) == test.labels
     return accuracy("linear probe", correct, protocol, rows)
+
+
+# A few labels
+
+
+def few_shot(train: Embeddings, test: Embeddings, *, seed: int) -> list[Measure]:
+    """Measure classifiers from 1, 2, 5 and 10 labeled training images per class.
+
+    Nearest class mean and logistic regression, on unit features minus the mean of all training
+    images, which needs no label. Their accuracy on all test images is averaged over `DRAWS` draws
+    of the training images. The interval is that of this mean: it covers which images happened to
+    be labeled, but neither other test images nor another training of the encoder.
+    """
+    test = test.labeled()
+    mean, train = train.tensor.mean(dim=0), train.labeled()
+    classes, numbers = np.unique(train.labels, return_inverse=True)
+    if len(classes) < 2 or not len(test):
+        raise DataError("few-shot needs labeled test images, and training images of two classes")
+    x, queries, y = centered(train.tensor, mean), centered(test.tensor, mean), numbers
+    measures = []
+    for shots in SHOTS:
+        scores: dict[str, list[float]] = {"class mean": [], "logistic": []}
+        for draw in range(DRAWS):
+            rows = torch.from_numpy(draw_shots(y, shots, seed, draw))
+            few = x[rows], torch.from_numpy(y)[rows], len(classes), queries
+            for name, classify in (
+                ("class mean", nearest_class_mean),
+                ("logistic", logistic_regression),
+            ):
+                correct = classes[classify(*few).numpy()] == test.labels
+                scores[name].append(float(correct.mean()))
+        fewer = int((np.bincount(y) < shots).sum())
+        measures += [
+            _mean_of_draws(
+                f"{shots}-shot {name}", np.array(values), _few_shot_protocol(name, shots, fewer)
+            )
+            for name, values in scores.items()
+        ]
+    of = f", {len(classes)} classes, {len(test)} test images{_unseen(train, test)}"
+    return [replace(measure, protocol=measure.protocol + of) for measure in measures]
+
+
+def _few_shot_protocol(name: str, shots: int, fewer: int) -> str:
+    kinds = {
+        "class mean": "nearest class mean",
+        "logistic": f"logistic regression, C {STRENGTH:g}",
+    }
+    lacking = f", {fewer} classes have fewer and give all they have" if fewer else ""
+    return (
+        f"{kinds[name]} of {shots} training images per class{lacking}, unit features minus the "
+        f"mean of all training images, mean of {DRAWS} draws; interval of this mean over draws "
+        "(Student), test images fixed"
+    )
+
+
+def _mean_of_draws(name: str, values: Float[np.ndarray, " draws"], protocol: str) -> Measure:
+    low, high = mean_interval(values)
+    return Measure(name, float(values.mean()), max(0.0, low), min(1.0, high), protocol)
+
+
+# Retrieval
+
+
+def retrieval(train: Embeddings, test: Embeddings, *, seed: int) -> list[Measure]:
+    """Measure how early a test image's class comes among all training images, by cosine.
+
+    mAP, mAP@R and recall@1; images of the query's own group are not ranked.
+    """
+    scored = np.flatnonzero(test.labels != UNKNOWN)
+    train, test = train.labeled(), test.labeled()
+    if not len(train) or not len(test):
+        raise DataError("retrieval needs labeled training images and labeled test images")
+    result = retrieve(
+        train.tensor,
+        train.labels,
+        test.tensor,
+        test.labels,
+        bank_groups=train.groups,
+        query_groups=test.groups,
+    )
+    n = len(result.rows)
+    if not n:
+        raise DataError("retrieval needs test images of the classes of training images")
+    without = len(test) - n
+    left_out = f" ({without} more have no training image of their class)" if without else ""
+    protocol = f"{n} test images{left_out} as queries, {len(train)} training images by cosine"
+
+    def mean(name: str, kind: str, values: Float[np.ndarray, " n"]) -> Measure:
+        low, high = bootstrap(lambda rows: float(values[rows].mean()), n, seed=seed)
+        remark = f"{kind}: {protocol}; interval over queries, as if images were independent"
+        return Measure(name, float(values.mean()), low, high, remark)
+
+    return [
+        mean("retrieval mAP", "mean average precision", result.average_precision),
+        mean("retrieval mAP@R", "Musgrave et al. 2020", result.average_precision_at_r),
+        accuracy("retrieval recall@1", result.first_correct, protocol, scored[result.rows]),
+    ]
 
 
 # Clusters
@@ -259,6 +404,7 @@ def geometry(test: Embeddings) -> list[Measure]:
         "feature std": (feature_std(x), "unit features, times the root of the dimension"),
         "mean cosine": (mean_cosine(x), "over pairs of different images"),
         "uniformity": (uniformity(x), "unit features, t 2, over pairs of different images"),
+        "RankMe": (rankme(x), f"features as they are, not centered, dimension {x.shape[1]}"),
     }
     if view is not None:
         y, k = view.tensor, min(NEIGHBORS, len(rows) - 1)
@@ -274,3 +420,25 @@ def geometry(test: Embeddings) -> list[Measure]:
         Measure(name, float(value), None, None, f"{protocol}, {images}")
         for name, (value, protocol) in measures.items()
     ]
+
+
+def spectral_decay(test: Embeddings) -> list[Measure]:
+    """Measure alpha-ReQ of the same images as `geometry`; no interval."""
+    view = test.second_view
+    rows = geometry_rows(len(test)) if view is None else view.rows
+    x = test.tensor[torch.from_numpy(rows)]
+    protocol = (
+        f"exponent of eigenvalues {FIRST} to {min(LAST, min(len(x) - 1, x.shape[1]) // 2)} of the "
+        f"covariance, dimension {x.shape[1]}, {len(x)} of {len(test)} test images"
+    )
+    return [Measure("alpha-ReQ", float(alpha_req(x)), None, None, protocol)]
+
+
+def lidar_rank(views: Float[Tensor, "images views dim"], num_images: int) -> list[Measure]:
+    """Measure LiDAR of augmented views of some of `num_images` test images; no interval."""
+    images, count, dim = views.shape
+    protocol = (
+        f"{count} augmented views of each of {images} of {num_images} test images, dimension "
+        f"{dim}, features as they are, ridge {RIDGE:g}"
+    )
+    return [Measure("LiDAR", float(lidar(views)), None, None, protocol)]

@@ -31,6 +31,27 @@ def wilson(successes: int, total: int, confidence: float = 0.95) -> tuple[float,
     return max(0.0, (center - half) / shrink), min(1.0, (center + half) / shrink)
 
 
+def mean_interval(
+    values: Float[np.ndarray, " n"], confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval of the mean of a normal law from a few independent values (Student 1908).
+
+    Returns:
+        Its two ends; the whole line of numbers if there are fewer than two values.
+
+    >>> low, high = mean_interval(np.array([0.5, 0.6, 0.7]))
+    >>> f"{low:.3f} {high:.3f}"
+    '0.352 0.848'
+    """
+    from scipy.special import stdtrit
+
+    if len(values) < 2:
+        return -np.inf, np.inf
+    quantile = float(stdtrit(len(values) - 1, (1 + confidence) / 2))
+    half = quantile * float(values.std(ddof=1)) / len(values) ** 0.5
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
 def bootstrap(
     statistic: Callable[[Int[np.ndarray, " n"]], float],
     n: int,

@@ -156,9 +156,23 @@ def vote(
     `exclude_self` the queries are the bank, and no image votes for itself.
     """
     similarity, index = nearest(bank, queries, k, exclude_self=exclude_self)
-    weights = torch.softmax(similarity / temperature, dim=1)
     classes = torch.from_numpy(bank_labels).to(index)[index]
-    scores = weights.new_zeros(len(queries), num_classes)
+    return tally(similarity, classes, temperature=temperature, num_classes=num_classes)
+
+
+def tally(
+    similarity: Float[Tensor, "queries k"],
+    classes: Int[Tensor, "queries k"],
+    *,
+    temperature: float,
+    num_classes: int,
+) -> Float[Tensor, "queries num_classes"]:
+    """Add up the votes of each query's neighbors by their classes; see `vote`.
+
+    A temperature of infinity is the plain majority, in which all neighbors count alike.
+    """
+    weights = torch.softmax(similarity / temperature, dim=1)
+    scores = weights.new_zeros(len(similarity), num_classes)
     return scores.scatter_add_(1, classes, weights)
 
 

@@ -1,0 +1,90 @@
+"""Retrieval: how early images of a query's class come among the most similar ones."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Int
+from torch import Tensor
+
+from nearkin.measures.neighbors import held_at_once
+from nearkin.objectives import unit
+from nearkin.objectives.fused import blocks, product
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """Scores of single queries; their means are mAP, mAP@R and recall@1."""
+
+    rows: Int[np.ndarray, " scored"]  # The queries with a relevant image; the others have none
+    average_precision: Float[np.ndarray, " scored"]
+    average_precision_at_r: Float[np.ndarray, " scored"]
+    first_correct: Bool[np.ndarray, " scored"]  # Whether the most similar image is relevant
+
+
+def retrieve(
+    bank: Float[Tensor, "bank dim"],
+    bank_labels: Int[np.ndarray, " bank"],
+    queries: Float[Tensor, "queries dim"],
+    query_labels: Int[np.ndarray, " queries"],
+    *,
+    bank_groups: Int[np.ndarray, " bank"] | None = None,
+    query_groups: Int[np.ndarray, " queries"] | None = None,
+) -> Retrieval:
+    """Rank the whole bank by cosine similarity to each query; images of its class are relevant.
+
+    With R relevant images, at ranks r_1 < ... < r_R,
+
+        AP = 1/R sum_i i / r_i,    AP@R = 1/R sum_{i: r_i <= R} i / r_i
+
+    AP@R is that of Musgrave et al. 2020 (arXiv:2003.08505, section 3.2). Equally similar images
+    share the last rank among them, as in scikit-learn's `average_precision_score`: nothing
+    depends on their order. Images of a query's own group, such as a burst, are not ranked.
+
+    Exact; in O(bank log bank) per query, and with few similarities in memory at once.
+    """
+    order = np.argsort(bank_labels, kind="stable")  # a class is one piece of the bank
+    labels, bank = bank_labels[order], unit(bank[torch.from_numpy(order)])
+    starts, ends = (np.searchsorted(labels, query_labels, side) for side in ("left", "right"))
+    own = bank_groups is not None and query_groups is not None
+    if own and not np.isin(query_groups, bank_groups).any():
+        own = False
+    scores: dict[int, tuple[float, float, bool]] = {}
+    rows = max(1, held_at_once(bank.device) // max(len(bank), 1))
+    for block in blocks(len(queries), rows):
+        similarity = product(unit(queries[block]), bank.T).cpu().numpy()
+        if own:
+            assert bank_groups is not None
+            assert query_groups is not None
+            similarity[query_groups[block, None] == bank_groups[order]] = -np.inf
+        ascending = np.sort(similarity, axis=1)
+        for row, place in enumerate(range(block.start, block.stop)):
+            relevant = slice(int(starts[place]), int(ends[place]))
+            score = _score(similarity[row], ascending[row], relevant)
+            if score is not None:
+                scores[place] = score
+    columns = zip(*scores.values(), strict=True) if scores else ((), (), ())
+    ap, ap_at_r, first = columns
+    return Retrieval(
+        np.array(list(scores), np.int64),
+        np.array(ap, np.float64),
+        np.array(ap_at_r, np.float64),
+        np.array(first, bool),
+    )
+
+
+def _score(
+    similarity: Float32[np.ndarray, " bank"],
+    ascending: Float32[np.ndarray, " bank"],
+    relevant: slice,
+) -> tuple[float, float, bool] | None:
+    """Score one query: AP, AP@R, and whether the first is relevant; None without any relevant."""
+    values = np.sort(similarity[relevant])
+    values = values[values > -np.inf]
+    if not len(values):
+        return None
+    rank = len(ascending) - np.searchsorted(ascending, values, "left")
+    precision = (len(values) - np.searchsorted(values, values, "left")) / rank
+    first = relevant.start <= int(similarity.argmax()) < relevant.stop
+    at_r = float(precision[rank <= len(values)].sum()) / len(values)
+    return float(precision.mean()), at_r, first
