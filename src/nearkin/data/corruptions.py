@@ -61,7 +61,7 @@ def corrupt(
     pixels = image.astype(np.float32) / 255
     scale = side / REFERENCE[is_small]
     result = corruption.apply(pixels, strength, scale, np.random.default_rng(key))
-    return np.rint(255 * result.clip(0, 1)).astype(np.uint8)
+    return np.asarray(np.rint(255 * result.clip(0, 1)), np.uint8)
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,13 @@ class CorruptedSource:
 
 
 def _gaussian_noise(x: Pixels, strength: Strength, _scale: float, rng: Generator) -> Pixels:
-    return x + strength[0] * rng.standard_normal(x.shape, np.float32)
+    noise: np.ndarray = rng.standard_normal(x.shape, np.float32)
+    return x + np.float32(strength[0]) * noise
 
 
 def _shot_noise(x: Pixels, strength: Strength, _scale: float, rng: Generator) -> Pixels:
     """Count photons: `strength` of them in a white pixel."""
-    return (rng.poisson(x * strength[0]) / strength[0]).astype(np.float32)
+    return np.asarray(rng.poisson(x * strength[0]) / strength[0], np.float32)
 
 
 def _impulse_noise(x: Pixels, strength: Strength, _scale: float, rng: Generator) -> Pixels:
@@ -146,7 +147,8 @@ def _zoom_blur(x: Pixels, strength: Strength, _scale: float, _rng: Generator) ->
     """Average over enlargements from 1 to the strongest, in steps."""
     largest, step = strength
     zooms = np.arange(1, largest + step / 2, step)
-    return (x + sum(_zoomed(x, float(zoom)) for zoom in zooms)) / (len(zooms) + 1)
+    total = x + sum(_zoomed(x, float(zoom)) for zoom in zooms)
+    return np.asarray(total / (len(zooms) + 1))
 
 
 def _zoomed(
@@ -181,7 +183,8 @@ def _fog(x: Pixels, strength: Strength, _scale: float, rng: Generator) -> Pixels
     thickness, decay = strength
     whitest = x.max()
     fog = _clouds(x.shape[:2], decay, rng)[..., None]
-    return (x + thickness * fog) * whitest / (whitest + thickness)
+    foggy: np.ndarray = (x + thickness * fog) * whitest / (whitest + thickness)
+    return foggy
 
 
 def _clouds(
@@ -195,7 +198,7 @@ def _clouds(
         total += height * np.asarray(grid.resize((side, side), Image.Resampling.BICUBIC))
         size, height = 2 * size, height / decay
     total = total[: shape[0], : shape[1]]
-    return (total - total.min()) / max(np.ptp(total), 1e-6)
+    return np.asarray((total - total.min()) / max(np.ptp(total), 1e-6))
 
 
 def _snow(x: Pixels, strength: Strength, scale: float, rng: Generator) -> Pixels:
@@ -207,14 +210,16 @@ def _snow(x: Pixels, strength: Strength, scale: float, rng: Generator) -> Pixels
     flakes = _streak(flakes, radius * scale, sigma * scale, rng.uniform(-135, -45)).clip(0, 1)
     gray = (x @ np.array([0.299, 0.587, 0.114], np.float32))[..., None]
     paler = kept * x + (1 - kept) * np.maximum(x, 1.5 * gray + 0.5)
-    return paler + flakes + flakes[::-1, ::-1]
+    snowy: np.ndarray = paler + flakes + flakes[::-1, ::-1]
+    return snowy
 
 
 def _brightness(x: Pixels, strength: Strength, _scale: float, _rng: Generator) -> Pixels:
     """Raise the value of each pixel, of hue, saturation and value."""
     value = x.max(axis=2, keepdims=True)
     raised = (value + strength[0]).clip(max=1)
-    return np.where(value > 0, x * (raised / np.maximum(value, 1e-6)), raised)
+    brighter: np.ndarray = np.where(value > 0, x * (raised / np.maximum(value, 1e-6)), raised)
+    return brighter
 
 
 # Digital
@@ -222,7 +227,8 @@ def _brightness(x: Pixels, strength: Strength, _scale: float, _rng: Generator) -
 
 def _contrast(x: Pixels, strength: Strength, _scale: float, _rng: Generator) -> Pixels:
     mean = x.mean(axis=(0, 1), keepdims=True)
-    return (x - mean) * strength[0] + mean
+    flatter: np.ndarray = (x - mean) * strength[0] + mean
+    return flatter
 
 
 def _elastic(x: Pixels, strength: Strength, _scale: float, rng: Generator) -> Pixels:

@@ -1,6 +1,6 @@
 """All measures of an encoder, beside their floors: its start, an untrained network, pixels."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,29 +12,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nearkin.config import Augment
-from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, CenterCrops
+from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
-from nearkin.data.order import Order
 from nearkin.data.split import Split
-from nearkin.data.views import normalize
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, DivergedError
-from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode, encode_images
-from nearkin.evaluation.measures import (
-    Measure,
-    clusters,
-    geometry,
-    geometry_rows,
-    knn,
-    linear_probe,
-    num_neighbors,
-    view_retrieval,
-)
+from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
+from nearkin.evaluation.measures import Measure, geometry_rows, num_neighbors
+from nearkin.evaluation.protocols import PROTOCOLS, QUICK, Entry, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, compare_with_start, stored_comparison
+from nearkin.evaluation.views import ImageViews, pixel_encoder, second_view
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress, tracked, under
 from nearkin.tables import aligned
+from nearkin.types import UNKNOWN
 
 # Columns that are headed by another name than their own.
 TITLES: Final = {
@@ -46,15 +37,6 @@ TITLES: Final = {
 SIDE: Final = 32  # Raw pixels are those of crops of so many pixels a side
 PIXEL_BANK: Final = 50_000  # Training images, at most, whose raw pixels are measured
 PIECE: Final = 1024  # Images of raw pixels that are centered at once
-
-# What is measured of training and test embeddings, with the `k` of kNN and a seed.
-MEASURES: Final[Mapping[str, Callable[[Embeddings, Embeddings, int, int], list[Measure]]]] = {
-    "kNN top-1": lambda train, test, k, _: [knn(train, test, k=k)],
-    "linear probe": lambda train, test, _, seed: [linear_probe(train, test, seed=seed)],
-    "clusters": lambda _train, test, _k, seed: clusters(test, seed=seed),
-    "view retrieval": lambda _train, test, _k, _seed: view_retrieval(test),
-    "geometry": lambda _train, test, _k, _seed: geometry(test),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +89,8 @@ def evaluate_tables(
     *,
     seed: int,
     k: int = 200,
+    protocol: str = QUICK,
+    image_views: Mapping[str, ImageViews] | None = None,
     collapsed: bool = False,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Evaluation:
@@ -117,23 +101,46 @@ def evaluate_tables(
     kNN and what the probe learns from. The labels of test images decide nothing but the scores.
     If one of the floors is the `start` of a training, the encoder is compared with it image by
     image; `collapsed` says whether the embeddings of that training have collapsed.
+
+    `protocol` names what is measured, see `nearkin.evaluation.protocols`. For measures that need
+    more than features, `image_views` has the images of each table.
     """
+    entries = chosen(protocol)
     measures: dict[str, list[Measure]] = {}
     left_out: dict[str, str] = {}
     for name, (train, test) in tables.items():
         for embeddings in (train, test, test.second_view):
             _check_finite(embeddings)
-        progress, measures[name] = under(name, on_progress), []
-        for done, (title, measure) in enumerate(MEASURES.items()):
-            progress(done, len(MEASURES), title)
-            try:
-                measures[name] += measure(train, test, k, seed)
-            except DataError as error:
-                left_out[title] = str(error)
-        progress(len(MEASURES), len(MEASURES), "measured")
+        views = (image_views or {}).get(name)
+        inputs = Inputs(train, test, k, seed, views)
+        measures[name], missing = _measured(inputs, entries, under(name, on_progress))
+        left_out |= missing
     train, test = next(iter(tables.values()))
+    evaluation = Evaluation({"train": len(train), "test": len(test)}, measures, left_out)
+    if not set(PROTOCOLS[QUICK].entries) <= set(entries):
+        return evaluation  # the verdict is on the same measures always
     comparison = compare_with_start(measures, test.groups, collapsed=collapsed)
-    return Evaluation({"train": len(train), "test": len(test)}, measures, left_out, comparison)
+    return replace(evaluation, comparison=comparison)
+
+
+def _measured(
+    inputs: Inputs, entries: Iterable[Entry], on_progress: ProgressCallback
+) -> tuple[list[Measure], dict[str, str]]:
+    """Take the measures of one table of features; also return what could not be, and why."""
+    measures, left_out, entries = list[Measure](), dict[str, str](), tuple(entries)
+    for done, entry in enumerate(entries):
+        on_progress(done, len(entries), entry.title)
+        try:
+            taken = entry.measure(inputs)
+        except DataError as error:
+            left_out[entry.title] = str(error)
+        else:
+            # Without outcomes, measures of other protocols do not count in the verdict.
+            measures += (
+                taken if entry.compared else [replace(each, outcome=None) for each in taken]
+            )
+    on_progress(len(entries), len(entries), "measured")
+    return measures, left_out
 
 
 def _check_finite(embeddings: Embeddings | None) -> None:
@@ -154,6 +161,7 @@ def evaluate_split(
     workers: int,
     augment: Augment,
     device: torch.device,
+    protocol: str = QUICK,
     collapsed: bool = False,
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[Evaluation, Embeddings]:
@@ -170,6 +178,7 @@ def evaluate_split(
         workers: Processes that decode photographs.
         augment: Augmentation of the second view of some images.
         device: Where to compute.
+        protocol: What is measured; see `nearkin.evaluation.protocols`.
         collapsed: Whether the embeddings of its training have collapsed, for the verdict on one
             that has a `start` among its floors.
         on_progress: Receives the progress.
@@ -177,6 +186,7 @@ def evaluate_split(
     Returns:
         The measures, and the encoder's embeddings of all images, normalized, in their order.
     """
+    entries = chosen(protocol)  # a wrong name is refused before anything is computed
     images = {"train": split.train} | ({"test": split.test} if len(split.test) else {})
     parts_of = partial(_encode_parts, seed=seed, workers=workers, augment=augment, device=device)
     encoded = parts_of(encoder, images, on_progress=under("encoder", on_progress))
@@ -187,10 +197,22 @@ def evaluate_split(
         progress = under(TITLES.get(name, name), on_progress)
         tables[name] = parts_of(floor, images, on_progress=progress)
     tables["pixels"] = _raw_pixels(images, workers, on_progress)
+    views = {}
+    if any(entry.needs_images for entry in entries):
+        views_of = partial(
+            _image_views, seed=seed, workers=workers, augment=augment, device=device
+        )
+        views = views_of({"encoder": encoder, **floors}, images, on_progress=on_progress)
     k = num_neighbors(len(encoded["train"].labeled()))
     pairs = {name: _train_and_test(parts) for name, parts in tables.items()}
     evaluation = evaluate_tables(
-        pairs, seed=seed, k=k, collapsed=collapsed, on_progress=on_progress
+        pairs,
+        seed=seed,
+        k=k,
+        protocol=protocol,
+        image_views=views,
+        collapsed=collapsed,
+        on_progress=on_progress,
     )
     sizes = {name: len(part) for name, part in encoded.items()}  # no test where none is held out
     return replace(evaluation, sizes=sizes), _joined(split, encoded)
@@ -213,33 +235,38 @@ def _encode_parts(
     encoded = {name: encode_part(part) for name, part in images.items()}
     scored = list(images)[-1]
     readable = images[scored].subset(encoded[scored].rows)
-    view = _second_view(encoder, readable, seed, augment, device)
+    chosen = geometry_rows(len(readable))
+    view = second_view(encoder, readable, chosen, seed=seed, augment=augment, device=device)
     return encoded | {scored: replace(encoded[scored], second_view=view)}
+
+
+def _image_views(
+    encoders: Mapping[str, Encoder],
+    images: Mapping[str, Images],
+    *,
+    seed: int,
+    workers: int,
+    augment: Augment,
+    device: torch.device,
+    on_progress: ProgressCallback,
+) -> dict[str, ImageViews]:
+    """Return the images of each table with its encoder, raw pixels included."""
+    train, few = images["train"], images["train"].spread(PIXEL_BANK)
+    # Where nothing is held out there are no labels to score with; see `_train_and_test`.
+    test = images.get("test", replace(train, labels=np.full_like(train.labels, UNKNOWN)))
+    tables = {name: (encoder, train) for name, encoder in encoders.items()}
+    tables["pixels"] = pixel_encoder(few, SIDE, workers), few
+    return {
+        name: ImageViews(
+            encoder, bank, test, seed, workers, augment, device, under(name, on_progress)
+        )
+        for name, (encoder, bank) in tables.items()
+    }
 
 
 def _train_and_test(parts: Mapping[str, Embeddings]) -> tuple[Embeddings, Embeddings]:
     """Where nothing is held out, training images are a test of nothing but geometry."""
     return parts["train"], parts.get("test", parts["train"].unlabeled())
-
-
-def _second_view(
-    encoder: Encoder, images: Images, seed: int, augment: Augment, device: torch.device
-) -> Embeddings:
-    """Embeddings of some of the images, augmented as in training: they should hardly differ."""
-    chosen = geometry_rows(len(images))
-    some = images.subset(chosen)
-    batches = Batches(
-        some,
-        views_of(augment, ("strong",)),
-        image_size=encoder.image_size,
-        order=Order(len(some), 1, seed),
-        device=device,
-    )
-    rows = np.arange(len(some))
-    pieces = np.array_split(rows, range(256, len(some), 256))
-    features = encode(encoder, (normalize(batches.views(0, piece)[0]) for piece in pieces))
-    own = np.setdiff1d(rows, list(batches.bad))  # the others show another image's view
-    return embeddings_of(some.subset(own), features.numpy()[own], chosen[own])
 
 
 def _raw_pixels(

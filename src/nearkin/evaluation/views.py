@@ -31,7 +31,8 @@ class ImageViews:
     """An encoder with the images that it is measured on, for measures that take further views."""
 
     encoder: Encoder
-    test: Images  # Readable ones, in the order of their embeddings
+    train: Images  # Readable ones, in the order of their embeddings
+    test: Images
     seed: int
     workers: int
     augment: Augment

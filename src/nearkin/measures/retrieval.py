@@ -46,25 +46,23 @@ def retrieve(
     order = np.argsort(bank_labels, kind="stable")  # a class is one piece of the bank
     labels, bank = bank_labels[order], unit(bank[torch.from_numpy(order)])
     starts, ends = (np.searchsorted(labels, query_labels, side) for side in ("left", "right"))
-    own = bank_groups is not None and query_groups is not None
-    if own and not np.isin(query_groups, bank_groups).any():
-        own = False
+    groups = None  # of the bank and the queries, if any image of the one is with one of the other
+    if bank_groups is not None and query_groups is not None:
+        if np.isin(query_groups, bank_groups).any():
+            groups = bank_groups[order], query_groups
     scores: dict[int, tuple[float, float, bool]] = {}
     rows = max(1, held_at_once(bank.device) // max(len(bank), 1))
     for block in blocks(len(queries), rows):
         similarity = product(unit(queries[block]), bank.T).cpu().numpy()
-        if own:
-            assert bank_groups is not None
-            assert query_groups is not None
-            similarity[query_groups[block, None] == bank_groups[order]] = -np.inf
+        if groups is not None:
+            similarity[groups[1][block, None] == groups[0]] = -np.inf
         ascending = np.sort(similarity, axis=1)
         for row, place in enumerate(range(block.start, block.stop)):
             relevant = slice(int(starts[place]), int(ends[place]))
             score = _score(similarity[row], ascending[row], relevant)
             if score is not None:
                 scores[place] = score
-    columns = zip(*scores.values(), strict=True) if scores else ((), (), ())
-    ap, ap_at_r, first = columns
+    ap, ap_at_r, first = zip(*scores.values(), strict=True) if scores else ((), (), ())
     return Retrieval(
         np.array(list(scores), np.int64),
         np.array(ap, np.float64),

@@ -100,7 +100,8 @@ def _gram(x: Float64[Tensor, "n d"]) -> Float64[Tensor, "side side"]:
 
 def _eigenvalues(symmetric: Float64[Tensor, "side side"]) -> Float64[Tensor, " side"]:
     """Return the eigenvalues, the largest first; rounding makes none of them negative."""
-    return torch.linalg.eigvalsh(symmetric).flip(0).clamp(min=0)
+    values: Tensor = torch.linalg.eigvalsh(symmetric)
+    return values.flip(0).clamp(min=0)
 
 
 def _smooth_rank(values: Float64[Tensor, " values"], epsilon: float) -> Float64[Tensor, ""]:

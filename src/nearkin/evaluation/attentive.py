@@ -1,0 +1,94 @@
+"""Attentive probe: how much of the classes is in the tokens that the pooling averages away."""
+
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nearkin.data.batches import CenterCrops
+from nearkin.data.images import Images
+from nearkin.errors import DataError, UsageError
+from nearkin.evaluation.embeddings import Embeddings, encode_pixels
+from nearkin.evaluation.measures import Measure, accuracy
+from nearkin.evaluation.views import ImageViews, RawPixels
+from nearkin.measures.attentive import HEADS, AttentiveProbe, train_attentive_probe
+from nearkin.measures.probe import train_probe
+from nearkin.networks.tokens import TokenFeatures
+from nearkin.pace import ProgressCallback, ignore_progress, tracked
+from nearkin.types import UNKNOWN
+
+HELD: Final = 2**26  # Numbers of the training images' tokens that are held, 256 MiB in float32
+TRAINED: Final = 5_000  # Training images at the most, and test images
+PIECE: Final = 256  # Test images whose tokens are held at once
+
+
+def attentive_probe(
+    views: ImageViews, train: Embeddings, test: Embeddings, *, seed: int
+) -> list[Measure]:
+    """Measure an attentive probe on the tokens of some images, and a linear one on the same images.
+
+    Tokens take hundreds of times the memory of features, so that few training images fit; the
+    linear probe on the features of these few is the number to compare with. Raw pixels have no
+    tokens and are not measured.
+    """
+    if isinstance(views.encoder.backbone.body, RawPixels):
+        return []
+    try:
+        network = TokenFeatures(views.encoder.backbone, views.encoder.image_size).eval()
+    except UsageError as error:
+        raise DataError(str(error)) from error
+    most = max(1, min(TRAINED, HELD // (network.num_tokens * network.dim)))
+    rows = _spread(np.flatnonzero(train.labels != UNKNOWN), most)
+    scored = _spread(np.flatnonzero(test.labels != UNKNOWN), TRAINED)
+    few, test = train.subset(rows), test.subset(scored)
+    if len(np.unique(few.labels)) < 2 or not len(scored):
+        raise DataError("the attentive probe needs labeled images of two classes or more")
+    tokens = _tokens(network, views, views.train.subset(rows), views.on_progress)
+    probe, _ = train_attentive_probe(
+        tokens.to(views.device), few.labels, seed=seed, groups=few.groups
+    )
+    correct = _predict(probe, network, views, views.test.subset(scored)) == test.labels
+    linear = train_probe(few.tensor, few.labels, seed=seed, groups=few.groups)
+    protocol = (
+        f"{HEADS} heads on {network.num_tokens} tokens, C {probe.strength:g} chosen on training "
+        f"images, {len(rows)} training images, {len(test)} test images"
+    )
+    same = f"as the attentive probe, on features: {len(rows)} training images, {len(test)} test"
+    return [
+        accuracy("attentive probe", correct, protocol, scored),
+        accuracy(
+            "linear probe, same images",
+            linear.predict(test.tensor) == test.labels,
+            f"{same} images, C {linear.strength:g}",
+            scored,
+        ),
+    ]
+
+
+def _spread(rows: Int[np.ndarray, " n"], most: int) -> Int[np.ndarray, " chosen"]:
+    """Return at most so many of the rows, evenly spread."""
+    return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64))]
+
+
+def _tokens(
+    network: TokenFeatures,
+    views: ImageViews,
+    images: Images,
+    on_progress: ProgressCallback = ignore_progress,
+) -> Float[Tensor, "n tokens dim"]:
+    crops = CenterCrops(images, views.encoder.preprocessing, workers=views.workers)
+    pieces = tracked(crops, len(images), "tokens", on_progress)
+    flat = encode_pixels(network, pieces, views.device)
+    return flat.unflatten(1, (network.num_tokens, network.dim))
+
+
+def _predict(
+    probe: AttentiveProbe, network: TokenFeatures, views: ImageViews, images: Images
+) -> Int[np.ndarray, " n"]:
+    predicted = []
+    for piece in np.array_split(np.arange(len(images)), range(PIECE, len(images), PIECE)):
+        tokens = _tokens(network, views, images.subset(piece))
+        predicted.append(probe.predict(tokens.to(views.device)))
+        views.on_progress(int(piece[-1]) + 1, len(images), "tokens of test images")
+    return np.concatenate(predicted)
