@@ -356,8 +356,9 @@ def test_without_labels_there_is_geometry_and_a_reason_for_the_rest():
     measures, left_out = measured(train, test)
     assert [m.name for m in measures][-2:] == ["alignment", "neighbor agreement"]
     assert measures[0].name == "view retrieval"
-    assert len(measures) == 7
-    assert set(left_out) == {"kNN top-1", "linear probe", "clusters"}
+    assert len(measures) == 8
+    assert set(left_out) == {"kNN top-1", "linear probe", "clusters", "alpha-ReQ"}
+    assert left_out.pop("alpha-ReQ") == "alpha-ReQ needs features of rank 32 or more; these have rank 6"
     assert all("label" in reason and "\n" not in reason for reason in left_out.values())
 
 
@@ -365,14 +366,14 @@ def test_a_single_class_is_recognized_but_cannot_be_probed():
     one = np.zeros(40, int)
     measures, left_out = measured(features(normal(40, 6), one), features(normal(40, 6), one))
     assert measures[0].value == 1
-    assert set(left_out) == {"linear probe", "clusters"}
+    assert set(left_out) == {"linear probe", "clusters", "alpha-ReQ"}
 
 
 def test_two_images_are_enough_not_to_fail():
     two = features(normal(2, 3), np.array([0, 1]), second_view=normal(2, 3, seed=1))
     measures, left_out = measured(two, two)
-    assert len(measures) == 12
-    assert not left_out
+    assert len(measures) == 13
+    assert set(left_out) == {"alpha-ReQ"}
 
 
 def test_classes_that_training_never_showed_are_named_in_the_protocols(table):

@@ -22,7 +22,7 @@ from nearkin.data.images import Source, read
 
 Pixels = Float[np.ndarray, "height width 3"]  # from 0 to 1
 Generator = np.random.Generator
-Strength = tuple[float, ...]
+Strength = tuple[float | int, ...]
 
 SEVERITIES: Final = (1, 2, 3, 4, 5)
 SMALL_SIDE: Final = 64  # Shorter side from which on strengths are those of ImageNet-C

@@ -26,7 +26,7 @@ PIECE: Final = 256  # Test images whose tokens are held at once
 def attentive_probe(
     views: ImageViews, train: Embeddings, test: Embeddings, *, seed: int
 ) -> list[Measure]:
-    """Measure an attentive probe on the tokens of some images, and a linear one on the same images.
+    """Measure an attentive probe on tokens, and a linear one on features of the same images.
 
     Tokens take hundreds of times the memory of features, so that few training images fit; the
     linear probe on the features of these few is the number to compare with. Raw pixels have no
@@ -80,7 +80,7 @@ def _tokens(
     crops = CenterCrops(images, views.encoder.preprocessing, workers=views.workers)
     pieces = tracked(crops, len(images), "tokens", on_progress)
     flat = encode_pixels(network, pieces, views.device)
-    return flat.unflatten(1, (network.num_tokens, network.dim))
+    return flat.reshape(len(flat), network.num_tokens, network.dim)
 
 
 def _predict(

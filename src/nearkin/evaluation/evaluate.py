@@ -135,10 +135,9 @@ def _measured(
         except DataError as error:
             left_out[entry.title] = str(error)
         else:
-            # Without outcomes, measures of other protocols do not count in the verdict.
-            measures += (
-                taken if entry.compared else [replace(each, outcome=None) for each in taken]
-            )
+            if not entry.compared:  # in the verdict, which looks at outcomes
+                taken = [replace(measure, outcome=None) for measure in taken]
+            measures += taken
     on_progress(len(entries), len(entries), "measured")
     return measures, left_out
 
@@ -199,10 +198,15 @@ def evaluate_split(
     tables["pixels"] = _raw_pixels(images, workers, on_progress)
     views = {}
     if any(entry.needs_images for entry in entries):
-        views_of = partial(
-            _image_views, seed=seed, workers=workers, augment=augment, device=device
+        views = _image_views(
+            {"encoder": encoder, **floors},
+            images,
+            seed=seed,
+            workers=workers,
+            augment=augment,
+            device=device,
+            on_progress=on_progress,
         )
-        views = views_of({"encoder": encoder, **floors}, images, on_progress=on_progress)
     k = num_neighbors(len(encoded["train"].labeled()))
     pairs = {name: _train_and_test(parts) for name, parts in tables.items()}
     evaluation = evaluate_tables(

@@ -404,7 +404,6 @@ def geometry(test: Embeddings) -> list[Measure]:
         "feature std": (feature_std(x), "unit features, times the root of the dimension"),
         "mean cosine": (mean_cosine(x), "over pairs of different images"),
         "uniformity": (uniformity(x), "unit features, t 2, over pairs of different images"),
-        "RankMe": (rankme(x), f"features as they are, not centered, dimension {x.shape[1]}"),
     }
     if view is not None:
         y, k = view.tensor, min(NEIGHBORS, len(rows) - 1)
@@ -422,16 +421,32 @@ def geometry(test: Embeddings) -> list[Measure]:
     ]
 
 
+def smooth_rank(test: Embeddings) -> list[Measure]:
+    """Measure RankMe of the same images as `geometry`; no interval."""
+    x = _geometry_features(test)
+    protocol = (
+        f"features as they are, not centered, dimension {x.shape[1]}, "
+        f"{len(x)} of {len(test)} test images"
+    )
+    return [Measure("RankMe", float(rankme(x)), None, None, protocol)]
+
+
 def spectral_decay(test: Embeddings) -> list[Measure]:
     """Measure alpha-ReQ of the same images as `geometry`; no interval."""
-    view = test.second_view
-    rows = geometry_rows(len(test)) if view is None else view.rows
-    x = test.tensor[torch.from_numpy(rows)]
+    x = _geometry_features(test)
     protocol = (
         f"exponent of eigenvalues {FIRST} to {min(LAST, min(len(x) - 1, x.shape[1]) // 2)} of the "
         f"covariance, dimension {x.shape[1]}, {len(x)} of {len(test)} test images"
     )
     return [Measure("alpha-ReQ", float(alpha_req(x)), None, None, protocol)]
+
+
+def _geometry_features(test: Embeddings) -> Float[Tensor, "n dim"]:
+    view = test.second_view
+    rows = geometry_rows(len(test)) if view is None else view.rows
+    if len(rows) < 2:
+        raise DataError("the spectrum of features needs two images or more")
+    return test.tensor[torch.from_numpy(rows)]
 
 
 def lidar_rank(views: Float[Tensor, "images views dim"], num_images: int) -> list[Measure]:

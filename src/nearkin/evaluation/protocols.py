@@ -18,6 +18,7 @@ from nearkin.evaluation.measures import (
     lidar_rank,
     linear_probe,
     retrieval,
+    smooth_rank,
     spectral_decay,
     view_retrieval,
 )
@@ -49,7 +50,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Measures that are taken together; if they cannot be, the evaluation says why under `title`."""
+    """Measures that are taken together or, for a reason given under `title`, not at all."""
 
     title: str
     measure: Callable[[Inputs], list[Measure]]
@@ -76,8 +77,9 @@ LINEAR = Entry(
 CLUSTERS = Entry("clusters", lambda of: clusters(of.test, seed=of.seed))
 GEOMETRY = (
     Entry("view retrieval", lambda of: view_retrieval(of.test), compared=True),
-    Entry("geometry", lambda of: geometry(of.test)),
+    Entry("RankMe", lambda of: smooth_rank(of.test)),
     Entry("alpha-ReQ", lambda of: spectral_decay(of.test)),
+    Entry("geometry", lambda of: geometry(of.test)),
 )
 LIDAR = Entry("LiDAR", _lidar, needs_images=True)
 

@@ -46,10 +46,9 @@ def retrieve(
     order = np.argsort(bank_labels, kind="stable")  # a class is one piece of the bank
     labels, bank = bank_labels[order], unit(bank[torch.from_numpy(order)])
     starts, ends = (np.searchsorted(labels, query_labels, side) for side in ("left", "right"))
-    groups = None  # of the bank and the queries, if any image of the one is with one of the other
+    groups = None
     if bank_groups is not None and query_groups is not None:
-        if np.isin(query_groups, bank_groups).any():
-            groups = bank_groups[order], query_groups
+        groups = bank_groups[order], query_groups
     scores: dict[int, tuple[float, float, bool]] = {}
     rows = max(1, held_at_once(bank.device) // max(len(bank), 1))
     for block in blocks(len(queries), rows):
