@@ -358,7 +358,10 @@ def test_without_labels_there_is_geometry_and_a_reason_for_the_rest():
     assert measures[0].name == "view retrieval"
     assert len(measures) == 8
     assert set(left_out) == {"kNN top-1", "linear probe", "clusters", "alpha-ReQ"}
-    assert left_out.pop("alpha-ReQ") == "alpha-ReQ needs features of rank 32 or more; these have rank 6"
+    assert (
+        left_out.pop("alpha-ReQ")
+        == "alpha-ReQ needs features of rank 32 or more; these have rank 6"
+    )
     assert all("label" in reason and "\n" not in reason for reason in left_out.values())
 
 

@@ -20,6 +20,8 @@ from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation import evaluate as evaluation
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.evaluate import evaluate_split
+from nearkin.evaluation.measures import geometry_rows
+from nearkin.evaluation.views import second_view
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
@@ -187,7 +189,7 @@ def test_where_nothing_is_held_out_only_geometry_is_measured(run, images):
     config = replace(RunFolder(run).settings()[0], val=0.0)
     parts = open_split(images, config)
     scores, table = _evaluated(run, parts, config)
-    assert set(scores.left_out) == {"kNN top-1", "linear probe", "clusters"}
+    assert set(scores.left_out) == {"kNN top-1", "linear probe", "clusters", "alpha-ReQ"}
     assert [m.name for m in scores.measures["encoder"]][-1] == "neighbor agreement"
     assert set(table.splits) == {"train"}
     assert scores.sizes == {"train": 18}
@@ -207,12 +209,13 @@ def test_the_second_view_is_made_of_the_images_that_are_looked_at(run, images, m
     monkeypatch.setattr("nearkin.evaluation.measures.GEOMETRY_IMAGES", 4)
     config, _ = RunFolder(run).settings()
     images = open_images(images)
-    view = evaluation._second_view(load(run), images, config.seed, config.augment, CPU)
+    settings = dict(seed=config.seed, augment=config.augment, device=CPU)
+    view = second_view(load(run), images, geometry_rows(20), **settings)
     # Rows 0, 5, 10 and 15 of the 20 are measured; both damaged images are not among them.
     assert view.rows.tolist() == [0, 5, 10, 15]
     assert len(view) == 4
     monkeypatch.setattr("nearkin.evaluation.measures.GEOMETRY_IMAGES", 20)
-    view = evaluation._second_view(load(run), images, config.seed, config.augment, CPU)
+    view = second_view(load(run), images, geometry_rows(20), **settings)
     assert view.rows.tolist() == [row for row in range(20) if images.names[row] not in BAD]
     assert len(view) == 18
 

@@ -135,7 +135,7 @@ def tango(
     Returns:
         Its two ends, within [-1, 1]; all of [-1, 1] if nothing was counted.
 
-    >>> "{:.3f} {:.3f}".format(*tango(1, 7, 21))
+    >>> "{:.3f} {:.3f}".format(*tango(1.0, 7.0, 21.0))
     '-0.517 -0.026'
     """
     if total <= 0:
