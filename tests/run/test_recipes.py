@@ -12,12 +12,15 @@ from nearkin.cli import main
 from nearkin.config import TrainConfig, read_toml
 from nearkin.data.augmentations import views_of
 from nearkin.data.opening import open_images
+from nearkin.encoders.encoder import write_encoder
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
+from nearkin.run.folder import RunFolder
 from nearkin.run.settings import checked_options, method_options, resolve
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.optimizer import LARS
 from nearkin.training.session import build
+from nearkin.training.teacher import open_teacher, with_teacher
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(ROOT.glob("recipes/cifar10/*.toml")) + sorted(
@@ -149,13 +152,23 @@ def images():
     return pixels, np.array(CLASSES)[np.arange(64) % len(CLASSES)]
 
 
-def small(path):
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    file = tmp_path_factory.mktemp("teacher") / "encoder.safetensors"
+    details = {"backbone": "tiny", "image_size": 16}
+    write_encoder(file, build_backbone("tiny", 16), details)
+    return str(file)
+
+
+def small(path, teacher):
     """A recipe for 64 images: fewer of them at a time, a tiny network, smaller sizes."""
     settings = read_toml(path)
     options = settings.pop("options")
     sizes = {key: min(value, 32) for key, value in options.items() if type(value) is int}
     if METHODS[settings["method"]].uses_labels:
         settings.setdefault("known", KNOWN)  # that of ImageNet is not a file's to say
+    if METHODS[settings["method"]].uses_teacher:
+        settings["teacher"] = teacher
     few = dict(epochs=1, batch_size=16, image_size=32, backbone="tiny", precision="fp32")
     return TrainConfig(**settings | few, options=options | sizes)
 
@@ -174,18 +187,20 @@ def due(settings, progress):
 
 
 @each_recipe
-def test_a_recipe_builds_and_trains(path, images):
+def test_a_recipe_builds_and_trains(path, images, teacher, tmp_path):
     """Four steps, of which the last comes after MoCo v1's first drop."""
     settings = read_toml(path)
     images = open_images(images)
-    config = resolve(small(path), images, CPU)
+    config = resolve(small(path, teacher), images, CPU)
     assert config.augment == settings["augment"]
-    method, batches = build(config, images, CPU)
+    folder = RunFolder(tmp_path)
+    encoder = open_teacher(folder, config)
+    method, batches = build(config, images, CPU, teacher=encoder)
     before = {name: p.detach().clone() for name, p in method.backbone.named_parameters()}
     optimizer = optimizer_for(method, config)
     total = config.epochs * batches.order.steps_per_epoch
     rates = []
-    fed = batches.between(0, total)
+    fed = with_teacher(folder, config, batches, encoder).between(0, total)
     for _, step in training_steps(config, method, optimizer, fed, start=0, total=total):
         assert step.loss.isfinite()
         rates += [group["lr"] for group in optimizer.param_groups if group["name"] == ""][:1]

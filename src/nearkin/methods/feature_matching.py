@@ -26,8 +26,8 @@ from nearkin.types import Batch, Encoded, Step
 class FeatureMatching(Method[None]):
     """The student's embedding of a view must be the teacher's feature vector of it.
 
-    The loss runs from 0 to 4. The projector is thrown away after training: the more layers it has,
-    the less the student's own features have to be those of the teacher.
+    The loss runs from 0 to 4. Student and teacher see the same weakly augmented view, as in the
+    paper, and the projector is left out after the training.
 
     Args:
         teacher_dim: Dimension of the teacher's features, and so of the embedding.
@@ -35,7 +35,7 @@ class FeatureMatching(Method[None]):
         hidden_dim: Hidden dimension of the projector; 0 is that of the features.
     """
 
-    views: ClassVar[tuple[str, ...]] = ("strong",)
+    views: ClassVar[tuple[str, ...]] = ("weak",)
     uses_teacher: ClassVar[bool] = True
     defaults: ClassVar[Defaults] = Defaults(
         augment="moco_v2", augment_small="moco_cifar", options={"num_layers": 2}

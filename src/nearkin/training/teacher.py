@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16
+from jaxtyping import Float, Float16, Int64
 from torch import Tensor
 
 from nearkin.config import TrainConfig
@@ -198,7 +198,7 @@ class TeacherFiles:
         write_sealed(self.path(epoch, first), self.key + features.tobytes())
 
     def rows(
-        self, epoch: int, rows: Float[np.ndarray, " rows"]
+        self, epoch: int, rows: Int64[np.ndarray, " rows"]
     ) -> Float16[np.ndarray, "rows views dim"]:
         """Read the features of some images."""
         features = np.empty((len(rows), self.num_views, self.dim), HALF)
