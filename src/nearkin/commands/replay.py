@@ -19,6 +19,7 @@ from nearkin.training import checkpoint
 from nearkin.training.checkpoint import not_finite
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.session import build
+from nearkin.training.teacher import open_teacher, with_teacher
 
 NAMED: Final = 5  # Images of the batch, or tensors of the state, whose names are given
 
@@ -49,11 +50,12 @@ def replay(
         raise UsageError(f"{run} has not diverged, so there is nothing to replay")
     split = open_split(stored if data is None else data, config)
     warnings = same_data(folder, split, sources_of(config))
-    method, batches = build(config, split.train, choose_device(device), network)
+    teacher = open_teacher(folder, config)
+    method, batches = build(config, split.train, choose_device(device), network, teacher)
     optimizer = optimizer_for(method, config)
     step = checkpoint.load(folder.diverged, method, optimizer).step
     before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"
-    batch = next(batches.between(step, step + 1))
+    batch = next(with_teacher(folder, config, batches, teacher).between(step, step + 1))
     total = int(config.epochs) * batches.order.steps_per_epoch
     total = max(total, step + 1)
     with _watched(method) as places:

@@ -80,9 +80,9 @@ def train(
         return Run(run_worker(data, network))
     config = _checked(config or TrainConfig(), network)
     path = Path(out) if out else default_folder(data, label(config.method), resume=resume)
-    source = Path(config.init_from).resolve()
-    if overwrite and config.init_from and source.is_relative_to(path.resolve()):
-        raise UsageError("--overwrite would remove the run that --init-from names; choose --out")
+    for name, source in (("--init-from", config.init_from), ("--teacher", config.teacher)):
+        if overwrite and source and Path(source).resolve().is_relative_to(path.resolve()):
+            raise UsageError(f"--overwrite would remove the run that {name} names; choose --out")
     with (
         opened(path, resume=resume, overwrite=overwrite) as folder,
         Logger(reporter or Silent(), folder.log) as log,

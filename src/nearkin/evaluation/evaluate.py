@@ -18,6 +18,7 @@ from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
+from nearkin.evaluation.kept import KeptShare, kept_shares, plain_shares, stored_shares
 from nearkin.evaluation.measures import Measure, geometry_rows, num_neighbors
 from nearkin.evaluation.protocols import PROTOCOLS, QUICK, Entry, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, compare_with_start, stored_comparison
@@ -41,12 +42,13 @@ PIECE: Final = 1024  # Images of raw pixels that are centered at once
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The measures of each table of features: `encoder`, `start`, `untrained`, `pixels`."""
+    """The measures of each table of features: `encoder`, `teacher`, `start`, `untrained`, ..."""
 
     sizes: Mapping[str, int]  # Number of images of each split
     measures: Mapping[str, list[Measure]]  # By table of features
     left_out: Mapping[str, str]  # What could not be measured, and why
     comparison: StartComparison | None = None  # With the start of the training, if it had one
+    kept: tuple[KeptShare, ...] = ()  # Of the accuracy of its teacher, if it had one
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -55,7 +57,8 @@ class Evaluation:
             for table, column in self.measures.items()
         }
         plain = {"sizes": self.sizes, "measures": measures, "left_out": self.left_out}
-        return plain | ({"comparison": self.comparison.to_dict()} if self.comparison else {})
+        plain |= {"comparison": self.comparison.to_dict()} if self.comparison else {}
+        return plain | plain_shares(self.kept)
 
     def rows(self) -> list[list[str]]:
         """Return cells of text: a heading, then a row per measure and a column per table."""
@@ -71,7 +74,7 @@ class Evaluation:
         """
         notes = [f"{name}: not measured, {why}" for name, why in self.left_out.items()]
         verdict = [self.comparison.line(start)] if self.comparison else []
-        return [*aligned(self.rows()), *notes, *verdict]
+        return [*aligned(self.rows()), *notes, *map(str, self.kept), *verdict]
 
 
 def lines(summary: Mapping[str, Any], start: Path | None = None) -> list[str]:
@@ -81,7 +84,9 @@ def lines(summary: Mapping[str, Any], start: Path | None = None) -> list[str]:
         for table, column in summary["measures"].items()
     }
     comparison = stored_comparison(summary)
-    return Evaluation(summary["sizes"], measures, summary["left_out"], comparison).lines(start)
+    kept = stored_shares(summary)
+    evaluation = Evaluation(summary["sizes"], measures, summary["left_out"], comparison, kept)
+    return evaluation.lines(start)
 
 
 def evaluate_tables(
@@ -100,7 +105,8 @@ def evaluate_tables(
     the floors it has to beat. Each has training and test embeddings: the first are the bank of
     kNN and what the probe learns from. The labels of test images decide nothing but the scores.
     If one of the floors is the `start` of a training, the encoder is compared with it image by
-    image; `collapsed` says whether the embeddings of that training have collapsed.
+    image; `collapsed` says whether the embeddings of that training have collapsed. One that is the
+    `teacher` is compared with it likewise.
 
     `protocol` names what is measured, see `nearkin.evaluation.protocols`. For measures that need
     more than features, `image_views` has the images of each table.
@@ -120,7 +126,8 @@ def evaluate_tables(
     if not set(PROTOCOLS[QUICK].entries) <= set(entries):
         return evaluation  # the verdict is on the same measures always
     comparison = compare_with_start(measures, test.groups, collapsed=collapsed)
-    return replace(evaluation, comparison=comparison)
+    kept = kept_shares(measures, test.groups)
+    return replace(evaluation, comparison=comparison, kept=kept)
 
 
 def _measured(

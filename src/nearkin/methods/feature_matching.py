@@ -17,7 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from nearkin.config import DimOrZero, Range
-from nearkin.method import Defaults, Method
+from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import alignment, unit
 from nearkin.types import Batch, Encoded, Step
@@ -37,6 +37,8 @@ class FeatureMatching(Method[None]):
 
     views: ClassVar[tuple[str, ...]] = ("weak",)
     uses_teacher: ClassVar[bool] = True
+    # Its embeddings are to be the teacher's features, which often lie in a narrow cone.
+    health_bounds: ClassVar[HealthBounds] = HealthBounds(min_rank=0.02, min_std=0.0, max_cosine=1)
     defaults: ClassVar[Defaults] = Defaults(
         augment="moco_v2", augment_small="moco_cifar", options={"num_layers": 2}
     )

@@ -12,6 +12,7 @@ from nearkin.config import TrainConfig
 from nearkin.data.images import Images
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import TITLES
+from nearkin.evaluation.kept import stored_shares
 from nearkin.evaluation.measures import Measure, knn_classes
 from nearkin.evaluation.verdict import StartComparison, stored_comparison
 from nearkin.pace import count
@@ -107,6 +108,7 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
         health=f"The embedding is {summary['verdict']}.",
         findings=(
             *(comparison.findings() if comparison else ()),
+            *(f"The student {share}." for share in stored_shares(summary)),
             *_findings(measures, summary["verdict"].startswith("collapsed")),
         ),
         results=_results(measures),
@@ -140,6 +142,7 @@ def run_info(
 def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> str:
     sizes = summary["sizes"]
     held_out = f"; {sizes['test']:,} other images are held out" if "test" in sizes else ""
+    taught = f", with {config.teacher} as its teacher" if config.teacher else ""
     known = [name for name in config.known.split(",") if name.strip()]
     labels = "Labels are used only for the evaluation below."
     if known:  # a setting of the methods that learn from labels
@@ -151,7 +154,8 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
         labels = "There are no labels, so only the geometry of the embedding can be measured."
     return (
         f"{summary['title']} trained the backbone {config.backbone} on "
-        f"{count(sizes['train'], 'image')} for {count(int(config.epochs), 'epoch')}{held_out}. "
+        f"{count(sizes['train'], 'image')} for {count(int(config.epochs), 'epoch')}{taught}"
+        f"{held_out}. "
         f"{labels}"
     )
 
@@ -177,9 +181,10 @@ def _results(measures: Mapping[str, Any]) -> Table:
         for name in measures["encoder"]
     ]
     start = "the encoder that training started from, " if "start" in measures else ""
+    teacher = " The teacher is no floor, but what the student aims at." * ("teacher" in measures)
     note = (
         f"On held-out images, with 95 % confidence intervals. Floors: {start}the same network "
-        "with random weights, and raw pixels."
+        f"with random weights, and raw pixels.{teacher}"
     )
     return Table("Measures beside their floors", columns, tuple(rows), note)
 
@@ -206,6 +211,8 @@ def _protocol(summary: Mapping[str, Any]) -> list[str]:
     if comparison := summary.get("comparison"):
         rule = f"decided by {comparison['decided_by']}, {comparison['protocol']}"
         measured.append(f"verdict: {rule}.")
+    if kept := summary.get("kept"):
+        measured.append(f"share of the teacher: {kept['protocol']}.")
     last = "The last epoch counts; nothing was chosen by the labels of held-out images."
     return [*measured, *missing, "Confusion: kNN predictions of held-out images.", last]
 

@@ -234,6 +234,8 @@ def _evaluate(
     # The verdict and the title: the page is written again without the method's class.
     details |= {"title": type(method).__name__, "health": health, "verdict": state}
     folder.write_summary({**details, **evaluation.to_dict()})
-    log.debug("\n".join(replace(evaluation, comparison=None).lines()))
+    log.debug("\n".join(replace(evaluation, comparison=None, kept=()).lines()))
+    for share in evaluation.kept:
+        log.info(f"student {share}")
     if evaluation.comparison:
         log.info(evaluation.comparison.line(folder.start))
