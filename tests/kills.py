@@ -34,7 +34,10 @@ import nearkin.commands.train  # noqa: F401
 from nearkin import tables
 from nearkin.cli import main
 from nearkin.config import option
+from nearkin.data.rng import seeded
+from nearkin.encoders.encoder import write_encoder
 from nearkin.methods import METHODS, parameters
+from nearkin.networks.backbone import build_backbone
 from nearkin.report.plots import curves
 from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
@@ -77,7 +80,7 @@ SAVE, SEALED = "nearkin.training.checkpoint.save", "nearkin.tables.write_sealed"
 FLUSH, LOOK = "nearkin.tables.Journal.flush", "nearkin.training.health.Monitor.evaluate"
 HEALTH, TRAIN = "nearkin.training.health.health", "nearkin.training.session"
 ENCODER, EVALUATE = f"{TRAIN}.write_encoder", f"{TRAIN}.evaluate_split"
-FOLDER = "nearkin.run.folder.RunFolder"
+FOLDER, TEACHER = "nearkin.run.folder.RunFolder", "nearkin.training.teacher"
 AIMS = {
     "half a checkpoint": Aim(SAVE, "pathlib.Path.open", "half"),
     "settings, before fsync": Aim(f"{FOLDER}.write_settings", "os.fsync", "before", often=False),
@@ -97,8 +100,17 @@ AIMS = {
         EVALUATE, "nearkin.evaluation.evaluate.evaluate_tables", "before", often=False
     ),
     "summary, before fsync": Aim(f"{FOLDER}.write_summary", "os.fsync", "before", often=False),
+    "half a teacher": Aim(f"{TEACHER}.write_encoder", "pathlib.Path.open", "half", often=False),
+    "half of its features": Aim(f"{TEACHER}.TeacherFiles.write", "pathlib.Path.open", "half"),
+    "all of its features": Aim(f"{TEACHER}.compute", f"{TEACHER}.compute", "after", often=False),
 }
 """Half of all kills; the others come at random."""
+
+
+def aims_of(method: str) -> list[str]:
+    """The moments that a run of this method has."""
+    taught = METHODS[method].uses_teacher
+    return [name for name, aim in AIMS.items() if taught or TEACHER not in aim.within]
 
 
 def arguments(
@@ -114,12 +126,15 @@ def arguments(
         "moco_memory_bank": "--num-negatives 16",
         "ncl": "--known 0,1 --num-novel-classes 2 --threshold 0.5",
         "nnclr": "--support-size 16 --num-neighbors 2",
+        "seed": "--queue-size 16",
         "simgcd": "--known 0,1 --num-novel-classes 2",
         "supervised": "--known 0,1",
         "swav": "--num-prototypes 30 --queue-size 16 --queue-from 0.2 --freeze-until 0.2",
     }.get(method, "")
     if not METHODS[method].uses_labels:  # then what labels are for is only measures, and slow
         options += " --labels none"
+    if METHODS[method].uses_teacher:
+        options += f" --teacher {data.with_name('teacher.safetensors')} --teacher-views 3"
     widths = {"dim", "hidden_dim", "predictor_dim"} & parameters(METHODS[method]).keys()
     narrow = [word for width in sorted(widths) for word in (option(width), "16")]
     return ["train", str(data), "--method", method, "-o", str(out),
@@ -264,7 +279,13 @@ def differences(whole: Path, broken: Path) -> list[str]:
 
 
 def write_data(folder: Path) -> Path:
-    """Images of noise, of three classes."""
+    """Images of noise, of three classes, and beside them the encoder that teaches."""
+    with seeded(0, torch.device("cpu")):
+        write_encoder(
+            folder / "teacher.safetensors",
+            build_backbone("tiny", 16),
+            {"backbone": "tiny", "image_size": 16},
+        )
     images = np.random.default_rng(0).integers(0, 256, (PICTURES, 16, 16, 3), dtype=np.uint8)
     np.savez(folder / "data.npz", x=images, y=np.arange(PICTURES) % 3)
     return folder / "data.npz"
@@ -292,9 +313,9 @@ def fatal(command: list[str], method: str, shot: str, rng: random.Random, length
 
 
 def harness(
-    method: str, kills: int, seed: int, folder: str, aims: Sequence[str] = tuple(AIMS)
+    method: str, kills: int, seed: int, folder: str, aims: Sequence[str] = ()
 ) -> dict[str, object]:
-    """Kill a method's runs so many times, at random and at these aims in turn.
+    """Kill a method's runs so many times, at random and at these aims, or all, in turn.
 
     Returns:
         kills, and of these: in_write (a file was left half written), aims (how many at each);
@@ -306,7 +327,7 @@ def harness(
         data, whole, broken = write_data(Path(made)), Path(made, "whole"), Path(made, "broken")
         length = unbroken(arguments(method, data, whole, seed=seed), whole)
         command = arguments(method, data, broken, seed=seed)
-        turns = itertools.cycle(aims)
+        turns = itertools.cycle(aims or aims_of(method))
         shots = [RANDOM if number % 2 == 0 else next(turns) for number in range(kills)]
         tally, differing, counts = Counter[str](), set[str](), Counter(shots)
 

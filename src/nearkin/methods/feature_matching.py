@@ -38,7 +38,9 @@ class FeatureMatching(Method[None]):
     views: ClassVar[tuple[str, ...]] = ("weak",)
     uses_teacher: ClassVar[bool] = True
     # Its embeddings are to be the teacher's features, which often lie in a narrow cone.
-    health_bounds: ClassVar[HealthBounds] = HealthBounds(min_rank=0.02, min_std=0.0, max_cosine=1)
+    health_bounds: ClassVar[HealthBounds] = HealthBounds(
+        min_rank=0.02, min_std=0.0, max_cosine=1.0
+    )
     defaults: ClassVar[Defaults] = Defaults(
         augment="moco_v2", augment_small="moco_cifar", options={"num_layers": 2}
     )
