@@ -1,0 +1,80 @@
+"""LoRA: a frozen network learns through small matrices beside its linear layers; by `peft`."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nearkin.errors import UsageError
+from nearkin.networks.branch import Backbone, eval_mode
+
+
+def add_lora(backbone: Backbone, rank: int, image_size: int) -> None:
+    """Freeze a network and put a trained matrix of a low rank beside each linear layer, in place.
+
+    Hu et al. LoRA: low-rank adaptation of large language models. arXiv:2106.09685, section 4.1,
+    with alpha equal to the rank: `W x + B A x`, where B starts at 0, so the features do too.
+    Layers of attention and of perceptrons get one, convolutions do not.
+
+    Args:
+        backbone: The network.
+        rank: Rows of A.
+        image_size: Side in pixels of images it can be run on.
+
+    Raises:
+        UsageError: If peft is not installed, or no linear layer is there.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UsageError("--lora needs peft; install it by pip install 'nearkin[lora]'") from error
+    layers = _called_linears(backbone.body, image_size)
+    if not layers:
+        raise UsageError(
+            f"backbone {backbone.name} has no linear layers for --lora; leave it out, and give a "
+            "--layer-decay instead"
+        )
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=layers)
+    inject_adapter_in_model(config, backbone.body)
+
+
+def _called_linears(body: nn.Module, image_size: int) -> list[str]:
+    """Return the names of linear layers that run as modules.
+
+    Some networks read the weights of such a layer instead; a matrix beside it would do nothing.
+    """
+    called, hooks = list[str](), []
+    for name, module in body.named_modules():
+        if type(module) is nn.Linear:
+            hook = module.register_forward_hook(lambda *_, name=name: called.append(name))
+            hooks.append(hook)
+    device = next(body.parameters()).device
+    with torch.no_grad(), eval_mode(body):
+        body(torch.zeros(2, 3, image_size, image_size, device=device))
+    for hook in hooks:
+        hook.remove()
+    return list(dict.fromkeys(called))
+
+
+def merged(backbone: Backbone) -> Backbone:
+    """Return a plain network that computes the same: its weights are `W + B A`.
+
+    A backbone without LoRA is returned as it is.
+    """
+    if not _adapted(backbone.body):
+        return backbone
+    plain = copy.deepcopy(backbone)
+    for name in _adapted(plain.body):
+        layer: Any = plain.body.get_submodule(name)
+        layer.merge(safe_merge=True)
+        plain.body.set_submodule(name, layer.get_base_layer())
+    for attribute in ("peft_config",):  # of no use to a plain network
+        if hasattr(plain.body, attribute):
+            delattr(plain.body, attribute)
+    return plain
+
+
+def _adapted(body: nn.Module) -> list[str]:
+    """Return the names of layers with LoRA."""
+    return [name for name, module in body.named_modules() if hasattr(module, "get_base_layer")]
