@@ -62,11 +62,13 @@ class ViewSampler(Dataset[Crops]):
         order: BatchOrder,
         cache: Cache | None = None,
         side: int = 0,
+        multiple: int = 1,
     ) -> None:
         self.images, self.views, self.order = images, views, order
         self.image_size = image_size
         self.source = cache or images
-        own = [max(1, round(view.size * image_size)) for view in views]
+        patches = [max(1, round(view.size * image_size / multiple)) for view in views]
+        own = [count * multiple for count in patches]
         self.sizes = [side or size for size in own]
         """Side in pixels of each view."""
         self.enlarged = [size / before for size, before in zip(self.sizes, own, strict=True)]
@@ -140,7 +142,7 @@ class Batches:
     Photographs stay encoded; `workers` processes (or this one) decode what a crop needs, and only
     the crops are augmented on the device. `cache` is "ram" or "disk" to decode photographs once,
     at a bounded size; see `Cache`. An image's index is its row in `images`; `image_size` is the
-    side in pixels of views of size 1.
+    side in pixels of views of size 1, and all sides are multiples of `multiple`.
     """
 
     def __init__(
@@ -154,6 +156,7 @@ class Batches:
         workers: int = 0,
         cache: str = "off",
         labels: Int64[np.ndarray, " images"] | None = None,
+        multiple: int = 1,
     ) -> None:
         if order.steps_per_epoch == 0:
             raise DataError(
@@ -166,7 +169,7 @@ class Batches:
         in_files = cache == "off" or images.is_small
         decoded = None if in_files else Cache(images, image_size, cache)
         self.sampler = ViewSampler(
-            images, views, image_size=image_size, order=order, cache=decoded
+            images, views, image_size=image_size, order=order, cache=decoded, multiple=multiple
         )
         self.sizes = self.sampler.sizes  # Side in pixels of each view
         self.bad: dict[int, str] = {}

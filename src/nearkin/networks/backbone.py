@@ -35,10 +35,12 @@ class Block(nn.Module):
         same = fan_in == fan_out and stride == 1
         self.shortcut = nn.Identity() if same else conv_norm(fan_in, fan_out, 1, stride)
         self.relu = nn.ReLU(inplace=True)
+        self.drop_path: nn.Module = nn.Identity()  # see `set_drop_path`
 
     @override
     def forward(self, x: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
-        y: Tensor = self.relu(self.second(self.relu(self.first(x))) + self.shortcut(x))
+        branch = self.drop_path(self.second(self.relu(self.first(x))))
+        y: Tensor = self.relu(branch + self.shortcut(x))
         return y
 
 

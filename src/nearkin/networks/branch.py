@@ -22,6 +22,7 @@ from nearkin.networks.batch_norm import (
     normalize_by_chunk,
     normalize_in_groups,
 )
+from nearkin.networks.drop_path import DropPath, chunk_seeds, drawing_chunk, views_of_batch
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -34,6 +35,7 @@ class Backbone(nn.Module):
 
     scale: Tensor | None
     shift: Tensor | None
+    keeps_gradients: bool = True  # whether anything is kept for the gradients of its weights
 
     def __init__(self, body: nn.Module, feature_dim: int, name: str = "") -> None:
         super().__init__()
@@ -55,7 +57,8 @@ class Backbone(nn.Module):
 
     @override
     def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
-        features: Tensor = self.body(self.scaled(images))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.keeps_gradients):
+            features: Tensor = self.body(self.scaled(images))
         return features.flatten(1)
 
     def scaled(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch _ _ _"]:
@@ -135,7 +138,14 @@ def _run_chunks(branch: Branch, network: Callable[[Tensor], Tensor], images: Ten
         raise UsageError(f"{len(images)} rows are not chunks of {size} each")
     with accumulate_statistics(branch):
         chunks = images.split(size)
-        return torch.cat([checkpoint(network, rows, use_reentrant=False) for rows in chunks])
+        seeds = chunk_seeds(branch, len(chunks), images.device)
+
+        def run(rows: Tensor, seed: int | None) -> Tensor:
+            with drawing_chunk(seed, rows.device):
+                return network(rows)
+
+        parts = zip(chunks, seeds, strict=True)
+        return torch.cat([checkpoint(run, *part, use_reentrant=False) for part in parts])
 
 
 def mlp(
@@ -156,8 +166,29 @@ def mlp(
 
 
 def frozen_copy(module: Module) -> Module:
-    """Return a copy that no gradient reaches: the start of a momentum encoder."""
-    return copy.deepcopy(module).requires_grad_(False)
+    """Return a copy that no gradient reaches: the start of a momentum encoder.
+
+    It drops no paths, as the teacher of DINO's official code.
+    """
+    copied = copy.deepcopy(module).requires_grad_(False)
+    for part in copied.modules():
+        if isinstance(part, DropPath):
+            part.rate = 0.0
+    return copied
+
+
+def freeze_backbones(network: nn.Module, frozen: bool) -> None:
+    """Let the backbones inside compute just as evaluation will run them, or train them again.
+
+    Frozen ones, those of momentum encoders too, normalize by their running statistics, which
+    do not move: heads learn on the very features that the backbone started with, and a backbone
+    whose weights stay is the same afterwards, bit for bit. Nothing is kept for gradients, but
+    with several processes, which wait for those of all weights.
+    """
+    for module in network.modules():
+        if isinstance(module, Backbone):
+            module.train(not frozen)
+            module.keeps_gradients = not frozen or world_size() > 1
 
 
 @torch.no_grad()
@@ -197,7 +228,11 @@ def run_by_size(
     They share batch statistics then, as in the official code of SwAV and DINO.
     """
     groups = [list(group) for _, group in groupby(views, key=lambda view: view.shape[-2:])]
-    return [z for group in groups for z in network(torch.cat(group)).chunk(len(group))]
+    embeddings = []
+    for group in groups:
+        with views_of_batch(len(group)):
+            embeddings += network(torch.cat(group)).chunk(len(group))
+    return embeddings
 
 
 def set_chunk_size(network: nn.Module, size: int, batch_size: int) -> None:

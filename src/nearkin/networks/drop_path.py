@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.distributed import rank_info, world_size
+from nearkin.distributed import rows_of_rank, world_size
 from nearkin.errors import UsageError
 
 SITE: Final = re.compile(r"drop_path\d*|stochastic_depth")
@@ -52,9 +52,9 @@ def _draw(rows: int, device: torch.device) -> Float[Tensor, " {rows}"]:
     """Draw a number from 0 to 1 for each row of this process."""
     if world_size() == 1 or not _num_views.get():
         return torch.rand(rows, device=device)
-    views, (rank, ranks) = _num_views.get(), rank_info()
-    whole = torch.rand(views, ranks, rows // views, device=device)
-    return whole[:, rank].flatten()
+    batch = rows // _num_views.get() * world_size()
+    whole = torch.rand(_num_views.get(), batch, device=device)
+    return whole[:, rows_of_rank(batch)].flatten()
 
 
 @contextmanager
@@ -74,9 +74,9 @@ def chunk_seeds(network: nn.Module, chunks: int, device: torch.device) -> list[i
     """
     if not any(isinstance(module, DropPath) and module.rate for module in network.modules()):
         return [None] * chunks
-    views, (rank, ranks) = _num_views.get(), rank_info()
-    seeds = torch.randint(2**62, (views, ranks, chunks // views), device=device)
-    return list(seeds[:, rank].flatten().tolist())
+    whole = chunks // _num_views.get() * world_size()
+    seeds = torch.randint(2**62, (_num_views.get(), whole), device=device)
+    return list(seeds[:, rows_of_rank(whole)].flatten().tolist())
 
 
 @contextmanager

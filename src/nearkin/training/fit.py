@@ -52,15 +52,24 @@ TIMED = 8  # Steps timed to estimate a run; the first two are left out
 def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optimizer:
     """Build the optimizer of a resolved configuration."""
     assert config.optimizer != "auto"
+    # Where a training is no continued one, `auto` is none of it.
+    layer_decay = 1.0 if config.layer_decay == "auto" else config.layer_decay
     return build_optimizer(
         method,
         name=config.optimizer,
         lr=float(config.lr),
         weight_decay=float(config.weight_decay),
+        layer_decay=layer_decay,
+        separate_backbone=frozen_share(config) > 0,
         eta=config.lars_eta,
         clip=config.lars_clip,
         vectors=config.lars_vectors,
     )
+
+
+def frozen_share(config: TrainConfig) -> float:
+    """Return the first share of a resolved training in which the backbone is frozen."""
+    return 0.0 if config.freeze_epochs == "auto" else config.freeze_epochs / int(config.epochs)
 
 
 def schedule_for(config: TrainConfig) -> Schedule:
@@ -90,6 +99,7 @@ def training_steps(
         schedule=schedule_for(config),
         seed=config.seed,
         precision=PRECISIONS[config.precision],
+        frozen=frozen_share(config),
     )
 
 

@@ -17,6 +17,7 @@ from nearkin.distributed import data_parallel, is_sharded, to_host_async
 from nearkin.errors import DivergedError
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
+from nearkin.networks.branch import freeze_backbones
 from nearkin.training.optimizer import set_learning_rates
 from nearkin.types import Batch, Step
 
@@ -106,6 +107,7 @@ def steps(
     schedule: Schedule,
     seed: int,
     precision: torch.dtype = torch.float32,
+    frozen: float = 0.0,
 ) -> Iterator[tuple[int, Step[Any]]]:
     """Train from step `start` to step `total`, yielding the number of steps done and the last.
 
@@ -121,6 +123,8 @@ def steps(
         schedule: The learning rate relative to its peak, as a function of progress.
         seed: Decides what methods draw.
         precision: Arithmetic of the networks; objectives and memories keep float32.
+        frozen: The first share of training, in which the backbone stays as it is. The optimizer
+            must have groups of its own for it.
 
     Raises:
         DivergedError: If the loss or a gradient is not finite, before anything is written.
@@ -135,7 +139,9 @@ def steps(
             if batch is None:
                 return
             progress = step / total
-            set_learning_rates(optimizer, method, schedule, progress)
+            set_learning_rates(optimizer, method, schedule, progress, frozen)
+            if frozen:
+                freeze_backbones(method, progress < frozen)
             with seeded(fold(seed, step), device):
                 with torch.autocast(device.type, precision, enabled=precision != torch.float32):
                     result: Step[Any] = model(batch, progress)

@@ -1,7 +1,7 @@
 """LARS, optimizers with a group for every learning rate a method names, and schedules."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,8 @@ from typing_extensions import override
 
 from nearkin.errors import UsageError
 from nearkin.method import Method, Schedule
+from nearkin.networks.branch import Backbone
+from nearkin.networks.layers import layer_depths
 
 MOMENTUM = 0.9  # Of all optimizers; the first beta of AdamW
 EPSILON = 1e-8  # Keeps the trust ratio finite where a layer's gradient and weight decay vanish
@@ -172,6 +174,8 @@ def build_optimizer(
     name: Literal["sgd", "lars", "adamw"],
     lr: float,
     weight_decay: float,
+    layer_decay: float = 1.0,
+    separate_backbone: bool = False,
     **lars: Any,
 ) -> Optimizer:
     """Build an optimizer over the parameters of `method` that require gradients.
@@ -181,11 +185,18 @@ def build_optimizer(
     norm parameters without weight decay, as SimCLR, BYOL and the vision transformers do; with
     `vectors`, LARS decays everything too.
 
+    With `layer_decay` below 1, layers of the backbone learn the more slowly the lower they are:
+    those at the top at `lr`, each below at `layer_decay` times the rate of the one above it, as
+    pretrained transformers are fine-tuned (Bao et al. 2022, BEiT, arXiv:2106.08254, appendix H;
+    He et al. 2022, MAE, arXiv:2111.06377, table 9, where the heads are a layer above).
+
     Args:
         method: What to train.
         name: Which optimizer.
         lr: Peak learning rate, which schedules then multiply.
         weight_decay: Weight decay.
+        layer_decay: Rate of a layer of the backbone, as a share of that of the layer above it.
+        separate_backbone: Whether the backbone has groups of its own, which can be frozen.
         lars: Further arguments of `LARS`.
 
     Raises:
@@ -196,6 +207,9 @@ def build_optimizer(
         for prefix, params in _by_prefix(method).items()
         if params
     ]
+    if layer_decay < 1 or separate_backbone:
+        scales = _rate_scales(method.backbone, layer_decay)
+        groups = [part for group in groups for part in _by_layer(group, scales)]
     match name:
         case "sgd":
             return torch.optim.SGD(groups, lr, MOMENTUM, weight_decay=weight_decay)
@@ -216,13 +230,36 @@ def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def set_learning_rates(
-    optimizer: Optimizer, method: Method[Any], schedule: Schedule, progress: float
+    optimizer: Optimizer,
+    method: Method[Any],
+    schedule: Schedule,
+    progress: float,
+    frozen: float = 0.0,
 ) -> None:
-    """Set the learning rate of every group at this point of training."""
+    """Set the learning rate of every group at this point of training.
+
+    That of the backbone is zero in a first share of it, `frozen`. Then the backbone has its whole
+    schedule, warm-up included, in what is left: at the full rate of heads that have warmed up,
+    its first steps would be the largest of all.
+    """
     rates = method.learning_rates(schedule)
     for group in optimizer.param_groups:
         due = rates.get(group["name"], schedule)
+        if group.get("backbone"):
+            due = delayed(due, frozen)
         group["lr"] = float(group["peak_lr"] * due(progress))  # checkpoints hold no numpy numbers
+
+
+def delayed(schedule: Schedule, frozen: float) -> Schedule:
+    """Return a schedule that is zero in a first share of training, and whole in the rest of it.
+
+    >>> schedule = delayed(warmup_cosine(warmup=0.5), frozen=0.2)
+    >>> [round(schedule(progress), 3) for progress in (0.0, 0.1, 0.2, 0.4, 0.6, 1.0)]
+    [0.0, 0.0, 0.0, 0.5, 1.0, 0.0]
+    """
+    if not frozen:
+        return schedule
+    return lambda p: 0.0 if p < frozen else schedule(min(1.0, (p - frozen) / (1 - frozen)))
 
 
 def _by_prefix(method: Method[Any]) -> dict[str, list[Parameter]]:
@@ -239,6 +276,27 @@ def _by_prefix(method: Method[Any]) -> dict[str, list[Parameter]]:
         groups[prefix] = [names.pop(name) for name in under]
     groups[""] = list(names.values())
     return {prefix: [p for p in some if p.requires_grad] for prefix, some in groups.items()}
+
+
+def _rate_scales(backbone: Backbone, layer_decay: float) -> dict[Parameter, float]:
+    """Return the rate of each parameter of a backbone, as a share of that of its top layer."""
+    depths, names = layer_depths(backbone.body), dict(backbone.body.named_parameters())
+    top = max(depths.values(), default=0)
+    return {names[name]: layer_decay ** (top - depth) for name, depth in depths.items()}
+
+
+def _by_layer(group: dict[str, Any], scales: Mapping[Parameter, float]) -> list[dict[str, Any]]:
+    """Split a group into what is not of the backbone, then the backbone's layers from the top."""
+    rest = [p for p in group["params"] if p not in scales]
+    layers: dict[float, list[Parameter]] = {}
+    for parameter in group["params"]:
+        if parameter in scales:
+            layers.setdefault(scales[parameter], []).append(parameter)
+    parts = [{**group, "params": rest}] if rest else []
+    for scale in sorted(layers, reverse=True):
+        own = {"params": layers[scale], "peak_lr": group["peak_lr"] * scale, "backbone": True}
+        parts.append({**group, **own})
+    return parts
 
 
 def _by_decay(group: dict[str, Any], weight_decay: float) -> list[dict[str, Any]]:
