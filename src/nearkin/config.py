@@ -238,7 +238,13 @@ class TrainConfig:
     backbone: str = "auto"
     """Network: a name of `nearkin backbones`, FILE.py:NAME or module:NAME."""
     init_from: str = ""
-    """Run folder or encoder.safetensors whose weights to start from."""
+    """Encoder to start from: a run, dinov2-small, timm:NAME, torchvision:NAME, or a file."""
+    allow_partial: bool = False
+    """Whether the encoder to start from may lack some weights, or have others left over."""
+    lora: Annotated[int, Range(0, 4096)] = 0
+    """Rank of the matrices that learn beside frozen linear layers (LoRA); 0: all weights learn."""
+    drop_path: Annotated[float | Auto, Range(0, 0.9)] = "auto"
+    """Probability of leaving out the top residual branch; auto: as the network is built."""
     teacher: str = ""
     """Encoder to learn from, for a method that has a teacher: a run, a name or a file."""
     teacher_views: AutoCountOrZero = "auto"
@@ -283,6 +289,10 @@ class TrainConfig:
     """Learning rate at the end of the cosine, as a fraction of its peak."""
     lr_milestones: str = ""
     """Fractions of the training, separated by commas, at which the rate drops to a tenth."""
+    layer_decay: Annotated[float | Auto, Range(0.01, 1)] = "auto"
+    """Rate of a layer as a share of the one above; auto: 0.75 from an encoder, else 1."""
+    freeze_epochs: AutoCountOrZero = "auto"
+    """First epochs, in which only the heads learn; auto: a twentieth from an encoder, else 0."""
     seed: Seed = 0
     """Random seed."""
     evaluate_every: AutoCountOrZero = "auto"
@@ -305,6 +315,8 @@ class TrainConfig:
     """Where decoded image files are kept, at twice the side of a view."""
     chunk_size: Annotated[int, Range(0, MAX)] = 0
     """Images in one pass through the networks, to save memory; 0: the whole batch."""
+    grad_checkpointing: bool = False
+    """Whether blocks compute their activations again for gradients, to save memory."""
     save_every: AutoCount = "auto"
     """Steps between checkpoints; auto: once a minute, less often if saving takes long."""
     options: Mapping[str, Value] = field(default_factory=dict)
@@ -328,8 +340,22 @@ class TrainConfig:
             raise UsageError("--lr-milestones and --cosine-end exclude each other; give one")
         if self.fsdp and self.chunk_size:
             raise UsageError("--fsdp and --chunk-size exclude each other; give one")
+        self._check_start()
         if self.max_time:
             seconds(self.max_time)
+
+    def _check_start(self) -> None:
+        """Refuse what only makes sense with an encoder to start from."""
+        needs = {
+            "--lora": self.lora,
+            "--allow-partial": self.allow_partial,
+            "--freeze-epochs": self.freeze_epochs not in ("auto", 0),
+        }
+        for name, is_set in needs.items():
+            if is_set and not self.init_from:
+                raise UsageError(f"{name} needs an encoder to start from; give --init-from too")
+        if self.grad_checkpointing and self.compile in ("on", "graphs"):
+            raise UsageError("--grad-checkpointing and --compile exclude each other; give one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,7 +385,9 @@ class DiscoverConfig:
     num_views: Annotated[int, Range(2, 64)] = 8
     """Views of each image whose features are cached, where the encoder is frozen."""
     from_run: str = ""
-    """Run folder whose encoder to use, instead of training one."""
+    """Encoder to use instead of training one: a run, dinov2-small, timm:NAME, or a file."""
+    allow_partial: bool = False
+    """Whether that encoder may lack some weights, or have others left over."""
     method: str = "simclr"
     """Method that trains an encoder without labels: a name, FILE.py:NAME or module:NAME."""
     train_layers: str = "top"

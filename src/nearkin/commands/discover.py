@@ -119,7 +119,9 @@ def _checked(config: DiscoverConfig) -> DiscoverConfig:
     if "num_novel_classes" in config.options:
         raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
     if config.from_run:
-        check_train_layers(load(config.from_run), config.train_layers)
+        check_train_layers(
+            load(config.from_run, allow_partial=config.allow_partial), config.train_layers
+        )
     options = checked_options(MODE_RECIPES[config.mode].method, config.options, DiscoverConfig)
     return replace(config, options=options)
 

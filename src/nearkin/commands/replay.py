@@ -51,7 +51,8 @@ def replay(
     split = open_split(stored if data is None else data, config)
     warnings = same_data(folder, split, sources_of(config))
     teacher = open_teacher(folder, config)
-    method, batches = build(config, split.train, choose_device(device), network, teacher)
+    where = choose_device(device)
+    method, batches = build(config, split.train, where, network, teacher, folder)
     optimizer = optimizer_for(method, config)
     step = checkpoint.load(folder.diverged, method, optimizer).step
     before = ", ".join(islice(not_finite(method.state_dict()), NAMED)) or "nothing"

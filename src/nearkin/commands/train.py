@@ -11,7 +11,7 @@ from torch import nn
 from nearkin.config import TrainConfig
 from nearkin.data.split import duplicate_warnings, open_split
 from nearkin.distributed import choose_device, device_name, is_main_process
-from nearkin.encoders.encoder import CUSTOM, load
+from nearkin.encoders.encoder import CUSTOM
 from nearkin.errors import UsageError
 from nearkin.evaluation.evaluate import lines as measure_lines
 from nearkin.extensions import label
@@ -24,10 +24,10 @@ from nearkin.run.settings import (
     check_teacher,
     checked_options,
     known_classes,
-    resolve,
     self_contained,
 )
 from nearkin.training.session import resumed_settings, run_worker, train_encoder
+from nearkin.training.start import read_start, resolved_settings
 from nearkin.version import __version__
 
 
@@ -81,7 +81,7 @@ def train(
     config = _checked(config or TrainConfig(), network)
     path = Path(out) if out else default_folder(data, label(config.method), resume=resume)
     for name, source in (("--init-from", config.init_from), ("--teacher", config.teacher)):
-        if overwrite and source and Path(source).resolve().is_relative_to(path.resolve()):
+        if overwrite and _is_inside(source, path):
             raise UsageError(f"--overwrite would remove the run that {name} names; choose --out")
     with (
         opened(path, resume=resume, overwrite=overwrite) as folder,
@@ -94,17 +94,25 @@ def train(
             f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
             f"writing {path.resolve()}"
         )
+        start = read_start(folder, config, network, device, log)
         split = open_split(data, config, log.progress, partial(write_bad_files, folder.bad_files))
         warnings = duplicate_warnings(split.num_exact, "exact", split.images)
         for line in [split.describe(), *split.images.notes, *(f"warning: {w}" for w in warnings)]:
             log.info(line)
         # Settings that do not fit are refused before anything is overwritten.
-        config = resolve(config, split.train, device)
+        config = resolved_settings(config, split.train, device, start)
         if overwrite:
             clear(folder)
         with resource_errors(int(config.batch_size)):
             worked = train_encoder(
-                folder, config, split, data=data, device=device, log=log, network=network
+                folder,
+                config,
+                split,
+                data=data,
+                device=device,
+                log=log,
+                network=network,
+                start=start,
             )
             if worked or not folder.report.exists():
                 write_page(folder, split.images)
@@ -124,6 +132,10 @@ def _checked(config: TrainConfig, network: nn.Module | None) -> TrainConfig:
     known_classes(config)
     check_teacher(config)
     backbone = CUSTOM if network is not None else config.backbone
-    if config.init_from and backbone == "auto":
-        backbone = str(load(config.init_from).details["backbone"])
     return replace(config, options=options, backbone=backbone)
+
+
+def _is_inside(encoder: str, folder: Path) -> bool:
+    """Whether an encoder is a file or folder within another folder; names are none."""
+    file = Path(encoder.removeprefix("timm:local-dir:").rpartition("@")[2])
+    return bool(encoder) and file.exists() and file.resolve().is_relative_to(folder.resolve())

@@ -141,7 +141,7 @@ class Pipeline:
         config, stage = self.config, self.folder.stage("features")
         if config.from_run:
             self.log.info(f"stage 1/3  features: from {config.from_run}")
-            return load(config.from_run)
+            return load(config.from_run, allow_partial=config.allow_partial)
         if stage.summary.exists():
             return load(stage.path)
         self.log.info(f"stage 1/3  features: {config.method}, without labels")

@@ -23,8 +23,9 @@ from nearkin.data.views import MEAN, STD
 from nearkin.encoders import folders, pretrained
 from nearkin.encoders.origin import origin_lines
 from nearkin.errors import UsageError
-from nearkin.networks.backbone import build_backbone
+from nearkin.networks.backbone import at_size, build_backbone
 from nearkin.networks.branch import Backbone, as_backbone
+from nearkin.networks.input_size import check_patches, resize_input
 from nearkin.run.folder import RunFolder
 from nearkin.tables import usable, write_whole
 from nearkin.version import __version__
@@ -192,9 +193,16 @@ def load(
                 str(source), image_size=image_size, allow_partial=allow_partial
             )
         view = weights.preprocessing
+        check_patches(weights.body, view.image_size, weights.backbone)
         network = as_backbone(weights.body, view.image_size, name=weights.backbone)
         return Encoder(_rescaled(network, view), view, weights.details)
     stored = _read(source)
+    encoder = _own(stored, backbone)
+    return encoder if image_size in (None, stored.image_size) else resized(encoder, image_size)
+
+
+def _own(stored: "_Stored", backbone: nn.Module | None) -> Encoder:
+    """Return the encoder of a run, at its own size."""
     if stored.backbone.startswith(folders.PREFIX):
         folders.require_transformers()
     if backbone is not None:
@@ -207,6 +215,22 @@ def load(
             network = untrained(stored.details, stored.image_size)
             network.body.load_state_dict(stored.state)
     return Encoder(_rescaled(network, stored.preprocessing), stored.preprocessing, stored.details)
+
+
+def resized(encoder: Encoder, image_size: int) -> Encoder:
+    """Return the same weights for images of another size; position embeddings are interpolated.
+
+    Raises:
+        UsageError: If the network cannot take such images.
+    """
+    name = str(encoder.details["backbone"])
+    network = copy.deepcopy(encoder.backbone)
+    resize_input(network.body, image_size, name)
+    name = at_size(name, encoder.image_size, image_size)
+    plain = as_backbone(network.body, image_size, name=name)  # which tries it
+    view = encoder.preprocessing.resized(image_size)
+    details = {**encoder.details, "backbone": name, "image_size": image_size}
+    return Encoder(_rescaled(plain, view), view, details)
 
 
 def is_own(source: str | Path) -> bool:

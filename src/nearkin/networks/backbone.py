@@ -17,6 +17,7 @@ from nearkin.config import suggestion
 from nearkin.errors import UsageError
 from nearkin.extensions import is_reference, load_extension
 from nearkin.networks.branch import Backbone, as_backbone, size_error
+from nearkin.networks.input_size import resize_input
 
 
 def conv_norm(fan_in: int, fan_out: int, size: int, stride: int = 1) -> nn.Sequential:
@@ -77,12 +78,17 @@ def build_backbone(name: str, image_size: int) -> Backbone:
             networks with a small stem. `timm:NAME` and `torchvision:NAME` are built as the
             libraries do at any size, as pretrained weights need it; see `native`.
             Or FILE.py:NAME, module:NAME, or a name that an installed package declares: a function
-            or class that returns the network.
+            or class that returns the network. A name of any kind but the native ones may end in
+            `?built_for=32`: what it is for images of 32 px, at another size.
         image_size: Side of the views in pixels.
 
     Raises:
         UsageError: If no library has the name, or the network cannot take such images.
     """
+    if match := BUILT_FOR.fullmatch(name):
+        body = build_backbone(match[1], int(match[2])).body
+        resize_input(body, image_size, name)
+        return as_backbone(body, image_size, name=name)
     try:
         body = native(name, image_size) if NATIVE.fullmatch(name) else _build(name, image_size)
     except (RuntimeError, AssertionError, ValueError) as error:
@@ -105,6 +111,20 @@ def _build(name: str, image_size: int) -> nn.Module:
         return _from_timm(bare, image_size)
     hint = suggestion(bare, [*SMALL, *torchvision_names(), *timm_names()])
     raise UsageError(f"unknown backbone {name}.{hint} `nearkin backbones` lists them")
+
+
+BUILT_FOR: Final = re.compile(r"(?!timm:|torchvision:)(.+)\?built_for=(\d{1,4})")
+
+
+def at_size(name: str, built_for: int, image_size: int) -> str:
+    """Return the name of an architecture, as it is for images of one size, at another one.
+
+    >>> at_size("resnet18", 32, 96), at_size("resnet18", 128, 96), at_size("timm:resnet18", 32, 96)
+    ('resnet18?built_for=32', 'resnet18', 'timm:resnet18')
+    """
+    same = (built_for < SMALL_IMAGE) == (image_size < SMALL_IMAGE)
+    plain = NATIVE.fullmatch(name) or BUILT_FOR.fullmatch(name) or is_reference(name)
+    return name if same or plain else f"{name}?built_for={built_for}"
 
 
 NATIVE: Final = re.compile(r"(timm|torchvision):(\w[\w.-]*)(?:\?(.*))?")
@@ -196,6 +216,9 @@ def _from_timm(name: str, image_size: int) -> nn.Module:
     if name.startswith(("vit_", "deit")):  # position embeddings are made for one size
         options["img_size"] = image_size
         options |= {"patch_size": 4} if image_size < SMALL_IMAGE else {}
+        with suppress(TypeError):  # multi-crop, where the architecture can interpolate for it
+            dynamic: nn.Module = timm.create_model(name, dynamic_img_size=True, **options)
+            return dynamic
     body: nn.Module = timm.create_model(name, pretrained=False, **options)
     return body
 

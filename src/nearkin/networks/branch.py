@@ -228,7 +228,7 @@ def run_by_size(
     They share batch statistics then, as in the official code of SwAV and DINO.
     """
     groups = [list(group) for _, group in groupby(views, key=lambda view: view.shape[-2:])]
-    embeddings = []
+    embeddings: list[Tensor] = []
     for group in groups:
         with views_of_batch(len(group)):
             embeddings += network(torch.cat(group)).chunk(len(group))

@@ -36,7 +36,7 @@ class DropPath(nn.Module):
         self.rate = rate
 
     @override
-    def forward(self, branch: Float[Tensor, "batch *_"]) -> Float[Tensor, "batch *_"]:
+    def forward(self, branch: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         if not self.training or not self.rate:
             return branch
         kept = _draw(len(branch), branch.device) >= self.rate

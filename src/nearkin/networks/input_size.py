@@ -34,7 +34,7 @@ def check_patches(body: nn.Module, image_size: int, name: str) -> None:
         )
 
 
-def resize_input(body: nn.Module, image_size: int, name: str) -> None:
+def resize_input(body: Any, image_size: int, name: str) -> None:
     """Let a network take images of another size, in place.
 
     Position embeddings are interpolated, by timm's or torchvision's own function. Networks of

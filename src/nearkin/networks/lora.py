@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nearkin.errors import UsageError
 from nearkin.networks.branch import Backbone, eval_mode

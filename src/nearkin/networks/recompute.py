@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from nearkin.errors import UsageError
-from nearkin.networks.layers import named_blocks
+from nearkin.networks.blocks import network_parts
 
 
 class _Recomputed:
@@ -37,19 +37,15 @@ def _contexts(block: Any) -> tuple[Any, Any]:
 @contextmanager
 def _keeping_statistics(block: nn.Module) -> Iterator[None]:
     """Let no batch norm of a block move its running statistics: the first run has done that."""
-    norms = [
-        norm
-        for norm in block.modules()
-        if isinstance(norm, _BatchNorm) and norm.num_batches_tracked is not None
-    ]
-    momenta, counts = [norm.momentum for norm in norms], [n.num_batches_tracked for n in norms]
-    for norm in norms:
+    norms = [norm for norm in block.modules() if isinstance(norm, _BatchNorm)]
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm, _, seen in before:
         norm.momentum = 0.0
-        norm.num_batches_tracked = norm.num_batches_tracked.clone()
+        norm.num_batches_tracked = None if seen is None else seen.clone()
     try:
         yield
     finally:
-        for norm, momentum, seen in zip(norms, momenta, counts, strict=True):
+        for norm, momentum, seen in before:
             norm.momentum, norm.num_batches_tracked = momentum, seen
 
 
@@ -63,7 +59,7 @@ def recompute_blocks(body: nn.Module, name: str) -> None:
     Raises:
         UsageError: If the network has no blocks.
     """
-    blocks = [block for _, block in named_blocks(body)]
+    blocks = [body.get_submodule(part.name) for part in network_parts(body) if part.is_block]
     if not blocks:
         raise UsageError(f"backbone {name} has no blocks; leave --grad-checkpointing out")
     for block in blocks:

@@ -247,8 +247,9 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         image_size=size,
         batch_size=batch,
         optimizer=optimizer,
-        lr=_or(config.lr, lambda: chosen.lr * growth),
+        lr=_or(config.lr, lambda: chosen.lr * growth * rate_share(config)),
         weight_decay=_or(config.weight_decay, lambda: chosen.weight_decay),
+        layer_decay=_or(config.layer_decay, lambda: layer_decay(config)),
         augment=_or(config.augment, lambda: stored_views(augment_for(chosen, images, size))),
         backbone=_or(config.backbone, lambda: backbone_for(size, device)),
         epochs=_or(config.epochs, lambda: epochs_for(len(images), size, device)),
@@ -266,11 +267,55 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         precision=_or(config.precision, lambda: precision_of(device)),
     )
     views = _or(config.teacher_views, lambda: teacher_views_for(config, int(resolved.epochs)))
+    if not config.max_time:  # else once the number of epochs is known
+        resolved = with_frozen_epochs(resolved)
     every = _or(config.evaluate_every, lambda: max(1, int(resolved.epochs) // 20))
     total = int(resolved.epochs) * len(images) // batch
-    pays = processes == 1 and not config.chunk_size and should_compile(device, total)
+    whole = not config.chunk_size and not config.grad_checkpointing
+    pays = processes == 1 and whole and should_compile(device, total)
     compiled = _or(config.compile, lambda: "on" if pays else "off")
     return replace(resolved, evaluate_every=every, compile=compiled, teacher_views=views)
+
+
+CONTINUED_RATE = 0.25
+"""Peak learning rate of a continued training, as a share of that of one from random weights.
+
+With AdamW it is 5e-4 for a batch of 256, as BEiT and MAE are fine-tuned (Bao et al. 2022,
+appendix H; He et al. 2022, table 9). LoRA keeps the whole rate: its matrices
+are new, and learn best at about ten times the rate of full fine-tuning (Biderman et al. 2024,
+arXiv:2405.09673, section 4).
+"""
+LAYER_DECAY = 0.75
+"""Of a continued training: that of MAE's fine-tuning, between BEiT's .65 and ConvNeXt's .8."""
+FROZEN_SHARE = 20  # `auto` freezes the backbone for one epoch in so many, but for the last one
+
+
+def rate_share(config: TrainConfig) -> float:
+    """The learning rate of a training as a share of the method's own."""
+    return CONTINUED_RATE if config.init_from and not config.lora else 1.0
+
+
+def layer_decay(config: TrainConfig) -> float:
+    """What `auto` means for `--layer-decay`: only weights that have learned differ by layer."""
+    return LAYER_DECAY if config.init_from and not config.lora else 1.0
+
+
+def with_frozen_epochs(config: TrainConfig) -> TrainConfig:
+    """Replace `auto` of `--freeze-epochs`, for the number of epochs that is known now.
+
+    New heads send gradients of no use into a backbone that has learned (Kumar et al. 2022,
+    Fine-tuning can distort pretrained features, arXiv:2202.10054).
+    """
+    epochs, frozen = int(config.epochs), config.freeze_epochs
+    if frozen == "auto":
+        most = max(1, epochs // FROZEN_SHARE) if config.init_from else 0
+        return replace(config, freeze_epochs=min(most, epochs - 1))
+    if frozen and frozen >= epochs:
+        raise UsageError(
+            f"--freeze-epochs {frozen} of {count(epochs, 'epoch')} leaves none for the backbone "
+            "to learn in; give fewer, or more --epochs"
+        )
+    return config
 
 
 def check_batch(batch: int, num_images: int, processes: int) -> None:

@@ -28,7 +28,7 @@ from nearkin.pace import Pace
 from nearkin.run.data import note_machine
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import PRECISIONS
+from nearkin.run.settings import PRECISIONS, with_frozen_epochs
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Checkpointer, Files
@@ -273,7 +273,7 @@ def _means(rows: Sequence[Mapping[str, int | float]], names: Iterable[str]) -> l
 
 def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> float:
     """Estimate how long an epoch takes here, by timing a few steps of a copy of the method."""
-    trial = copy.deepcopy(method)
+    trial, config = copy.deepcopy(method), replace(config, freeze_epochs=0)  # a usual step
     optimizer = optimizer_for(trial, config)
     laps, before = [], time.perf_counter()
     trained, fed = sharded(config, trial, optimizer), batches.between(0, TIMED)
@@ -297,7 +297,7 @@ def with_epochs(
     # The first process's, as it is the one that has been measured.
     epochs = epochs_within(config.max_time, float(pace), spent)
     epochs = int(broadcast_bytes(str(epochs).encode()))
-    return replace(config, epochs=epochs, max_time="")
+    return with_frozen_epochs(replace(config, epochs=epochs, max_time=""))
 
 
 def epochs_within(duration: str, epoch_seconds: float, spent: float = 0.0) -> int:

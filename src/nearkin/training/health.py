@@ -16,6 +16,7 @@ from torch import Tensor
 from nearkin.config import TrainConfig
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.split import Split
 from nearkin.errors import DivergedError
 from nearkin.evaluation.embeddings import Embeddings, encode, encode_pixels
@@ -124,9 +125,10 @@ class Monitor:
         config: TrainConfig,
         device: torch.device,
         on_progress: ProgressCallback = ignore_progress,
+        view: Preprocessing | None = None,
     ) -> None:
-        size, workers = int(config.image_size), int(config.workers)
-        how = size, workers, on_progress
+        self.view = view or Preprocessing(int(config.image_size))
+        how = self.view, int(config.workers), on_progress
         held_out = split.test if len(split.test) else split.train
         self.queries, self.query_labels = in_memory(held_out, QUERIES, *how)
         self.device, self.on_progress = device, on_progress
@@ -153,15 +155,19 @@ class Monitor:
 
 
 def in_memory(
-    images: Images, count: int, size: int, workers: int, on_progress: ProgressCallback
-) -> tuple[UInt8[Tensor, "n 3 {size} {size}"], Int[np.ndarray, " n"]]:
+    images: Images,
+    count: int,
+    view: Preprocessing,
+    workers: int,
+    on_progress: ProgressCallback,
+) -> tuple[UInt8[Tensor, "n 3 {view.image_size} {view.image_size}"], Int[np.ndarray, " n"]]:
     """Decode some images, of those with labels if there are any; return pixels and labels.
 
     At most `count` are spread evenly; those that cannot be read are left out.
     """
     labeled = np.flatnonzero(images.labels != UNKNOWN)
     images = (images.subset(labeled) if len(labeled) else images).spread(count)
-    source = CenterCrops(images, size, workers=workers)
+    source = CenterCrops(images, view, workers=workers)
     pixels = torch.cat(list(tracked(source, len(images), "images for evaluation", on_progress)))
     rows = np.delete(np.arange(len(images)), sorted(source.bad))
     return (pixels[torch.from_numpy(rows)] if source.bad else pixels), images.labels[rows]

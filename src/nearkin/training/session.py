@@ -19,13 +19,15 @@ from nearkin.data.rng import seeded
 from nearkin.data.sheets import augmentation_sheet
 from nearkin.data.split import Split, open_split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
-from nearkin.encoders.encoder import Encoder, initialize, load, write_encoder
+from nearkin.encoders.encoder import Encoder, load, write_encoder
 from nearkin.errors import CheckpointError
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import write_embeddings
 from nearkin.method import Method
 from nearkin.methods import method_class
-from nearkin.networks.branch import compile_branches, set_chunk_size
+from nearkin.networks.branch import as_backbone, compile_branches, set_chunk_size
+from nearkin.networks.input_size import patch_size
+from nearkin.networks.lora import merged
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Logger
@@ -40,6 +42,7 @@ from nearkin.run.settings import (
 from nearkin.training.checkpoint import latest
 from nearkin.training.fit import Lead, fit, with_epochs
 from nearkin.training.health import Monitor, verdict, violations
+from nearkin.training.start import preprocessing_of, starting_backbone, write_start
 from nearkin.training.teacher import inherited, open_teacher, with_teacher
 
 
@@ -52,43 +55,47 @@ def train_encoder(
     device: torch.device,
     log: Logger,
     network: nn.Module | None = None,
+    start: Encoder | None = None,
 ) -> bool:
     """Train an encoder from the newest checkpoint of a run folder to the last step; evaluate it.
 
     Writes everything of the run but its page. Other processes, if there are any, open `data`
-    themselves and run `run_worker`. Returns whether anything was left to do.
+    themselves and run `run_worker`. `start` is what `init_from` names. Returns whether anything
+    was left to do.
 
     Raises:
         CheckpointError: If the folder has checkpoints of other data.
     """
     for line in same_data(folder, split, sources_of(config)):
         log.info(line)
+    if start:
+        write_start(folder, start)
+    view = preprocessing_of(start, config)
     teacher = open_teacher(folder, config)
     for line in teacher.lines() if teacher else []:
         log.info(f"teacher {line}")
     with training_group(config.devices, run_worker, data, network):
         # The workers build the same method and batches from the same settings.
         broadcast_bytes(json.dumps([asdict(config), str(folder.path.resolve())]).encode())
-        method, batches = build(config, split.train, device, network, teacher)
+        method, batches = build(config, split.train, device, network, teacher, folder)
         before = time.monotonic()
         feed = with_teacher(folder, config, batches, teacher, log.progress)
         config = with_epochs(config, method, feed, spent=time.monotonic() - before)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))
-        if config.init_from and not folder.start.exists():
-            write_start(folder, config, network)
         for line in [describe(config), *shrunk(config, len(split.train))]:
             log.info(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         log.info(f"augmented views  {sheet.resolve()}")
-        monitor = Monitor(split, config, device, log.progress)
+        monitor = Monitor(split, config, device, log.progress, view)
         lead = Lead(folder, log, monitor.evaluate, method.metrics)
         trained = fit(config, method, feed, lead)
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
         return False
-    _evaluate(folder, config, method, batches, monitor, split, network, log)
+    origin = {"init_from": config.init_from, **_taken_over(start)} if start else {}
+    _evaluate(folder, config, method, batches, monitor, split, network, log, origin)
     return True
 
 
@@ -101,10 +108,15 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
         folder = RunFolder(Path(path))
         teacher = open_teacher(folder, config)
         device = choose_device(config.device)
-        method, batches = build(config, split.train, device, network, teacher)
+        method, batches = build(config, split.train, device, network, teacher, folder)
         feed = with_teacher(folder, config, batches, teacher)
         fit(with_epochs(config, method, feed), method, feed)
     return folder
+
+
+def _taken_over(start: Encoder) -> dict[str, Any]:
+    """Return what a trained encoder takes over from its start: pooling, origin and licence."""
+    return {key: start.details[key] for key in ("pooling", "origin") if key in start.details}
 
 
 def build(
@@ -113,10 +125,12 @@ def build(
     device: torch.device,
     network: nn.Module | None = None,
     teacher: Encoder | None = None,
+    folder: RunFolder | None = None,
 ) -> tuple[Method[Any], Batches]:
-    """Build the method that a resolved configuration describes, untrained, and its batches.
+    """Build the method that a resolved configuration describes, as it starts, and its batches.
 
-    A teacher's features are not yet in these; see `with_teacher`.
+    `folder` is that of the run, which holds the encoder that it starts from, if any. A teacher's
+    features are not yet in the batches; see `with_teacher`.
     """
     cls = method_class(config.method)
     counts = {"num_images": len(images), "num_known_classes": len(known_classes(config))}
@@ -124,15 +138,13 @@ def build(
     accepted = inspect.signature(cls.__init__).parameters
     counts = {name: count for name, count in counts.items() if name in accepted}
     with seeded(config.seed, torch.device("cpu")):  # the same weights on every device
-        backbone = named_backbone(config, network)
-        if config.init_from:
-            initialize(backbone, config.init_from)
+        backbone = starting_backbone(config, network, folder)
         method: Method[Any] = cls(backbone, **counts, **config.options)
     method = method.to(device).to(memory_format=torch.channels_last)
     if config.chunk_size:
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
     order = Order(len(images), int(config.batch_size), config.seed)
-    return method, Batches(
+    batches = Batches(
         images,
         views_of(config.augment, method.views, more=method.more_views),
         image_size=int(config.image_size),
@@ -141,7 +153,11 @@ def build(
         workers=int(config.workers),
         cache=config.cache,
         labels=known_labels(config, images),
+        multiple=patch_size(backbone.body),
     )
+    for size in {*batches.sizes} - {int(config.image_size)}:
+        as_backbone(backbone.body, size, name=backbone.name)  # multi-crop: tries it
+    return method, batches
 
 
 def resumed_settings(folder: RunFolder, config: TrainConfig) -> TrainConfig:
@@ -159,16 +175,6 @@ def resumed_settings(folder: RunFolder, config: TrainConfig) -> TrainConfig:
             "anew in another --out"
         )
     return config
-
-
-def write_start(folder: RunFolder, config: TrainConfig, network: nn.Module | None) -> None:
-    """Keep the encoder that training starts from, with its own preprocessing, in the run folder.
-
-    It is what the result has to beat, and what remains if training makes it worse. Resuming and
-    evaluation do not need its source again.
-    """
-    start = load(config.init_from, backbone=network)
-    write_encoder(folder.start, start.backbone, start.details, start.preprocessing)
 
 
 def floors(
@@ -195,6 +201,7 @@ def _evaluate(
     split: Split,
     network: nn.Module | None,
     log: Logger,
+    origin: dict[str, Any],
 ) -> None:
     """Write the encoder, its embeddings and its measures."""
     # Where the weights come from, for the header of the encoder's file.
@@ -206,9 +213,10 @@ def _evaluate(
         "seed": config.seed,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        **origin,
     }
     details |= inherited(folder, config)
-    write_encoder(folder.encoder, method.backbone, details)
+    write_encoder(folder.encoder, merged(method.backbone), details, monitor.view)
     health = monitor.evaluate(method)
     state = verdict(health, type(method))
     log.info(f"health {state}")

@@ -1,0 +1,166 @@
+"""What a training starts from: random weights, or an encoder whose training is continued."""
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from nearkin.config import TrainConfig
+from nearkin.data.cache import free_memory
+from nearkin.data.images import Images
+from nearkin.data.preprocessing import Preprocessing
+from nearkin.encoders.encoder import CUSTOM, Encoder, load, write_encoder
+from nearkin.encoders.weights import weight_bytes
+from nearkin.errors import ResourceError, UsageError
+from nearkin.methods import method_class
+from nearkin.networks.backbone import NATIVE, at_size
+from nearkin.networks.branch import Backbone
+from nearkin.networks.drop_path import set_drop_path
+from nearkin.networks.input_size import check_patches, patch_size
+from nearkin.networks.lora import add_lora
+from nearkin.networks.recompute import recompute_blocks
+from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Logger
+from nearkin.run.settings import named_backbone, resolve
+
+MIN_PATCHES: Final = 8
+"""Patches along a side that `auto` leaves a transformer; smaller images are enlarged for it."""
+MIN_NATIVE: Final = 64
+"""The smallest side in pixels that `auto` gives to a network which divides it by 32."""
+OPTIMIZER_COPIES: Final = {"adamw": 2, "sgd": 1, "lars": 1}
+"""Numbers that an optimizer keeps for each weight."""
+
+
+def read_start(
+    folder: RunFolder,
+    config: TrainConfig,
+    network: nn.Module | None,
+    device: torch.device,
+    log: Logger,
+) -> Encoder | None:
+    """Return the encoder that a training starts from, or None for random weights.
+
+    A run that has been started has a copy of it: it is resumed without the source.
+
+    Raises:
+        UsageError: If there is no such encoder, or it is another architecture than `--backbone`.
+        ResourceError: If it does not fit into the memory.
+    """
+    if not config.init_from:
+        return None
+    if folder.start.exists() and folder.config.exists():
+        return load(folder.start, backbone=network)
+    check_memory(config, device)
+    start = load(config.init_from, backbone=network, allow_partial=config.allow_partial)
+    name = str(start.details["backbone"])
+    if config.backbone not in ("auto", CUSTOM, name):
+        raise UsageError(
+            f"--backbone {config.backbone} is not the architecture of {config.init_from}, which "
+            f"is {name}; leave --backbone out"
+        )
+    for line in start.lines():
+        log.info(f"start  {line}")
+    return start
+
+
+def write_start(folder: RunFolder, start: Encoder) -> None:
+    """Keep the encoder that a training starts from in its run folder, unless it is there."""
+    if not folder.start.exists():
+        write_encoder(folder.start, start.backbone, start.details, start.preprocessing)
+
+
+def fitting_size(start: Encoder, images: Images) -> int:
+    """Return the side of views in pixels that suits an encoder and the images.
+
+    That is the encoder's own where the median image is as large; else as much of it as the
+    images have, in whole patches. Networks that shrink images by a factor of 14 or 32 get
+    enlarged ones rather than a handful of positions.
+    """
+    side, own = int(np.median(images.sizes.min(axis=1))), start.image_size
+    if side >= own:
+        return own
+    patch = patch_size(start.backbone.body)
+    if patch > 1:
+        return min(own, max(side // patch, MIN_PATCHES) * patch)
+    smallest = MIN_NATIVE if NATIVE.fullmatch(str(start.details["backbone"])) else 8
+    return min(own, max(side, smallest))
+
+
+def resolved_settings(
+    config: TrainConfig, images: Images, device: torch.device, start: Encoder | None
+) -> TrainConfig:
+    """Replace every `auto` of a training from an encoder, or from random weights; see `resolve`.
+    """
+    return resolve(with_start(config, start, images), images, device)
+
+
+def with_start(config: TrainConfig, start: Encoder | None, images: Images) -> TrainConfig:
+    """Replace `auto` by what follows from the encoder that a training starts from."""
+    if start is None:
+        return config
+    size = fitting_size(start, images) if config.image_size == "auto" else int(config.image_size)
+    name = str(start.details["backbone"])
+    check_patches(start.backbone.body, size, name)
+    if config.backbone == "auto":
+        config = replace(config, backbone=at_size(name, start.image_size, size))
+    return replace(config, image_size=size)
+
+
+def check_memory(config: TrainConfig, device: torch.device, free: int | None = None) -> None:
+    """Refuse a start whose weights alone, with all that goes with them, exceed the memory.
+
+    They are read into a network, so they are there twice; trained on a CPU, each has a gradient
+    and the optimizer's numbers too. With LoRA hardly any has. What activations take is not known
+    before the first step.
+
+    Raises:
+        ResourceError: Before anything is read, saying how much is needed and how much is free.
+    """
+    free = free_memory() if free is None else free
+    optimizer = config.optimizer
+    if optimizer == "auto":
+        optimizer = method_class(config.method).defaults.optimizer
+    frozen = config.lora or device.type != "cpu"
+    copies = 2 if frozen else 2 + OPTIMIZER_COPIES[optimizer]
+    needed = copies * weight_bytes(config.init_from)
+    if 0 < free < needed:
+        raise ResourceError(
+            f"training from {config.init_from} takes {needed / 1e6:,.0f} MB for weights, gradients "
+            f"and optimizer, and {free / 1e6:,.0f} MB of memory are free; take a smaller encoder, "
+            "or --lora 16"
+        )
+
+
+def starting_backbone(
+    config: TrainConfig, network: nn.Module | None, start: RunFolder | None
+) -> Backbone:
+    """Build the backbone of a resolved configuration as training starts with it.
+
+    `start` is the run folder that holds the encoder to start from, where there is one.
+    """
+    size = int(config.image_size)
+    if config.init_from:
+        source = start.start if start and start.start.exists() else config.init_from
+        partial = config.allow_partial and source == config.init_from
+        encoder = load(source, backbone=network, image_size=size, allow_partial=partial)
+        backbone = encoder.backbone
+    else:
+        backbone = named_backbone(config, network)
+    rate = None if config.drop_path == "auto" else config.drop_path
+    set_drop_path(backbone.body, rate, backbone.name)
+    if config.lora:
+        add_lora(backbone, config.lora, size)
+    if config.grad_checkpointing:
+        recompute_blocks(backbone.body, backbone.name)
+    return backbone
+
+
+def preprocessing_of(start: Encoder | None, config: TrainConfig) -> Preprocessing:
+    """Return the preprocessing of the encoder that a training leaves: its start's, resized."""
+    size = int(config.image_size)
+    if start is None:
+        return Preprocessing(size)
+    view = start.preprocessing
+    return view if view.image_size == size else view.resized(size)
