@@ -181,6 +181,7 @@ CHANGED = dict(
     classes=7,
     mode="ncd",
     from_run='runs/"a"',
+    allow_partial=True,
     method="rotnet",
     train_layers="layer4",
     epochs=200,

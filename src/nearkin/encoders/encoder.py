@@ -23,7 +23,7 @@ from nearkin.data.views import MEAN, STD
 from nearkin.encoders import folders, pretrained
 from nearkin.encoders.origin import origin_lines
 from nearkin.errors import UsageError
-from nearkin.networks.backbone import at_size, build_backbone
+from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.input_size import check_patches, resize_input
 from nearkin.run.folder import RunFolder
@@ -225,12 +225,23 @@ def resized(encoder: Encoder, image_size: int) -> Encoder:
     """
     name = str(encoder.details["backbone"])
     network = copy.deepcopy(encoder.backbone)
-    resize_input(network.body, image_size, name)
-    name = at_size(name, encoder.image_size, image_size)
+    if name == CUSTOM:
+        resize_input(network.body, image_size, network.name)
+    else:
+        check_patches(network.body, image_size, name)
+        fresh = _shapes(untrained(encoder.details, image_size))
+        if _shapes(network) != fresh:
+            resize_input(network.body, image_size, name)
+        if _shapes(network) != fresh:  # at this size, the name means another stem or patch
+            name = f"{name}?built_for={encoder.image_size}"
     plain = as_backbone(network.body, image_size, name=name)  # which tries it
     view = encoder.preprocessing.resized(image_size)
     details = {**encoder.details, "backbone": name, "image_size": image_size}
     return Encoder(_rescaled(plain, view), view, details)
+
+
+def _shapes(network: Backbone) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in network.body.state_dict().items()}
 
 
 def is_own(source: str | Path) -> bool:

@@ -115,18 +115,6 @@ def _build(name: str, image_size: int) -> nn.Module:
 
 BUILT_FOR: Final = re.compile(r"(?!timm:|torchvision:)(.+)\?built_for=(\d{1,4})")
 
-
-def at_size(name: str, built_for: int, image_size: int) -> str:
-    """Return the name of an architecture, as it is for images of one size, at another one.
-
-    >>> at_size("resnet18", 32, 96), at_size("resnet18", 128, 96), at_size("timm:resnet18", 32, 96)
-    ('resnet18?built_for=32', 'resnet18', 'timm:resnet18')
-    """
-    same = (built_for < SMALL_IMAGE) == (image_size < SMALL_IMAGE)
-    plain = NATIVE.fullmatch(name) or BUILT_FOR.fullmatch(name) or is_reference(name)
-    return name if same or plain else f"{name}?built_for={built_for}"
-
-
 NATIVE: Final = re.compile(r"(timm|torchvision):(\w[\w.-]*)(?:\?(.*))?")
 """An architecture as its library builds it: `timm:NAME` or `timm:NAME?option=value&...`."""
 

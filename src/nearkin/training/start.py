@@ -11,14 +11,14 @@ from nearkin.config import TrainConfig
 from nearkin.data.cache import free_memory
 from nearkin.data.images import Images
 from nearkin.data.preprocessing import Preprocessing
-from nearkin.encoders.encoder import CUSTOM, Encoder, load, write_encoder
+from nearkin.encoders.encoder import CUSTOM, Encoder, load, resized, write_encoder
 from nearkin.encoders.weights import weight_bytes
 from nearkin.errors import ResourceError, UsageError
 from nearkin.methods import method_class
-from nearkin.networks.backbone import NATIVE, at_size
+from nearkin.networks.backbone import NATIVE
 from nearkin.networks.branch import Backbone
 from nearkin.networks.drop_path import set_drop_path
-from nearkin.networks.input_size import check_patches, patch_size
+from nearkin.networks.input_size import patch_size
 from nearkin.networks.lora import add_lora
 from nearkin.networks.recompute import recompute_blocks
 from nearkin.run.folder import RunFolder
@@ -101,11 +101,9 @@ def with_start(config: TrainConfig, start: Encoder | None, images: Images) -> Tr
     if start is None:
         return config
     size = fitting_size(start, images) if config.image_size == "auto" else int(config.image_size)
-    name = str(start.details["backbone"])
-    check_patches(start.backbone.body, size, name)
-    if config.backbone == "auto":
-        config = replace(config, backbone=at_size(name, start.image_size, size))
-    return replace(config, image_size=size)
+    fitted = start if size == start.image_size else resized(start, size)
+    name = CUSTOM if config.backbone == CUSTOM else str(fitted.details["backbone"])
+    return replace(config, image_size=size, backbone=name)
 
 
 def check_memory(config: TrainConfig, device: torch.device, free: int | None = None) -> None:
