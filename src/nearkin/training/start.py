@@ -91,8 +91,7 @@ def fitting_size(start: Encoder, images: Images) -> int:
 def resolved_settings(
     config: TrainConfig, images: Images, device: torch.device, start: Encoder | None
 ) -> TrainConfig:
-    """Replace every `auto` of a training from an encoder, or from random weights; see `resolve`.
-    """
+    """Replace every `auto` of a training from an encoder, or from random weights; see `resolve`."""
     return resolve(with_start(config, start, images), images, device)
 
 
