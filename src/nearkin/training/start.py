@@ -91,7 +91,7 @@ def fitting_size(start: Encoder, images: Images) -> int:
 def resolved_settings(
     config: TrainConfig, images: Images, device: torch.device, start: Encoder | None
 ) -> TrainConfig:
-    """Replace every `auto` of a training from an encoder, or from random weights; see `resolve`."""
+    """Replace every `auto`, also of a training that starts from an encoder; see `resolve`."""
     return resolve(with_start(config, start, images), images, device)
 
 
@@ -124,9 +124,9 @@ def check_memory(config: TrainConfig, device: torch.device, free: int | None = N
     needed = copies * weight_bytes(config.init_from)
     if 0 < free < needed:
         raise ResourceError(
-            f"training from {config.init_from} takes {needed / 1e6:,.0f} MB for weights, gradients "
-            f"and optimizer, and {free / 1e6:,.0f} MB of memory are free; take a smaller encoder, "
-            "or --lora 16"
+            f"training from {config.init_from} takes {needed / 1e6:,.0f} MB for weights, "
+            f"gradients and optimizer, and {free / 1e6:,.0f} MB of memory are free; take a "
+            "smaller encoder, or --lora 16"
         )
 
 
