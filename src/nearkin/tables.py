@@ -66,6 +66,16 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
+def abridged(names: Sequence[str], most: int) -> list[str]:
+    """Return the first of many names, and how many more there are.
+
+    >>> ", ".join(abridged(["a", "b", "c"], 1))
+    'a, and 2 more'
+    """
+    more = len(names) - most
+    return [*names[:most], f"and {more} more"] if more > 0 else list(names)
+
+
 @contextlib.contextmanager
 def usable(path: Path, remedy: str) -> Iterator[None]:
     """Turn any error in a `with` block that reads a file of a run into one line.

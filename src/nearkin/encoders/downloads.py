@@ -1,6 +1,7 @@
 """Weights that a library downloads: where they lie, and one line if they cannot be had."""
 
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -86,9 +87,18 @@ def fetching(name: str, url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def to_stderr() -> Iterator[None]:
-    """Send what a library prints, such as the start of a download, where progress goes."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+    """Send what a library prints, such as the start of a download, where progress goes.
+
+    What timm warns of, nearkin says itself, in one line.
+    """
+    logger = logging.getLogger("timm")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _reach(name: str, url: str) -> None:

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from nearkin.config import suggestion
 from nearkin.data.preprocessing import Crop, Interpolation, Preprocessing
+from nearkin.encoders.libraries import differences
 from nearkin.errors import UsageError
 from nearkin.tables import usable
 
@@ -315,16 +316,6 @@ def _check_patches(image_size: int, side: Any) -> None:
             f"images of {image_size} px are not whole patches of {side} px; choose --image-size "
             f"{max(1, round(image_size / side)) * side}"
         )
-
-
-def differences(missing: Sequence[str], unexpected: Sequence[str]) -> str:
-    """Name the first of what is missing and what is left over, and how many there are."""
-    parts = []
-    for names, what in ((missing, "missing"), (unexpected, "left over")):
-        if names:
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            parts.append(f"{len(names)} {what}: {', '.join(list(names)[:4])}{more}")
-    return "; ".join(parts)
 
 
 def _keep(key: str) -> bool:

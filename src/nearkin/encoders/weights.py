@@ -7,6 +7,7 @@ import torch
 
 from nearkin.encoders import pretrained
 from nearkin.encoders.encoder import encoder_file, is_own
+from nearkin.encoders.files import SIZE
 from nearkin.networks.backbone import NATIVE, native
 
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
@@ -32,7 +33,7 @@ def _architecture_bytes(name: str) -> int:
     """Return the size of an architecture's parameters, none of which are made."""
     try:
         with torch.device("meta"):
-            network = native(name, pretrained.SIZE)
+            network = native(name, SIZE)
     except Exception:  # not to be built there, or no such name, which loading says
         return 0
     return sum(parameter.nbytes for parameter in network.parameters())

@@ -1,0 +1,360 @@
+"""Checkpoints of other code: read without running any of it, and the encoder in them found.
+
+A checkpoint holds an encoder under some prefix, among projection heads, momentum copies and the
+state of an optimizer: `state_dict` > `module.encoder_q.conv1.weight` in MoCo's, `teacher` >
+`backbone.blocks.0.norm1.weight` in DINO's. The prefix is the one under which most names of the
+network stand, whatever it is called.
+"""
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from nearkin.errors import CheckpointError, UsageError
+from nearkin.tables import abridged, usable
+
+SUFFIXES: Final = (".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".tar")
+REMEDY: Final = "get it again from where it came from"
+INERT: Final = re.compile(
+    r"(addict|argparse|builtins\.(object|set|frozenset|slice|range|complex)$|collections|copyreg|"
+    r"datetime|easydict|enum|functools|lightly|lightly_train|lightning|lightning_fabric|"
+    r"lightning_utilities|numpy|omegaconf|pathlib|pytorch_lightning|timm|torch|torchmetrics|"
+    r"torchvision|transformers|typing|yacs)(\.|$)"
+)
+"""Classes whose objects stand beside the weights of training checkpoints. None is imported or
+called: an object that does nothing takes the place of each. Other names are refused."""
+MOST_GLOBALS: Final = 200  # of those, which a file may name
+NESTED: Final = 4  # Levels of dictionaries in which weights are searched
+SKIPPED: Final = re.compile(r"optim|sched|scaler|callback|loops", re.I)
+"""Parts of a checkpoint that hold tensors, but no networks."""
+
+HEADS: Final = re.compile(
+    r"(fc|heads?|head_dist|classifier|linear|proj\w*|prototypes|pred\w*|mlp|dino_head|ibot_head|"
+    r"decoder\w*|queue\w*|memory\w*|text\w*|token_embedding|transformer|"
+    r"positional_embedding|ln_final|logit_\w+|l_norm|nonlinear|embed_head|"
+    r"position_ids|classes_?\w*|momentum_\w+|target_\w+)(\.|$)"
+)
+"""What belongs to a training and not to the encoder, where the network has no such part."""
+
+TAUGHT: Final = frozenset({"teacher", "ema"})
+"""Words of a prefix whose network its authors evaluate: DINO's teacher, an average of weights."""
+FOLLOWING: Final = frozenset({"student", "momentum", "target", "k", "key"})
+"""Words of a prefix whose network they do not: MoCo's key encoder, BYOL's target network."""
+ENOUGH: Final = 0.5  # Share of a network's names that must stand under a prefix
+BLOCK: Final = re.compile(r"(^|\.)blocks\.\d+\.(\d+)\.")
+"""Blocks in chunks, as DINOv2 saves its training; within a chunk they keep their number."""
+
+
+class Inert:
+    """Stands for an object of a checkpoint that is not loaded: it accepts all and does nothing."""
+
+    def __new__(cls, *_args: object, **_options: object) -> "Inert":
+        """Take the arguments of any constructor."""
+        return super().__new__(cls)
+
+    def __init__(self, *_args: object, **_options: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+    def append(self, value: object) -> None:
+        """Take an element of any list."""
+
+    def extend(self, values: object) -> None:
+        """Take elements of any list."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What a file holds."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    """All of them, by the names of the dictionaries that they are in, joined by dots."""
+    architecture: str
+    """What it says of itself; empty if nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """An encoder in a checkpoint."""
+
+    prefix: str
+    state: dict[str, Tensor]  # By the names of the network, with what is not known to be a head
+    left: tuple[str, ...]  # Parts that are left out, with the number of their tensors
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read all tensors of a file, and nothing else that could act.
+
+    Raises:
+        UsageError: If there is no such file, or it holds no tensors.
+        CheckpointError: If it is damaged, or names code.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist; give ARCHITECTURE@FILE")
+    content = _read(path)
+    if isinstance(content, Inert):
+        raise UsageError(
+            f"{path} holds a network as a Python object, which is not loaded; save its "
+            "state_dict() instead"
+        )
+    tensors = dict(_tensors(content, "", 0))
+    if not tensors:
+        raise UsageError(f"{path} holds no weights")
+    return Checkpoint(path, tensors, _architecture(content))
+
+
+def _read(path: Path) -> Any:
+    with path.open("rb") as file:
+        start = file.read(9)
+    if start[8:] == b"{" and not start.startswith((b"PK", b"\x80")):
+        from safetensors.torch import load_file
+
+        with usable(path, REMEDY):
+            return load_file(path)
+    names: set[str] = set()
+    while True:
+        try:
+            return _load(path, names)
+        except Exception as error:  # of any kind: the file may hold anything
+            blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
+            if blocked is None:
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                raise CheckpointError(f"{path} cannot be read ({reason}); {REMEDY}") from error
+            more = (_globals(path) | {blocked[1]}) - names
+            bad = [name for name in sorted(more) if not INERT.match(name)]
+            names |= more
+            if bad or not more or len(names) > MOST_GLOBALS:
+                raise _refused(path, bad or [blocked[1]]) from error
+
+
+def _load(path: Path, names: set[str]) -> Any:
+    stand_ins = [argparse.Namespace, *((Inert, name) for name in sorted(names))]
+    with torch.serialization.safe_globals(stand_ins):  # type: ignore[arg-type]  # pairs, too
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _globals(path: Path) -> set[str]:
+    """Return all names that a file in today's format would need; empty for older formats."""
+    try:
+        return set(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
+    except Exception:  # of any kind, as above; then they are met one after the other
+        return set()
+
+
+def _refused(path: Path, names: list[str]) -> CheckpointError:
+    return CheckpointError(
+        f"{path} holds more than weights ({', '.join(abridged(names, 3))}), which could run code; "
+        "it is not loaded. Save the state_dict() alone, as safetensors"
+    )
+
+
+def _tensors(content: Any, prefix: str, depth: int) -> Iterator[tuple[str, Tensor]]:
+    if not isinstance(content, Mapping) or depth > NESTED:
+        return
+    for key, value in content.items():
+        if not isinstance(key, str) or (depth < 2 and SKIPPED.search(key)):
+            continue
+        if isinstance(value, Tensor):
+            yield f"{prefix}{key}", value
+        else:
+            yield from _tensors(value, f"{prefix}{key}.", depth + 1)
+
+
+def _architecture(content: Any) -> str:
+    """Return the architecture that a training has written beside its weights; or nothing."""
+    if not isinstance(content, Mapping):
+        return ""
+    named, options = content.get("arch"), content.get("args")
+    if isinstance(named, str):
+        return named
+    values = vars(options) if isinstance(options, argparse.Namespace) else options
+    if not isinstance(values, Mapping):
+        return ""
+    named = values.get("arch", values.get("model"))
+    side = values.get("patch_size")
+    if isinstance(named, str) and isinstance(side, int) and re.fullmatch(r"vit_[a-z]+", named):
+        return f"{named}_patch{side}_224"  # DINO's: the size of patches stands beside the name
+    return named if isinstance(named, str) else ""
+
+
+# ---------------------------------------------------------------- the encoder among the tensors
+
+
+def find_encoder(tensors: Mapping[str, Tensor], body: nn.Module) -> Match | None:
+    """Return the weights of a network among those of a checkpoint.
+
+    Where several are there, such as a student and its teacher, it is the one that its authors
+    evaluate.
+
+    Args:
+        tensors: All of a checkpoint.
+        body: The network.
+
+    Returns:
+        None if less than half of the network's names stand under any prefix.
+    """
+    names = {name for name in body.state_dict() if not name.endswith("num_batches_tracked")}
+    best: tuple[float, str, Callable[[str], str]] | None = None
+    for spelling in _spellings(body, names):
+        counts = Counter(
+            key[:start]
+            for key in tensors
+            for start in _starts(key)
+            if spelling(key[start:]) in names
+        )
+        most = max(counts.values(), default=0)
+        if most < ENOUGH * len(names) or (best and most <= best[0]):
+            continue
+        prefixes = [prefix for prefix, count in counts.items() if count >= 0.9 * most]
+        best = most, min(prefixes, key=lambda prefix: (_rank(prefix), len(prefix))), spelling
+    return _match(tensors, body, best[1], best[2]) if best else None
+
+
+def _starts(key: str) -> Iterator[int]:
+    """Return where a prefix of a name may end."""
+    yield 0
+    yield from (place.end() for place in re.finditer(r"\.", key))
+
+
+def _rank(prefix: str) -> int:
+    words = set(re.split(r"[._]", prefix))
+    return 0 if words & TAUGHT else 2 if words & FOLLOWING else 1
+
+
+def _spellings(body: nn.Module, names: set[str]) -> list[Callable[[str], str]]:
+    """Return how a checkpoint may spell a network's names: as they are, or otherwise."""
+    children = {str(number): name for number, (name, _) in enumerate(body.named_children())}
+
+    def numbered(name: str) -> str:
+        # `nn.Sequential(*network.children())`, as in lightly's examples.
+        first, dot, rest = name.partition(".")
+        return f"{children[first]}{dot}{rest}" if first in children else name
+
+    def unchunked(name: str) -> str:
+        return BLOCK.sub(r"\1blocks.\2.", name)
+
+    spellings: list[Callable[[str], str]] = [str]
+    if not names & {f"{number}.weight" for number in children}:
+        spellings.append(numbered)
+    if not any(map(BLOCK.search, names)):
+        spellings.append(unchunked)
+    return spellings
+
+
+def _match(
+    tensors: Mapping[str, Tensor], body: nn.Module, prefix: str, spelling: Callable[[str], str]
+) -> Match:
+    own, state, left = body.state_dict(), dict[str, Tensor](), Counter[str]()
+    for key, tensor in tensors.items():
+        name = spelling(key[len(prefix) :])
+        if not key.startswith(prefix):
+            left[_part(key, prefix)] += 1
+        elif name in own or not HEADS.match(name):
+            state[name] = tensor
+        else:
+            left[_part(key, prefix)] += 1
+    for name, tensor in own.items():  # counters that old versions of torch did not have
+        if name.endswith("num_batches_tracked"):
+            state.setdefault(name, tensor)
+    parts = tuple(f"{part} ({count})" for part, count in left.items())
+    return Match(prefix, state, parts)
+
+
+def _part(key: str, prefix: str) -> str:
+    """Return the part of a checkpoint that a tensor belongs to: where it leaves the prefix."""
+    words, own = key.split("."), prefix.split(".")
+    common = next((place for place, word in enumerate(own) if word != words[place]), len(own))
+    return ".".join(words[: common + 1])
+
+
+def taken(match: Match) -> list[str]:
+    """Lines of the log on what was taken of a checkpoint, and what was left out."""
+    lines = [f"of {match.prefix.rstrip('.')}"] if match.prefix else []
+    left = ", ".join(abridged(match.left, 4))
+    return [*lines, f"without {left}"] if left else lines
+
+
+# ---------------------------------------------------------------- what a file looks like
+
+
+RESNETS: Final = {
+    (2, 2, 2, 2, False): "18",
+    (3, 4, 6, 3, False): "34",
+    (3, 4, 6, 3, True): "50",
+    (3, 4, 23, 3, True): "101",
+    (3, 8, 36, 3, True): "152",
+}
+"""Blocks of the four stages, and whether they are bottlenecks (He et al. 2016, table 1)."""
+TRANSFORMERS: Final = {
+    (192, 12): "tiny", (384, 12): "small", (768, 12): "base", (1024, 24): "large",
+    (1280, 32): "huge", (1536, 40): "giant",
+}  # fmt: skip
+"""Width and depth of vision transformers."""
+
+
+def looks_like(tensors: Mapping[str, Tensor]) -> str:
+    """Return the architecture that names and shapes belong to, as in ARCHITECTURE@FILE; or ''."""
+    return _resnet(tensors) or _transformer(tensors)
+
+
+def _resnet(tensors: Mapping[str, Tensor]) -> str:
+    for first in ("layer1.0.conv1.weight", "4.0.conv1.weight"):
+        prefix = next((key[: -len(first)] for key in tensors if key.endswith(first)), None)
+        if prefix is None:
+            continue
+        numbered = not first.startswith("layer")
+        stages = [f"{prefix}{n + 3}" if numbered else f"{prefix}layer{n}" for n in (1, 2, 3, 4)]
+        depths = tuple(_depth(tensors, stage) for stage in stages)
+        bottleneck = f"{stages[0]}.0.conv3.weight" in tensors
+        name = RESNETS.get((*depths, bottleneck), "")  # type: ignore[arg-type]  # four of them
+        wide = bottleneck and len(tensors[prefix + first]) == 128
+        return name and (f"wide_resnet{name}_2" if wide else f"resnet{name}")
+    return ""
+
+
+def _transformer(tensors: Mapping[str, Tensor]) -> str:
+    end = "patch_embed.proj.weight"
+    found = next(((key[: -len(end)], t) for key, t in tensors.items() if key.endswith(end)), None)
+    if found is None or found[1].ndim != 4:
+        return ""
+    prefix, weight = found
+    names = [BLOCK.sub(r"\1blocks.\2.", name) for name in tensors]
+    depth = len({name.split(".")[0] for name in _under(names, f"{prefix}blocks.")})
+    size = TRANSFORMERS.get((len(weight), depth), "")
+    registers = "_reg4" if f"{prefix}register_tokens" in tensors else ""
+    scaled = any(name.endswith("ls1.gamma") for name in names)
+    kind = f"{registers}_dinov2" if scaled else "_224"
+    return size and f"vit_{size}_patch{weight.shape[-1]}{kind}"
+
+
+def _under(names: list[str], prefix: str) -> list[str]:
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+
+def _depth(tensors: Mapping[str, Tensor], stage: str) -> int:
+    """Return the number of blocks of a stage."""
+    return len({name.split(".")[0] for name in _under(list(tensors), f"{stage}.")})
+
+
+def has_small_stem(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a residual network was trained on small images: its first convolution is 3x3."""
+    stems = [t for key, t in tensors.items() if re.search(r"(^|\.)(conv1|0)\.weight$", key)]
+    return any(tuple(stem.shape[1:]) == (3, 3, 3) for stem in stems)
+
+
+def is_moco_v3(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether names are those of MoCo v3's training (Chen et al. 2021)."""
+    return any("base_encoder." in key for key in tensors)

@@ -1,0 +1,246 @@
+"""Encoders of checkpoint files, `ARCHITECTURE@FILE`: the weights in the network that they are of.
+
+How their images are prepared is in no checkpoint. With a tag of timm or torchvision in the
+architecture (`timm:vit_base_patch16_224.mae@FILE`) it is as with those weights; else as in the
+evaluations of DINO, MoCo, SwAV and most others: ImageNet's statistics, 224 of 256 px.
+"""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from nearkin.data.preprocessing import Preprocessing
+from nearkin.data.views import MEAN, STD
+from nearkin.encoders.checkpoints import (
+    Checkpoint,
+    Match,
+    find_encoder,
+    has_small_stem,
+    is_moco_v3,
+    looks_like,
+    read_checkpoint,
+    taken,
+)
+from nearkin.encoders.libraries import (
+    Pretrained,
+    differences,
+    fill,
+    fitted_positions,
+    nearest,
+    pooling,
+    timm_body,
+    timm_match,
+    timm_view,
+    timm_weights,
+    torchvision_view,
+    torchvision_weights,
+)
+from nearkin.encoders.origin import origin
+from nearkin.errors import CheckpointError, UsageError
+from nearkin.extensions import is_reference
+from nearkin.networks.backbone import (
+    NATIVE,
+    SMALL,
+    SMALL_IMAGE,
+    build_backbone,
+    native,
+    timm_names,
+    torchvision_names,
+)
+from nearkin.tables import abridged
+
+SIZE: Final = 224
+RESIZE: Final = 256
+MOCO_V3_SMALL: Final = "?num_heads=12"
+"""MoCo v3's ViT-S has twice the heads of others, which the shapes of weights do not show."""
+SMALL_SIZE: Final = 32  # of images that networks with a 3x3 stem were trained on
+SHORT: Final = ("vit_tiny", "vit_small", "vit_base", "vit_large")
+"""What trainings call vision transformers whose patches are of a size that they do not say."""
+RESIZED: Final = re.compile(r"pos_emb|rel_pos|relative_|attn_mask|rope|freqs")
+"""Weights that belong to a size of images, which the libraries interpolate."""
+DIFFERENCES: Final = re.compile(
+    r"(Missing|Unexpected) key\(s\) in state_dict: (.*?)\.\s*(?=\s(?:Missing|Unexpected|size)|$)"
+)
+"""What torch says of names that do not fit."""
+
+
+def load_file(
+    architecture: str,
+    path: Path,
+    image_size: int | None,
+    *,
+    crop: float | None,
+    allow_partial: bool,
+) -> Pretrained:
+    """Load the encoder of a checkpoint.
+
+    Args:
+        architecture: `timm:NAME`, `torchvision:NAME`, or a backbone's name as in `--backbone`;
+            empty if the file says it.
+        path: The checkpoint.
+        image_size: Side of the images, if not that of the architecture.
+        crop: Share of the resized image that is cut out, if not that of the architecture.
+        allow_partial: Whether weights may be missing or left over.
+
+    Raises:
+        UsageError: If there is no such architecture or file, or one is not that of the other.
+        CheckpointError: If the file is damaged, or holds more than tensors.
+    """
+    checkpoint = read_checkpoint(path)
+    small = has_small_stem(checkpoint.tensors)
+    size = image_size or (SMALL_SIZE if small else None)
+    name = _resolved(architecture or checkpoint.architecture, size, checkpoint)
+    if name.startswith("timm:vit_small") and "?" not in name and is_moco_v3(checkpoint.tensors):
+        name += MOCO_V3_SMALL
+    view, license_, assumed = _prepared(name, size, crop)
+    body = _network(name, view.image_size)
+    match = find_encoder(checkpoint.tensors, body)
+    if match is None:
+        raise UsageError(f"{path} holds no {name}.{_hint(checkpoint, name)}")
+    _check_shapes(match, body, checkpoint, name)
+    body, lines = _filled(body, match, checkpoint, name, view, allow_partial=allow_partial)
+    details: dict[str, Any] = {
+        "backbone": name,
+        "pooling": pooling(body),
+        "origin": origin(str(path.resolve()), license_, path),
+        "weights": [*taken(match), *lines],
+    }
+    if assumed:
+        details["assumed"] = True
+    return Pretrained(body, name, view, details)
+
+
+def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> str:
+    """Return the full name of an architecture: as its library builds it, from 64 px on."""
+    likely = looks_like(checkpoint.tensors)
+    if architecture in SHORT:  # as MoCo v3 calls them
+        architecture = likely
+    if not architecture:
+        hint = f"it looks like {likely}@{checkpoint.path}" if likely else "such as resnet50@FILE"
+        raise UsageError(
+            f"{checkpoint.path} does not say of which architecture it is; give ARCHITECTURE@FILE, "
+            f"{hint}"
+        )
+    own = architecture in SMALL or is_reference(architecture)
+    if NATIVE.fullmatch(architecture) or own or (size and size < SMALL_IMAGE):
+        return architecture
+    library, _, bare = architecture.rpartition("/")
+    for each, names in (("torchvision", torchvision_names()), ("timm", timm_names())):
+        if library in ("", each) and bare.partition(".")[0] in names:
+            return f"{each}:{bare}"
+    known = [*torchvision_names(), *timm_names()]
+    raise UsageError(
+        f"unknown architecture {architecture}.{nearest(bare, known)} `nearkin backbones` lists "
+        "them"
+    )
+
+
+def _prepared(
+    name: str, size: int | None, crop: float | None
+) -> tuple[Preprocessing, str | None, bool]:
+    """Return the preprocessing of an architecture, its licence, and whether they are assumed."""
+    native_name = NATIVE.fullmatch(name)
+    bare, _, tag = native_name[2].partition(".") if native_name else (name, "", "")
+    if tag and name.startswith("timm:"):
+        config = timm_weights(name)
+        view = timm_view(config.to_dict(), size or config.input_size[-1], crop)
+        return view, config.license, False
+    if tag:
+        return torchvision_view(torchvision_weights(name).transforms(), size), None, False
+    size = size or (_default_size(name) if native_name else SIZE)
+    is_transformer = bool(re.search(r"vit|deit|beit|eva|swin|cait", bare))
+    view = Preprocessing(
+        image_size=size,
+        crop="center",
+        resize_to=size if size < SMALL_IMAGE else round(size * RESIZE / SIZE),
+        interpolation="bicubic" if is_transformer else "bilinear",
+        mean=MEAN,
+        std=STD,
+    )
+    return view, None, True
+
+
+def _default_size(name: str) -> int:
+    """Return the side of the images of an architecture without a tag of weights."""
+    if name.startswith("torchvision:") or "dinov2" in name:
+        return SIZE  # DINOv2's were trained at 518 px in the end, and evaluated at 224 px
+    import timm
+
+    config = timm.get_pretrained_cfg(timm_match(name)[2])
+    return config.input_size[-1] if config and config.fixed_input_size else SIZE
+
+
+def _network(name: str, size: int) -> nn.Module:
+    """Return an architecture, untrained."""
+    return native(name, size) if NATIVE.fullmatch(name) else build_backbone(name, size).body
+
+
+def _hint(checkpoint: Checkpoint, name: str) -> str:
+    """Return what to give instead of a wrong architecture."""
+    likely = looks_like(checkpoint.tensors)
+    if likely and likely not in name:
+        return f" It looks like {likely}: give {likely}@{checkpoint.path}"
+    return f" Its weights are {', '.join(abridged(list(checkpoint.tensors), 3))}"
+
+
+def _check_shapes(match: Match, body: nn.Module, checkpoint: Checkpoint, name: str) -> None:
+    """Refuse weights of another width or of other patches, which libraries would interpolate."""
+    own = body.state_dict()
+    for key, tensor in match.state.items():
+        same = key not in own or tensor.shape == own[key].shape
+        if not same and tensor.ndim == own[key].ndim and not RESIZED.search(key):
+            raise UsageError(
+                f"{checkpoint.path} is of another architecture than {name}: its {key} is "
+                f"{'x'.join(map(str, tensor.shape))}, not {'x'.join(map(str, own[key].shape))}."
+                f"{_hint(checkpoint, name)}"
+            )
+
+
+def _filled(
+    body: nn.Module,
+    match: Match,
+    checkpoint: Checkpoint,
+    name: str,
+    view: Preprocessing,
+    *,
+    allow_partial: bool,
+) -> tuple[nn.Module, list[str]]:
+    """Return the network with its weights, and lines on what is missing or left over."""
+    own, state = body.state_dict(), match.state
+    if own.keys() <= state.keys() and "register_tokens" not in state:
+        state.pop("mask_token", None)  # for images that are masked while training
+    fits = state.keys() == own.keys() and all(state[k].shape == own[k].shape for k in own)
+    if fits or not name.startswith("timm:"):
+        state = fitted_positions(body, state, view.image_size)
+        differing = fill(body, state, name)
+    else:
+        body, differing = _converted(state, name, view.image_size)
+    if differing and not allow_partial:
+        raise UsageError(
+            f"{checkpoint.path} does not fit {name}: {differing}; give the right "
+            f"ARCHITECTURE@FILE, or --allow-partial.{_hint(checkpoint, name)}"
+        )
+    if not all(tensor.isfinite().all() for tensor in body.state_dict().values()):
+        raise CheckpointError(f"{checkpoint.path} has weights that are not finite; get another")
+    return body, [differing] if differing else []
+
+
+def _converted(state: dict[str, Tensor], name: str, size: int) -> tuple[nn.Module, str]:
+    """Return a network of timm with weights as their authors published them, and what differs.
+
+    timm converts what it offers itself: position embeddings of other sizes, other names.
+    """
+    overlay = {"state_dict": state}
+    try:
+        return timm_body(name, size, overlay, 0, strict=True), ""
+    except (RuntimeError, KeyError, ValueError, AssertionError, AttributeError) as error:
+        text = " ".join(str(error).split())
+        found = {
+            kind: re.findall(r'"([^"]+)"', names) for kind, names in DIFFERENCES.findall(text)
+        }
+        if not found or "size mismatch" in text:
+            raise UsageError(f"the weights do not fit {name}: {text[:200]}") from error
+    differing = differences(found.get("Missing", []), found.get("Unexpected", []))
+    return timm_body(name, size, overlay, 0, strict=False), differing

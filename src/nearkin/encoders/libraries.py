@@ -1,0 +1,298 @@
+"""Encoders of timm and torchvision, by name, with the weights that those libraries load."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import nn
+
+from nearkin.config import suggestion
+from nearkin.data.preprocessing import Preprocessing
+from nearkin.encoders.downloads import fetching, hub_file, need_torch_file, to_stderr, torch_file
+from nearkin.encoders.origin import origin
+from nearkin.errors import CheckpointError, NearkinError, UsageError
+from nearkin.networks.backbone import NATIVE, native, timm_names, torchvision_names
+from nearkin.tables import abridged
+
+
+@dataclass(frozen=True, eq=False)
+class Pretrained:
+    """A network with its weights, and all that is needed to use it right."""
+
+    body: nn.Module
+    backbone: str  # How `untrained` builds it again
+    preprocessing: Preprocessing
+    details: dict[str, Any]
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """` Did you mean x?`, where a name begins like that or is close; else nothing.
+
+    >>> nearest("timm:vit_tiny", ["timm:gcvit_tiny", "timm:vit_tiny_patch16_224"])
+    ' Did you mean timm:vit_tiny_patch16_224?'
+    """
+    longer = sorted((each for each in known if each.startswith(name)), key=len)
+    return f" Did you mean {longer[0]}?" if longer and len(name) > 5 else suggestion(name, known)
+
+
+# ---------------------------------------------------------------- timm
+
+
+def timm_match(name: str) -> "re.Match[str]":
+    """Take `timm:NAME.TAG?options` apart.
+
+    Raises:
+        UsageError: If timm does not have that architecture.
+    """
+    match = NATIVE.fullmatch(name)
+    if match is None:
+        raise UsageError(f"{name} is no architecture of timm; give timm:NAME")
+    bare = match[2].partition(".")[0]
+    if bare not in timm_names():
+        names = [f"timm:{each}" for each in timm_names()]
+        raise UsageError(
+            f"timm has no architecture {bare}.{nearest(f'timm:{bare}', names)} "
+            "`nearkin backbones --pretrained` lists what has weights"
+        )
+    return match
+
+
+def timm_weights(name: str) -> Any:
+    """Return timm's configuration of the weights that a name means.
+
+    Raises:
+        UsageError: If there are none.
+    """
+    import timm
+
+    bare, _, tag = timm_match(name)[2].partition(".")
+    tags = timm.list_pretrained(f"{bare}.*")
+    known = bool(tags) if not tag else f"{bare}.{tag}" in tags  # timm raises if not
+    config = timm.get_pretrained_cfg(f"{bare}.{tag}".rstrip(".")) if known else None
+    if config is None or not config.has_weights:
+        names = [f"timm:{each}" for each in tags]
+        listed = f" It has {', '.join(names[:6])}" if names else ""
+        raise UsageError(
+            f"timm has no weights {name}.{nearest(name, names)}{listed}; "
+            f"`nearkin backbones --pretrained {bare}` lists all"
+        )
+    return config
+
+
+def load_timm(
+    name: str,
+    image_size: int | None,
+    *,
+    allow_partial: bool,
+    crop: float | None = None,
+    label: str = "",
+) -> Pretrained:
+    """Load an encoder of timm.
+
+    Args:
+        name: `timm:NAME` or `timm:NAME.TAG`.
+        image_size: Side of the images, if not that of the weights.
+        allow_partial: Whether weights may be missing or left over.
+        crop: Share of the resized image that is cut out, if not that of the weights.
+        label: What the user calls it, for messages.
+    """
+    config = timm_weights(name)
+    size = image_size or config.input_size[-1]
+    view = timm_view(config.to_dict(), size, crop)
+    if config.hf_hub_id:
+        where = f"https://huggingface.co/{config.hf_hub_id}"
+        file = hub_file(label or name, config.hf_hub_id, config.hf_hub_filename)
+        overlay: dict[str, Any] = {"file": str(file), "custom_load": False}
+    else:
+        where, overlay = str(config.url), {}
+        need_torch_file(label or name, where)
+        file = torch_file(where)
+    with fitting(name, where):
+        body = timm_body(name, size, overlay, config.num_classes, strict=not allow_partial)
+    return described(body, name, view, origin(where, config.license, file))
+
+
+def timm_body(
+    name: str, size: int, overlay: Mapping[str, Any], num_classes: int, *, strict: bool
+) -> nn.Module:
+    """Return a network with its weights, by timm's own loading, without its classifier.
+
+    Args:
+        name: What `native` takes.
+        size: Side of the images in pixels.
+        overlay: Where timm takes the weights from: values of its configuration.
+        num_classes: Of the classifier in the weights; 0: they have none.
+        strict: Whether weights must neither be missing nor left over.
+
+    Raises:
+        RuntimeError: If they do not fit.
+    """
+    # timm is only strict if the weights' classifier is loaded, too; it is taken off afterwards.
+    values = {**overlay, "num_classes": num_classes, "label_offset": 0}
+    with to_stderr():
+        body = native(
+            name,
+            size,
+            pretrained=True,
+            pretrained_strict=strict,
+            pretrained_cfg_overlay=values,
+            num_classes=num_classes,
+        )
+    if num_classes:
+        reset: Any = body.reset_classifier
+        reset(0)
+    return body
+
+
+def timm_view(config: Mapping[str, Any], size: int, crop: float | None = None) -> Preprocessing:
+    """Return the preprocessing that a configuration of timm describes, at a size of images.
+
+    Raises:
+        UsageError: If it pads images with a border, which is not supported.
+    """
+    if config.get("crop_mode") == "border":
+        raise UsageError(
+            f"the images of {config.get('architecture')} are padded with a border, which nearkin "
+            "does not do; choose another encoder"
+        )
+    return Preprocessing(
+        image_size=size,
+        crop="squash" if config.get("crop_mode") == "squash" else "center",
+        resize_to=math.floor(size / (crop or config["crop_pct"])),
+        interpolation=config["interpolation"],
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+    )
+
+
+# ---------------------------------------------------------------- torchvision
+
+
+def torchvision_weights(name: str) -> Any:
+    """Return torchvision's weights of that name.
+
+    Raises:
+        UsageError: If there are none.
+    """
+    from torchvision.models import get_model_weights
+
+    match = NATIVE.fullmatch(name)
+    if match is None or match[2].partition(".")[0] not in torchvision_names():
+        names = [f"torchvision:{each}" for each in torchvision_names()]
+        raise UsageError(f"torchvision has no model {name}.{nearest(name, names)}")
+    bare, _, tag = match[2].partition(".")
+    known = get_model_weights(bare)
+    if tag not in ("", *known.__members__):
+        listed = ", ".join(known.__members__)
+        hint = suggestion(tag, known.__members__)
+        raise UsageError(f"torchvision has no weights {tag} of {bare}.{hint} It has {listed}")
+    return known[tag] if tag else known.DEFAULT
+
+
+def load_torchvision(name: str, image_size: int | None, *, allow_partial: bool) -> Pretrained:
+    """Load an encoder of torchvision: `torchvision:NAME` or `torchvision:NAME.WEIGHTS`."""
+    weights = torchvision_weights(name)
+    view = torchvision_view(weights.transforms(), image_size)
+    need_torch_file(name, weights.url)
+    with fetching(name, weights.url):
+        state = weights.get_state_dict(progress=True, check_hash=True)
+    bare = NATIVE.fullmatch(name)[2].partition(".")[0]  # type: ignore[index]  # matched above
+    whole = f"torchvision:{bare}.{weights.name}"
+    body = native(whole, view.image_size)
+    state = {key: value for key, value in state.items() if not key.startswith(CLASSIFIERS)}
+    differing = fill(body, fitted_positions(body, state, view.image_size), whole)
+    if differing and not allow_partial:
+        raise UsageError(f"the weights of {weights.url} do not fit {whole}: {differing}")
+    terms = "BSD-3-Clause as torchvision; trained on ImageNet, whose terms are its own"
+    source = origin(weights.url, terms, torch_file(weights.url))
+    return described(body, whole, view, source)
+
+
+CLASSIFIERS: Final = ("fc.", "classifier.", "head.", "heads.")
+"""Parts of torchvision's networks that `native` takes off."""
+
+
+def fill(body: nn.Module, state: Mapping[str, Any], name: str) -> str:
+    """Copy weights into a network, as far as they are its own; return what differs, or ''.
+
+    Raises:
+        UsageError: If a tensor has another shape.
+    """
+    try:
+        report = body.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split("\n\t")[1:2]) or str(error)
+        raise UsageError(f"the weights do not fit {name}: {reason[:200]}") from error
+    return differences(report.missing_keys, report.unexpected_keys)
+
+
+def differences(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    """Name the first of what is missing and what is left over, and how many there are."""
+    parts = ((missing, "missing"), (unexpected, "left over"))
+    return "; ".join(
+        f"{len(names)} {what}: {', '.join(abridged(list(names), 4))}"
+        for names, what in parts
+        if names
+    )
+
+
+def fitted_positions(body: nn.Module, state: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """Return torchvision's weights with position embeddings for another size of images."""
+    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+
+    if not isinstance(body, VisionTransformer):
+        return dict(state)
+    fitted = interpolate_embeddings(size, body.patch_size, {**state})
+    return dict(fitted)
+
+
+def torchvision_view(transforms: Any, image_size: int | None = None) -> Preprocessing:
+    """Return the preprocessing that weights of torchvision come with."""
+    view = Preprocessing(
+        image_size=transforms.crop_size[0],
+        crop="center",
+        resize_to=transforms.resize_size[0],
+        interpolation=transforms.interpolation.value,
+        mean=tuple(transforms.mean),
+        std=tuple(transforms.std),
+    )
+    return view.resized(image_size) if image_size else view
+
+
+# ---------------------------------------------------------------- both
+
+
+def described(
+    body: nn.Module, name: str, view: Preprocessing, source: Mapping[str, str]
+) -> Pretrained:
+    """Return a network of a library with what is kept of it."""
+    details = {"backbone": name, "pooling": pooling(body), "origin": dict(source)}
+    return Pretrained(body, name, view, details)
+
+
+def pooling(body: nn.Module) -> str:
+    """Name how a network makes one vector of an image."""
+    kind = getattr(body, "global_pool", None)
+    if isinstance(kind, str):
+        return {"token": "class token", "avg": "average", "map": "attention"}.get(kind, kind)
+    return "class token" if hasattr(body, "class_token") else "average"
+
+
+@contextmanager
+def fitting(name: str, where: str) -> Iterator[None]:
+    """Turn what a library says of weights that it cannot use into one line."""
+    try:
+        yield
+    except NearkinError:
+        raise
+    except Exception as error:  # of many kinds, by the library and its version
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        if "state_dict" in reason or "size mismatch" in reason:
+            raise UsageError(f"the weights of {where} do not fit {name}: {reason}") from error
+        raise CheckpointError(
+            f"the weights of {name} cannot be read ({reason}); remove them where they are kept, "
+            f"so that {where} is downloaded again"
+        ) from error
