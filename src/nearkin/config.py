@@ -38,6 +38,19 @@ Mark = TypeVar("Mark")
 MAX: Final = 1e9
 """The largest value of a setting without a bound of its own; sums of such values stay finite."""
 MODE_METHODS: Final = {"ncd": "ncl", "gcd": "simgcd"}  # of a discovery's last stage, by mode
+# What `nearkin evaluate --protocol` measures, by name; `full` is all of it. Each is a tuple of
+# `nearkin.evaluation.protocols`, which needs torch.
+PROTOCOLS: Final[Mapping[str, str]] = {
+    "quick": "kNN, linear probe, clusters, view retrieval, geometry, RankMe and alpha-ReQ",
+    "knn": "kNN at k 10, 20, 100 and 200, temperatures .07 and .1, and by majority",
+    "linear": "linear probe",
+    "attentive": "attentive probe on the tokens before the pooling",
+    "fewshot": "classifiers from 1, 2, 5 and 10 images per class, 10 draws each",
+    "retrieval": "mAP, mAP@R and recall@1 of test images among training images",
+    "robustness": "kNN and linear probe under 13 common corruptions",
+    "labelfree": "what needs no labels: view retrieval, geometry, RankMe, alpha-ReQ and LiDAR",
+}
+FULL: Final = "full"
 MAX_IMAGE_SIZE: Final = 4096  # side in pixels of the largest views a network is built for
 
 
@@ -196,6 +209,24 @@ def seconds(duration: str) -> float:
     if not match or float(match[1]) == 0:
         raise UsageError(f"--max-time {duration} is not a duration; write it as 45m or 2h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def protocol_names(protocol: str) -> list[str]:
+    """Return the names of protocols that are separated by commas, each once; `full` is all.
+
+    Raises:
+        UsageError: If there is no such protocol.
+
+    >>> protocol_names("linear, knn")
+    ['linear', 'knn']
+    """
+    names = [name.strip() for name in protocol.split(",")]
+    known = [*PROTOCOLS, FULL]
+    for name in names:
+        if name not in known:
+            listed = ", ".join(known)
+            raise UsageError(f"--protocol {name} is none of {listed}.{suggestion(name, known)}")
+    return list(PROTOCOLS) if FULL in names else list(dict.fromkeys(names))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -9,11 +9,20 @@ from cyclopts import Parameter
 import nearkin
 from nearkin.cli.app import Flag, Images, app, show
 from nearkin.cli.terminal import Terminal
+from nearkin.config import FULL, PROTOCOLS
 
 Json = Annotated[Flag, Parameter(help="Print the result as JSON.")]
 Output = Annotated[Path, Parameter(name=["--output", "-o"])]
 Run = Annotated[Path, Parameter(help="A run folder.")]
 Encoder = Annotated[Path, Parameter(help="A run folder, or an encoder.safetensors.")]
+Protocol = Annotated[
+    str,
+    Parameter(
+        help="What to measure, separated by commas:\n\n"
+        + "".join(f"- {name}: {measures}\n" for name, measures in PROTOCOLS.items())
+        + f"- {FULL}: all of them"
+    ),
+]
 RunImages = Annotated[
     str | None, Parameter(help="Its images, if they are no longer where they were.")
 ]
@@ -67,7 +76,9 @@ def replay(run: Run, data: RunImages = None, /) -> None:
 
 
 @app.command
-def evaluate(run: Run, data: str | None = None, /, *, json: Json = False) -> None:
+def evaluate(
+    run: Run, data: str | None = None, /, *, protocol: Protocol = "quick", json: Json = False
+) -> None:
     """Measure a run's encoder beside its floors: its start, the untrained network, raw pixels.
 
     Args:
@@ -76,7 +87,7 @@ def evaluate(run: Run, data: str | None = None, /, *, json: Json = False) -> Non
     if not is_only_process():
         return
     with Terminal(json) as terminal:
-        evaluation = nearkin.evaluate(run, data, reporter=terminal)
+        evaluation = nearkin.evaluate(run, data, protocol=protocol, reporter=terminal)
     from nearkin.run.folder import RunFolder
 
     show(evaluation.to_dict(), json, evaluation.lines(RunFolder(Path(run)).start))

@@ -20,7 +20,7 @@ from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
 from nearkin.evaluation.kept import KeptShare, kept_shares, plain_shares, stored_shares
 from nearkin.evaluation.measures import Measure, geometry_rows, num_neighbors
-from nearkin.evaluation.protocols import PROTOCOLS, QUICK, Entry, Inputs, chosen
+from nearkin.evaluation.protocols import ENTRIES, QUICK, Entry, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, compare_with_start, stored_comparison
 from nearkin.evaluation.views import ImageViews, pixel_encoder, second_view
 from nearkin.objectives import unit
@@ -123,7 +123,7 @@ def evaluate_tables(
         left_out |= missing
     train, test = next(iter(tables.values()))
     evaluation = Evaluation({"train": len(train), "test": len(test)}, measures, left_out)
-    if not set(PROTOCOLS[QUICK].entries) <= set(entries):
+    if not set(ENTRIES[QUICK]) <= set(entries):
         return evaluation  # the verdict is on the same measures always
     comparison = compare_with_start(measures, test.groups, collapsed=collapsed)
     kept = kept_shares(measures, test.groups)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Final
 
-from nearkin.errors import DataError, UsageError
+from nearkin.config import protocol_names
+from nearkin.errors import DataError
 from nearkin.evaluation.attentive import attentive_probe
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import (
@@ -26,8 +26,7 @@ from nearkin.evaluation.robustness import robustness
 from nearkin.evaluation.views import ImageViews
 
 LIDAR_IMAGES, LIDAR_VIEWS = 1_000, 10  # Test images at the most, and views of each
-QUICK: Final = "quick"
-FULL: Final = "full"
+QUICK: Final = "quick"  # Every evaluation takes it unless told otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +57,6 @@ class Entry:
     compared: bool = False  # Whether the verdict on a training from a start looks at them
 
 
-@dataclass(frozen=True, slots=True)
-class Protocol:
-    """A named choice of measures."""
-
-    summary: str  # For the help of the command
-    entries: tuple[Entry, ...]
-
-
 def _lidar(of: Inputs) -> list[Measure]:
     return lidar_rank(of.views.augmented(LIDAR_IMAGES, LIDAR_VIEWS), len(of.test))
 
@@ -83,49 +74,29 @@ GEOMETRY = (
 )
 LIDAR = Entry("LiDAR", _lidar, needs_images=True)
 
-PROTOCOLS: Final[Mapping[str, Protocol]] = {
-    QUICK: Protocol(
-        "kNN, linear probe, clusters, geometry, RankMe and alpha-ReQ",
-        (KNN, LINEAR, CLUSTERS, *GEOMETRY),
-    ),
-    "knn": Protocol(
-        "kNN at k 10, 20, 100 and 200, temperatures .07 and .1, and by majority",
-        (Entry("kNN", lambda of: knn_grid(of.train, of.test)),),
-    ),
-    "linear": Protocol("linear probe", (LINEAR,)),
-    "attentive": Protocol(
-        "attentive probe on the tokens before the pooling",
-        (
-            Entry(
-                "attentive probe",
-                lambda of: attentive_probe(of.views, of.train, of.test, seed=of.seed),
-                needs_images=True,
-            ),
+ENTRIES: Final[Mapping[str, tuple[Entry, ...]]] = {
+    "quick": (KNN, LINEAR, CLUSTERS, *GEOMETRY),
+    "knn": (Entry("kNN", lambda of: knn_grid(of.train, of.test)),),
+    "linear": (LINEAR,),
+    "attentive": (
+        Entry(
+            "attentive probe",
+            lambda of: attentive_probe(of.views, of.train, of.test, seed=of.seed),
+            needs_images=True,
         ),
     ),
-    "fewshot": Protocol(
-        "classifiers from 1, 2, 5 and 10 images per class, 10 draws each",
-        (Entry("few-shot", lambda of: few_shot(of.train, of.test, seed=of.seed)),),
-    ),
-    "retrieval": Protocol(
-        "mAP, mAP@R and recall@1 of test images among training images",
-        (Entry("retrieval", lambda of: retrieval(of.train, of.test, seed=of.seed)),),
-    ),
-    "robustness": Protocol(
-        "kNN and linear probe under 13 common corruptions",
-        (
-            Entry(
-                "robustness",
-                lambda of: robustness(of.train, of.views, k=of.k, seed=of.seed),
-                needs_images=True,
-            ),
+    "fewshot": (Entry("few-shot", lambda of: few_shot(of.train, of.test, seed=of.seed)),),
+    "retrieval": (Entry("retrieval", lambda of: retrieval(of.train, of.test, seed=of.seed)),),
+    "robustness": (
+        Entry(
+            "robustness",
+            lambda of: robustness(of.train, of.views, k=of.k, seed=of.seed),
+            needs_images=True,
         ),
     ),
-    "labelfree": Protocol(
-        "what needs no labels: view retrieval, geometry, RankMe, alpha-ReQ and LiDAR",
-        (*GEOMETRY, LIDAR),
-    ),
+    "labelfree": (*GEOMETRY, LIDAR),
 }
+"""The measures of each of `nearkin.config.PROTOCOLS`."""
 
 
 def chosen(protocol: str) -> tuple[Entry, ...]:
@@ -137,14 +108,5 @@ def chosen(protocol: str) -> tuple[Entry, ...]:
     >>> [entry.title for entry in chosen("linear,retrieval")]
     ['linear probe', 'retrieval']
     """
-    names = [name.strip() for name in protocol.split(",")]
-    for name in names:
-        if name not in (*PROTOCOLS, FULL):
-            near = get_close_matches(name, (*PROTOCOLS, FULL), 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise UsageError(
-                f"--protocol {name!r} is not one of {', '.join((*PROTOCOLS, FULL))}{meant}"
-            )
-    names = list(PROTOCOLS) if FULL in names else names
-    entries = [entry for name in names for entry in PROTOCOLS[name].entries]
-    return tuple({entry.title: entry for entry in entries}.values())
+    entries = [entry for name in protocol_names(protocol) for entry in ENTRIES[name]]
+    return tuple(dict.fromkeys(entries))

@@ -56,7 +56,7 @@ def read_finished(run: str | Path) -> FinishedRun:
     config, data = folder.settings() if trained else folder.discovery_settings()
     read = _of_training if trained else _of_discovery
     with usable(folder.summary, "finish the run anew"):
-        summary = folder.read_summary()
+        summary = folder.read_evaluated()
         measures = dict(read(summary)) if summary else {}
     if not summary:
         raise UsageError(

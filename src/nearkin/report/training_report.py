@@ -1,6 +1,7 @@
 """The content of a training's page, from the files of its run folder."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from platform import python_version
 from typing import Any, Final
@@ -56,8 +57,44 @@ MEANINGS: Final = {
     "mean cosine": "Mean cosine similarity of different images: 0 as by chance, 1 collapsed.",
     "uniformity": "Lower if features are spread more evenly over the sphere.",
     "alignment": "Mean squared distance between the features of two views of an image.",
+    "RankMe": "Smooth rank of the features: how many directions carry them. Higher often goes "
+    "with a higher linear probe, among encoders of one dimension; noise is of full rank too.",
+    "alpha-ReQ": "How fast the variance falls from one direction to the next: near 1 is typical "
+    "of good features, far below 1 of noise, far above 1 of a collapse to few directions.",
+    "LiDAR": "How many directions tell images apart more than views of one image differ. Higher "
+    "often goes with a higher linear probe, among encoders of one dimension.",
+    "attentive probe": "Accuracy of a classifier that learns where to look: it weights the tokens "
+    "before the pooling. Compare it with the linear probe on the same few images.",
+    "retrieval mAP": "Mean average precision: 1 if all training images of an image's class come "
+    "before all others.",
+    "retrieval mAP@R": "The same over the first R images, R being the number of those of its "
+    "class.",
+    "retrieval recall@1": "Share of images whose most similar training image is of their class.",
+    "kNN, corrupted": "kNN accuracy, mean over 13 corruptions such as noise, blur, fog or JPEG "
+    "at three strengths; trained on clean images.",
+    "kNN, kept": "The same as a share of the accuracy without corruption.",
     "neighbor agreement": "Share of an image's nearest neighbors that another view of it has too.",
 }
+
+FAMILIES: Final = {
+    r"kNN k \d+, ": "kNN at other k: neighbors weighted at temperature t, or counted alike. Every "
+    "paper has its own; none is chosen here.",
+    r"\d+-shot ": "Accuracy with so many labeled images per class, mean of ten draws of these: "
+    "nearest class mean, or logistic regression.",
+    r"linear probe, (corrupted|kept)": "The same of a linear probe as of kNN under corruptions.",
+}
+"""What measures say whose names begin so."""
+
+
+def _meanings(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return what each measure says; those of one family say it once, by the first of them."""
+    meanings = {}
+    for name in names:
+        family = (says for start, says in FAMILIES.items() if re.match(start, name))
+        meaning = MEANINGS.get(name) or next(family, "")
+        if meaning and meaning not in meanings.values():
+            meanings[name] = meaning
+    return tuple(meanings.items())
 
 
 def training_curves(folder: RunFolder) -> dict[str, Chart]:
@@ -91,7 +128,7 @@ def _knn_floors(measures: Mapping[str, Any]) -> dict[str, float]:
 def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> TrainingReport:
     """Return the content of the page of a finished training."""
     config, data = folder.settings()
-    summary = folder.read_summary()
+    summary = folder.read_evaluated()
     measures, comparison = summary["measures"], stored_comparison(summary)
     return TrainingReport(
         run=run_info(
@@ -112,7 +149,7 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
             *_findings(measures, summary["verdict"].startswith("collapsed")),
         ),
         results=_results(measures),
-        meanings=tuple((name, MEANINGS[name]) for name in measures["encoder"] if name in MEANINGS),
+        meanings=_meanings(measures["encoder"]),
         confusion=_confusion(embeddings),
         curves=tuple(training_curves(folder).values()),
     )

@@ -58,6 +58,7 @@ class RunFolder:
     teacher_features = _Entry(f"{STAGES}/teacher")  # The folder of its features of the views
     metrics = _Entry("metrics.csv")  # A row per training step
     summary = _Entry("summary.json")  # The final measures
+    evaluation = _Entry("evaluation.json")  # Further measures, by `nearkin evaluate --protocol`
     log = _Entry("train.log")  # The log lines, with times
     bad_files = _Entry("bad_files.csv")  # Images that could not be read, with the reason
     data = _Entry("data.json")  # Number and fingerprint of the images
@@ -124,6 +125,44 @@ class RunFolder:
         with usable(self.summary, "remove it; the run's command with --resume measures anew"):
             stored: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
             if not isinstance(stored, dict):
+                raise ValueError("it holds no measures")
+        return stored
+
+    def add_measures(self, evaluation: Mapping[str, Any]) -> None:
+        """Store further measures of the run's own images; those of the same name are replaced."""
+        stored = self._read_evaluation()
+        measures = {**stored.get("measures", {})}
+        for table, column in evaluation["measures"].items():
+            measures[table] = {**measures.get(table, {}), **column}
+        taken = {name for column in measures.values() for name in column}
+        left_out = {**stored.get("left_out", {}), **evaluation["left_out"]}
+        missing = {name: why for name, why in left_out.items() if name not in taken}
+        text = json.dumps({"measures": measures, "left_out": missing}, indent=2)
+        replace_text(self.evaluation, text + "\n")
+
+    def read_evaluated(self) -> dict[str, Any]:
+        """The summary with the further measures of `add_measures` among its measures."""
+        summary, further = self.read_summary(), self._read_evaluation()
+        if not further or "measures" not in summary:
+            return summary
+        measures = {
+            table: own
+            | {
+                name: measure
+                for name, measure in further["measures"].get(table, {}).items()
+                if name not in own
+            }
+            for table, own in summary["measures"].items()
+        }
+        left_out = {**summary["left_out"], **further["left_out"]}
+        return {**summary, "measures": measures, "left_out": left_out}
+
+    def _read_evaluation(self) -> dict[str, Any]:
+        if not self.evaluation.exists():
+            return {}
+        with usable(self.evaluation, "remove it; `nearkin evaluate` measures anew"):
+            stored: dict[str, Any] = json.loads(self.evaluation.read_text(encoding="utf-8"))
+            if not all(isinstance(stored[name], dict) for name in ("measures", "left_out")):
                 raise ValueError("it holds no measures")
         return stored
 
