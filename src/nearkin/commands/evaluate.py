@@ -43,8 +43,8 @@ def evaluate(
     Returns:
         The measures, by default kNN, linear probe, clusters and geometry, of the encoder, of the
         frozen start of its training if it had one, of the untrained network and of raw pixels,
-        each with its protocol and interval; with a start, also the verdict on the training. Without labels, only view
-        retrieval and geometry.
+        each with its protocol and interval; with a start, also the verdict on the training.
+        Without labels, only view retrieval and geometry.
 
     Raises:
         UsageError: If this is no run, or one on arrays and `data` is None.
