@@ -88,7 +88,7 @@ FAMILIES: Final = {
 
 def _meanings(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Return what each measure says; those of one family say it once, by the first of them."""
-    meanings = {}
+    meanings = dict[str, str]()
     for name in names:
         family = (says for start, says in FAMILIES.items() if re.match(start, name))
         meaning = MEANINGS.get(name) or next(family, "")
