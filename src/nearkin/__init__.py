@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nearkin import testing as testing
     from nearkin import training as training
     from nearkin import transforms as transforms
+    from nearkin.api import classify as classify
     from nearkin.api import discover as discover
     from nearkin.api import train as train
     from nearkin.commands.assign import assign as assign
@@ -55,6 +56,7 @@ _HOMES = {name: f"commands.{name}" for name in _COMMANDS} | {
     "Method": "method",
     "View": "data.views",
     "build_index": "commands.index",
+    "classify": "api",
     "discover": "api",
     "embed_parts": "commands.embed",
     "load": "encoders.encoder",

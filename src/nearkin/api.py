@@ -1,7 +1,7 @@
-"""`nearkin.train` and `nearkin.discover`: the commands for Python, with the same settings.
+"""`nearkin.train`, `.discover` and `.classify`: the commands for Python, with the same settings.
 
 The settings stand in the signatures, so that an editor completes them; a test holds them against
-`TrainConfig` and `DiscoverConfig`, whose docstrings describe them.
+the data classes of `nearkin.config`, whose docstrings describe them.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from nearkin.commands.classify import classify as run_classify
 from nearkin.commands.discover import discover as run_discover
 from nearkin.commands.train import Run
 from nearkin.commands.train import train as run_train
-from nearkin.config import Auto, DiscoverConfig, Settings, TrainConfig, Value
+from nearkin.config import Auto, ClassifyConfig, DiscoverConfig, Settings, TrainConfig, Value
 from nearkin.data.augmentations import Augment
 from nearkin.errors import UsageError
 from nearkin.method import Method
@@ -180,11 +181,64 @@ def discover(  # noqa: D417
     )
 
 
+def classify(  # noqa: D417
+    data: Any,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    reporter: Reporter | None = None,
+    labels: str | Path = "auto",
+    labeled: str | Path = "",
+    val: float = 0.1,
+    scan: Literal["headers", "full"] = "headers",
+    max_bad: float = 0.1,
+    augment: Augment = "auto",
+    from_run: str | Path = "",
+    train_layers: str = "linear",
+    epochs: int | Auto = "auto",
+    lr: float | Auto = "auto",
+    batch_size: int | Auto = "auto",
+    seed: int = 0,
+    baselines: bool = True,
+    device: str | torch.device = "auto",
+    workers: int | Auto = "auto",
+    cache: Literal["auto", "ram", "disk", "off"] = "auto",
+    copy_to: str | Path = "",
+    save_every: int | Auto = "auto",
+) -> Run:
+    """Learn classes from labels of some images or of all, on top of any encoder.
+
+    Args:
+        data: What `nearkin.train` takes.
+        out: The run folder; `runs/DATA-classify` if None.
+        resume: Continue the run that is in `out`.
+        overwrite: Replace the run that is in `out`.
+        reporter: Receives log lines and progress; None is silent.
+        labels: `auto`, `folders`, or a table with the columns path and label.
+        labeled: Labeled images instead: class folders, or a table with columns path and label.
+        from_run: The encoder; `--from` on the command line.
+
+    The other arguments are the fields of `nearkin.config.ClassifyConfig`.
+
+    Returns:
+        The finished run: `run.path`, `run.summary`.
+
+    Raises:
+        NearkinError: One line on what cannot be done; see `nearkin.errors`.
+    """
+    config = _config(ClassifyConfig, locals())
+    return run_classify(
+        data, config, out=out, resume=resume, overwrite=overwrite, reporter=reporter
+    )
+
+
 def _config(kind: type[Settings], arguments: Mapping[str, Any]) -> Settings:
     """The arguments of a call as settings: paths and devices as text, objects as references."""
     settings: dict[str, Any] = {entry.name: arguments[entry.name] for entry in fields(kind)}
-    settings["options"] = {**(arguments["options"] or {}), **arguments["method_options"]}
-    settings["method"] = method_name(arguments["method"])
+    if "options" in settings:
+        settings["options"] = {**(arguments["options"] or {}), **arguments["method_options"]}
+        settings["method"] = method_name(arguments["method"])
     if not isinstance(settings["augment"], str):
         settings["augment"] = stored_views(settings["augment"])
     backbone = settings.get("backbone", "auto")

@@ -1,4 +1,4 @@
-"""Settings: types and ranges, a data class for a training and one for a discovery, and files.
+"""Settings: types and ranges, a data class for each kind of run, and files.
 
 The data classes drive the command line, the Python call and `config.toml`. Options of a method are
 not among them: a method's constructor is its configuration, and they travel as `options`.
@@ -124,7 +124,7 @@ def check_settings(config: "Config") -> None:
     kinds = get_type_hints(type(config), include_extras=True)
     for entry in fields(config):
         check_value(entry.name, getattr(config, entry.name), kinds[entry.name])
-    milestones = config.lr_milestones
+    milestones = getattr(config, "lr_milestones", "")
     if not re.fullmatch(r"(0?\.\d+(, *0?\.\d+)*)?", milestones):
         raise UsageError(f"--lr-milestones {milestones} are not shares; write them as 0.6,0.8")
 
@@ -472,8 +472,69 @@ class DiscoverConfig:
         check_settings(self)
 
 
-Config = TrainConfig | DiscoverConfig
-Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
+@dataclass(frozen=True, kw_only=True)
+class ClassifyConfig:
+    """Settings of a classification. `auto` is replaced by what suits the images."""
+
+    labels: str = "auto"
+    """Labels, of some images or of all: auto, folders, or a table with columns path and label."""
+    labeled: str = ""
+    """Labeled images instead: class folders, or a table with columns path and label."""
+    val: HeldOut = 0.1
+    """Fraction of the images held out for evaluation, where the data have no test part."""
+    scan: Literal["headers", "full"] = "headers"
+    """Check before training: the header of every file, or every image decoded."""
+    max_bad: Share = 0.1
+    """Largest fraction of unreadable images to continue with."""
+    augment: Augment = "auto"
+    """Augmentation of fine-tuning: a name as in the papers, characters, FILE.toml or FILE.py:NAME."""
+    from_run: str = ""
+    """Encoder: a run folder, a name such as dinov2-small or timm:NAME, or a file."""
+    train_layers: str = "linear"
+    """What learns: linear or attentive, a probe on the frozen encoder; last:N, its blocks; all."""
+    epochs: AutoCount = "auto"
+    """Epochs of fine-tuning; auto: chosen on held-out training images."""
+    lr: AutoRate = "auto"
+    """Peak learning rate of fine-tuning; auto: chosen on held-out training images."""
+    batch_size: Annotated[int | Auto, Range(2, MAX)] = "auto"
+    """Images per step of fine-tuning."""
+    seed: Seed = 0
+    """Random seed."""
+    baselines: bool = True
+    """Whether to measure the floors: other features, kNN, and fewer labels."""
+    device: str = "auto"
+    """Device: auto, cpu, cuda, cuda:1, mps."""
+    workers: AutoCountOrZero = "auto"
+    """Processes that decode image files."""
+    cache: Literal["auto", "ram", "disk", "off"] = "auto"
+    """Where decoded image files are kept."""
+    copy_to: str = ""
+    """A new folder to copy the images into, sorted by class."""
+    save_every: AutoCount = "auto"
+    """Steps between checkpoints of fine-tuning; auto: once a minute."""
+
+    groups: ClassVar[Mapping[str, str]] = {
+        "labels": "Data",
+        "augment": "Views",
+        "from_run": "Method",
+        "epochs": "Optimization",
+        "baselines": "Evaluation",
+        "device": "Machine",
+        "copy_to": "Output",
+    }
+    """Titles of groups of settings, by the first field of each."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be carried out, before anything is read."""
+        check_settings(self)
+        if not re.fullmatch(r"linear|attentive|all|last:[1-9]\d{0,4}", self.train_layers):
+            raise UsageError(
+                f"--train-layers {self.train_layers} is not linear, attentive, last:N or all"
+            )
+
+
+Config = TrainConfig | DiscoverConfig | ClassifyConfig
+Settings = TypeVar("Settings", TrainConfig, DiscoverConfig, ClassifyConfig)
 MAX_BYTES: Final = 1_000_000  # of a file of settings
 
 
@@ -514,7 +575,8 @@ def to_toml(config: Config, data: str) -> str:
     tables = {"options", *(["augment"] if views else [])}
     names = [entry.name for entry in fields(config) if entry.name not in tables]
     lines += [f"{name} = {toml_value(getattr(config, name))}" for name in names]
-    for title, table in [("[options]", config.options), *(("[[views]]", view) for view in views)]:
+    options = [] if isinstance(config, ClassifyConfig) else [("[options]", config.options)]
+    for title, table in [*options, *(("[[views]]", view) for view in views)]:
         lines += ["", title, *(f"{name} = {toml_value(value)}" for name, value in table.items())]
     return "\n".join(lines) + "\n"
 

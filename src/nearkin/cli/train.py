@@ -1,9 +1,10 @@
-"""Commands that train: an encoder, or the classes of a discovery."""
+"""Commands that train: an encoder, the classes of a discovery, or a classifier."""
 
 import os
 from argparse import ArgumentParser
 from dataclasses import dataclass, fields
 from functools import partial
+from importlib import import_module
 from inspect import Parameter as Argument
 from inspect import Signature, signature
 from pathlib import Path
@@ -15,6 +16,7 @@ from nearkin.cli.app import GROUPS, Flag, Images, app, show
 from nearkin.cli.terminal import Terminal
 from nearkin.config import (
     MODE_METHODS,
+    ClassifyConfig,
     Config,
     DiscoverConfig,
     Range,
@@ -23,12 +25,18 @@ from nearkin.config import (
     metadata,
     option,
     read_toml,
+    suggestion,
 )
 from nearkin.errors import UsageError
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
 
+VERBS: Final[dict[type[Config], str]] = {
+    TrainConfig: "train",
+    DiscoverConfig: "discover",
+    ClassifyConfig: "classify",
+}
 OTHER_VARIABLES: Final = ("NEARKIN_TORCHVISION", "NEARKIN_TRACEBACK")  # they are no settings
 
 
@@ -40,7 +48,7 @@ class RunOptions:
     """A TOML file of settings, such as the config.toml of a run. The command line and the
     environment take precedence."""
     out: Annotated[Path | None, Parameter(name=["--out", "-o"], group=GROUPS["Output"])] = None
-    """The run folder; runs/DATA-METHOD or runs/DATA-MODE if not given."""
+    """The run folder; runs/DATA-METHOD, runs/DATA-MODE or runs/DATA-classify if not given."""
     resume: Flag = False
     """Continue the run that is in the folder."""
     overwrite: Flag = False
@@ -96,13 +104,13 @@ def _run(
     run: Annotated[RunOptions, Parameter(name="*")] | None = None,
     **typed: Annotated[Any, Parameter(show=False)],
 ) -> None:
-    """Train or discover with the settings that were typed, and print the result."""
+    """Train, discover or classify with the settings that were typed, and print the result."""
     run = run or RunOptions()
     settings = read_toml(run.config_file, kind) if run.config_file else {}
     stored = settings.pop("data", None)
     data = data or stored
     if data is None:
-        verb = "train" if kind is TrainConfig else "discover"
+        verb = VERBS[kind]
         raise UsageError(f"no images given; say nearkin {verb} DATA, or --config with a data key")
     for variable in OTHER_VARIABLES:  # cyclopts takes every NEARKIN_ variable for an option
         if variable in os.environ:
@@ -110,13 +118,15 @@ def _run(
     names = {entry.name for entry in fields(kind)}
     settings |= {name: value for name, value in typed.items() if name in names}
     options = {k.replace("-", "_"): value for k, value in typed.items() if k not in names}
-    settings["options"] = settings.get("options", {}) | options
+    if "options" in names:
+        settings["options"] = settings.get("options", {}) | options
+    elif options:
+        near = suggestion(next(iter(options)), names)
+        raise UsageError(f"unknown option {option(next(iter(options)))}.{near}")
     from nearkin.distributed import is_main_process
 
-    if kind is TrainConfig:
-        from nearkin.commands.train import train as command
-    else:
-        from nearkin.commands.discover import discover as command  # type: ignore[assignment]
+    verb = VERBS[kind]
+    command = getattr(import_module(f"nearkin.commands.{verb}"), verb)
     config: Any = kind(**settings)
     files: dict[str, Any] = {"out": run.out, "resume": run.resume, "overwrite": run.overwrite}
     with Terminal(run.quiet or run.json or not is_main_process()) as terminal:
@@ -138,6 +148,12 @@ _add_command(
     "Find novel classes among images of which some are labeled.\n\n"
     "Options of the last stage's method, ncl or simgcd, are typed by their names; "
     "--mode MODE --help lists them.",
+)
+_add_command(
+    "classify",
+    ClassifyConfig,
+    "Learn classes from labels of some images or of all, on top of any encoder.\n\n"
+    "Leaves a calibrated classifier, which nearkin assign applies to new images.",
 )
 
 

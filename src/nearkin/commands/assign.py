@@ -1,4 +1,4 @@
-"""`nearkin assign`: new images into the classes of a discovery, without training."""
+"""`nearkin assign`: new images into the classes of a run, without training."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from nearkin.discovery.classifier import read_classifier
 from nearkin.discovery.features import extract_features
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import load
-from nearkin.errors import CheckpointError, DataError
+from nearkin.errors import DataError
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.tables import write_csv, writing
@@ -26,7 +26,7 @@ from nearkin.types import UNKNOWN
 
 @dataclass(frozen=True, eq=False)
 class Assigned:
-    """New images in the classes of a discovery."""
+    """New images in the classes of a run."""
 
     images: Images
     """The readable ones, in the order of the assignments."""
@@ -57,10 +57,10 @@ def assign(
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> Assigned:
-    """Assign new images to the classes of a discovery.
+    """Assign new images to the classes of a discovery or of a classification.
 
     Args:
-        run: The run folder of the discovery.
+        run: The run folder.
         data: What `open_images` takes.
         output: A CSV file like assignments.csv.
         copy_to: A new folder to sort the images into, by class.
@@ -72,12 +72,8 @@ def assign(
         NearkinError: One line on what cannot be done.
     """
     folder = RunFolder(Path(run))
-    classifier, encoder = read_classifier(folder.classifier), load(folder.path)
-    if classifier.dim != encoder.dim:
-        raise CheckpointError(
-            f"{folder.classifier} is of another encoder: it takes {classifier.dim} features, and "
-            f"{folder.encoder.name} gives {encoder.dim}; discover again"
-        )
+    classifier = read_classifier(folder.classifier)
+    encoder = classifier.encoder(load(folder.path))
     if copy_to is not None:
         check_destination(Path(copy_to), [data_name(data)])
     if output is not None:
@@ -97,7 +93,9 @@ def assign(
         raise DataError(f"none of the {len(images)} images can be read; look at the files")
     readable, no_labels = images.subset(rows), np.full(len(rows), UNKNOWN)
     predictions = classifier.predict(cached.subset(rows), tuple(readable.names), no_labels)
-    assigned = assignments.assign(predictions, calibration=classifier.calibration)
+    assigned = assignments.assign(
+        predictions, calibration=classifier.calibration, reference=classifier.reference
+    )
     if output is not None:
         path = Path(output)
         with writing(path):

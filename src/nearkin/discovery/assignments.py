@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from nearkin.discovery.classifier import Calibration, Predictions
+from nearkin.discovery.classifier import Calibration, Predictions, Reference
 from nearkin.measures.neighbors import nearest
 from nearkin.objectives import unit
 from nearkin.objectives.contrast import MIN_LENGTH
@@ -46,7 +46,8 @@ class Assignments:
     score: Numbers  # Its probability p1: calibrated, or else too high as a rule
     margin: Numbers  # p1 - p2, where p2 is that of the second most probable class
     entropy: Numbers  # As a share of the largest possible: 0 is certain, 1 a pure guess
-    agreement: Numbers  # Share of the augmented views whose most probable class is the same
+    agreement: Numbers
+    """Share of the augmented views whose most probable class is the same; NaN without views."""
     purity: Numbers
     """Share of the 20 nearest other images without a label that have the same class; NaN where
     there is no other."""
@@ -95,22 +96,30 @@ def _rounded(value: Any) -> Any:
     return None if np.isnan(value) else round(value, 4)
 
 
-def assign(predictions: Predictions, *, calibration: Calibration | None = None) -> Assignments:
+def assign(
+    predictions: Predictions,
+    *,
+    calibration: Calibration | None = None,
+    reference: Reference | None = None,
+) -> Assignments:
     """Return the most probable class of each image without a label, and how certain it is.
 
     The flag is the first of these that holds:
 
+    - `unlike`: its feature is less similar to the mean of any class than those of 99 % of the
+      images that a classification has learned from.
     - `tiny-cluster`: its novel class has fewer images than 5, or than a tenth of the median of
       the novel classes that have any.
     - `maybe-known`: its class is novel, but its feature is more similar to the mean of a known
       class than to the mean of the other images of its own.
     - `border`: fewer than 75 % of its views say the same, or its margin is below 0.2.
     - `core`: its margin is at least 0.5, and at least 90 % of its views and half of its nearest
-      neighbors say the same.
+      neighbors say the same. A classification has no views, and only the other two count.
 
     Args:
         predictions: Of all images. Those with a label only give the means of known classes.
         calibration: Applied to the probabilities, which are too high as a rule.
+        reference: Instead of those means, and for the flag `unlike`.
     """
     from scipy.special import entr
 
@@ -122,17 +131,27 @@ def assign(predictions: Predictions, *, calibration: Calibration | None = None) 
     # Padding: where there is one class only, one of probability 0 is the second.
     second, first = np.sort(np.pad(probability, ((0, 0), (1, 0))), axis=1)[:, -2:].T
     possible = int((probability > 0).any(axis=0).sum())
-    agreement = (predictions.by_view[:, rows] == cluster).mean(axis=0)
+    agreement = np.full(len(rows), np.nan)
+    if len(predictions.by_view):
+        agreement = (predictions.by_view[:, rows] == cluster).mean(axis=0)
     purity = _purity(features, cluster)
-    nearest_known, similarity = nearest_known_class(predictions, features)
+    if reference is None:
+        nearest_known, similarity = nearest_known_class(predictions, features)
+        unlike = np.zeros(len(rows), bool)
+    else:
+        nearest_known, similarity = most_similar(features, reference.means)
+        unlike = similarity < reference.min_similarity
     novel, size = cluster >= predictions.num_known, np.bincount(cluster)
     novel_sizes = size[np.unique(cluster[novel])]
     usual = float(np.median(novel_sizes)) if len(novel_sizes) else 0.0
     conditions = {
+        "unlike": unlike,
         "tiny-cluster": novel & (size[cluster] < max(MIN_SIZE, usual / 10)),
         "maybe-known": novel & (similarity > _own_similarity(features, cluster)),
         "border": (agreement < BORDER_AGREEMENT) | (first - second < BORDER_MARGIN),
-        "core": (first - second >= CORE_MARGIN) & (agreement >= CORE_AGREEMENT) & (purity >= 0.5),
+        "core": (first - second >= CORE_MARGIN)
+        & (np.isnan(agreement) | (agreement >= CORE_AGREEMENT))
+        & (purity >= 0.5),
     }
     flag = np.select(list(conditions.values()), list(conditions), default="")
     return Assignments(
@@ -159,8 +178,16 @@ def nearest_known_class(predictions: Predictions, features: Features) -> tuple[C
     if not len(known):
         return np.full(len(features), UNKNOWN), np.full(len(features), np.nan)
     sums = class_sums(predictions.features, predictions.label, predictions.num_known)
-    similarity = unit_rows(features) @ unit_rows(sums[known]).T
-    return known[similarity.argmax(axis=1)], similarity.max(axis=1)
+    position, similarity = most_similar(features, unit_rows(sums[known]))
+    return known[position], similarity
+
+
+def most_similar(
+    features: Features, means: Float[np.ndarray, "classes dim"]
+) -> tuple[Clusters, Numbers]:
+    """Return the class whose mean, of length one, is most similar to each row; and the cosine."""
+    similarity = unit_rows(features) @ means.T
+    return np.asarray(similarity.argmax(axis=1)), np.asarray(similarity.max(axis=1))
 
 
 def class_sums(

@@ -2,10 +2,11 @@
 
 import copy
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -16,15 +17,39 @@ from nearkin.config import DiscoverConfig
 from nearkin.data.augmentations import views_of
 from nearkin.discovery.data import DiscoveryTask, Mode
 from nearkin.discovery.features import CachedFeatures, DiscoveryEncoder, ViewSettings
-from nearkin.encoders.encoder import read_tensors
-from nearkin.errors import DataError, UsageError
+from nearkin.encoders.encoder import Encoder, read_tensors
+from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.method import Method
+from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import CosineHead, Heads, trainable_layer
+from nearkin.networks.tokens import AttentivePooling, TokenFeatures
 from nearkin.tables import usable, write_whole
 from nearkin.types import UNKNOWN
 
-FORMAT: Final = "1"
+FORMAT: Final = "2"  # 1 had no kind: all were of discoveries
+Kind = Literal["discovery", "classification"]
+
+
+AGAIN: Final[Mapping[Kind, str]] = {
+    "discovery": "discover again",
+    "classification": "classify again",
+}
+"""What to do if a classifier is of no use, by its kind."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What the images of each class are like, to tell images that are like none of them."""
+
+    means: Float[np.ndarray, "classes dim"]  # Mean unit feature of each class, of length one
+    min_similarity: float
+    """The cosine similarity to the nearest mean that 99 % of the images learned from exceed."""
+
+    def check(self, num_classes: int, dim: int) -> None:
+        """Raise an error if it is not of so many classes and features."""
+        if self.means.shape != (num_classes, dim) or not -1.01 <= self.min_similarity <= 1.01:
+            raise ValueError(f"its means are {self.means.shape}, for {num_classes} classes")
 
 
 def heads_of(method: Method[Any]) -> nn.Module:
@@ -147,8 +172,6 @@ def fit_calibration(
     >>> fitted.apply(certain)[0].round(3)
     array([0.75, 0.25])
     """
-    from scipy.optimize import minimize_scalar
-
     if not len(correct):
         raise DataError("no image to calibrate with; hide at least one known class")
 
@@ -156,6 +179,39 @@ def fit_calibration(
         largest = _rescale(probability, np.exp(log_temperature)).max(axis=1)
         likelihood = np.where(correct, largest, 1 - largest)
         return float(-np.log(likelihood.clip(min=EPSILON)).mean())
+
+    return _fitted(probability, correct, loss)
+
+
+def fit_temperature(
+    probability: Float[np.ndarray, "n classes"], target: Int[np.ndarray, " n"]
+) -> Calibration:
+    """Fit the temperature at which the true classes of held-out images are most probable.
+
+    It has the least log-loss from 0.05 to 20 (Guo et al. 2017, section 4.2), of these images and
+    of one more that is spread evenly over the classes: few images that are all right would
+    otherwise ask for certainty.
+
+    >>> certain = np.array([[0.99, 0.01]] * 20)
+    >>> fit_temperature(certain, np.repeat([0, 1], [15, 5])).apply(certain)[0].round(2)
+    array([0.74, 0.26])
+    """
+
+    def loss(log_temperature: float) -> float:
+        rescaled = _rescale(probability, np.exp(log_temperature)).clip(min=EPSILON)
+        own = np.log(rescaled[np.arange(len(target)), target]).sum()
+        return -float(own + np.log(rescaled).mean())
+
+    return _fitted(probability, probability.argmax(axis=1) == target, loss)
+
+
+def _fitted(
+    probability: Float[np.ndarray, "n classes"],
+    correct: Bool[np.ndarray, " n"],
+    loss: Callable[[float], float],
+) -> Calibration:
+    """Return the calibration by the temperature whose logarithm has the least loss."""
+    from scipy.optimize import minimize_scalar
 
     bounds = (np.log(MIN_TEMPERATURE), np.log(MAX_TEMPERATURE))
     best = float(minimize_scalar(loss, bounds=bounds, method="bounded").x)
@@ -214,7 +270,7 @@ class Predictions:
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """From an encoder's features to classes."""
+    """From an encoder's features to classes, of a discovery or of a classification."""
 
     layer: nn.Module  # On top of the encoder; the identity where the encoder itself is finetuned
     heads: nn.Module  # From the layer's features to logits of all classes, the known ones first
@@ -223,12 +279,31 @@ class Classifier:
     disjoint: bool  # Whether images without a label are taken to be of no known class
     calibration: Calibration | None
     drawn: ViewSettings  # The views of new images
+    kind: Kind = "discovery"
+    pooling: AttentivePooling | None = None
+    """What pools the encoder's tokens, where the classifier does not take its features."""
+    reference: Reference | None = None  # What images are to be like; none for a discovery
 
     @property
     def dim(self) -> int:
         """Dimension of the features it takes."""
         first = next(chain(self.layer.parameters(), self.heads.parameters()))
         return first.shape[1]
+
+    def encoder(self, encoder: Encoder) -> Encoder:
+        """Return the encoder of the features it takes, or refuse one that does not fit."""
+        fitting = encoder
+        if self.pooling is not None:
+            tokens = TokenFeatures(encoder.backbone, encoder.image_size)
+            if tokens.dim == len(self.pooling.mean):
+                pooled = Backbone(nn.Sequential(tokens, self.pooling), self.dim)
+                fitting = Encoder(pooled, encoder.preprocessing, encoder.details)
+        if fitting.dim != self.dim:
+            raise CheckpointError(
+                f"the classifier is of another encoder: it takes {self.dim} features, and this "
+                f"one gives {fitting.dim}; {AGAIN[self.kind]}"
+            )
+        return fitting
 
     def predict(
         self, cached: CachedFeatures, paths: tuple[str, ...], label: Int64[np.ndarray, " images"]
@@ -237,10 +312,11 @@ class Classifier:
         with torch.inference_mode():
             center = apply_layer(self.layer, cached.center)
             views = (apply_layer(self.layer, view) for view in cached.views)
+            by_view = [self._probability(view).argmax(dim=1).numpy() for view in views]
             return Predictions(
                 paths=paths,
                 probability=self._probability(center).numpy(),
-                by_view=torch.stack([self._probability(v).argmax(dim=1) for v in views]).numpy(),
+                by_view=np.array(by_view, np.int64).reshape(len(by_view), len(center)),
                 features=torch.nn.functional.normalize(center, dim=1).numpy(),
                 label=label,
                 classes=self.classes,
@@ -255,9 +331,15 @@ class Classifier:
         from safetensors.torch import save
 
         modules = nn.ModuleDict({"layer": self.layer, "heads": self.heads})
+        if self.pooling is not None:
+            modules["pooling"] = self.pooling
         tensors = {name: x.cpu().contiguous() for name, x in modules.state_dict().items()}
+        if self.reference is not None:
+            tensors["reference.means"] = torch.from_numpy(self.reference.means)
         metadata = {
             "format": FORMAT,
+            "kind": self.kind,
+            "min_similarity": None if self.reference is None else self.reference.min_similarity,
             "classes": self.classes,
             "num_known": self.num_known,
             "disjoint": self.disjoint,
@@ -271,11 +353,18 @@ class Classifier:
 def read_classifier(path: Path) -> Classifier:
     """Return what `Classifier.write` wrote, if its parts fit together."""
     if not path.exists():
-        raise UsageError(f"{path} does not exist; `nearkin discover` makes it when it is done")
-    with usable(path, "discover again"):
+        made_by = "`nearkin discover` and `nearkin classify` make it when they are done"
+        raise UsageError(f"{path} does not exist; {made_by}")
+    with usable(path, "make it again"):
         metadata, tensors = read_tensors(path, "nearkin")
+        if metadata["format"] not in ("1", FORMAT):
+            raise ValueError(f"it is of format {metadata['format']}, not {FORMAT}")
+        means = tensors.pop("reference.means", None)
         heads, layer = _heads(tensors, metadata["temperature"]), _layer(tensors)
-        nn.ModuleDict({"layer": layer, "heads": heads}).eval().load_state_dict(tensors)
+        modules, pooling = nn.ModuleDict({"layer": layer, "heads": heads}), _pooling(tensors)
+        if pooling is not None:
+            modules["pooling"] = pooling
+        modules.eval().requires_grad_(False).load_state_dict(tensors)
         classifier = Classifier(
             layer,
             heads,
@@ -284,6 +373,9 @@ def read_classifier(path: Path) -> Classifier:
             bool(metadata["disjoint"]),
             Calibration(**metadata["calibration"]) if metadata["calibration"] else None,
             ViewSettings(**metadata["details"]),
+            metadata.get("kind", "discovery"),
+            pooling,
+            None if means is None else Reference(means.numpy(), metadata["min_similarity"]),
         )
         _check(classifier)
     return classifier
@@ -300,13 +392,22 @@ def _check(classifier: Classifier) -> None:
     for part in (classifier.heads, classifier.calibration):
         if not 0 < getattr(part, "temperature", 1) < torch.inf:
             raise ValueError("a temperature is not above 0")
-    views_of(DiscoverConfig(**asdict(classifier.drawn)).augment, ("strong",))
+    if classifier.kind not in AGAIN:
+        raise ValueError(f"it is of the kind {classifier.kind!r}")
+    if classifier.kind == "discovery":
+        views_of(DiscoverConfig(**asdict(classifier.drawn)).augment, ("strong",))
+    elif classifier.drawn.num_views or classifier.num_known != rows:
+        raise ValueError("a classification has no views, and no novel classes")
+    if classifier.reference is not None:
+        classifier.reference.check(rows, classifier.dim)
 
 
 def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:
     if temperature is not None:
         classes, features = tensors["heads.weight"].shape
         return CosineHead(features, classes, temperature)
+    if "heads.weight" in tensors:
+        return nn.Linear(*reversed(tensors["heads.weight"].shape))
     known, novel = (tensors[f"heads.{part}.weight"] for part in ("known", "novel"))
     return Heads(novel.shape[1], len(known), len(novel))
 
@@ -314,6 +415,13 @@ def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:
 def _layer(tensors: dict[str, Tensor]) -> nn.Module:
     weight = tensors.get("layer.body.1.weight")
     return nn.Identity() if weight is None else trainable_layer(weight.shape[1], weight.shape[0])
+
+
+def _pooling(tensors: dict[str, Tensor]) -> AttentivePooling | None:
+    parts = [tensors.get(f"pooling.{name}") for name in ("mean", "std", "attention")]
+    if any(part is None for part in parts):
+        return None
+    return AttentivePooling(*(torch.zeros_like(part) for part in parts if part is not None))
 
 
 def all_class_names(known: tuple[str, ...], num_novel: int) -> tuple[str, ...]:

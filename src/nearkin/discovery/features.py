@@ -114,7 +114,8 @@ def extract_features(
     for epoch in range(drawn.num_views):
         name = f"features of view {epoch + 1}/{drawn.num_views}"
         views.append(encode(network, tracked(view(epoch), count, name, on_progress)))
-    return CachedFeatures(center, torch.stack(views)), {**crops.bad, **augmented.bad}
+    every = torch.stack(views) if views else center.new_zeros((0, *center.shape))
+    return CachedFeatures(center, every), {**crops.bad, **augmented.bad}
 
 
 class CachedViews:

@@ -9,9 +9,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from nearkin.config import Config, DiscoverConfig, TrainConfig, read_toml, to_toml
+from nearkin.config import (
+    ClassifyConfig,
+    Config,
+    DiscoverConfig,
+    TrainConfig,
+    load_toml,
+    read_toml,
+    to_toml,
+)
 from nearkin.data.sources import MARKER
 from nearkin.errors import OutputError, UsageError
 from nearkin.extensions import absolute
@@ -19,6 +27,12 @@ from nearkin.pace import count
 from nearkin.tables import aligned, remove_partial, replace_text, usable
 
 STAGES = "stages"
+KINDS: Final[Mapping[str, type[Config]]] = {
+    "training": TrainConfig,
+    "discovery": DiscoverConfig,
+    "classification": ClassifyConfig,
+}
+"""Kinds of runs, by the class of their settings."""
 PLOTS = (
     "augmentations.png",
     "class_count.png",
@@ -65,7 +79,7 @@ class RunFolder:
     images = _Entry("images.csv")  # Names and sizes of these images
     embeddings = _Entry("embeddings.parquet")  # Features of every image of the data
     plots = _Entry("plots")  # The folder of plots and image sheets
-    assignments = _Entry("assignments.csv")  # The class of every image that came without one
+    assignments = _Entry("assignments.csv")  # The class of every image that was not learned from
     clusters = _Entry("clusters.csv")  # The novel classes, with room for their names
     original_assignments = _Entry("original-assignments.csv")  # As the discovery wrote it
     original_clusters = _Entry("original-clusters.csv")  # Before the user's edits
@@ -73,7 +87,7 @@ class RunFolder:
     classes = _Entry("classes")  # The folder of sheets, one per class
     classifier = _Entry("classifier.safetensors")  # Assigns classes to features
     report = _Entry("report.html")  # The page about the run
-    page = _Entry(f"{STAGES}/page.json")  # The page of a discovery as plain values
+    page = _Entry(f"{STAGES}/page.json")  # The page of a discovery or classification, as values
     map = _Entry("map.npz")  # Coordinates of the images on the page's map
     atlas = _Entry("atlas.parquet")  # The images as a table for Embedding Atlas
     cached_features = _Entry(f"{STAGES}/cached-features.safetensors")  # Of all images and of views
@@ -85,9 +99,10 @@ class RunFolder:
 
     def settings(self) -> tuple[TrainConfig, str]:
         """The stored configuration of a training, and the data it names; or UsageError."""
-        if self.classifier.exists():
+        kind = self.kind
+        if kind != "training":
             raise UsageError(
-                f"{self.path} is a discovery; look at its {self.report.name}, or give the run "
+                f"{self.path} is a {kind}; look at its {self.report.name}, or give the run "
                 "that its encoder is from"
             )
         stored, data = self._stored(TrainConfig)
@@ -97,6 +112,29 @@ class RunFolder:
         """The stored configuration of a discovery, and the data it names; or UsageError."""
         stored, data = self._stored(DiscoverConfig)
         return DiscoverConfig(**stored), data
+
+    def classify_settings(self) -> tuple[ClassifyConfig, str]:
+        """The stored configuration of a classification, and the data it names; or UsageError."""
+        stored, data = self._stored(ClassifyConfig)
+        return ClassifyConfig(**stored), data
+
+    def any_settings(self) -> tuple[Config, str]:
+        """The stored configuration of a run of any kind, and the data it names; or UsageError."""
+        match self.kind:
+            case "discovery":
+                return self.discovery_settings()
+            case "classification":
+                return self.classify_settings()
+            case _:
+                return self.settings()
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`: the first that has all of the stored settings; or UsageError."""
+        self.check_is_run()
+        stored = load_toml(self.config, "the configuration").keys() - {"data", "views"}
+        fitting = (kind for kind, cls in KINDS.items() if stored <= cls.__dataclass_fields__.keys())
+        return next(fitting, "training")
 
     def check_is_run(self) -> None:
         """Raise UsageError for a folder that holds no run."""

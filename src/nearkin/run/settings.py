@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import numpy as np
 import torch
@@ -15,9 +15,11 @@ from torch import nn
 
 from nearkin.config import (
     BatchGroups,
+    ClassifyConfig,
     Config,
     DiscoverConfig,
     MemorySize,
+    Settings,
     TrainConfig,
     Value,
     check_value,
@@ -213,7 +215,6 @@ def known_labels(config: TrainConfig, images: Images) -> Int64[np.ndarray, " ima
     return labels
 
 
-Settings = TypeVar("Settings", TrainConfig, DiscoverConfig)
 
 SIZES = (32, 64, 96, 128, 160, 192, 224)  # Sides of views of photographs in pixels, for `auto`
 LARGEST = {"cpu": 96, "mps": 128, "cuda": 224}  # The largest of these by device
@@ -363,11 +364,10 @@ def self_contained(config: Settings) -> Settings:
 
     Paths of Python files become absolute, and an augmentation from a file becomes its views.
     """
-    method_class(config.method)
-    changed: dict[str, Any] = {
-        "method": absolute(config.method),
-        "augment": stored_views(config.augment),
-    }
+    changed: dict[str, Any] = {"augment": stored_views(config.augment)}
+    if not isinstance(config, ClassifyConfig):
+        method_class(config.method)
+        changed["method"] = absolute(config.method)
     if isinstance(config, TrainConfig):
         changed["backbone"] = absolute(config.backbone)
         changed["teacher"] = config.teacher
@@ -467,6 +467,6 @@ def command(verb: str, data: str, config: Config, usual: Mapping[str, Any]) -> s
         value = getattr(config, name)
         if name != "options" and value != default:
             words += [f"--no-{name}"] if value is False else [option(name), str(value)]
-    for name, value in config.options.items():
+    for name, value in getattr(config, "options", {}).items():
         words += [option(name), str(value)]
     return shlex.join(words)
