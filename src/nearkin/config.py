@@ -487,7 +487,7 @@ class ClassifyConfig:
     max_bad: Share = 0.1
     """Largest fraction of unreadable images to continue with."""
     augment: Augment = "auto"
-    """Augmentation of fine-tuning: a name as in the papers, characters, FILE.toml or FILE.py:NAME."""
+    """Augmentation of fine-tuning: a name, FILE.toml or FILE.py:NAME."""
     from_run: str = ""
     """Encoder: a run folder, a name such as dinov2-small or timm:NAME, or a file."""
     train_layers: str = "linear"

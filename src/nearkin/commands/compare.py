@@ -24,10 +24,8 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
     finished = [read_finished(run) for run in runs]
     kinds = {run.kind: run.folder.path for run in finished}
     if len(kinds) > 1:
-        raise UsageError(
-            f"{kinds['trainings']} is a training and {kinds['discoveries']} a discovery; give "
-            "runs of one kind"
-        )
+        one, other = (f"{path} is one of {kind}" for kind, path in [*kinds.items()][:2])
+        raise UsageError(f"{one}, {other}; give runs of one kind")
     comparison = side_by_side(finished)
     if output is not None:
         with writing(Path(output)):

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.classification.data import open_labeled_data
+from nearkin.config import ClassifyConfig, DiscoverConfig
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import open_discovery_data
@@ -50,9 +51,7 @@ def images_of(folder: RunFolder, data: Any = None) -> Images:
     folder.check_is_run()
     if not folder.summary.exists():
         raise UsageError(f"{folder.path} is no finished run; finish it with --resume")
-    config: DiscoverConfig | TrainConfig
-    discovered = folder.classifier.exists()
-    config, stored = folder.discovery_settings() if discovered else folder.settings()
+    config, stored = folder.any_settings()
     if data is None and stored == data_name(None) and not Path(stored).exists():
         raise UsageError(
             f"{folder.path} was made from arrays, which are not stored; give the images, too"
@@ -60,4 +59,6 @@ def images_of(folder: RunFolder, data: Any = None) -> Images:
     source = stored if data is None else data
     if isinstance(config, DiscoverConfig):
         return open_discovery_data(source, config).images
+    if isinstance(config, ClassifyConfig):
+        return open_labeled_data(source, config).images
     return open_images(source, labels=config.labels)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from nearkin.classification.report import lines as classification_lines
 from nearkin.config import TrainConfig
 from nearkin.data.split import duplicate_warnings, open_split
 from nearkin.distributed import choose_device, device_name, is_main_process
@@ -48,10 +49,12 @@ class Run:
         return self.folder.read_summary()
 
     def lines(self) -> list[str]:
-        """Return the measures as text, or what a discovery has found."""
+        """Return the measures as text, or what was discovered."""
         summary = self.summary
         if "clusters" in summary:
             return lines(summary)
+        if summary.get("command") == "classify":
+            return classification_lines(summary)
         return measure_lines(summary, self.folder.start)
 
 

@@ -392,6 +392,11 @@ def _check(classifier: Classifier) -> None:
     for part in (classifier.heads, classifier.calibration):
         if not 0 < getattr(part, "temperature", 1) < torch.inf:
             raise ValueError("a temperature is not above 0")
+    _check_kind(classifier, rows)
+
+
+def _check_kind(classifier: Classifier, rows: int) -> None:
+    """Raise an error of any kind if the parts are not those of the kind of the classifier."""
     if classifier.kind not in AGAIN:
         raise ValueError(f"it is of the kind {classifier.kind!r}")
     if classifier.kind == "discovery":
@@ -407,7 +412,8 @@ def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:
         classes, features = tensors["heads.weight"].shape
         return CosineHead(features, classes, temperature)
     if "heads.weight" in tensors:
-        return nn.Linear(*reversed(tensors["heads.weight"].shape))
+        rows, features = tensors["heads.weight"].shape
+        return nn.Linear(features, rows)
     known, novel = (tensors[f"heads.{part}.weight"] for part in ("known", "novel"))
     return Heads(novel.shape[1], len(known), len(novel))
 

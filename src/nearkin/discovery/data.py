@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.config import ClassifyConfig, DiscoverConfig, TrainConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import Annotations, examples, match, read_table
 from nearkin.data.opening import open_images
@@ -59,7 +59,9 @@ class DiscoveryTask:
         return self.rows[np.flatnonzero(self.label[self.rows] == UNKNOWN)]
 
 
-def label_images(images: Images, labeled: str, known: str) -> Images:
+def label_images(
+    images: Images, labeled: str, known: str = "", *, all_labeled: bool = False
+) -> Images:
     """Return the data with known classes as their only labels, so nothing sees what is hidden.
 
     Args:
@@ -69,10 +71,11 @@ def label_images(images: Images, labeled: str, known: str) -> Images:
             added under their absolute paths.
         known: Instead: comma-separated names of classes whose labels in the data count. The
             labels of a benchmark may contradict each other, so copies are not looked for.
+        all_labeled: Whether all images may be labeled, so that none is left to discover.
     """
     if bool(labeled) == bool(known):
         raise UsageError("say which classes are known: either --labeled PATH, or --known A,B")
-    result = _by_name(images, known) if known else _by_image(images, labeled)
+    result = _by_name(images, known) if known else _by_image(images, labeled, all_labeled)
     counts = np.bincount(result.labels[result.labels != UNKNOWN])
     single = [result.classes[number] for number in np.flatnonzero(counts == 1)]
     if not single:
@@ -101,7 +104,7 @@ def _by_name(images: Images, known: str) -> Images:
     return replace(images, labels=label, classes=tuple(names))
 
 
-def _by_image(images: Images, labeled: str) -> Images:
+def _by_image(images: Images, labeled: str, all_labeled: bool) -> Images:
     recognized = recognize(images, labeled)
     everything = union(images, recognized.outside, recognized.prefix)
     own = own_images(everything)
@@ -113,7 +116,7 @@ def _by_image(images: Images, labeled: str) -> Images:
             f"{labeled}: usable images are labeled as {examples(classes) or 'nothing'}; "
             "give at least two known classes"
         )
-    if (numbers != UNKNOWN).all():
+    if (numbers != UNKNOWN).all() and not all_labeled:
         raise DataError(
             f"{labeled}: labels all {len(numbers)} images, so nothing is left to discover; "
             "give images without a label, too"
@@ -350,12 +353,12 @@ def open_discovery_data(
     return DiscoveryData(split_images(images, *division(data, config), on_progress), truth, names)
 
 
-def division(data: Any, config: DiscoverConfig) -> tuple[float, int]:
+def division(data: Any, config: DiscoverConfig | ClassifyConfig) -> tuple[float, int]:
     """Return the share of images to hold out, and the seed that decides which."""
     run = RunFolder(Path(config.from_run))
     if config.from_run and run.config.exists():
-        earlier, its_data = run.settings()
-        # An image that the encoder was trained on is no held-out image of the discovery.
+        earlier, its_data = run.any_settings()
+        # An image that the encoder was trained on is no held-out image of what follows.
         if its_data == data_name(data):
             return earlier.val, earlier.seed
     return config.val, config.seed

@@ -21,9 +21,17 @@ from nearkin.tables import aligned, usable
 
 TRAININGS: Final = "trainings"
 DISCOVERIES: Final = "discoveries"
+CLASSIFICATIONS: Final = "classifications"
+KINDS: Final = {
+    "training": TRAININGS,
+    "discovery": DISCOVERIES,
+    "classification": CLASSIFICATIONS,
+}
+"""What several runs of a kind are called."""
 SUMMARY_SETTINGS: Final = ("novel", "nearkin", "torch", "python", "threads")
 """Entries of summary.json that count as settings."""
 FLOOR_MEASURES: Final = ("kNN top-1", "linear probe")  # measures whose floors are compared too
+LOWER_IS_BETTER: Final = ("log-loss", "calibration error")  # measures whose best is not marked
 MAX_LINES: Final = 4  # in one chart: a page has no more line styles
 NOTE: Final = (
     "The best is marked if its 95 % confidence interval excludes the next. Intervals cover the "
@@ -36,7 +44,7 @@ class FinishedRun:
     """A finished run."""
 
     folder: RunFolder
-    kind: str  # `TRAININGS` or `DISCOVERIES`
+    kind: str  # One of `KINDS`
     settings: Mapping[str, str]
     measures: Mapping[str, Measure]
     images: str  # fingerprint of its images
@@ -52,9 +60,8 @@ class FinishedRun:
 def read_finished(run: str | Path) -> FinishedRun:
     """Read a run from its files."""
     folder = RunFolder(Path(run))
-    trained = not folder.classifier.exists()
-    config, data = folder.settings() if trained else folder.discovery_settings()
-    read = _of_training if trained else _of_discovery
+    kind, (config, data) = KINDS[folder.kind], folder.any_settings()
+    read = {TRAININGS: _of_training, DISCOVERIES: _of_discovery}.get(kind, _of_classification)
     with usable(folder.summary, "finish the run anew"):
         summary = folder.read_evaluated()
         measures = dict(read(summary)) if summary else {}
@@ -62,14 +69,14 @@ def read_finished(run: str | Path) -> FinishedRun:
         raise UsageError(
             f"{folder.path} is not finished; finish it with --resume, or leave it out"
         )
-    settings = {"data": data, **vars(config), **config.options}
+    settings = {"data": data, **vars(config), **getattr(config, "options", {})}
     settings |= {name: summary[name] for name in SUMMARY_SETTINGS if name in summary}
     with usable(folder.data, "finish the run anew"):
         fingerprint = json.loads(folder.data.read_text(encoding="utf-8"))["fingerprint"]
         images, _, split = str(fingerprint).partition("-")
     return FinishedRun(
         folder=folder,
-        kind=TRAININGS if trained else DISCOVERIES,
+        kind=kind,
         settings={name: str(value) for name, value in settings.items() if name != "options"},
         measures=measures,
         images=images,
@@ -93,6 +100,12 @@ def _of_discovery(summary: Mapping[str, Any]) -> Iterator[tuple[str, Measure]]:
             prefix = "" if approach == "nearkin" else f"{approach}: "
             name = f"{prefix}{entry['name']}"
             yield name, Measure(**{**entry, "name": name})
+
+
+def _of_classification(summary: Mapping[str, Any]) -> Iterator[tuple[str, Measure]]:
+    for approach, measures in summary["measures"].items():
+        for name, entry in measures.items():
+            yield name if approach == "classifier" else f"{approach}: {name}", Measure(**entry)
 
 
 def _duration(log: Path) -> float | None:
@@ -133,7 +146,7 @@ class ComparedMeasure:
             for number, measure in enumerate(self.values)
             if measure is not None and measure.low is not None
         )
-        if len(ranked) < 2 or not self.comparable:
+        if len(ranked) < 2 or not self.comparable or self.name.startswith(LOWER_IS_BETTER):
             return None
         (_, best, low), (next_value, *_) = ranked[:2]
         return best if -next_value < low else None

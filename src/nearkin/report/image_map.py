@@ -91,8 +91,12 @@ def colorings(
     folder: RunFolder, embeddings: Embeddings, rows: Int[np.ndarray, " rows"]
 ) -> tuple[Coloring, ...]:
     """Return the colorings of these rows, the most informative first, without constant ones."""
-    discovered = folder.assignments.exists()
-    candidates = _of_discovery(folder, embeddings) if discovered else _of_training(embeddings)
+    if folder.clusters.exists():
+        candidates = _of_discovery(folder, embeddings)
+    elif folder.assignments.exists():
+        candidates = _of_classification(folder, embeddings)
+    else:
+        candidates = _of_training(embeddings)
     return tuple(
         Coloring(one.name, one.values[rows], one.classes, one.note)
         for one in candidates
@@ -126,6 +130,27 @@ def _of_discovery(folder: RunFolder, embeddings: Embeddings) -> Iterator[Colorin
     yield Coloring("Score", scores, note=note)
     cluster = np.array([row.get("cluster", "") for row in rows])
     yield from _of_ground_truth(cluster, embeddings.class_names)
+
+
+def _of_classification(folder: RunFolder, embeddings: Embeddings) -> Iterator[Coloring]:
+    by_path = {row["path"]: row for row in read_csv(folder.assignments)}
+    rows = [by_path.get(name, {}) for name in embeddings.paths]  # none, if it was learned from
+    labels = embeddings.class_names
+    predicted = np.array([row.get("cluster", "") for row in rows])
+    both = np.where(predicted == "", labels, predicted)
+    note = "The predicted class; of images that were learned from, their label."
+    yield by_name("Class", both, note=note)
+    yield by_name("Label", labels, note="The class in your data.")
+    scored = (predicted != "") & (labels != "")
+    correct = np.where(predicted == labels, "correct", "incorrect")
+    note = "Whether the class of a held-out image is predicted."
+    yield by_name("Correct", np.where(scored, correct, ""), note=note)
+    scores = np.array([row.get("score") or "nan" for row in rows], np.float32)
+    yield Coloring("Score", scores, note="Calibrated probability of the predicted class.")
+    kinds = np.where(labels == "", "no label", np.where(predicted == "", "learned from", "test"))
+    yield by_name("Role", kinds, note="Which images were learned from, and which scored.")
+    flags = np.array([row.get("flag", "") for row in rows])
+    yield by_name("Flag", flags, note="unlike: like no class; border: between two; core: sure.")
 
 
 def display_name(row: Mapping[str, str]) -> str:

@@ -13,8 +13,10 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
 from nearkin.report.image_map import image_map, thumbnails
 from nearkin.report.page.sections import (
+    ClassificationReport,
     ClassView,
     DiscoveryReport,
+    Report,
     Tile,
     TrainingReport,
     report_page,
@@ -46,21 +48,21 @@ def write_page(folder: RunFolder, images: Images) -> None:
     replace_text(folder.report, report_page(report, map_))
 
 
-def report_of(
-    folder: RunFolder, images: Images, embeddings: Embeddings
-) -> DiscoveryReport | TrainingReport:
+def report_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Report:
     """Return the content of a finished run's page, but for the map."""
     if folder.page.exists():
         return _stored_report(folder, images)
     return training_report(folder, images, embeddings)
 
 
-def store_report(folder: RunFolder, report: DiscoveryReport) -> None:
-    """Store the content of a discovery's page, whose thumbnails are made anew each time."""
+def store_report(folder: RunFolder, report: DiscoveryReport | ClassificationReport) -> None:
+    """Store the content of a page whose thumbnails are made anew each time."""
     replace_text(folder.page, msgspec.json.encode(report, enc_hook=str).decode())
 
 
-def _stored_report(folder: RunFolder, images: Images) -> DiscoveryReport:
+def _stored_report(folder: RunFolder, images: Images) -> Report:
+    if folder.kind == "classification":
+        return _stored_classification(folder, images)
     with usable(folder.page, "discover again"):
         report = msgspec.json.decode(folder.page.read_bytes(), type=DiscoveryReport)
     views = *report.novel, *report.assigned
@@ -86,6 +88,27 @@ def _stored_report(folder: RunFolder, images: Images) -> DiscoveryReport:
         report,
         novel=tuple(map(completed, report.novel)),
         assigned=tuple(map(completed, report.assigned)),
+    )
+
+
+def _stored_classification(folder: RunFolder, images: Images) -> ClassificationReport:
+    with usable(folder.page, "classify again"):
+        report = msgspec.json.decode(folder.page.read_bytes(), type=ClassificationReport)
+    views = report.classes
+    tiles = [tile for v in views for tile in (*v.core, *v.border)]
+    small = _uris([*tiles, *report.unsure, *report.doubts], images, SIDE)
+    large = _uris([view.medoid for view in views if view.medoid], images, MEDOID_SIDE)
+
+    def completed(view: ClassView) -> ClassView:
+        medoid = next(iter(_with_pixels([view.medoid] if view.medoid else [], large)), None)
+        core, border = (_with_pixels(each, small) for each in (view.core, view.border))
+        return replace(view, medoid=medoid, core=core, border=border)
+
+    return replace(
+        report,
+        classes=tuple(map(completed, views)),
+        unsure=_with_pixels(report.unsure, small),
+        doubts=_with_pixels(report.doubts, small),
     )
 
 

@@ -20,7 +20,7 @@ from nearkin.evaluation.table import as_text
 from nearkin.measures.neighbors import nearest
 from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring, ImageMap
-from nearkin.report.page.sections import Confusion, DiscoveryReport, TrainingReport
+from nearkin.report.page.sections import Confusion, DiscoveryReport, Report, TrainingReport
 from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
 
@@ -66,7 +66,7 @@ CaptionedTile = tuple[int | bytes | None, Sequence[str]]
 
 def write_figures(
     folder: RunFolder,
-    report: TrainingReport | DiscoveryReport,
+    report: Report,
     image_map: ImageMap | None,
     images: Images,
 ) -> None:
@@ -82,9 +82,10 @@ def write_figures(
         curves(list(charts.values()), plots / "curves.png")
         if "knn" in charts:
             curves([charts["knn"]], plots / "knn.png")
-    else:
-        if report.curves:
-            curves(report.curves, plots / "curves.png")
+        return
+    if report.curves:
+        curves(report.curves, plots / "curves.png")
+    if isinstance(report, DiscoveryReport):
         for chart in report.num_novel_curves:
             curves([chart], plots / "class_count.png")
         _novel_sheet(report, images, plots / "clusters.png")

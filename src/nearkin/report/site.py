@@ -249,9 +249,9 @@ def classes(folder: RunFolder, names: Sequence[str]) -> dict[str, Any]:
 
 
 def class_names(folder: RunFolder) -> dict[str, str]:
-    """Return the class name of every image that a discovery assigned to a class, by path."""
+    """Return the class name of every image that a run assigned to a class, by path."""
     if not is_discovery(folder):
-        return {}
+        return _clusters(folder) if folder.assignments.exists() else {}
     names = {r["cluster"]: display_name(r) for r in _read(folder.clusters, ("cluster", "name"))}
     return {path: names.get(cluster, cluster) for path, cluster in _clusters(folder).items()}
 

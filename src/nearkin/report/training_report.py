@@ -169,7 +169,7 @@ def run_info(
     }
     return RunInfo(
         data=Path(data).name,
-        configuration=vars(config) | {"options": dict(config.options)},
+        configuration=vars(config) | {"options": dict(getattr(config, "options", {}))},
         versions=versions,
         command=command(verb, data, config, defaults),
         **more,

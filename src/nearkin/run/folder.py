@@ -133,7 +133,9 @@ class RunFolder:
         """One of `KINDS`: the first that has all of the stored settings; or UsageError."""
         self.check_is_run()
         stored = load_toml(self.config, "the configuration").keys() - {"data", "views"}
-        fitting = (kind for kind, cls in KINDS.items() if stored <= cls.__dataclass_fields__.keys())
+        fitting = (
+            kind for kind, cls in KINDS.items() if stored <= cls.__dataclass_fields__.keys()
+        )
         return next(fitting, "training")
 
     def check_is_run(self) -> None:

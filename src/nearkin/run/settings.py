@@ -215,7 +215,6 @@ def known_labels(config: TrainConfig, images: Images) -> Int64[np.ndarray, " ima
     return labels
 
 
-
 SIZES = (32, 64, 96, 128, 160, 192, 224)  # Sides of views of photographs in pixels, for `auto`
 LARGEST = {"cpu": 96, "mps": 128, "cuda": 224}  # The largest of these by device
 USUAL_BATCH = 256

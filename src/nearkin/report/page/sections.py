@@ -28,6 +28,7 @@ class Tile:
     path: str  # its name in the data
     uri: str  # its pixels, as a `data:` URI
     score: float  # confidence of the classifier in its class
+    note: str = ""  # what is written below it
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,25 @@ class DiscoveryReport:
     curves: tuple[Chart, ...] = ()  # training curves
 
 
+@dataclass(frozen=True, slots=True)
+class ClassificationReport:
+    """Content of the page of a classification."""
+
+    run: RunInfo
+    num_classes: int
+    lead: str  # what was learned from how many labels, in a paragraph
+    score_meaning: str  # what a score means, in a sentence
+    findings: tuple[str, ...] = ()  # what to know before using it, a sentence or two each
+    results: tuple[Table, ...] = ()  # measures beside floors, and each class
+    confusion: Confusion | None = None  # of test images
+    classes: tuple[ClassView, ...] = ()  # with the images that were not learned from
+    unsure: tuple[Tile, ...] = ()  # the least certain of these images, least certain first
+    doubts: tuple[Tile, ...] = ()  # training images whose labels are to be checked
+    reliability: tuple[Chart, ...] = ()  # whether scores are as high as they should be
+    curves: tuple[Chart, ...] = ()  # accuracy with fewer labels
+
+
+Report = TrainingReport | DiscoveryReport | ClassificationReport
 MAX_OPEN_CLASSES: Final = 20  # a confusion matrix of more classes is folded
 MAX_LEAD_CLASSES: Final = 12  # known classes named in the first paragraph
 RELIABILITY: Final = (
@@ -139,7 +159,7 @@ DEFINITIONS: Final = {
 
 
 def report_page(
-    report: TrainingReport | DiscoveryReport,
+    report: Report,
     image_map: ImageMap | None = None,
     *,
     served: bool = False,
@@ -149,6 +169,10 @@ def report_page(
     if isinstance(report, TrainingReport):
         verb, title, lead = "train", f"Encoder trained on {run.data}", report.lead
         first, *sections = _training_sections(report)
+    elif isinstance(report, ClassificationReport):
+        verb, lead = "classify", report.lead
+        title = f"{count(report.num_classes, 'class')} in {run.data}"
+        first, *sections = _classification_sections(report)
     else:
         num_novel = count(len(report.novel), "novel class") if report.novel else "No novel class"
         verb, title, lead = "discover", f"{num_novel} in {run.data}", _lead(report)
@@ -180,6 +204,33 @@ def _training_sections(report: TrainingReport) -> list[Section]:
         ("Evaluation", measures),
         ("Confusion", _confusion(report.confusion)),
         ("Training curves", line_charts(report.curves)),
+    ]
+
+
+def _classification_sections(report: ClassificationReport) -> list[Section]:
+    unsure = BLOCKS.tiles(
+        "Least certain images",
+        "Not learned from. Their labels would help most; below each, the predicted class.",
+        report.unsure,
+    )
+    doubts = BLOCKS.tiles(
+        "Labels to check",
+        "Training images that fits without them put into another class: a wrong label, or a "
+        "hard image. Below each: its label, and the class that is predicted.",
+        report.doubts,
+    )
+    cards = _cards(report.classes, "class", sum(view.size for view in report.classes))
+    return [
+        ("Summary", BLOCKS.findings(report.findings)),
+        ("Evaluation", Markup().join(map(BLOCKS.results, report.results))),
+        ("Confusion", _confusion(report.confusion)),
+        ("Images to look at", unsure + doubts),
+        (
+            "Confidence",
+            BLOCKS.paragraphs([report.score_meaning]) + line_charts(report.reliability),
+        ),
+        ("Classes", cards if report.classes else Markup()),
+        ("Fewer labels", line_charts(report.curves)),
     ]
 
 

@@ -1,0 +1,163 @@
+"""What a classification is about: images, the classes of some of them, and what is held out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from jaxtyping import Int64
+
+from nearkin.config import ClassifyConfig
+from nearkin.data.images import Images
+from nearkin.data.labels import examples
+from nearkin.data.opening import open_images
+from nearkin.data.split import Split, has_test_split, refuse_bad, split_images
+from nearkin.discovery.data import division, label_images
+from nearkin.errors import DataError
+from nearkin.pace import ProgressCallback, count, ignore_progress
+from nearkin.run.data import write_bad_files
+from nearkin.types import UNKNOWN
+
+FEW: Final = 5  # Labeled images of a class of which none is held out: all are needed to learn it
+
+
+@dataclass(frozen=True, eq=False)
+class LabeledData:
+    """Images with their split. The classes to learn come first among all classes of the images."""
+
+    parts: Split
+    num_classes: int  # Classes with training images; test images may have others, too
+
+    @property
+    def images(self) -> Images:
+        """All images, those without a label among them."""
+        return self.parts.images
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes to learn."""
+        return self.images.classes[: self.num_classes]
+
+    @property
+    def train_rows(self) -> Int64[np.ndarray, " train"]:
+        """The images to learn from."""
+        rows = self.parts.train_rows
+        return np.asarray(rows[self.images.labels[rows] != UNKNOWN])
+
+    @property
+    def test_rows(self) -> Int64[np.ndarray, " test"]:
+        """The images to score."""
+        rows = self.parts.test_rows
+        return np.asarray(rows[self.images.labels[rows] != UNKNOWN])
+
+    @property
+    def train_labels(self) -> Int64[np.ndarray, " images"]:
+        """The classes of the images to learn from, `UNKNOWN` for all others."""
+        labels = np.full(len(self.images), UNKNOWN)
+        labels[self.train_rows] = self.images.labels[self.train_rows]
+        return labels
+
+    @property
+    def num_unlabeled(self) -> int:
+        """How many images have no label."""
+        return int((self.images.labels == UNKNOWN).sum())
+
+    def lines(self) -> Iterator[str]:
+        """Describe the data for the log."""
+        images = self.images
+        counts = np.bincount(images.labels[self.train_rows], minlength=self.num_classes)
+        least, most = int(counts.min()), int(counts.max())
+        each = str(least) if least == most else f"{least} to {most}"
+        bad = f"; {len(images.bad)} unreadable, see bad_files.csv" if images.bad else ""
+        yield (
+            f"labels {count(len(self.train_rows), 'image')} of {count(self.num_classes, 'class')} "
+            f"to learn from, {each} of each; {len(self.test_rows)} labeled images held out for "
+            f"scoring; {self.num_unlabeled} without a label{bad}"
+        )
+        yield from images.notes
+        single = [self.classes[number] for number in np.flatnonzero(counts == 1)]
+        if single:
+            yield (
+                f"warning: {count(len(single), 'class')} with one training image, such as "
+                f"{examples(single)}: nothing tells how well they are learned; label another"
+            )
+        unseen = images.classes[self.num_classes :]
+        if unseen:
+            yield (
+                f"warning: {count(len(unseen), 'class')} of test images without a training "
+                f"image, such as {examples(unseen)}: they count as wrong"
+            )
+
+    def without(self, bad_rows: set[int]) -> "LabeledData":
+        """Return the same images less those that turned out unreadable."""
+        if not bad_rows:
+            return self
+        keep = np.setdiff1d(np.arange(len(self.images)), sorted(bad_rows))
+        position = np.full(len(self.images), UNKNOWN)
+        position[keep] = np.arange(len(keep))
+        train, test = (position[rows] for rows in (self.parts.train_rows, self.parts.test_rows))
+        parts = Split(self.images.subset(keep), train[train >= 0], test[test >= 0])
+        return _numbered(parts)
+
+
+def open_labeled_data(
+    data: Any,
+    config: ClassifyConfig,
+    bad_files: Path | None = None,
+    on_progress: ProgressCallback = ignore_progress,
+) -> LabeledData:
+    """Open the data, find the class of each image that has one, and hold images out.
+
+    The images that the run of the encoder held out are held out again, if it had the same data.
+    `bad_files` is the file to list unreadable images in.
+
+    Raises:
+        DataError: If there are not two classes with a training image.
+    """
+    labels = "none" if config.labeled else config.labels
+    full = config.scan == "full"
+    opened = open_images(data, labels=labels, full=full, on_progress=on_progress)
+    if bad_files is not None:
+        write_bad_files(bad_files, opened)
+    refuse_bad(opened, config.max_bad)
+    images = label_images(opened, config.labeled, all_labeled=True) if config.labeled else opened
+    if not images.classes:
+        raise DataError(
+            "no image has a label; give --labels TABLE, --labels folders or --labeled PATH"
+        )
+    split = split_images(images, *division(data, config), on_progress)
+    return _numbered(split if has_test_split(images) else _keep_few(split))
+
+
+def _keep_few(split: Split) -> Split:
+    """Return the images of small classes to training, with their groups: none can be spared."""
+    images = split.images
+    counts = np.bincount(images.labels[images.labels != UNKNOWN], minlength=len(images.classes))
+    few = (images.labels != UNKNOWN) & (counts[images.labels] < FEW)
+    back = split.test_rows[np.isin(images.groups[split.test_rows], images.groups[few])]
+    return replace(
+        split,
+        train_rows=np.union1d(split.train_rows, back),
+        test_rows=np.setdiff1d(split.test_rows, back),
+    )
+
+
+def _numbered(split: Split) -> LabeledData:
+    """Number the classes to learn before those that only test images have."""
+    images = split.images
+    train = images.labels[split.train_rows]
+    present = np.unique(train[train != UNKNOWN])
+    if len(present) < 2:
+        have = (
+            "no training image has a label"
+            if not len(present)
+            else (f"all labeled training images are {images.classes[present[0]]!r}")
+        )
+        raise DataError(f"{have}; label images of two classes or more")
+    order = [*present.tolist(), *np.setdiff1d(np.unique(images.labels), [*present, UNKNOWN])]
+    number = np.full(len(images.classes) + 1, UNKNOWN)
+    number[order] = np.arange(len(order))  # the last stands for UNKNOWN, which is -1
+    classes = tuple(images.classes[old] for old in order)
+    renumbered = replace(images, labels=number[images.labels], classes=classes)
+    return LabeledData(replace(split, images=renumbered), len(present))

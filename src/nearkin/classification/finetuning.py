@@ -1,0 +1,291 @@
+"""Fine-tuning: the last blocks of an encoder, or all of it, learn from labels.
+
+The layer on top starts as the linear probe of the frozen features, so the first steps do not
+distort them (Kumar et al. Fine-tuning can distort pretrained features and underperform
+out-of-distribution. ICLR 2022, arXiv:2202.10054). Learning rate and epochs are chosen on held-out
+training images, the linear probe itself among the choices.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import ClassVar, Final, NamedTuple, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nearkin.classification.data import LabeledData
+from nearkin.classification.frozen import Trained, head_of
+from nearkin.config import ClassifyConfig, TrainConfig
+from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Batches
+from nearkin.data.order import Order
+from nearkin.discovery.stages import feature_health
+from nearkin.encoders.encoder import Encoder
+from nearkin.errors import UsageError
+from nearkin.evaluation.embeddings import encode_images
+from nearkin.measures.probe import (
+    LEFT_OUT,
+    LinearProbe,
+    Validated,
+    log_loss,
+    train_validated_probe,
+    validation_folds,
+)
+from nearkin.method import Defaults, Method
+from nearkin.networks.blocks import network_parts
+from nearkin.networks.branch import Backbone, Branch
+from nearkin.objectives import classify
+from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Logger
+from nearkin.run.settings import augment_for, precision_of, stored_views
+from nearkin.training.fit import Lead, fit
+from nearkin.types import Batch, Encoded, Step
+
+RATES: Final = (1e-4, 1e-3)  # Peak learning rates to choose from, of AdamW
+STEPS: Final = (50, 200)  # Lengths to choose from, in steps, as whole epochs
+MAX_EPOCHS: Final = 100
+BATCH_SIZE: Final = 64
+WEIGHT_DECAY: Final = 0.05
+DEFAULT: Final = 0  # The position of the choice where no image can be held out: the gentlest
+
+
+class FineTuning(Method[None]):
+    """The features of a pretrained network, and a layer on top of them, learn the classes.
+
+    Args:
+        backbone: The network. Parts of it that are not trained stay as they are.
+        head: The layer, as it starts.
+        trained: Names of the parts that are trained; see `network_parts`.
+    """
+
+    defaults: ClassVar[Defaults] = Defaults(augment="ncl", augment_small="ncl_cifar")
+    views: ClassVar[tuple[str, ...]] = ("strong",)
+    uses_labels: ClassVar[bool] = True
+
+    def __init__(self, backbone: Backbone, head: nn.Linear, trained: Sequence[str]) -> None:
+        super().__init__()
+        self.online = Branch(backbone)
+        self.head = head
+        self.fixed = [p.name for p in network_parts(backbone.body) if p.name not in trained]
+        for name, parameter in backbone.body.named_parameters() if self.fixed else ():
+            parameter.requires_grad_(name.startswith(tuple(f"{part}." for part in trained)))
+
+    @override
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        # Batch norms of parts that are not trained keep the statistics of their pretraining.
+        for name in self.fixed:
+            self.backbone.body.get_submodule(name).eval()
+        return self
+
+    @override
+    def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
+        (h,) = encoded
+        return Step(classify(self.head(h), batch.label), memo=None)
+
+
+def trained_parts(backbone: Backbone, layers: str) -> list[str]:
+    """Return the names of the parts that `all` or `last:N` trains, or refuse what is not there."""
+    parts = network_parts(backbone.body)
+    if layers == "all":
+        return [part.name for part in parts]
+    number, blocks = int(layers.removeprefix("last:")), [p for p in parts if p.is_block]
+    if number > len(blocks):
+        most = f"give at most last:{len(blocks)}" if blocks else "give all"
+        raise UsageError(
+            f"--train-layers {layers}, but {backbone.name} has {len(blocks)} blocks; {most}"
+        )
+    return [part.name for part in parts[parts.index(blocks[-number]) :]]
+
+
+class Candidate(NamedTuple):
+    """How long, and how fast, to fine-tune."""
+
+    lr: float
+    epochs: int
+
+    def __str__(self) -> str:
+        return f"lr-{self.lr:g}-epochs-{self.epochs}"
+
+
+@dataclass(frozen=True, eq=False)
+class FineTuner:
+    """Fine-tunes copies of an encoder on some of the training images."""
+
+    encoder: Encoder
+    features: Float[Tensor, "images dim"]  # Of all images, by the encoder as it is
+    data: LabeledData
+    config: ClassifyConfig
+    workers: int
+    folder: RunFolder
+    device: torch.device
+    log: Logger
+
+    def train(self) -> Trained:
+        """Choose among the candidates on held-out training images, then train on all of them."""
+        data, layers = self.data, self.config.train_layers
+        labels = data.train_labels
+        folds = validation_folds(labels[data.train_rows], self._groups, self.config.seed, folds=1)
+        held_out = data.train_rows[folds != LEFT_OUT]
+        inside = data.train_rows[folds == LEFT_OUT]
+        candidates = self.candidates(len(data.train_rows))
+        validated = Validated(
+            1.0, held_out, np.zeros((0, 0)), labels[held_out], chosen=len(held_out) > 0
+        )
+        chosen: Candidate | None = candidates[DEFAULT]
+        if len(held_out):
+            chosen, logits = self._choose(candidates, inside, held_out)
+            validated = replace(validated, logits=logits)
+        if chosen is None:
+            self.log.info("none is better than the linear probe on held-out images; it is kept")
+            return Trained(
+                self.encoder,
+                None,
+                head_of(self._probe(data.train_rows)),
+                validated,
+                {"epochs": 0},
+                f"Fine-tuning ({layers}) was tried on training images and was not better than the "
+                f"linear probe on {len(held_out)} held-out ones of them, so that is kept.",
+            )
+        self.log.info(f"fine-tuning {layers} on {len(data.train_rows)} images: {chosen}")
+        method = self._fitted("all", data.train_rows, chosen)
+        details = {**self.encoder.details, "fine_tuned": layers}
+        how = "the default" if not len(held_out) else f"chosen on {len(held_out)} held-out ones"
+        if len(candidates) == 1:
+            how = "as given"
+        return Trained(
+            Encoder(method.backbone.cpu(), self.encoder.preprocessing, details),
+            None,
+            method.head.cpu(),
+            validated,
+            {"lr": chosen.lr, "epochs": chosen.epochs},
+            f"Fine-tuning ({layers}) on {len(data.train_rows)} training images from the linear "
+            f"probe on, AdamW, learning rate {chosen.lr:g}, {chosen.epochs} epochs: {how}.",
+        )
+
+    @property
+    def _groups(self) -> Int64[np.ndarray, " train"]:
+        return np.asarray(self.data.images.groups[self.data.train_rows])
+
+    def candidates(self, num_images: int) -> list[Candidate]:
+        """Return what to choose from: one candidate where rate and epochs are given."""
+        config, per_epoch = self.config, max(1, num_images // self.batch_size(num_images))
+        rates = RATES if config.lr == "auto" else (config.lr,)
+        lengths = [min(MAX_EPOCHS, ceil(steps / per_epoch)) for steps in STEPS]
+        epochs = sorted(set(lengths)) if config.epochs == "auto" else [config.epochs]
+        return [Candidate(lr, length) for length in epochs for lr in rates]
+
+    def batch_size(self, num_images: int) -> int:
+        """Return the images of a step, of so many to learn from."""
+        size = self.config.batch_size
+        return min(num_images, BATCH_SIZE if size == "auto" else size)
+
+    def _choose(
+        self,
+        candidates: Sequence[Candidate],
+        inside: Int64[np.ndarray, " inside"],
+        held_out: Int64[np.ndarray, " held_out"],
+    ) -> tuple[Candidate | None, Float[np.ndarray, "held_out classes"]]:
+        """Return the candidate that is best on held-out images, and its logits of them.
+
+        None is the linear probe, which only what was given in full is not compared with.
+        """
+        truth = self.data.images.labels[held_out]
+        tried = list(self._tried(candidates, inside, held_out))
+        if self.config.lr != "auto" and self.config.epochs != "auto":
+            tried = tried[1:]
+
+        def rank(position: int) -> tuple[int, float, int]:
+            logits = tried[position][1]
+            right = int((logits.argmax(axis=1) == truth).sum())
+            return -right, log_loss(logits, truth), position
+
+        for position, (candidate, _) in enumerate(tried):
+            wrong, loss, _ = rank(position)
+            name = "linear probe" if candidate is None else f"fine-tuning, {candidate}"
+            self.log.info(
+                f"{name}: {-wrong} of {len(truth)} held-out images right, loss {loss:.3f}"
+            )
+        return tried[min(range(len(tried)), key=rank)]
+
+    def _tried(
+        self,
+        candidates: Sequence[Candidate],
+        inside: Int64[np.ndarray, " inside"],
+        held_out: Int64[np.ndarray, " held_out"],
+    ) -> Iterator[tuple[Candidate | None, Float[np.ndarray, "held_out classes"]]]:
+        weight, bias = self._probe(inside).layer()
+        logits = self.features[torch.from_numpy(held_out)] @ weight.T + bias
+        yield None, logits.double().numpy()
+        for candidate in candidates:
+            method = self._fitted(f"choice-{candidate}", inside, candidate)
+            yield candidate, self._logits(method, held_out)
+
+    def _probe(self, rows: Int64[np.ndarray, " rows"]) -> LinearProbe:
+        probe, _ = train_validated_probe(
+            self.features[torch.from_numpy(rows)],
+            self.data.images.labels[rows],
+            seed=self.config.seed,
+            groups=self.data.images.groups[rows],
+        )
+        return probe
+
+    def _logits(
+        self, method: FineTuning, rows: Int64[np.ndarray, " rows"]
+    ) -> Float[np.ndarray, "rows classes"]:
+        encoder = Encoder(method.backbone, self.encoder.preprocessing, {})
+        embedded = encode_images(
+            encoder, self.data.images.subset(rows), device=self.device, workers=self.workers
+        )
+        with torch.inference_mode():
+            logits: Tensor = method.head.cpu()(embedded.tensor)
+        return logits.double().numpy()
+
+    def _fitted(
+        self, name: str, rows: Int64[np.ndarray, " rows"], candidate: Candidate
+    ) -> FineTuning:
+        """Train on these images from the newest checkpoint of a stage, to the last step."""
+        images = self.data.images.subset(rows)
+        backbone = copy.deepcopy(self.encoder.backbone)
+        trained = trained_parts(backbone, self.config.train_layers)
+        method = FineTuning(backbone, head_of(self._probe(rows)), trained)
+        method = method.to(self.device).to(memory_format=torch.channels_last)
+        batch, size = self.batch_size(len(rows)), self.encoder.image_size
+        augment = self.config.augment
+        if augment == "auto":
+            augment = stored_views(augment_for(FineTuning.defaults, self.data.images, size))
+        config = TrainConfig(
+            method="supervised",
+            image_size=size,
+            augment=augment,
+            epochs=candidate.epochs,
+            batch_size=batch,
+            optimizer="adamw",
+            lr=candidate.lr,
+            weight_decay=WEIGHT_DECAY,
+            seed=self.config.seed,
+            evaluate_every=candidate.epochs,
+            precision=precision_of(self.device),  # type: ignore[arg-type]
+            workers=self.workers,
+            cache=self.config.cache,
+            save_every=self.config.save_every,
+        )
+        feed = Batches(
+            images,
+            views_of(config.augment, FineTuning.views),
+            image_size=size,
+            order=Order(len(images), batch, config.seed),
+            device=self.device,
+            workers=self.workers,
+            cache=config.cache,
+            labels=images.labels,
+        )
+        stage = self.folder.stage(name)
+        stage.path.mkdir(parents=True, exist_ok=True)
+        fit(config, method, feed, Lead(stage, self.log, feature_health(feed)))
+        return method

@@ -1,0 +1,137 @@
+"""Probes on a frozen encoder: linear on its features, attentive on its tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from nearkin.classification.data import LabeledData
+from nearkin.data.batches import CenterCrops, to_input
+from nearkin.encoders.encoder import Encoder
+from nearkin.evaluation.embeddings import encode
+from nearkin.measures.attentive import train_attentive_probe
+from nearkin.measures.probe import LinearProbe, Validated, train_validated_probe
+from nearkin.networks.tokens import AttentivePooling, TokenFeatures
+from nearkin.pace import ProgressCallback, tracked
+
+MAX_NUMBERS: Final = 2**28  # In the tokens that an attentive probe is trained on: 1 GiB
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a training leaves: a network, a layer from its features to classes, and the choice."""
+
+    encoder: Encoder  # Frozen, or fine-tuned
+    pooling: AttentivePooling | None  # Of the encoder's tokens, if these are what is classified
+    head: nn.Linear
+    validated: Validated  # Predictions of training images while held out; rows among all images
+    chosen: Mapping[str, float]  # The values that were chosen, by name
+    protocol: str  # What was chosen on what, in a sentence
+
+
+def linear_layer(
+    weight: Float[Tensor, "classes dim"], bias: Float[Tensor, " classes"]
+) -> nn.Linear:
+    """Return a layer with these weights and biases, copied."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0])
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    return layer
+
+
+def head_of(probe: LinearProbe) -> nn.Linear:
+    """Return a linear probe as a layer that takes features as they are."""
+    return linear_layer(*probe.layer())
+
+
+def choice(validated: Validated, name: str, value: float) -> str:
+    """Say what was chosen on which images."""
+    if not validated.chosen:
+        return (
+            f"{name} is {value:g}, the default: with one training image of each class none can "
+            "be held out to choose it on."
+        )
+    return (
+        f"{name} {value:g} was chosen on {len(validated.rows)} training images, each predicted by "
+        "a fit without it."
+    )
+
+
+def train_linear(
+    encoder: Encoder, features: Float[Tensor, "images dim"], data: LabeledData, seed: int
+) -> Trained:
+    """Train a linear probe on the features of the training images."""
+    groups = data.images.groups
+    probe, validated = train_validated_probe(features, data.train_labels, seed=seed, groups=groups)
+    return Trained(
+        encoder,
+        None,
+        head_of(probe),
+        validated,
+        {"C": probe.strength},
+        f"Logistic regression on standardized features of the frozen encoder. "
+        f"{choice(validated, 'C', probe.strength)}",
+    )
+
+
+def train_attentive(
+    encoder: Encoder,
+    data: LabeledData,
+    seed: int,
+    device: torch.device,
+    workers: int,
+    on_progress: ProgressCallback,
+) -> Trained:
+    """Train an attentive probe on the tokens of the training images.
+
+    Of more images than fit into memory, as many of each class are taken as possible.
+    """
+    network = TokenFeatures(encoder.backbone, encoder.image_size)
+    most = max(2, MAX_NUMBERS // (network.num_tokens * network.dim))
+    rows = evenly(data.train_labels, data.train_rows, most)
+    images = data.images.subset(rows)
+    network.to(device).to(memory_format=torch.channels_last)
+    crops = CenterCrops(images, encoder.preprocessing, workers=workers)
+    pieces = tracked(crops, len(images), "tokens", on_progress)
+    flat = encode(network, (to_input(piece.to(device)) for piece in pieces))
+    tokens = flat.unflatten(1, (network.num_tokens, network.dim))
+    probe, validated = train_attentive_probe(
+        tokens, data.train_labels[rows], seed=seed, groups=images.groups
+    )
+    some = f" of {len(data.train_rows)}" if len(rows) < len(data.train_rows) else ""
+    return Trained(
+        encoder,
+        probe.pooling,
+        linear_layer(probe.weight.T, probe.bias),
+        validated.at(rows),
+        {"C": probe.strength},
+        f"Attentive pooling of {network.num_tokens} tokens of the frozen encoder by "
+        f"{probe.pooling.attention.shape[1]} learned queries, and logistic regression, on "
+        f"{len(rows)}{some} training images. {choice(validated, 'C', probe.strength)}",
+    )
+
+
+def evenly(
+    labels: Int64[np.ndarray, " images"], rows: Int64[np.ndarray, " rows"], most: int
+) -> Int64[np.ndarray, " kept"]:
+    """Return at most so many of these rows, as many of each class as possible, evenly spaced.
+
+    >>> evenly(np.array([0, 0, 0, 0, 1, -1]), np.arange(5), 3).tolist()
+    [0, 3, 4]
+    """
+    if len(rows) <= most:
+        return rows
+    classes, sizes = np.unique(labels[rows], return_counts=True)
+    kept, left = [np.zeros(0, np.int64)], most
+    # Small classes first: what they cannot use is left to the others.
+    for done, position in enumerate(np.argsort(sizes, kind="stable")):
+        share = min(sizes[position], left // (len(sizes) - done))
+        own = rows[labels[rows] == classes[position]]
+        kept.append(own[np.linspace(0, len(own) - 1, share).astype(np.int64)])
+        left -= share
+    return np.sort(np.concatenate(kept))

@@ -1,0 +1,316 @@
+"""The files of a finished classification: tables, page and summary."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from nearkin.classification.outcome import OURS, ClassFigures, Outcome
+from nearkin.config import ClassifyConfig
+from nearkin.data.copies import copy_to
+from nearkin.discovery.assignments import COLUMNS, typical
+from nearkin.evaluation.embeddings import embeddings_of
+from nearkin.evaluation.measures import Measure
+from nearkin.evaluation.table import write_embeddings
+from nearkin.pace import count
+from nearkin.report.page.html import Chart
+from nearkin.report.page.sections import ClassificationReport, ClassView, Confusion, Table, Tile
+from nearkin.report.pages import store_report, write_page
+from nearkin.report.training_report import run_info
+from nearkin.run.reporter import Logger
+from nearkin.tables import aligned, write_csv
+from nearkin.types import UNKNOWN
+from nearkin.version import __version__
+
+WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
+SHOWN: Final = 48  # Images to look at
+WORST: Final = 3  # Classes that a finding names
+
+
+def lines(summary: Mapping[str, Any]) -> list[str]:
+    """Summarize a classification in lines: measures beside floors, and what to look at."""
+    sizes, measures = summary["sizes"], summary["measures"]
+    names = list(dict.fromkeys(name for column in measures.values() for name in column))
+    rows = [["measure", *measures]]
+    rows += [
+        [name, *(str(Measure(**of[name])) if name in of else "-" for of in measures.values())]
+        for name in names
+    ]
+    notes = [f"{flag}: {n} images" for flag, n in summary["flags"].items()]
+    doubts = len(summary["labels_to_check"])
+    return [
+        f"learned {len(summary['classes'])} classes from {count(sizes['train'], 'image')}, "
+        f"{summary['train_layers']}: {summary['protocol']}",
+        *aligned(rows),
+        *notes,
+        *([f"labels to check: {doubts}, see the page"] if doubts else []),
+    ]
+
+
+def write_outcome(outcome: Outcome, log: Logger) -> None:
+    """Write all files of a classification, the summary last: it marks the run complete."""
+    folder, images = outcome.folder, outcome.dataset.images
+    assignments = outcome.assignments
+    write_csv(folder.assignments, COLUMNS, assignments.table())
+    if outcome.config.copy_to:
+        classes = [assignments.classes[number] for number in assignments.cluster]
+        destination = Path(outcome.config.copy_to)
+        copied = copy_to(destination, images, assignments.rows, classes, data=[outcome.data])
+        log.info(f"copied {copied} images to {destination}")
+    splits = np.full(len(images), "train")
+    splits[outcome.dataset.parts.test_rows] = "test"
+    embedded = embeddings_of(images, outcome.predictions.features)
+    write_embeddings(folder.embeddings, replace(embedded, splits=splits))
+    summary = outcome.summary() | {
+        "nearkin": __version__,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "threads": torch.get_num_threads(),
+        "seed": outcome.config.seed,
+    }
+    store_report(folder, build_report(outcome))
+    write_page(folder, images)
+    folder.write_summary(summary)
+    log.debug("\n".join(lines(summary)))
+    log.info(f"report {folder.report.resolve()}")
+
+
+def build_report(outcome: Outcome) -> ClassificationReport:
+    """Return the values on the page."""
+    images, dataset = outcome.dataset.images, outcome.dataset
+    return ClassificationReport(
+        run=run_info(
+            "classify",
+            outcome.data,
+            outcome.config,
+            vars(ClassifyConfig()),
+            protocol=tuple(_protocol(outcome)),
+            steps=tuple(_next_steps(outcome)),
+            tiny=images.is_small,
+        ),
+        num_classes=dataset.num_classes,
+        lead=_lead(outcome),
+        score_meaning=_confidence(outcome),
+        findings=tuple(_findings(outcome)),
+        results=tuple(_results(outcome)),
+        confusion=_confusion(outcome),
+        classes=tuple(_views(outcome)),
+        unsure=tuple(_unsure(outcome)),
+        doubts=tuple(
+            Tile(doubt.path, "", doubt.score, f"{doubt.label} → {doubt.predicted}")
+            for doubt in outcome.doubts[:SHOWN]
+        ),
+        reliability=tuple(_reliability(outcome)),
+        curves=tuple(_curves(outcome)),
+    )
+
+
+def _lead(outcome: Outcome) -> str:
+    dataset, layers = outcome.dataset, outcome.config.train_layers
+    trained = {
+        "linear": "a linear probe on the frozen encoder",
+        "attentive": "an attentive probe on the tokens of the frozen encoder",
+        "all": "all of the encoder",
+    }.get(layers, f"the blocks {layers} of the encoder")
+    backbone = outcome.trained.encoder.details["backbone"]
+    return (
+        f"{count(len(dataset.train_rows), 'labeled image')} of "
+        f"{count(dataset.num_classes, 'class')} trained {trained} ({backbone}). "
+        f"{count(len(outcome.test_rows), 'other labeled image')} held out; "
+        f"{count(dataset.num_unlabeled, 'image')} had no label. All images that were not learned "
+        "from are classified."
+    )
+
+
+def _findings(outcome: Outcome) -> Iterator[str]:
+    measures = outcome.measures.get(OURS, [])
+    own = next((each for each in measures if each.name == "accuracy"), None)
+    if own is None:
+        yield "No labeled image is held out, so nothing here is measured on images not used."
+    else:
+        yield f"Accuracy on test images: {own}."
+    for name, floor in outcome.measures.items():
+        value = next((each.value for each in floor if each.name == "accuracy"), None)
+        if name != OURS and own and own.low is not None and value and own.low <= value:
+            yield f"That is not significantly higher than that of the {name} ({value:.3f})."
+    single = [each.name for each in outcome.figures if each.train == 1]
+    if single:
+        yield (
+            f"{count(len(single), 'class')} with a single training image: nothing tells how well "
+            "it is learned. Label another one each."
+        )
+    unlike = outcome.assignments.flag.count("unlike")
+    if unlike:
+        yield (
+            f"{count(unlike, 'image')} flagged as unlike: less similar to every class than 99 % "
+            "of the training images. They may be of a class that has no label yet."
+        )
+    if outcome.doubts:
+        yield f"{count(len(outcome.doubts), 'training label')} to check; see below."
+
+
+def _results(outcome: Outcome) -> Iterator[Table]:
+    if outcome.measures:
+        names = dict.fromkeys(each.name for column in outcome.measures.values() for each in column)
+        cells = {
+            table: {each.name: str(each) for each in column}
+            for table, column in outcome.measures.items()
+        }
+        yield Table(
+            "Measures beside their floors",
+            ("", *cells),
+            tuple((name, *(of.get(name, "-") for of in cells.values())) for name in names),
+            "On test images, with 95 % confidence intervals. The floors have the same labels. "
+            "Calibration error: how far scores are from the share of right ones, 0 is best.",
+        )
+    yield Table(
+        "Each class",
+        ("", "training images", "test images", "recall", "precision"),
+        tuple(
+            (
+                each.name,
+                f"{each.train:,}",
+                f"{each.test:,}",
+                _share(each.recall),
+                _share(each.precision),
+            )
+            for each in outcome.figures
+        ),
+        "Recall: share of its test images that are right. Precision: share of the test images "
+        "predicted as this class that are of it. With 95 % confidence intervals.",
+    )
+
+
+def _share(value: tuple[float, float, float] | None) -> str:
+    return "-" if value is None else "{:.3f} [{:.3f}, {:.3f}]".format(*value)
+
+
+def _confusion(outcome: Outcome) -> Confusion | None:
+    images, rows = outcome.dataset.images, outcome.test_rows
+    if not len(rows):
+        return None
+    truth, predicted = images.labels[rows], outcome.predictions.cluster[rows]
+    counts = np.zeros((len(images.classes), outcome.dataset.num_classes), np.int64)
+    np.add.at(counts, (truth, predicted), 1)
+    return Confusion(images.classes, outcome.dataset.classes, tuple(map(tuple, counts.tolist())))
+
+
+def _views(outcome: Outcome) -> Iterator[ClassView]:
+    """Yield each class with the images that are assigned to it; the page adds pixels."""
+    assignments, names = outcome.assignments, outcome.assignments.paths
+    sizes = np.bincount(assignments.cluster, minlength=outcome.dataset.num_classes)
+    largest = np.argsort(-sizes, kind="stable")[:WITH_IMAGES]
+    for number, name in enumerate(outcome.dataset.classes):
+        groups = outcome.images_of(number) if number in largest else {}
+        tiles = {
+            group: tuple(Tile(names[row], "", float(assignments.score[row])) for row in rows)
+            for group, rows in groups.items()
+        }
+        if sizes[number]:
+            yield ClassView(
+                name=name,
+                size=int(sizes[number]),
+                medoid=next(iter(tiles.get("core", ())), None),
+                core=tiles.get("core", ()),
+                border=tiles.get("border", ()),
+                score=fmean(assignments.score[typical(assignments, number)].tolist()),
+                truth=_truth(outcome.figures[number]),
+            )
+
+
+def _truth(figures: ClassFigures) -> str:
+    if not figures.predicted:
+        return ""
+    share = figures.correct / figures.predicted
+    return f"{share:.0%} of {count(figures.predicted, 'labeled image')} among them are of it."
+
+
+def _unsure(outcome: Outcome) -> Iterator[Tile]:
+    """Yield the images without a label whose class is least certain; else, of test images."""
+    assignments = outcome.assignments
+    labels = outcome.dataset.images.labels[assignments.rows]
+    rows = (
+        np.flatnonzero(labels == UNKNOWN) if (labels == UNKNOWN).any() else np.arange(len(labels))
+    )
+    names = assignments.paths
+    for row in rows[np.argsort(assignments.margin[rows], kind="stable")][:SHOWN]:
+        predicted = assignments.classes[assignments.cluster[row]]
+        yield Tile(names[row], "", float(assignments.score[row]), predicted)
+
+
+def _confidence(outcome: Outcome) -> str:
+    calibration = outcome.classifier.calibration
+    if calibration is None:
+        return (
+            "A score is the classifier's largest output, not a probability: no training image "
+            "could be held out to measure how often it is right."
+        )
+    return (
+        f"Scores are calibrated probabilities: temperature {calibration.temperature:.2f}, fitted "
+        f"to {calibration.num_images} training images while they were held out. There, the "
+        f"calibration error is {calibration.error_after:.1%} ({calibration.error_before:.1%} "
+        "before)."
+    )
+
+
+def _reliability(outcome: Outcome) -> Iterator[Chart]:
+    bins = outcome.reliability() if len(outcome.test_rows) else []
+    if len(bins) > 1:
+        ends = sorted({bins[0][0], bins[-1][0]})
+        yield Chart(
+            "Are scores as high as they should be?",
+            "mean score",
+            "accuracy",
+            {
+                "test images": [(round(score, 4), right) for score, right, _ in bins],
+                "perfectly calibrated": [(round(end, 4), end) for end in ends],
+            },
+            f"Test images in {len(bins)} bins of equal size, by score. Below the line, scores are "
+            "too high.",
+        )
+
+
+def _curves(outcome: Outcome) -> Iterator[Chart]:
+    accuracy = next(
+        (
+            each.value
+            for table, column in outcome.measures.items()
+            for each in column
+            if each.name == "accuracy" and table in ("linear probe, frozen features", OURS)
+        ),
+        None,
+    )
+    if outcome.learning_curve and accuracy is not None:
+        points = [*sorted(outcome.learning_curve.items())]
+        yield Chart(
+            "Accuracy with fewer labels",
+            "training images",
+            "accuracy",
+            {"linear probe on frozen features": points},
+            "Mean of three draws of the labels, on the same test images. Where it still rises, "
+            "more labels help.",
+        )
+
+
+def _protocol(outcome: Outcome) -> Iterator[str]:
+    yield outcome.trained.protocol
+    yield "Nothing was chosen by the labels of test images."
+    for table, column in outcome.measures.items():
+        for measure in column:
+            if table == OURS or measure.name == "accuracy":
+                yield f"{table}, {measure.name}: {measure.protocol}."
+
+
+def _next_steps(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    run, data = outcome.folder.path, outcome.data
+    yield "Classify new images.", f"nearkin assign {run} NEW_IMAGES -o new.csv"
+    yield "Browse images at full size, and search by image.", f"nearkin explore {run}"
+    yield (
+        "Look for classes that have no label yet, beside these.",
+        f"nearkin discover {data} --labeled LABELED --from {run}",
+    )

@@ -1,0 +1,256 @@
+"""`nearkin classify`: classes from labels of some images or of all, on top of any encoder."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nearkin.classification.data import LabeledData, open_labeled_data
+from nearkin.classification.finetuning import FineTuner, trained_parts
+from nearkin.classification.frozen import Trained, train_attentive, train_linear
+from nearkin.classification.outcome import (
+    OURS,
+    Floors,
+    Outcome,
+    build_classifier,
+    measure,
+    predictions_of,
+)
+from nearkin.classification.report import write_outcome
+from nearkin.commands.train import Run
+from nearkin.config import ClassifyConfig, continued
+from nearkin.data.cache import cache_for, free_disk, free_memory
+from nearkin.data.copies import check_destination
+from nearkin.data.images import in_bytes
+from nearkin.data.recognize import class_names
+from nearkin.discovery.features import CachedFeatures, ViewSettings, extract_features
+from nearkin.distributed import available_cpus, choose_device, device_name, is_main_process
+from nearkin.encoders.encoder import Encoder, load, write_encoder
+from nearkin.errors import CheckpointError, DataError, UsageError
+from nearkin.run.data import same_data, write_bad_files
+from nearkin.run.failures import resource_errors
+from nearkin.run.folder import RunFolder, clear, data_name, default_folder, opened
+from nearkin.run.reporter import Logger, Reporter, Silent
+from nearkin.run.settings import self_contained
+from nearkin.version import __version__
+
+UNTOUCHED = ViewSettings("ncl", num_views=0, seed=0)  # Features of images as they are, no views
+
+
+def classify(
+    data: Any,
+    config: ClassifyConfig,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    reporter: Reporter | None = None,
+) -> Run:
+    """Learn classes from labels, and classify all images that were not learned from.
+
+    Args:
+        data: What `open_images` takes.
+        config: Settings.
+        out: The run folder; `runs/DATA-classify` if None.
+        resume: Continue the run that is in `out`.
+        overwrite: Replace the run that is in `out`.
+        reporter: Receives log lines and progress.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        NearkinError: One line on what cannot be done; see `nearkin.errors`.
+    """
+    path = Path(out) if out else default_folder(data, "classify", resume=resume)
+    if not is_main_process():  # of several that were started: this command takes one
+        return Run(RunFolder(path))
+    # Everything that can be refused is, before the run folder is touched and time is spent.
+    encoder = _checked(config, path, overwrite=overwrite)
+    config = self_contained(config)
+    if config.copy_to and not (resume and RunFolder(path).summary.exists()):
+        check_destination(Path(config.copy_to), [data_name(data)])
+    with (
+        opened(path, resume=resume, overwrite=overwrite) as folder,
+        Logger(reporter or Silent(), folder.log) as log,
+    ):
+        if resume and folder.config.exists():
+            config = continued(config, folder.classify_settings()[0])
+        device = choose_device(config.device)
+        log.info(
+            f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
+            f"writing {path.resolve()}"
+        )
+        for line in encoder.lines():
+            log.info(line)
+        dataset = open_labeled_data(data, config, folder.bad_files, log.progress)
+        for line in dataset.lines():
+            log.info(line)
+        if overwrite:
+            clear(folder)
+        _same_labels(folder, dataset)
+        if folder.summary.exists():
+            log.info("already complete")
+            return Run(folder)
+        config = _resolved(config, dataset, encoder)
+        folder.write_settings(config, data_name(data))
+        with resource_errors(64):
+            _run(config, data_name(data), dataset, encoder, folder, device, log)
+        log.info(f"done   {path.resolve()}")
+    return Run(folder)
+
+
+def _checked(config: ClassifyConfig, path: Path, *, overwrite: bool) -> Encoder:
+    """Load the encoder, and refuse settings that it cannot carry out."""
+    if not config.from_run:
+        raise UsageError("no encoder; give --from ENCODER, such as a run folder or dinov2-small")
+    source = Path(config.from_run).resolve()
+    if overwrite and source.is_relative_to(path.resolve()):
+        raise UsageError("--overwrite would remove the run that --from names; choose --out")
+    frozen = config.train_layers in ("linear", "attentive")
+    given = [name for name in ("epochs", "lr", "batch_size") if getattr(config, name) != "auto"]
+    if frozen and given:
+        raise UsageError(
+            f"--{given[0].replace('_', '-')} is of fine-tuning; give --train-layers last:N or "
+            "all, or leave it out"
+        )
+    if config.labeled and config.labels != "auto":
+        raise UsageError("--labels and --labeled exclude each other; give one")
+    encoder = load(config.from_run)
+    if not frozen:
+        trained_parts(encoder.backbone, config.train_layers)
+    return encoder
+
+
+def _resolved(config: ClassifyConfig, data: LabeledData, encoder: Encoder) -> ClassifyConfig:
+    """Replace what depends on the machine: cached photographs are other pixels."""
+    images = data.images
+    workers = config.workers
+    if workers == "auto":
+        workers = 0 if images.is_small else available_cpus()
+    if config.cache != "auto":
+        return replace(config, workers=workers)
+    memory, disk = free_memory(), free_disk()
+    cache: Any = cache_for(images, encoder.image_size, memory=memory, disk=disk)
+    return replace(config, workers=workers, cache=cache)
+
+
+def _same_labels(folder: RunFolder, data: LabeledData) -> None:
+    """Note the images and labels of a run, or refuse others than those noted."""
+    digest = hashlib.sha256()
+    for label in class_names(data.images):
+        digest.update(in_bytes(label) + b"\0")
+    changed = same_data(
+        folder, data.parts, {"labels": {"file": "the labels", "sha256": digest.hexdigest()}}
+    )
+    if changed:
+        raise CheckpointError(
+            "the labels have changed since the run was started; bring them back, or start anew "
+            "with --overwrite"
+        )
+
+
+def _run(
+    config: ClassifyConfig,
+    name: str,
+    dataset: LabeledData,
+    encoder: Encoder,
+    folder: RunFolder,
+    device: torch.device,
+    log: Logger,
+) -> None:
+    """Train, classify all images, measure, and write everything."""
+    workers = int(config.workers)
+    features, dataset = _features(encoder, dataset, folder, device, workers, log)
+    trained = _trained(config, dataset, encoder, features, folder, device, log)
+    log.info(trained.protocol)
+    own = features
+    if trained.encoder is not encoder or trained.pooling is not None:
+        log.info("classifying all images")
+        # What classifies is what `assign` will load, so what it takes is computed the same way.
+        fitting = build_classifier(trained, features, dataset, config, reference=False).encoder(
+            trained.encoder
+        )
+        cached, _ = extract_features(
+            fitting, dataset.images, UNTOUCHED, device, workers, log.progress
+        )
+        own = cached.center
+    classifier = build_classifier(trained, own, dataset, config)
+    write_encoder(
+        folder.encoder,
+        trained.encoder.backbone,
+        trained.encoder.details,
+        trained.encoder.preprocessing,
+    )
+    classifier.write(folder.classifier)
+    predictions, assignments = predictions_of(classifier, own, dataset)
+    measures = {OURS: measure(classifier, predictions, trained, dataset, config.seed)}
+    curve = dict[int, float]()
+    if config.baselines:
+        log.info("measuring the floors")
+        floors = Floors(dataset, encoder, features, config, device, workers, log.progress)
+        measures |= floors.measures()
+        curve = floors.learning_curve()
+    write_outcome(
+        Outcome(
+            folder=folder,
+            config=config,
+            data=name,
+            dataset=dataset,
+            trained=trained,
+            classifier=classifier,
+            predictions=predictions,
+            assignments=assignments,
+            measures=measures,
+            learning_curve=curve,
+        ),
+        log,
+    )
+
+
+def _features(
+    encoder: Encoder,
+    dataset: LabeledData,
+    folder: RunFolder,
+    device: torch.device,
+    workers: int,
+    log: Logger,
+) -> tuple[torch.Tensor, LabeledData]:
+    """Return the features of readable images, extracted once, and the data without the others."""
+    path, images = folder.cached_features, dataset.images
+    if not path.exists():
+        log.info(f"features of {len(images)} images")
+        extracted, unreadable = extract_features(
+            encoder, images, UNTOUCHED, device, workers, log.progress
+        )
+        extracted.write(path, unreadable)
+    cached, bad = CachedFeatures.read(path, len(images))
+    reasons = {images.names[row]: reason for row, reason in bad.items()}
+    write_bad_files(folder.bad_files, images, reasons)
+    readable = np.setdiff1d(np.arange(len(images)), list(bad))
+    if not len(readable):
+        raise DataError(f"none of the {len(images)} images can be read; look at the files")
+    encoder.backbone.cpu()
+    return cached.center[torch.from_numpy(readable)], dataset.without(set(bad))
+
+
+def _trained(
+    config: ClassifyConfig,
+    dataset: LabeledData,
+    encoder: Encoder,
+    features: torch.Tensor,
+    folder: RunFolder,
+    device: torch.device,
+    log: Logger,
+) -> Trained:
+    """Train what the settings name."""
+    workers = int(config.workers)
+    if config.train_layers == "linear":
+        return train_linear(encoder, features, dataset, config.seed)
+    if config.train_layers == "attentive":
+        return train_attentive(encoder, dataset, config.seed, device, workers, log.progress)
+    tuner = FineTuner(encoder, features, dataset, config, workers, folder, device, log)
+    return tuner.train()
