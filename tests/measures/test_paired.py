@@ -1,0 +1,144 @@
+"""Two classifiers on the same images: the interval of their difference, against its definition."""
+
+from math import comb, log
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+
+from nearkin.measures.intervals import design_effect, paired_difference, tango, wilson
+
+CHI2 = 3.841458820694124  # 95 % of a chi-squared law with one degree of freedom
+
+
+def outcomes(both, gained, lost, neither=0):
+    new = np.repeat([True, True, False, False], [both, gained, lost, neither])
+    old = np.repeat([True, False, True, False], [both, gained, lost, neither])
+    return new, old
+
+
+def plain_score(gained, lost, total, difference):
+    """The squared score statistic, its nuisance parameter by a search for the most likely one."""
+
+    def surprise(loss):
+        cells = (gained, loss + difference), (lost, loss), (total - gained - lost, rest(loss))
+        return -sum(count * log(max(chance, 1e-300)) for count, chance in cells if count)
+
+    def rest(loss):
+        return 1 - 2 * loss - difference
+
+    bounds = max(0.0, -difference), (1 - difference) / 2
+    loss = minimize_scalar(surprise, bounds=bounds, method="bounded", options={"xatol": 1e-12}).x
+    variance = total * (2 * loss + difference * (1 - difference))
+    return (gained - lost - total * difference) ** 2 / variance
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "total"), [(1, 7, 21), (14, 5, 60), (3, 0, 40), (9, 9, 25), (200, 140, 2000)]
+)
+def test_the_ends_are_where_the_score_test_begins_to_reject(gained, lost, total):
+    for end in tango(float(gained), float(lost), float(total)):
+        assert plain_score(gained, lost, total, end) == pytest.approx(CHI2, rel=1e-3)
+
+
+def test_the_published_interval_comes_out():
+    # Fagerland, Lydersen & Laake 2014, table 2: 1 and 7 of 21 children change
+    assert tango(1.0, 7.0, 21.0) == pytest.approx((-0.517, -0.026), abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("gain", "loss"), [(0.02, 0.02), (0.1, 0.02), (0.3, 0.1), (0.25, 0.25), (0.05, 0.0)]
+)
+def test_the_interval_holds_the_truth_as_often_as_it_says(gain, loss):
+    """Over every outcome of 40 images, each with its probability: no simulation."""
+    n, covered = 40, 0.0
+    for gained in range(n + 1):
+        for lost in range(n + 1 - gained):
+            ways = comb(n, gained) * comb(n - gained, lost)
+            chance = ways * gain**gained * loss**lost * (1 - gain - loss) ** (n - gained - lost)
+            if chance > 1e-7:
+                low, high = tango(float(gained), float(lost), float(n))
+                covered += chance * (low <= gain - loss <= high)
+    assert 0.93 <= covered <= 0.995
+
+
+@given(
+    st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30)
+)
+def test_the_interval_is_around_the_difference_and_turns_with_it(both, gained, lost, neither):
+    new, old = outcomes(both, gained, lost, neither)
+    value, low, high = paired_difference(new, old)
+    assert -1 <= low <= value + 1e-12
+    assert value - 1e-12 <= high <= 1
+    assert value == (pytest.approx(new.mean() - old.mean()) if len(new) else 0)
+    other = paired_difference(old, new)
+    assert other == pytest.approx((-value, -high, -low), abs=1e-9)
+
+
+def test_it_is_sharper_than_two_intervals_where_both_err_on_the_same_images():
+    new, old = outcomes(800, 40, 10, 150)
+    value, low, high = paired_difference(new, old)
+    assert value == pytest.approx(0.03)
+    assert low > 0
+    assert wilson(int(new.sum()), 1000)[0] < wilson(int(old.sum()), 1000)[1]  # these overlap
+    assert high - low < 0.03
+
+
+def test_classifiers_that_never_differ_leave_a_difference_of_zero_open():
+    value, low, high = paired_difference(*outcomes(90, 0, 0, 10))
+    assert value == 0
+    assert low == pytest.approx(-high)
+    assert 0.03 < high < 0.04  # z^2 / (n + z^2)
+
+
+def test_copies_of_images_add_nothing():
+    new, old = outcomes(200, 30, 12, 60)
+    once = paired_difference(new, old)
+    groups = np.repeat(np.arange(len(new)), 5)
+    copied = paired_difference(np.repeat(new, 5), np.repeat(old, 5), groups=groups)
+    assert copied == pytest.approx(once, rel=0.02)
+    alone = paired_difference(np.repeat(new, 5), np.repeat(old, 5))
+    assert alone[2] - alone[1] < (once[2] - once[1]) / 2
+    assert paired_difference(new, old, groups=np.arange(len(new))) == once
+
+
+def test_copies_add_nothing_where_no_image_differs():
+    new = np.arange(60) < 48
+    once = paired_difference(new, new)
+    groups = np.repeat(np.arange(60), 4)
+    copied = paired_difference(np.repeat(new, 4), np.repeat(new, 4), groups=groups)
+    assert copied == pytest.approx(once)
+
+
+def test_the_interval_of_bursts_holds_the_truth_and_that_without_groups_does_not():
+    rng, covered = np.random.default_rng(0), np.zeros(2)
+    groups, truth = np.repeat(np.arange(60), 8), 0.05
+    for _ in range(300):
+        burst = rng.choice([1, 0, -1], size=60, p=[0.15, 0.75, 0.10])
+        gain = np.where(rng.random(480) < 0.9, burst[groups], 0)
+        new, old = gain > 0, gain < 0
+        for column, members in enumerate((groups, None)):
+            _, low, high = paired_difference(new, old, groups=members)
+            covered[column] += low <= truth * 0.9 <= high
+    assert covered[0] / 300 > 0.92
+    assert covered[1] / 300 < 0.7
+
+
+def test_the_design_effect_is_the_ratio_of_two_variances():
+    rng = np.random.default_rng(1)
+    groups = rng.integers(20, size=90)
+    values = rng.choice([-1.0, 0.0, 1.0], size=90) + (groups % 3 - 1)
+    members = [values[groups == g] - values.mean() for g in np.unique(groups)]
+    among = sum(m.sum() ** 2 for m in members) * len(members) / (len(members) - 1) / 90**2
+    alone = values.var(ddof=1) / 90
+    assert design_effect(values, groups) == pytest.approx(among / alone)
+    assert design_effect(values, np.arange(90)) == 1
+    assert design_effect(values, np.zeros(90, int)) == 90
+
+
+def test_no_image_tells_nothing():
+    nothing = np.zeros(0, bool)
+    assert paired_difference(nothing, nothing) == (0.0, -1.0, 1.0)
+    assert paired_difference(nothing, nothing, groups=np.zeros(0, int)) == (0.0, -1.0, 1.0)
