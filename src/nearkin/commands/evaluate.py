@@ -67,7 +67,6 @@ def evaluate(
             augment=config.augment,
             device=choose_device(device),
             protocol=protocol,
-            collapsed=str(folder.read_summary().get("verdict", "")).startswith("collapsed"),
             on_progress=on_progress,
         )
     if data is None and names != ["quick"]:

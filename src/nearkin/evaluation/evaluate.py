@@ -96,7 +96,6 @@ def evaluate_tables(
     k: int = 200,
     protocol: str = QUICK,
     image_views: Mapping[str, ImageViews] | None = None,
-    collapsed: bool = False,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Evaluation:
     """Take the same measures of several tables of features of the same images.
@@ -105,8 +104,7 @@ def evaluate_tables(
     the floors it has to beat. Each has training and test embeddings: the first are the bank of
     kNN and what the probe learns from. The labels of test images decide nothing but the scores.
     If one of the floors is the `start` of a training, the encoder is compared with it image by
-    image; `collapsed` says whether the embeddings of that training have collapsed. One that is the
-    `teacher` is compared with it likewise.
+    image. One that is the `teacher` is compared with it likewise.
 
     `protocol` names what is measured, see `nearkin.evaluation.protocols`. For measures that need
     more than features, `image_views` has the images of each table.
@@ -125,7 +123,7 @@ def evaluate_tables(
     evaluation = Evaluation({"train": len(train), "test": len(test)}, measures, left_out)
     if not set(ENTRIES[QUICK]) <= set(entries):
         return evaluation  # the verdict is on the same measures always
-    comparison = compare_with_start(measures, test.groups, collapsed=collapsed)
+    comparison = compare_with_start(tables, measures, k=k)
     kept = kept_shares(measures, test.groups)
     return replace(evaluation, comparison=comparison, kept=kept)
 
@@ -168,7 +166,6 @@ def evaluate_split(
     augment: Augment,
     device: torch.device,
     protocol: str = QUICK,
-    collapsed: bool = False,
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[Evaluation, Embeddings]:
     """Measure an encoder on images that are already open and split.
@@ -185,8 +182,6 @@ def evaluate_split(
         augment: Augmentation of the second view of some images.
         device: Where to compute.
         protocol: What is measured; see `nearkin.evaluation.protocols`.
-        collapsed: Whether the embeddings of its training have collapsed, for the verdict on one
-            that has a `start` among its floors.
         on_progress: Receives the progress.
 
     Returns:
@@ -222,7 +217,6 @@ def evaluate_split(
         k=k,
         protocol=protocol,
         image_views=views,
-        collapsed=collapsed,
         on_progress=on_progress,
     )
     sizes = {name: len(part) for name, part in encoded.items()}  # no test where none is held out

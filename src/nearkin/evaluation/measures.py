@@ -37,7 +37,7 @@ from nearkin.measures.matching import (
     cluster_accuracy,
     normalized_mutual_information,
 )
-from nearkin.measures.neighbors import nearest, neighbor_agreement, tally, vote
+from nearkin.measures.neighbors import nearest, neighbor_agreement, predict_without, tally, vote
 from nearkin.measures.probe import HELD_OUT, train_probe
 from nearkin.measures.retrieval import retrieve
 from nearkin.measures.spectrum import FIRST, LAST, RIDGE, alpha_req, lidar, rankme
@@ -45,6 +45,7 @@ from nearkin.types import UNKNOWN
 
 TEMPERATURE: Final = 0.1  # Temperature of the votes of kNN in the papers
 GEOMETRY_IMAGES: Final = 5_000  # Whose geometry is measured, at the most; evenly spaced among all
+FOLDS: Final = 20  # Parts of the bank that are left out in turn
 NEIGHBORS: Final = 10  # Nearest images that two views are compared by
 # Of kNN as papers report it: DINO and its successors take the first temperature, InstDisc and
 # MoCo the second, and the k with the best result of these.
@@ -171,6 +172,31 @@ def knn_grid(train: Embeddings, test: Embeddings) -> list[Measure]:
     votes = [(t, f"t {t:g}", f"temperature {t:g}, weighted") for t in TEMPERATURES]
     votes.append((float("inf"), "majority", "unweighted"))
     return [measure(k, *kind) for k in ks for kind in votes]
+
+
+def knn_refits(
+    train: Embeddings, test: Embeddings, *, k: int = 200, temperature: float = TEMPERATURE
+) -> Float[np.ndarray, " folds"]:
+    """Return the accuracies of `knn` without a twentieth of the bank, each in turn.
+
+    They show how much the accuracy depends on which training images there are. Whole groups are
+    left out. Those that vote are the nearest `k` of what is left.
+    """
+    train, test = train.labeled(), test.labeled()
+    classes, numbers = np.unique(train.labels, return_inverse=True)
+    fold = _folds(np.arange(len(train)) if train.groups is None else train.groups)
+    predicted = predict_without(
+        train.tensor, numbers, test.tensor, fold, k=k, temperature=temperature
+    )
+    accuracies: np.ndarray = (classes[predicted.cpu().numpy()] == test.labels).mean(axis=1)
+    return accuracies
+
+
+def _folds(groups: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """Divide images into `FOLDS` parts at random, whole groups each; fewer if groups are."""
+    names, member = np.unique(groups, return_inverse=True)
+    order = np.random.default_rng(0).permutation(len(names))
+    return np.asarray(order[member] % FOLDS)
 
 
 def predict(

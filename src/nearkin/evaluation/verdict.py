@@ -5,17 +5,17 @@ for which nothing is trained. Without labels it is view retrieval, which can onl
 is what contrastive methods are trained for, and says nothing about classes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from jaxtyping import Int
 
 from nearkin.errors import DataError
-from nearkin.evaluation.measures import Measure
-from nearkin.measures.intervals import paired_difference
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.measures import Measure, knn_refits
+from nearkin.measures.intervals import jackknife, paired_difference
 
 Verdict = Literal["helped", "no difference", "worse", "unknown"]
 
@@ -28,9 +28,12 @@ SAYS: Final[Mapping[Verdict, str]] = {
     "worse": "made it worse",
     "unknown": "cannot be known without labeled test images",
 }
+COLLAPSED: Final = 0.1  # Share of the start's spread below which features have collapsed
+SPREAD: Final = ("effective rank", "feature std")  # Measures that a collapse brings near 0
 PROTOCOL: Final = (
-    "paired over the same test images, Tango's score interval with the design effect of groups; "
-    "it covers the sampling of test images, not the seed of the training"
+    "paired over the same test images, score interval of Tango 1998 with the design effect of "
+    "groups and, for kNN, the jackknife variance of its bank; it covers the sampling of images, "
+    "not the seed of the training"
 )
 
 
@@ -71,7 +74,7 @@ class StartComparison:
     """An encoder beside the start of its training, and the verdict."""
 
     differences: tuple[Difference, ...]
-    collapsed: bool  # Whether its embeddings have collapsed
+    collapsed: bool  # Whether its features have collapsed, those of the start being spread
 
     @property
     def decisive(self) -> Difference | None:
@@ -107,7 +110,7 @@ class StartComparison:
         return ", ".join([text, *self._collapse()])
 
     def _collapse(self) -> list[str]:
-        return ["and the embeddings have collapsed"] if self.collapsed else []
+        return ["and the features have collapsed"] if self.collapsed else []
 
     def findings(self) -> list[str]:
         """What else the measures tell, a sentence each."""
@@ -116,8 +119,8 @@ class StartComparison:
         findings = [f"{_capital(_meaning(each))}: {each}." for each in others]
         if decisive is not None:
             findings.append(
-                f"The interval covers the sampling of {decisive.images:,} test images, not the "
-                "seed of the training: another seed may end elsewhere."
+                f"The interval covers the sampling of images, {decisive.images:,} of them for the "
+                "test, but not the seed of the training: another seed may end elsewhere."
             )
         return findings
 
@@ -166,42 +169,53 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def differences(
-    encoder: Iterable[Measure],
-    start: Iterable[Measure],
-    groups: Int[np.ndarray, " n"] | None,
-) -> tuple[Difference, ...]:
-    """Compare the shares of right images of two encoders, measure by measure.
-
-    Args:
-        encoder: Measures of the one.
-        start: Measures of the other, on the same test images.
-        groups: The group of each test image.
-
-    Raises:
-        DataError: If they were not scored on the same images.
-    """
-    others = {measure.name: measure for measure in start}
-    pairs = [(one, others[one.name]) for one in encoder if one.name in others]
-    return tuple(_difference(one, other, groups) for one, other in pairs if one.outcome)
-
-
-def _difference(one: Measure, other: Measure, groups: Int[np.ndarray, " n"] | None) -> Difference:
-    new, old = one.outcome, other.outcome
-    if new is None or old is None or not np.array_equal(new.rows, old.rows):
-        raise DataError("the encoder and the start were scored on different images")
-    members = None if groups is None else groups[new.rows]
-    value, low, high = paired_difference(new.correct, old.correct, groups=members)
-    return Difference(one.name, one.value, other.value, value, low, high, len(new.rows))
+Tables = Mapping[str, tuple[Embeddings, Embeddings]]
+"""Training and test embeddings, by table: `encoder`, `start`, and others."""
 
 
 def compare_with_start(
-    measures: Mapping[str, Sequence[Measure]],
-    groups: Int[np.ndarray, " n"] | None,
-    *,
-    collapsed: bool,
+    tables: Tables, measures: Mapping[str, Sequence[Measure]], *, k: int
 ) -> StartComparison | None:
-    """Compare an encoder with its start, if that is among the tables that were measured."""
-    if "start" not in measures:
+    """Compare an encoder with its start, if that is among the tables that were measured.
+
+    Args:
+        tables: Features of the same images by each encoder.
+        measures: What was measured of each table.
+        k: Number of neighbors of kNN.
+
+    Raises:
+        DataError: If the two were not scored on the same images.
+    """
+    if "start" not in tables:
         return None
-    return StartComparison(differences(measures["encoder"], measures["start"], groups), collapsed)
+    new, old = ({one.name: one for one in measures[name]} for name in ("encoder", "start"))
+    collapsed = any(
+        name in new and name in old and new[name].value < COLLAPSED * old[name].value
+        for name in SPREAD
+    )
+    differences = tuple(
+        _difference(new[name], old[name], tables, k=k)
+        for name in new
+        if name in old and new[name].outcome
+    )
+    return StartComparison(differences, collapsed)
+
+
+def _difference(one: Measure, other: Measure, tables: Tables, *, k: int) -> Difference:
+    new, old = one.outcome, other.outcome
+    if new is None or old is None or not np.array_equal(new.rows, old.rows):
+        raise DataError("the encoder and the start were scored on different images")
+    groups = tables["encoder"][1].groups
+    value, low, high = paired_difference(
+        new.correct,
+        old.correct,
+        groups=None if groups is None else groups[new.rows],
+        variance=_bank_variance(tables, k) if one.name == DECISIVE else 0.0,
+    )
+    return Difference(one.name, one.value, other.value, value, low, high, len(new.rows))
+
+
+def _bank_variance(tables: Tables, k: int) -> float:
+    """Variance of the difference of kNN from which training images happen to be there."""
+    new, old = (knn_refits(*tables[name], k=k) for name in ("encoder", "start"))
+    return jackknife(new - old)

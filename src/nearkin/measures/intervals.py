@@ -88,18 +88,23 @@ def paired_difference(
     old: Bool[np.ndarray, " n"],
     *,
     groups: Int[np.ndarray, " n"] | None = None,
+    variance: float = 0.0,
     confidence: float = 0.95,
 ) -> tuple[float, float, float]:
     """Difference of two accuracies on the same images, with its interval.
 
     Images that both get right, or both get wrong, tell nothing about the difference, so it is
-    known far better than from the intervals of the two accuracies. Where images come in groups,
-    counts are divided by the design effect before the interval is computed (Rao & Scott 1992).
+    known far better than from the intervals of the two accuracies. Whatever else makes the
+    difference uncertain than the sampling of single images raises its variance by some factor:
+    groups of images by the design effect, and `variance` by what it adds. Counts are divided by
+    that factor before the interval is computed (Rao & Scott 1992).
 
     Args:
         new: Whether the first classifier is right, of each image.
         old: Whether the second is, of the same images.
         groups: The group of each image; images of one group are not independent.
+        variance: Variance of the difference from what is not the sampling of these images, such
+            as that of the images that were learned from; see `jackknife`.
         confidence: Share of such intervals that hold the truth.
 
     Returns:
@@ -112,6 +117,10 @@ def paired_difference(
     """
     gain = new.astype(np.float64) - old
     effect = 1.0 if groups is None else design_effect(gain, groups)
+    if variance > 0:
+        # Where nothing differs, as if one image did: the variance of the sample is not 0.
+        sampled = max(float(gain.var()), 1 / len(gain)) / len(gain)
+        effect += variance / sampled
     gained, lost = float((gain > 0).sum()), float((gain < 0).sum())
     ends = tango(gained / effect, lost / effect, len(gain) / effect, confidence)
     return float(gain.mean()) if len(gain) else 0.0, *ends
@@ -160,6 +169,19 @@ def tango(
         return inside
 
     return end(-1.0), end(1.0)
+
+
+def jackknife(values: Float[np.ndarray, " folds"]) -> float:
+    """Variance of a statistic, from its values without one of equal parts of the sample in turn.
+
+    The delete-a-group jackknife (Kott 2001; Efron & Stein 1981 for single images, where it is
+    too large rather than too small).
+
+    >>> jackknife(np.array([1.0, 2.0, 3.0]))  # (folds - 1) / folds times the squared deviations
+    1.3333333333333333
+    """
+    folds = len(values)
+    return float(np.square(values - values.mean()).sum() * (folds - 1) / folds)
 
 
 def design_effect(values: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"]) -> float:

@@ -176,6 +176,33 @@ def tally(
     return scores.scatter_add_(1, classes, weights)
 
 
+@torch.no_grad()
+def predict_without(
+    bank: Float[Tensor, "bank dim"],
+    bank_labels: Int[np.ndarray, " bank"],
+    queries: Float[Tensor, "queries dim"],
+    fold: Int[np.ndarray, " bank"],
+    *,
+    k: int,
+    temperature: float,
+) -> Int[Tensor, "folds queries"]:
+    """Predict classes by votes as in `vote`, without each fold of the bank in turn.
+
+    The neighbors are searched once, half as many again as vote. Where that leaves fewer than
+    `k`, these vote alone.
+    """
+    similarity, index = nearest(bank, queries, k + k // 2 + 1)
+    weights = ((similarity - similarity[:, :1]) / temperature).exp()  # of one query, to scale
+    classes = torch.from_numpy(bank_labels).to(index)[index]
+    member, predicted = torch.from_numpy(fold).to(index)[index], []
+    for left_out in range(int(fold.max()) + 1):
+        present = member != left_out
+        voting = weights * (present & (present.cumsum(dim=1) <= k))
+        scores = voting.new_zeros(len(queries), int(bank_labels.max()) + 1)
+        predicted.append(scores.scatter_add_(1, classes, voting).argmax(dim=1))
+    return torch.stack(predicted)
+
+
 def neighbor_agreement(
     a: Float[Tensor, "images dim"], b: Float[Tensor, "images dim"], k: int
 ) -> Float[Tensor, ""]:

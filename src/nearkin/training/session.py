@@ -41,7 +41,7 @@ from nearkin.run.settings import (
 )
 from nearkin.training.checkpoint import latest
 from nearkin.training.fit import Lead, fit, with_epochs
-from nearkin.training.health import Monitor, verdict, violations
+from nearkin.training.health import Monitor, verdict
 from nearkin.training.start import preprocessing_of, starting_backbone, write_start
 from nearkin.training.teacher import inherited, open_teacher, with_teacher
 
@@ -229,7 +229,6 @@ def _evaluate(
         workers=int(config.workers),
         augment=config.augment,
         device=batches.device,
-        collapsed=bool(violations(health, type(method))),
         on_progress=log.progress,
     )
     write_embeddings(folder.embeddings, embeddings)
