@@ -7,13 +7,16 @@ DATA holds fashion_mnist.npz (keys x_train, y_train, x_test, y_test) and cifar10
 of 50 by 50 images and labels.npz). The digits of scikit-learn are the third data set. Images are
 16 px, the network is `tiny`, and every training runs on one thread.
 
-Each case continues an encoder and reads the verdict from its summary.json. The truth comes from
-images that neither training nor verdict has seen: the difference of kNN top-1 of the encoder and
-its start on up to 8,000 others, with a bank of 2,000 others (of digits, 797 and that of the
-training). It is `helped` or `worse` where the interval of that difference excludes 0 and the
-difference is .01 or more, `no difference` where it is smaller and its interval within .02 of 0,
-and else `unclear`, of which no verdict is right. Without labels the verdict is right if it says
-`worse` of what is worse, and `unknown` of all else.
+Each case continues an encoder and reads the verdict from its summary.json. Where only 20 images
+are trained on, the verdict is that of `nearkin evaluate RUN` on the data of the other cases: a
+bank of 20 images could show no difference.
+
+The truth comes from images that neither training nor verdict has seen: the difference of kNN
+top-1 of the encoder and its start on up to 8,000 others, with a bank of 2,000 others (of digits,
+797 and that of the training). It is `helped` or `worse` where the interval of that difference
+excludes 0 and the difference is .01 or more, `no difference` where it is smaller and its interval
+within .02 of 0, and else `unclear`, of which no verdict is right. Without labels the verdict is
+right if it says `worse` of what is worse, and `unknown` of all else.
 
 OUT keeps a line of JSON per case and seed; what is there is not computed again, so a run that
 was cut short goes on. After `--budget` seconds no further case is started.
@@ -33,6 +36,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from nearkin.commands.evaluate import evaluate
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.encoders.encoder import Encoder, load
@@ -185,23 +189,26 @@ def _small(pixels: np.ndarray) -> np.ndarray:
     return np.stack([np.asarray(image.convert("RGB")) for image in images])
 
 
-def trained(
-    out: Path, name: str, data: Parts, settings: Mapping[str, Any], images: int, labels: bool
-) -> Path:
+def data_file(out: Path, name: str, root: Path, images: int = TRAIN) -> Path:
+    """Write the images that are trained on, and those of the verdict, as a file for nearkin."""
+    file = out / "data" / f"{name}-{images}.npz"
+    if not file.exists():
+        (x, y), (x_test, y_test) = parts(name, root).train, parts(name, root).test
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(file, x_train=x[:images], y_train=y[:images], x_test=x_test, y_test=y_test)
+    return file
+
+
+def trained(out: Path, name: str, file: Path, settings: Mapping[str, Any]) -> Path:
     """Train with these settings, if that was not done before, and return the run folder."""
     folder = out / "runs" / name.replace(" ", "-").replace(",", "")
     if (folder / "report.html").exists():
         return folder
-    (x, y), (x_test, y_test) = data.train, data.test
-    file = folder.with_suffix(".npz")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(file, x_train=x[:images], y_train=y[:images], x_test=x_test, y_test=y_test)
     usual: dict[str, Any] = {
         "backbone": "tiny",
         "image_size": SIDE,
-        "batch_size": min(100, images),
-        "augment": "characters" if "digits" in name else "simclr_cifar",
-        "labels": "auto" if labels else "none",
+        "batch_size": 20 if "-20." in file.name else 100,
+        "augment": "characters" if file.name.startswith("digits") else "simclr_cifar",
         "evaluate_every": 0,
         "device": "cpu",
     }
@@ -241,13 +248,15 @@ def measured(case: Case, seed: int, out: Path, root: Path) -> dict[str, Any]:
     """Train a case and its start, and return the verdict beside the truth."""
     began = time.perf_counter()
     of_start, settings = STARTS[case.start]
-    start = trained(out, f"start {case.start}", parts(of_start, root), settings, TRAIN, True)
-    data = parts(case.data, root)
-    more = {**case.settings, "init_from": str(start), "seed": seed}
-    name = f"{case.name} seed {seed}"
-    run = trained(out, name, data, more, case.images, case.labels)
+    start = trained(out, f"start {case.start}", data_file(out, of_start, root), settings)
+    more = {"init_from": str(start), "seed": seed, "labels": "auto" if case.labels else "none"}
+    file = data_file(out, case.data, root, case.images)
+    run = trained(out, f"{case.name} seed {seed}", file, {**case.settings, **more})
     comparison = json.loads((run / "summary.json").read_text())["comparison"]
-    kind, value, low, high = truth(start, run, data)
+    if case.images < TRAIN:
+        evaluation = evaluate(run, data_file(out, case.data, root), device="cpu", workers=0)
+        comparison = evaluation.to_dict()["comparison"]
+    kind, value, low, high = truth(start, run, parts(case.data, root))
     return {
         "case": case.name,
         "seed": seed,

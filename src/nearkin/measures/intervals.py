@@ -94,10 +94,9 @@ def paired_difference(
     """Difference of two accuracies on the same images, with its interval.
 
     Images that both get right, or both get wrong, tell nothing about the difference, so it is
-    known far better than from the intervals of the two accuracies. Whatever else makes the
-    difference uncertain than the sampling of single images raises its variance by some factor:
-    groups of images by the design effect, and `variance` by what it adds. Counts are divided by
-    that factor before the interval is computed (Rao & Scott 1992).
+    known far better than from the intervals of the two accuracies. Where images come in groups,
+    counts are divided by the design effect before the interval is computed (Rao & Scott 1992).
+    A further independent error adds to the squared distance of either end.
 
     Args:
         new: Whether the first classifier is right, of each image.
@@ -117,13 +116,14 @@ def paired_difference(
     """
     gain = new.astype(np.float64) - old
     effect = 1.0 if groups is None else design_effect(gain, groups)
-    if variance > 0:
-        # Where nothing differs, as if one image did: the variance of the sample is not 0.
-        sampled = max(float(gain.var()), 1 / len(gain)) / len(gain)
-        effect += variance / sampled
     gained, lost = float((gain > 0).sum()), float((gain < 0).sum())
-    ends = tango(gained / effect, lost / effect, len(gain) / effect, confidence)
-    return float(gain.mean()) if len(gain) else 0.0, *ends
+    low, high = tango(gained / effect, lost / effect, len(gain) / effect, confidence)
+    value, further = (
+        float(gain.mean()) if len(gain) else 0.0,
+        _quantile(confidence) ** 2 * variance,
+    )
+    low, high = (math.hypot(value - end, math.sqrt(further)) for end in (low, high))
+    return value, max(-1.0, value - low), min(1.0, value + high)
 
 
 def tango(

@@ -1,0 +1,256 @@
+"""The verdict on a training from a start: its rule, its words, and what it is decided by."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nearkin.errors import DataError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.evaluate import evaluate_tables, lines
+from nearkin.evaluation.measures import Measure, Outcome, knn, knn_refits, view_retrieval
+from nearkin.evaluation.verdict import Difference, StartComparison, compare_with_start
+from nearkin.measures.intervals import paired_difference
+from nearkin.measures.neighbors import predict_without, vote
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def difference(measure="kNN top-1", value=0.0, low=-0.02, high=0.02):
+    return Difference(measure, 0.5 + value, 0.5, value, low, high, 1000)
+
+
+def verdict(*differences, collapsed=False):
+    return StartComparison(differences, collapsed)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "expected"),
+    [
+        (0.05, 0.02, 0.08, "helped"),
+        (-0.05, -0.08, -0.02, "worse"),
+        (0.05, -0.01, 0.11, "no difference"),
+        (-0.05, -0.11, 0.01, "no difference"),
+        (0.004, 0.001, 0.007, "no difference"),  # clear, but less than another seed makes
+        (-0.004, -0.007, -0.001, "no difference"),
+    ],
+)
+def test_knn_decides_whatever_the_probe_says(value, low, high, expected):
+    probe = difference("linear probe", -value, -high, -low)
+    comparison = verdict(probe, difference(value=value, low=low, high=high))
+    assert comparison.verdict == expected
+    assert comparison.to_dict()["decided_by"] == "kNN top-1"
+    assert f"({value:+.3f} [{low:+.3f}, {high:+.3f}])" in comparison.text
+    assert any("linear probe" in finding for finding in comparison.findings())
+    assert any("not the seed" in finding for finding in comparison.findings())
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "collapsed", "expected"),
+    [
+        (0.3, 0.2, 0.4, False, "unknown"),  # what is trained for got better: no news of classes
+        (0.0, -0.1, 0.1, False, "unknown"),
+        (-0.3, -0.4, -0.2, False, "worse"),
+        (0.3, 0.2, 0.4, True, "worse"),
+    ],
+)
+def test_without_labels_nothing_but_harm_is_known(value, low, high, collapsed, expected):
+    comparison = verdict(difference("view retrieval", value, low, high), collapsed=collapsed)
+    assert comparison.verdict == expected
+    assert ("cannot be known without labeled test images" in comparison.text) == (
+        expected == "unknown"
+    )
+    assert "recognized from another view" in comparison.text
+    assert ("collapsed" in comparison.text) == collapsed
+
+
+def test_with_labels_a_collapse_is_said_and_decides_nothing():
+    comparison = verdict(difference(value=0.1, low=0.05, high=0.15), collapsed=True)
+    assert comparison.verdict == "helped"
+    assert "collapsed" in comparison.text
+
+
+def test_nothing_that_could_be_compared_is_no_verdict():
+    comparison = verdict()
+    assert comparison.verdict == "unknown"
+    assert comparison.text == "cannot be known without labeled test images"
+    assert comparison.findings() == []
+    assert verdict(collapsed=True).verdict == "worse"
+
+
+def test_too_few_images_for_a_verdict_are_said():
+    wide = verdict(difference(value=0.02, low=-0.1, high=0.14)).text
+    assert "1,000 test images cannot tell whether it is -0.100 or +0.140" in wide
+    assert "cannot tell" not in verdict(difference(low=-0.008, high=0.009)).text
+
+
+def test_the_last_line_names_the_start_where_it_is_the_better_encoder():
+    worse = verdict(difference(value=-0.1, low=-0.2, high=-0.05))
+    start = Path("runs/x/start.safetensors")
+    assert worse.line(start) == (
+        "verdict  made it worse: kNN top-1 0.400 against 0.500 of the start "
+        "(-0.100 [-0.200, -0.050]); use the start: runs/x/start.safetensors"
+    )
+    assert "use the start" not in verdict(difference()).line(start)
+    summary = {"sizes": {}, "left_out": {}, "measures": {"encoder": {}}}
+    summary |= {"comparison": worse.to_dict()}
+    assert lines(summary, start)[-1] == worse.line(start)
+
+
+def test_plain_values_are_the_comparison_again():
+    comparison = verdict(difference(value=0.1, low=0.05, high=0.15), collapsed=True)
+    assert StartComparison.from_dict(comparison.to_dict()) == comparison
+
+
+# From features
+
+
+def features(vectors, labels=None, view=None, groups=None):
+    none = np.full(len(vectors), -1)
+    second = None
+    if view is not None:
+        second = Embeddings(view, none, rows=np.arange(len(view)))
+    return Embeddings(vectors, none if labels is None else labels, groups, second_view=second)
+
+
+def clouds(noise, seed, n=300, dim=8):
+    """Images of five classes, whose features are the mean of the class and noise."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(n) % 5
+    means = 4 * np.eye(5, dim, dtype=np.float32)
+    return means[labels] + (noise * rng.normal(size=(n, dim))).astype(np.float32), labels
+
+
+def tables(new, old, labeled=True, view=0.1):
+    """Training and test features of an encoder and its start, from the noise of each."""
+
+    def of(noise):
+        (train, y), (test, y_test) = clouds(noise, 1), clouds(noise, 2)
+        second = test + view * noise * normal(*test.shape, seed=3)
+        if not labeled:
+            return features(train), features(test, view=second)
+        return features(train, y), features(test, y_test, second)
+
+    return {"encoder": of(new), "start": of(old)}
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "expected"),
+    [(1.0, 3.0, "helped"), (3.0, 1.0, "worse"), (2.0, 2.0, "no difference")],
+)
+def test_the_better_features_are_named(new, old, expected):
+    evaluation = evaluate_tables(tables(new, old), seed=0, k=20)
+    comparison = evaluation.comparison
+    assert comparison.verdict == expected
+    decisive = comparison.decisive
+    values = [
+        next(m.value for m in evaluation.measures[table] if m.name == "kNN top-1")
+        for table in ("encoder", "start")
+    ]
+    assert [decisive.encoder, decisive.start] == values
+    assert decisive.difference == pytest.approx(values[0] - values[1])
+    assert {d.measure for d in comparison.differences} == {
+        "kNN top-1", "linear probe", "view retrieval",
+    }  # fmt: skip
+
+
+def test_without_a_start_there_is_no_verdict():
+    two = tables(1.0, 3.0)
+    evaluation = evaluate_tables({"encoder": two["encoder"], "untrained": two["start"]}, seed=0)
+    assert evaluation.comparison is None
+    assert "comparison" not in evaluation.to_dict()
+
+
+def test_features_that_collapse_are_worse_without_any_label():
+    both = tables(1.0, 1.0, labeled=False)
+    collapsed = tuple(
+        replace(each, vectors=1 + 1e-4 * each.vectors, second_view=None)
+        for each in both["encoder"]
+    )
+    comparison = evaluate_tables(both | {"encoder": collapsed}, seed=0).comparison
+    assert comparison.collapsed
+    assert comparison.verdict == "worse"
+    assert "features have collapsed" in comparison.text
+    assert evaluate_tables(both, seed=0).comparison.verdict == "unknown"
+
+
+def test_encoders_that_were_scored_on_different_images_are_refused():
+    both = tables(1.0, 2.0)
+    measures = {
+        name: [Measure("kNN top-1", 0.5, 0.4, 0.6, "", Outcome(np.arange(n), np.ones(n, bool)))]
+        for name, n in (("encoder", 300), ("start", 299))
+    }
+    with pytest.raises(DataError, match="different images"):
+        compare_with_start(both, measures, k=20)
+
+
+# View retrieval
+
+
+def test_a_view_retrieves_its_own_image_or_one_of_its_group():
+    x = np.eye(4, dtype=np.float32)
+    view = x[[0, 1, 3, 2]] + 0.1  # the last two are taken for each other
+    assert view_retrieval(features(x, view=view))[0].value == 0.5
+    assert view_retrieval(features(x, view=view, groups=np.array([0, 1, 2, 2])))[0].value == 1
+    assert view_retrieval(features(x)) == []
+
+
+def test_collapsed_features_retrieve_one_image():
+    x = np.ones((10, 4), np.float32)
+    measure = view_retrieval(features(x, view=x))[0]
+    assert measure.value == 0.1
+
+
+# The bank
+
+
+def test_votes_without_a_fold_are_those_of_the_rest_of_the_bank():
+    bank, queries = map(torch.from_numpy, (normal(60, 5), normal(40, 5, seed=1)))
+    labels, fold = np.arange(60) % 3, np.random.default_rng(0).integers(4, size=60)
+    predicted = predict_without(bank, labels, queries, fold, k=30, temperature=0.1)
+    for left_out, row in enumerate(predicted):
+        rest = fold != left_out
+        how = {"k": 30, "temperature": 0.1, "num_classes": 3}
+        scores = vote(bank[torch.from_numpy(rest)], labels[rest], queries, **how)
+        assert (scores.argmax(dim=1) == row).all()
+
+
+def test_whole_groups_of_the_bank_are_left_out():
+    x, y = clouds(1.5, 4)
+    groups = np.arange(300) // 100
+    train, test = features(x, y, groups=groups), features(*clouds(1.5, 5))
+    refits = knn_refits(train, test, k=20)
+    expected = {
+        knn(train.subset(np.flatnonzero(groups != left_out)), test, k=20).value
+        for left_out in range(3)
+    }
+    assert set(refits.tolist()) == expected
+
+
+def test_the_interval_holds_the_truth_about_other_banks_too():
+    """Small banks, each drawn anew: without their variance the interval is far too short."""
+    repeats, covered = 60, np.zeros(2)
+    pool = {noise: clouds(noise, 9, n=4_000) for noise in (2.0, 3.0)}
+
+    def differences(seed):
+        rng = np.random.default_rng(seed)
+        bank, rows = rng.choice(2_000, 20, replace=False), rng.integers(2_000, 4_000, size=400)
+        both = {
+            name: tuple(features(x[chosen], y[chosen]) for chosen in (bank, rows))
+            for name, (x, y) in zip(("encoder", "start"), pool.values(), strict=True)
+        }
+        measures = {name: [knn(*pair, k=20)] for name, pair in both.items()}
+        (one,) = compare_with_start(both, measures, k=20).differences
+        outcomes = [measures[name][0].outcome.correct for name in both]
+        return one, paired_difference(*outcomes)
+
+    results = [differences(seed) for seed in range(repeats)]
+    truth = np.mean([one.difference for one, _ in results])
+    for one, (_, low, high) in results:
+        covered += [one.low <= truth <= one.high, low <= truth <= high]
+    assert covered[0] / repeats > 0.9
+    assert covered[1] / repeats < 0.8
