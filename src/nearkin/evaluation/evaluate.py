@@ -124,7 +124,7 @@ def evaluate_tables(
     if not set(ENTRIES[QUICK]) <= set(entries):
         return evaluation  # the verdict is on the same measures always
     comparison = compare_with_start(tables, measures, k=k)
-    kept = kept_shares(measures, test.groups)
+    kept = kept_shares(tables, measures, k=k)
     return replace(evaluation, comparison=comparison, kept=kept)
 
 

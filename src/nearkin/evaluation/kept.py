@@ -4,16 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-import numpy as np
-from jaxtyping import Int
-
 from nearkin.evaluation.measures import Measure
-from nearkin.evaluation.verdict import Difference, differences
+from nearkin.evaluation.verdict import Difference, Tables, differences
 
 COMPARED: Final = ("kNN top-1", "linear probe")
 PROTOCOL: Final = (
-    "accuracy of the student over that of its teacher, paired over the same test images: Tango's "
-    "score interval of the difference, over the teacher's accuracy as measured"
+    "accuracy of the student over that of its teacher, paired over the same test images: the "
+    "interval of the difference as in verdicts, over the teacher's accuracy as measured"
 )
 
 
@@ -39,15 +36,15 @@ class KeptShare:
 
 
 def kept_shares(
-    measures: Mapping[str, Sequence[Measure]], groups: Int[np.ndarray, " n"] | None
+    tables: Tables, measures: Mapping[str, Sequence[Measure]], *, k: int
 ) -> tuple[KeptShare, ...]:
     """Compare an encoder with its teacher, if that is among the tables that were measured.
 
-    A teacher that is never right has no share to keep.
+    A teacher that is never right has no share to keep. `k` is the number of neighbors of kNN.
     """
-    if "teacher" not in measures:
+    if "teacher" not in tables:
         return ()
-    compared = differences(measures["encoder"], measures["teacher"], groups)
+    compared = differences(tables, measures, "teacher", k=k)
     return tuple(map(_share, (x for x in compared if x.measure in COMPARED and x.start > 0)))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
+from jaxtyping import Int
 
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
@@ -178,13 +179,7 @@ def compare_with_start(
 ) -> StartComparison | None:
     """Compare an encoder with its start, if that is among the tables that were measured.
 
-    Args:
-        tables: Features of the same images by each encoder.
-        measures: What was measured of each table.
-        k: Number of neighbors of kNN.
-
-    Raises:
-        DataError: If the two were not scored on the same images.
+    Arguments and errors are those of `differences`.
     """
     if "start" not in tables:
         return None
@@ -193,29 +188,48 @@ def compare_with_start(
         name in new and name in old and new[name].value < COLLAPSED * old[name].value
         for name in SPREAD
     )
-    differences = tuple(
-        _difference(new[name], old[name], tables, k=k)
-        for name in new
-        if name in old and new[name].outcome
-    )
-    return StartComparison(differences, collapsed)
+    return StartComparison(differences(tables, measures, "start", k=k), collapsed)
 
 
-def _difference(one: Measure, other: Measure, tables: Tables, *, k: int) -> Difference:
+def differences(
+    tables: Tables, measures: Mapping[str, Sequence[Measure]], other: str, *, k: int
+) -> tuple[Difference, ...]:
+    """Compare the table `encoder` with another one, by each share of right images.
+
+    Args:
+        tables: Features of the same images by each encoder.
+        measures: What was measured of each table.
+        other: Name of the other table.
+        k: Number of neighbors of kNN.
+
+    Raises:
+        DataError: If the two were not scored on the same images.
+    """
+    others = {one.name: one for one in measures[other]}
+    groups = tables["encoder"][1].groups
+    compared = []
+    for one in measures["encoder"]:
+        if one.outcome is not None and one.name in others:
+            variance = _bank_variance(tables, other, k) if one.name == DECISIVE else 0.0
+            compared.append(_difference(one, others[one.name], groups, variance))
+    return tuple(compared)
+
+
+def _bank_variance(tables: Tables, other: str, k: int) -> float:
+    """Variance of a difference of kNN from which training images happen to be there."""
+    new, old = (knn_refits(*tables[name], k=k) for name in ("encoder", other))
+    return jackknife(new - old)
+
+
+def _difference(
+    one: Measure, other: Measure, groups: Int[np.ndarray, " n"] | None, variance: float
+) -> Difference:
+    """Compare one measure; `variance` is what the sampling of test images leaves out."""
     new, old = one.outcome, other.outcome
     if new is None or old is None or not np.array_equal(new.rows, old.rows):
-        raise DataError("the encoder and the start were scored on different images")
-    groups = tables["encoder"][1].groups
+        raise DataError("the two encoders were scored on different images")
+    members = None if groups is None else groups[new.rows]
     value, low, high = paired_difference(
-        new.correct,
-        old.correct,
-        groups=None if groups is None else groups[new.rows],
-        variance=_bank_variance(tables, k) if one.name == DECISIVE else 0.0,
+        new.correct, old.correct, groups=members, variance=variance
     )
     return Difference(one.name, one.value, other.value, value, low, high, len(new.rows))
-
-
-def _bank_variance(tables: Tables, k: int) -> float:
-    """Variance of the difference of kNN from which training images happen to be there."""
-    new, old = (knn_refits(*tables[name], k=k) for name in ("encoder", "start"))
-    return jackknife(new - old)
