@@ -50,6 +50,18 @@ def info_nce(query, key, negatives, temperature, same=None):
     )
 
 
+def relational_distillation(student, teacher, keys, student_temperature, teacher_temperature):
+    """Fang et al. 2021, equations 3 to 5: the dictionary is the queue and the teacher's own vector."""
+    losses = []
+    for z_s, z_t in zip(student, teacher, strict=True):
+        dictionary = [*keys, z_t]
+        weights = [math.exp(dot(z_t, d) / teacher_temperature) for d in dictionary]
+        scores = [math.exp(dot(z_s, d) / student_temperature) for d in dictionary]
+        total, whole = math.fsum(weights), math.fsum(scores)
+        losses.append(-math.fsum(w / total * math.log(x / whole) for w, x in zip(weights, scores)))
+    return mean(losses)
+
+
 def in_batch(query, key, temperature):
     """The same where the negatives are the other keys of the batch."""
     losses = []

@@ -1,0 +1,85 @@
+"""Methods that learn from a teacher, from the papers."""
+
+from collections import deque
+from dataclasses import replace
+
+import pytest
+import restated
+import torch
+from small import BATCH, as_double, batch_for, run, small
+
+from nearkin.methods import METHODS
+from nearkin.objectives import unit
+
+TAUGHT = [name for name, cls in METHODS.items() if cls.uses_teacher]
+
+
+def at(name, step):
+    return as_double(batch_for(name, step))
+
+
+def test_seed_compares_student_and_teacher_with_the_queue_and_the_teachers_own_vector():
+    """Over steps in which a queue of two and a half batches wraps."""
+    method = small("seed").double()
+    queue = deque(method.queue.keys.tolist(), maxlen=40)
+    for step in range(5):
+        batch = at("seed", step)
+        result = method(batch, 0.5)
+        student = unit(method.online(batch.views[0])).tolist()
+        teacher = batch.teacher[0].tolist()
+        expected = restated.relational_distillation(student, teacher, list(queue), 0.2, 0.01)
+        assert result.loss.item() == pytest.approx(expected, rel=1e-9)
+        method.commit(result.memo, 0.5)
+        queue.extend(teacher)
+
+
+def test_the_queue_of_seed_holds_the_teachers_features_and_their_images():
+    method = small("seed", queue_size=BATCH).double()
+    batch = at("seed", 3)
+    method.commit(method(batch, 0.5).memo, 0.5)
+    assert torch.equal(method.queue.keys, batch.teacher[0])
+    assert torch.equal(method.queue.index, batch.index)
+
+
+def test_feature_matching_is_the_squared_distance_of_unit_vectors():
+    method = small("feature_matching").double()
+    batch = at("feature_matching", 0)
+    student = unit(method.online(batch.views[0])).tolist()
+    pairs = zip(student, batch.teacher[0].tolist(), strict=True)
+    expected = restated.mean([sum((a - b) ** 2 for a, b in zip(s, t)) for s, t in pairs])
+    # The teacher's vectors are of length one in single precision.
+    assert method(batch, 0.5).loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("layers", "linear"), [(1, 1), (2, 2), (4, 4)])
+def test_the_projector_of_feature_matching_has_as_many_layers_as_it_says(layers, linear):
+    projector = small("feature_matching", num_layers=layers).online.projector
+    assert sum(isinstance(layer, torch.nn.Linear) for layer in projector) == linear
+    assert projector[-1].out_features == 10  # the teacher's
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_a_student_comes_closer_to_its_teacher(name):
+    method = small(name)
+    batch = batch_for(name, 1)
+
+    @torch.no_grad()
+    def likeness():
+        """How alike the similarities are that student and teacher see between images."""
+        own = unit(method.eval().online(batch.views[0]))
+        seen = [(z @ z.T).flatten() for z in (own, batch.teacher[0])]
+        return torch.corrcoef(torch.stack(seen))[0, 1]
+
+    before = likeness()
+    run(method, name, total=60, until=60, batches=lambda n, s: batch_for(n, s % 4))
+    assert likeness() > max(before, 0.9)
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_a_batch_without_the_features_of_every_view_is_refused(name):
+    batch = batch_for(name, 0)
+    for teacher in (None, (), batch.teacher * 2):
+        with pytest.raises(ValueError, match="a teacher's features of 1 views"):
+            small(name)(replace(batch, teacher=teacher), 0.5)
+    with pytest.raises(ValueError, match="one batch size"):
+        small(name)(replace(batch, teacher=(batch.teacher[0][:3],)), 0.5)
