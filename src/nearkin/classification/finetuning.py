@@ -76,7 +76,7 @@ class FineTuning(Method[None]):
             parameter.requires_grad_(name.startswith(tuple(f"{part}." for part in trained)))
 
     @override
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> "FineTuning":
         super().train(mode)
         # Batch norms of parts that are not trained keep the statistics of their pretraining.
         for name in self.fixed:
