@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nearkin.errors import UsageError
-from nearkin.report.comparison import Comparison, read_finished, side_by_side
+from nearkin.report.comparison import KINDS, Comparison, read_finished, side_by_side
 from nearkin.tables import replace_text, writing
 
 
@@ -12,7 +12,7 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
     """Compare finished runs of one kind.
 
     Args:
-        runs: Run folders, trainings or discoveries.
+        runs: Run folders, all trainings, all discoveries or all classifications.
         output: Also write a page to this file.
 
     Raises:
@@ -22,10 +22,12 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
     if len({Path(run).resolve() for run in runs}) < max(2, len(runs)):
         raise UsageError("nothing to compare; give two or more different runs")
     finished = [read_finished(run) for run in runs]
-    kinds = {run.kind: run.folder.path for run in finished}
+    kinds = {run.folder.kind: run.folder.path for run in finished}
     if len(kinds) > 1:
-        one, other = (f"{path} is one of {kind}" for kind, path in [*kinds.items()][:2])
-        raise UsageError(f"{one}, {other}; give runs of one kind")
+        one, other, *_ = sorted(kinds, key=[*KINDS].index)
+        raise UsageError(
+            f"{kinds[one]} is a {one} and {kinds[other]} a {other}; give runs of one kind"
+        )
     comparison = side_by_side(finished)
     if output is not None:
         with writing(Path(output)):

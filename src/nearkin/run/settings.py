@@ -363,10 +363,11 @@ def self_contained(config: Settings) -> Settings:
 
     Paths of Python files become absolute, and an augmentation from a file becomes its views.
     """
-    changed: dict[str, Any] = {"augment": stored_views(config.augment)}
+    changed = dict[str, Any]()
     if not isinstance(config, ClassifyConfig):
         method_class(config.method)
         changed["method"] = absolute(config.method)
+    changed["augment"] = stored_views(config.augment)
     if isinstance(config, TrainConfig):
         changed["backbone"] = absolute(config.backbone)
         changed["teacher"] = config.teacher
