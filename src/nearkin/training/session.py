@@ -43,7 +43,7 @@ from nearkin.training.checkpoint import latest
 from nearkin.training.fit import Lead, fit, with_epochs
 from nearkin.training.health import Monitor, verdict
 from nearkin.training.start import preprocessing_of, starting_backbone, write_start
-from nearkin.training.teacher import inherited, open_teacher, with_teacher
+from nearkin.training.teacher import CachedTeacher, inherited, open_teacher, with_teacher
 
 
 def train_encoder(
@@ -80,7 +80,10 @@ def train_encoder(
         method, batches = build(config, split.train, device, network, teacher, folder)
         before = time.monotonic()
         feed = with_teacher(folder, config, batches, teacher, log.progress)
-        config = with_epochs(config, method, feed, spent=time.monotonic() - before)
+        spent = time.monotonic() - before
+        if isinstance(feed, CachedTeacher):
+            log.info(f"teacher features of {feed.files} in {spent:.1f} s")
+        config = with_epochs(config, method, feed, spent)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))

@@ -31,7 +31,7 @@ from nearkin.encoders.weights import weight_bytes
 from nearkin.errors import DataError, OutputError, ResourceError
 from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit
-from nearkin.pace import ProgressCallback, ignore_progress
+from nearkin.pace import ProgressCallback, count, ignore_progress
 from nearkin.run.folder import RunFolder
 from nearkin.tables import read_sealed, write_sealed
 from nearkin.types import Batch
@@ -162,6 +162,12 @@ class TeacherFiles:
     num_images: int
     num_views: int
     dim: int
+
+    def __str__(self) -> str:
+        """How many there are, as the log says it."""
+        views = self.epochs * self.num_views
+        size = self.bytes / 1e6
+        return f"{count(views, 'view')} of {self.num_images:,} images ({size:,.1f} MB)"
 
     @property
     def part(self) -> int:
