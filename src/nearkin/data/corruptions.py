@@ -237,7 +237,8 @@ def _elastic(x: Pixels, strength: Strength, _scale: float, rng: Generator) -> Pi
 
     height, width, channels = x.shape
     distance, smoothness, affine = (share * min(height, width) for share in strength)
-    third, middle = max(1, min(height, width) // 3), np.array([height // 2, width // 2], np.float64)
+    third = max(1, min(height, width) // 3)
+    middle = np.array([height // 2, width // 2], np.float64)
     corners = middle + third * np.array([[1, 1], [1, -1], [-1, -1]])
     moved = corners + rng.uniform(-affine, affine, (3, 2))
     places = np.mgrid[:height, :width].reshape(2, -1)
