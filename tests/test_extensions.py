@@ -14,7 +14,7 @@ import pytest
 import nearkin
 from nearkin import extensions
 from nearkin.cli import main
-from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.config import DiscoverConfig, EmbedConfig, TrainConfig
 from nearkin.errors import UsageError
 from nearkin.methods import METHODS, method_class, method_name
 
@@ -330,6 +330,15 @@ def test_the_signatures_of_python_have_every_setting_with_its_default(function, 
             assert parameters[entry.name].default == entry.default, entry.name
     own = {"data", "out", "resume", "overwrite", "reporter", "options", "method_options"}
     assert parameters.keys() == {entry.name for entry in fields(settings)} | own
+
+
+def test_the_signature_of_embed_has_every_setting_with_its_default():
+    parameters = inspect.signature(nearkin.embed).parameters
+    settings = {entry.name: entry.default for entry in fields(EmbedConfig)}
+    assert settings.pop("encoder") == ""  # which the function always needs
+    assert {name: parameters[name].default for name in settings} == settings
+    own = {"encoder", "data", "out", "output", "resume", "overwrite", "backbone", "reporter"}
+    assert parameters.keys() == settings.keys() | own
 
 
 def test_every_name_of_the_package_is_there_and_importing_it_loads_no_torch():

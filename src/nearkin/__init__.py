@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from nearkin import transforms as transforms
     from nearkin.api import classify as classify
     from nearkin.api import discover as discover
+    from nearkin.api import embed as embed
     from nearkin.api import train as train
     from nearkin.commands.assign import assign as assign
     from nearkin.commands.check import check as check
     from nearkin.commands.compare import compare as compare
     from nearkin.commands.demo import demo as demo
-    from nearkin.commands.embed import embed as embed
     from nearkin.commands.embed import embed_parts as embed_parts
     from nearkin.commands.evaluate import evaluate as evaluate
     from nearkin.commands.explore import explore as explore
@@ -49,8 +49,7 @@ _MODULES = (
     "transforms",
 )  # fmt: skip
 _COMMANDS = (
-    "assign", "check", "compare", "demo", "embed", "evaluate", "explore", "export", "neighbors",
-    "replay",
+    "assign", "check", "compare", "demo", "evaluate", "explore", "export", "neighbors", "replay",
 )  # fmt: skip
 _HOMES = {name: f"commands.{name}" for name in _COMMANDS} | {
     "Method": "method",
@@ -58,6 +57,7 @@ _HOMES = {name: f"commands.{name}" for name in _COMMANDS} | {
     "build_index": "commands.index",
     "classify": "api",
     "discover": "api",
+    "embed": "api",
     "embed_parts": "commands.embed",
     "load": "encoders.encoder",
     "train": "api",

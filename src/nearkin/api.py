@@ -1,4 +1,4 @@
-"""`nearkin.train`, `.discover` and `.classify`: the commands for Python, with the same settings.
+"""`nearkin.train`, `.embed`, `.discover` and `.classify`: the commands for Python, typed.
 
 The settings stand in the signatures, so that an editor completes them; a test holds them against
 the data classes of `nearkin.config`, whose docstrings describe them.
@@ -14,11 +14,24 @@ from torch import nn
 
 from nearkin.commands.classify import classify as run_classify
 from nearkin.commands.discover import discover as run_discover
+from nearkin.commands.embed import embed as embed_table
+from nearkin.commands.frozen import embed_folder, only_of_folders
+from nearkin.commands.report import images_of
 from nearkin.commands.train import Run
 from nearkin.commands.train import train as run_train
-from nearkin.config import Auto, ClassifyConfig, DiscoverConfig, Settings, TrainConfig, Value
+from nearkin.config import (
+    Auto,
+    ClassifyConfig,
+    DiscoverConfig,
+    EmbedConfig,
+    Settings,
+    TrainConfig,
+    Value,
+)
 from nearkin.data.augmentations import Augment
 from nearkin.errors import UsageError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import read_embeddings
 from nearkin.method import Method
 from nearkin.methods import method_name
 from nearkin.run.reporter import Reporter
@@ -231,6 +244,81 @@ def classify(  # noqa: D417
     return run_classify(
         data, config, out=out, resume=resume, overwrite=overwrite, reporter=reporter
     )
+
+
+def embed(  # noqa: D417
+    encoder: str | Path,
+    data: Any,
+    *,
+    out: str | Path | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    backbone: nn.Module | None = None,
+    reporter: Reporter | None = None,
+    allow_partial: bool = False,
+    labels: str | Path = "auto",
+    val: float = 0.1,
+    scan: Literal["headers", "full"] = "headers",
+    max_bad: float = 0.1,
+    image_size: int | Auto = "auto",
+    augment: Augment = "auto",
+    seed: int = 0,
+    device: str | torch.device = "auto",
+    workers: int | Auto = "auto",
+) -> Embeddings:
+    """Compute the features of images by an encoder as it is, without training.
+
+    Without `out` they are only computed, and written to `output`; the settings of an evaluation
+    have no effect then, and are refused. `embed_parts` needs memory for a part of them only.
+
+    Args:
+        encoder: A run folder, a file, or a name such as `dinov2-small`; what `load` takes.
+        data: What `nearkin.train` takes.
+        out: A run folder to make: embeddings, measures beside their floors, and the page.
+        output: A file to write the features to: .parquet, .npz, or .npy with a .csv beside it.
+        resume: Continue the run that is in `out`.
+        overwrite: Replace the run that is in `out`.
+        backbone: The encoder's network, if it was given one from Python; untrained.
+        reporter: Receives log lines and progress; None is silent.
+        labels: Labels, for evaluation only.
+        augment: A name, the path of a .toml file, or a list of `nearkin.View`.
+
+    The other arguments are the fields of `nearkin.config.EmbedConfig`.
+
+    Returns:
+        Unit vectors, a row per readable image, in the order of the data.
+
+    Raises:
+        NearkinError: One line on what cannot be done; see `nearkin.errors`.
+    """
+    config = _config(EmbedConfig, locals())
+    if out is None:
+        only_of_folders(config, resume=resume, overwrite=overwrite)
+        return embed_table(
+            encoder,
+            data,
+            output=output,
+            backbone=backbone,
+            labels=config.labels,
+            image_size=image_size,
+            allow_partial=allow_partial,
+            device=config.device,
+            workers=workers,
+            reporter=reporter,
+        )
+    if output is not None:
+        raise UsageError("out makes a run folder and output only a table; give one")
+    run = embed_folder(
+        data,
+        config,
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        network=backbone,
+        reporter=reporter,
+    )
+    return read_embeddings(run.folder.embeddings, images_of(run.folder, data))
 
 
 def _config(kind: type[Settings], arguments: Mapping[str, Any]) -> Settings:

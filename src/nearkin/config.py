@@ -533,8 +533,49 @@ class ClassifyConfig:
             )
 
 
-Config = TrainConfig | DiscoverConfig | ClassifyConfig
-Settings = TypeVar("Settings", TrainConfig, DiscoverConfig, ClassifyConfig)
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig:
+    """Settings of a run that embeds images by an encoder as it is, and measures it on them."""
+
+    encoder: str = ""
+    """Encoder: a run folder, a file, or a name such as dinov2-small; what `nearkin.load` takes."""
+    allow_partial: bool = False
+    """Whether weights may be missing from the encoder's checkpoint, or left over."""
+    labels: str = "auto"
+    """Labels, for evaluation only: auto, none, folders, or a table with columns path and label."""
+    val: HeldOut = 0.1
+    """Fraction of the images held out for evaluation, where the data have no test part."""
+    scan: Literal["headers", "full"] = "headers"
+    """Check before embedding: the header of every file, or every image decoded."""
+    max_bad: Share = 0.1
+    """Largest fraction of unreadable images to continue with."""
+    image_size: Annotated[int | Auto, Range(8, MAX_IMAGE_SIZE)] = "auto"
+    """Side of the images in pixels; auto: that of the encoder."""
+    augment: Augment = "auto"
+    """Augmentation of the second views that alignment is measured by, as of `nearkin train`."""
+    seed: Seed = 0
+    """Random seed of the images held out, and of the evaluation."""
+    device: str = "auto"
+    """Device: auto, cpu, cuda, cuda:1, mps."""
+    workers: AutoCountOrZero = "auto"
+    """Processes that decode image files."""
+
+    groups: ClassVar[Mapping[str, str]] = {
+        "encoder": "Method",
+        "labels": "Data",
+        "image_size": "Views",
+        "seed": "Evaluation",
+        "device": "Machine",
+    }
+    """Titles of groups of settings, by the first field of each."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be carried out, before anything is read."""
+        check_settings(self)
+
+
+Config = TrainConfig | DiscoverConfig | ClassifyConfig | EmbedConfig
+Settings = TypeVar("Settings", TrainConfig, DiscoverConfig, ClassifyConfig, EmbedConfig)
 MAX_BYTES: Final = 1_000_000  # of a file of settings
 
 
@@ -575,7 +616,7 @@ def to_toml(config: Config, data: str) -> str:
     tables = {"options", *(["augment"] if views else [])}
     names = [entry.name for entry in fields(config) if entry.name not in tables]
     lines += [f"{name} = {toml_value(getattr(config, name))}" for name in names]
-    options = [] if isinstance(config, ClassifyConfig) else [("[options]", config.options)]
+    options = [("[options]", getattr(config, "options", {}))] * hasattr(config, "options")
     for title, table in [*options, *(("[[views]]", view) for view in views)]:
         lines += ["", title, *(f"{name} = {toml_value(value)}" for name, value in table.items())]
     return "\n".join(lines) + "\n"

@@ -19,7 +19,7 @@ from PIL import Image
 from pyarrow import dataset, parquet
 
 import nearkin
-from nearkin.cli import main, use
+from nearkin.cli import main
 from nearkin.commands.embed import embed
 from nearkin.encoders.encoder import write_encoder
 from nearkin.errors import OutputError
@@ -166,7 +166,9 @@ def test_python_writes_the_same_into_a_folder(parts, run, images, tmp_path):
 
 
 def test_the_command_line_has_the_default_of_the_function():
-    assert inspect.signature(use.embed).parameters["shard"].default == SHARD == 65_536
+    assert EmbedOptions().shard is None  # then it is the function's
+    assert inspect.signature(embed_parts).parameters["shard"].default == SHARD == 65_536
+    assert f"{SHARD:,}" in field_docs(EmbedOptions)["shard"]
 
 
 # Kills

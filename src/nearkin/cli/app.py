@@ -1,6 +1,7 @@
 """What all commands share: the application, types of their parameters, and how they print."""
 
 import json
+import sys
 from typing import Annotated, Any, Final
 
 from cyclopts import App, Group, Parameter
@@ -23,6 +24,10 @@ TITLES = ("Data", "Method", "Views", "Optimization", "Evaluation", "Machine", "O
 GROUPS: Final = {title: Group(title, sort_key=place) for place, title in enumerate(TITLES)}
 
 Flag = Annotated[bool, Parameter(negative="", group=GROUPS["Output"])]
+ENCODER: Final = (
+    "A run folder, an encoder.safetensors, or a name: dinov2-small, timm:NAME, torchvision:NAME, "
+    "a folder of Hugging Face, or ARCHITECTURE@FILE."
+)
 Images = Annotated[
     str,
     Parameter(
@@ -30,6 +35,15 @@ Images = Annotated[
         "or FILE.py:NAME."
     ),
 ]
+
+
+def is_only_process() -> bool:
+    """Whether this process runs a command that takes one; of several, all but the first say so."""
+    from nearkin.distributed import is_main_process
+
+    if not is_main_process():
+        print("this command takes one process; the first does it, this one ends", file=sys.stderr)
+    return is_main_process()
 
 
 def show(value: Any, as_json: bool, lines: list[str]) -> None:

@@ -1,7 +1,9 @@
-"""Commands that train: an encoder, the classes of a discovery, or a classifier."""
+"""Commands that make a run folder: trainings, discoveries, classifiers, encoders as they are."""
 
 import os
+import sys
 from argparse import ArgumentParser
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
@@ -12,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 from cyclopts import Parameter
 
-from nearkin.cli.app import GROUPS, Flag, Images, app, show
+from nearkin.cli.app import ENCODER, GROUPS, Flag, Images, app, is_only_process, show
 from nearkin.cli.terminal import Terminal
 from nearkin.config import (
     MODE_METHODS,
     ClassifyConfig,
     Config,
     DiscoverConfig,
+    EmbedConfig,
     Range,
     TrainConfig,
     field_docs,
@@ -59,11 +62,43 @@ class RunOptions:
     """Show no progress."""
 
 
-def _add_command(verb: str, kind: type[Config], text: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions:
+    """What is typed beside the settings of `nearkin embed`."""
+
+    config_file: Annotated[Path | None, Parameter(name="--config", group=GROUPS["Data"])] = None
+    """A TOML file of settings, such as the config.toml of a run. The command line and the
+    environment take precedence."""
+    out: Annotated[Path | None, Parameter(group=GROUPS["Output"])] = None
+    """The run folder; runs/DATA-ENCODER if not given."""
+    output: Annotated[str | None, Parameter(name=["--output", "-o"], group=GROUPS["Output"])] = (
+        None
+    )
+    """Only a table of features instead: a .parquet, .npz or .npy, or a folder of parts, whose name
+    ends in /."""
+    shard: Annotated[int | None, Parameter(group=GROUPS["Output"])] = None
+    """Images of a part; 65,536 if not given."""
+    part: Annotated[str, Parameter(group=GROUPS["Output"])] = ""
+    """I/N, such as 1/8: make the I-th of N shares of the parts, as a job of an array."""
+    resume: Flag = False
+    """Continue the run that is in the folder."""
+    overwrite: Flag = False
+    """Replace the run that is in the folder."""
+    json: Flag = False
+    """Print the measures as JSON."""
+    quiet: Annotated[Flag, Parameter(name=["--quiet", "-q"])] = False
+    """Show no progress."""
+
+
+def _add_command(
+    verb: str, kind: type[Config], text: str, run: Callable[..., None] | None = None
+) -> None:
     """Add a command that has the fields of a settings class as parameters."""
-    command = partial(_run, kind)
-    data, *others = signature(command).parameters.values()
-    parameters = [data, *_settings(kind), *others]
+    command = run or partial(_run, kind)
+    own = signature(command).parameters
+    first = [each for each in own.values() if each.kind is Argument.POSITIONAL_ONLY]
+    settings = [each for each in _settings(kind) if each.name not in own]
+    parameters = [*first, *settings, *list(own.values())[len(first) :]]
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     app.command(command, name=verb, help=text)
 
@@ -112,9 +147,7 @@ def _run(
     if data is None:
         verb = VERBS[kind]
         raise UsageError(f"no images given; say nearkin {verb} DATA, or --config with a data key")
-    for variable in OTHER_VARIABLES:  # cyclopts takes every NEARKIN_ variable for an option
-        if variable in os.environ:
-            typed.pop(variable.removeprefix("NEARKIN_").lower(), None)
+    _drop_other_variables(typed)
     names = {entry.name for entry in fields(kind)}
     settings |= {name: value for name, value in typed.items() if name in names}
     options = {k.replace("-", "_"): value for k, value in typed.items() if k not in names}
@@ -133,6 +166,92 @@ def _run(
         finished = command(data, config, **files, reporter=terminal)
     if is_main_process():
         show(finished.summary, run.json, finished.lines())
+
+
+def _drop_other_variables(typed: dict[str, Any]) -> None:
+    for variable in OTHER_VARIABLES:  # cyclopts takes every NEARKIN_ variable for an option
+        if variable in os.environ:
+            typed.pop(variable.removeprefix("NEARKIN_").lower(), None)
+
+
+def _embed(
+    encoder: Annotated[str | None, Parameter(help=ENCODER)] = None,
+    data: Images | None = None,
+    /,
+    *,
+    run: Annotated[EmbedOptions, Parameter(name="*")] | None = None,
+    **typed: Annotated[Any, Parameter(show=False)],
+) -> None:
+    """Make the run folder of an encoder as it is, or only write its features."""
+    run = run or EmbedOptions()
+    settings = read_toml(run.config_file, EmbedConfig) if run.config_file else {}
+    stored = settings.pop("data", None)
+    encoder, data = encoder or settings.pop("encoder", None), data or stored
+    if not encoder or data is None:
+        what = "no images" if encoder else "no encoder"
+        raise UsageError(f"{what} given; say nearkin embed ENCODER DATA, or --config FILE")
+    _drop_other_variables(typed)
+    if unknown := typed.keys() - {entry.name for entry in fields(EmbedConfig)}:
+        name = min(unknown)
+        near = suggestion(name, EmbedConfig.__dataclass_fields__)
+        raise UsageError(f"unknown option {option(name)}.{near}")
+    config = EmbedConfig(**{**settings, **typed, "encoder": encoder})
+    if run.output is not None:
+        _embed_table(config, data, run)
+        return
+    if run.part or run.shard is not None:
+        raise UsageError("--shard and --part are of a folder of parts; give one with -o FOLDER/")
+    if not is_only_process():
+        return
+    from nearkin.commands.frozen import embed_folder
+
+    with Terminal(run.quiet or run.json) as terminal:
+        finished = embed_folder(
+            data,
+            config,
+            out=run.out,
+            resume=run.resume,
+            overwrite=run.overwrite,
+            reporter=terminal,
+        )
+    show(finished.summary, run.json, finished.lines())
+
+
+def _embed_table(config: EmbedConfig, data: str, run: EmbedOptions) -> None:
+    """Write only the features: as a file, or in parts into a folder."""
+    from nearkin.commands.embed import embed, embed_parts, is_folder
+    from nearkin.commands.frozen import only_of_folders
+    from nearkin.distributed import is_main_process
+    from nearkin.evaluation.table import SHARD
+
+    if run.out is not None:
+        raise UsageError("--out makes a run folder and -o only a table; give one")
+    only_of_folders(config, resume=run.resume, overwrite=run.overwrite)
+    output = str(run.output)
+    names = ("labels", "image_size", "allow_partial", "device", "workers")
+    settings: dict[str, Any] = {name: getattr(config, name) for name in names}
+    quiet = run.quiet or run.json
+    if is_folder(output):
+        shard, settings["part"] = SHARD if run.shard is None else run.shard, run.part
+        with Terminal(quiet or not is_main_process()) as terminal:
+            written = embed_parts(
+                config.encoder, data, output, shard=shard, reporter=terminal, **settings
+            )
+        if is_main_process():
+            show(vars(written), run.json, written.lines(Path(output)))
+        return
+    if not is_only_process():
+        return
+    if run.part or run.shard is not None:
+        raise UsageError(f"{output} is one file, without parts; give a folder, {output}/")
+    with Terminal(quiet) as terminal:
+        embeddings = embed(config.encoder, data, output=output, reporter=terminal, **settings)
+    count, dim = embeddings.vectors.shape
+    path = str(Path(output).resolve())
+    table = {"images": count, "features": dim, "output": path, "bad": dict(embeddings.bad)}
+    show(table, run.json, [f"{count} images, {dim} features each: {path}"])
+    for name, reason in embeddings.bad.items():
+        print(f"left out {name!r}: {reason}", file=sys.stderr)
 
 
 _add_command(
@@ -154,6 +273,18 @@ _add_command(
     ClassifyConfig,
     "Learn classes from labels of some images or of all, on top of any encoder.\n\n"
     "Leaves a calibrated classifier, which nearkin assign applies to new images.",
+)
+
+
+_add_command(
+    "embed",
+    EmbedConfig,
+    "Embed images by an encoder as it is, without training, and measure it.\n\n"
+    "Makes a run folder, which other commands take like that of a training. With -o, only the "
+    "features are written. Into a folder, they are written in parts, with only one part in "
+    "memory: what is there is not made again, and processes that torchrun or srun has started "
+    "divide the parts.",
+    _embed,
 )
 
 

@@ -1,20 +1,19 @@
 """Commands that use what was trained, and commands that list what there is."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 import nearkin
-from nearkin.cli.app import Flag, Images, app, show
+from nearkin.cli.app import ENCODER, Flag, Images, app, is_only_process, show
 from nearkin.cli.terminal import Terminal
 from nearkin.config import FULL, PROTOCOLS
 
 Json = Annotated[Flag, Parameter(help="Print the result as JSON.")]
 Output = Annotated[Path, Parameter(name=["--output", "-o"])]
 Run = Annotated[Path, Parameter(help="A run folder.")]
-Encoder = Annotated[Path, Parameter(help="A run folder, or an encoder.safetensors.")]
+Encoder = Annotated[str, Parameter(help=ENCODER)]
 Protocol = Annotated[
     str,
     Parameter(
@@ -26,15 +25,6 @@ Protocol = Annotated[
 RunImages = Annotated[
     str | None, Parameter(help="Its images, if they are no longer where they were.")
 ]
-
-
-def is_only_process() -> bool:
-    """Whether this process runs a command that takes one; of several, all but the first say so."""
-    from nearkin.distributed import is_main_process
-
-    if not is_main_process():
-        print("this command takes one process; the first does it, this one ends", file=sys.stderr)
-    return is_main_process()
 
 
 @app.command
@@ -77,7 +67,7 @@ def replay(run: Run, data: RunImages = None, /) -> None:
 
 @app.command
 def evaluate(
-    run: Run, data: str | None = None, /, *, protocol: Protocol = "quick", json: Json = False
+    run: Encoder, data: str | None = None, /, *, protocol: Protocol = "quick", json: Json = False
 ) -> None:
     """Measure a run's encoder beside its floors: its start, the untrained network, raw pixels.
 
@@ -91,51 +81,6 @@ def evaluate(
     from nearkin.run.folder import RunFolder
 
     show(evaluation.to_dict(), json, evaluation.lines(RunFolder(Path(run)).start))
-
-
-@app.command
-def embed(
-    run: Encoder,
-    data: Images,
-    /,
-    *,
-    output: Annotated[str, Parameter(name=["--output", "-o"])],
-    shard: int = 65_536,
-    part: str = "",
-) -> None:
-    """Write the features of images as .parquet, .npz, or .npy with a .csv beside it.
-
-    Into a folder, they are written in parts, with only one part in memory: what is there is not
-    made again, and processes that torchrun or srun has started divide the parts.
-
-    Args:
-        output: The file, whose ending says how it is written; or a folder: its name ends in /.
-        shard: Images of a part.
-        part: I/N, such as 1/8: make the I-th of N shares of the parts, as a job of an array.
-    """
-    from nearkin.commands.embed import is_folder
-    from nearkin.distributed import is_main_process
-    from nearkin.errors import UsageError
-    from nearkin.evaluation.table import SHARD
-
-    if is_folder(output):
-        with Terminal(not is_main_process()) as terminal:
-            written = nearkin.embed_parts(
-                run, data, output, shard=shard, part=part, reporter=terminal
-            )
-        if is_main_process():
-            show(None, False, written.lines(Path(output)))
-        return
-    if not is_only_process():
-        return
-    if part or shard != SHARD:
-        raise UsageError(f"{output} is one file, without parts; give a folder, {output}/")
-    with Terminal() as terminal:
-        embeddings = nearkin.embed(run, data, output=output, reporter=terminal)
-    count, dim = embeddings.vectors.shape
-    print(f"{count} images, {dim} features each: {Path(output).resolve()}")
-    for path, reason in embeddings.bad.items():
-        print(f"left out {path!r}: {reason}", file=sys.stderr)
 
 
 @app.command

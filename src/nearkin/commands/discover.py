@@ -14,17 +14,16 @@ from nearkin.discovery.pipeline import Pipeline
 from nearkin.discovery.report import write_outcome
 from nearkin.discovery.stages import run_worker
 from nearkin.discovery.trials import MODE_RECIPES
-from nearkin.distributed import choose_device, device_name, is_main_process, worker_group
+from nearkin.distributed import choose_device, is_main_process, worker_group
 from nearkin.encoders.encoder import load
 from nearkin.errors import DataError, UsageError
 from nearkin.methods import method_class
-from nearkin.run.data import same_data, write_bad_files
+from nearkin.run.data import log_start, same_data, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, default_folder, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.run.settings import checked_options, self_contained
 from nearkin.types import UNKNOWN
-from nearkin.version import __version__
 
 
 def discover(
@@ -67,10 +66,7 @@ def discover(
         if resume and folder.config.exists():
             config = continued(config, folder.discovery_settings()[0])
         device = choose_device(config.device)
-        log.info(
-            f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
-            f"writing {path.resolve()}"
-        )
+        log_start(folder, device, config.seed, log)
         dataset = open_discovery_data(data, config, folder.bad_files, log.progress)
         for line in dataset.lines():
             log.info(line)

@@ -1,17 +1,17 @@
-"""`nearkin embed`: the features of images as a file, or as a folder of parts."""
+"""`nearkin embed -o`: the features of images as a file, or as a folder of parts."""
 
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 from torch import nn
 
+from nearkin.config import Auto
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device, cpus_per_process
 from nearkin.distributed.ranks import rank_info
-from nearkin.encoders.encoder import load
+from nearkin.encoders.encoder import Encoder, load
 from nearkin.errors import UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.table import (
@@ -23,7 +23,6 @@ from nearkin.evaluation.table import (
     note_on,
     write_embeddings,
 )
-from nearkin.pace import under
 from nearkin.run.failures import resource_errors
 from nearkin.run.reporter import Reporter, Silent
 
@@ -34,19 +33,25 @@ def embed(
     *,
     output: str | Path | None = None,
     backbone: nn.Module | None = None,
+    labels: str = "auto",
+    image_size: int | Auto = "auto",
+    allow_partial: bool = False,
     device: str = "auto",
-    workers: int | Literal["auto"] = "auto",
+    workers: int | Auto = "auto",
     reporter: Reporter | None = None,
 ) -> Embeddings:
-    """Compute the features of images with a trained encoder, all in memory.
+    """Compute the features of images with an encoder, all in memory.
 
     Images that cannot be read have no features. `embed_parts` needs memory for one part only.
 
     Args:
-        run: A run folder, or its encoder.safetensors.
+        run: What `nearkin.load` takes: a run folder, a file, or a name such as dinov2-small.
         data: What `open_images` takes.
         output: A file to write them to, too: .parquet, .npz, or .npy with a .csv beside it.
         backbone: The run's network, if it was given one from Python; untrained.
+        labels: The labels to write beside them, as of `nearkin train`.
+        image_size: Side of the images in pixels; `auto`: that of the encoder.
+        allow_partial: Whether weights may be missing from a checkpoint, or left over.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per CPU.
         reporter: Receives log lines and progress.
@@ -61,8 +66,13 @@ def embed(
             raise UsageError(f"{output} is a folder; nearkin.embed_parts writes parts into one")
         check_format(Path(output))
         spare(Path(output), data)
-    on_progress = (reporter or Silent()).progress
-    encoder, images = load(run, backbone=backbone), open_images(data, on_progress=on_progress)
+    log = reporter or Silent()
+    on_progress = log.progress
+    encoder = _logged(
+        load_source(run, backbone=backbone, image_size=image_size, allow_partial=allow_partial),
+        log,
+    )
+    images = open_images(data, labels=labels, on_progress=on_progress)
     processes = available_cpus() if workers == "auto" else workers
     where = choose_device(device)
     with resource_errors():
@@ -72,6 +82,30 @@ def embed(
     if output is not None:
         write_embeddings(Path(output), embeddings)
     return embeddings
+
+
+def load_source(
+    source: str | Path,
+    *,
+    backbone: nn.Module | None = None,
+    image_size: int | Auto = "auto",
+    allow_partial: bool = False,
+) -> Encoder:
+    """Load an encoder for images of a size; UsageError where a run's takes another one."""
+    size = None if image_size == "auto" else image_size
+    encoder = load(source, backbone=backbone, image_size=size, allow_partial=allow_partial)
+    if size not in (None, encoder.image_size):
+        raise UsageError(
+            f"--image-size {size}: the encoder of {source} takes images of {encoder.image_size} "
+            "px; leave the option out"
+        )
+    return encoder
+
+
+def _logged(encoder: Encoder, log: Reporter) -> Encoder:
+    for line in encoder.lines():
+        log.info(line)
+    return encoder
 
 
 def spare(output: Path, data: Any) -> None:
@@ -89,8 +123,11 @@ def embed_parts(
     shard: int = SHARD,
     part: str = "",
     backbone: nn.Module | None = None,
+    labels: str = "auto",
+    image_size: int | Auto = "auto",
+    allow_partial: bool = False,
     device: str = "auto",
-    workers: int | Literal["auto"] = "auto",
+    workers: int | Auto = "auto",
     reporter: Reporter | None = None,
 ) -> PartsWritten:
     """Compute the features of any number of images, with one part in memory.
@@ -100,12 +137,15 @@ def embed_parts(
     has started divide the parts, and none waits for another.
 
     Args:
-        run: A run folder, or its encoder.safetensors.
+        run: What `nearkin.load` takes: a run folder, a file, or a name such as dinov2-small.
         data: What `open_images` takes.
         output: A new folder, or one that was begun with the same encoder, data and shard.
         shard: Images of a part.
         part: `I/N` makes the I-th of N shares of the parts, with I from 1; all if empty.
         backbone: The run's network, if it was given one from Python; untrained.
+        labels: The labels to write beside them, as of `nearkin train`.
+        image_size: Side of the images in pixels; `auto`: that of the encoder.
+        allow_partial: Whether weights may be missing from a checkpoint, or left over.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per CPU.
         reporter: Receives log lines and progress.
@@ -119,28 +159,22 @@ def embed_parts(
         raise UsageError(f"--shard {shard} is less than one image; give at least 1")
     first, step = _turn(part)
     log = reporter or Silent()
-    encoder, images = load(run, backbone=backbone), open_images(data, on_progress=log.progress)
+    encoder = _logged(
+        load_source(run, backbone=backbone, image_size=image_size, allow_partial=allow_partial),
+        log,
+    )
+    images = open_images(data, labels=labels, on_progress=log.progress)
     note = note_on(encoder.digest, images, shard)
     if note.num_parts > MOST:
         raise UsageError(f"--shard {shard} makes more than {MOST} parts; give more")
     folder = PartFolder.claim(Path(output), note)
     processes = cpus_per_process() if workers == "auto" else workers
     own = [number for number in folder.missing() if number % step == first]
-    for number in own:
-        rows = np.arange(number * shard, min(len(images), (number + 1) * shard))
-        name = f"part {number + 1} of {note.num_parts}"
-        with resource_errors():
-            embeddings = encode_images(
-                encoder,
-                images.subset(rows),
-                device=choose_device(device),
-                workers=processes,
-                on_progress=under(name, log.progress),
-                allow_none=True,
-            ).normalized()
-        folder.write(number, embeddings)
-        log.info(f"{name}: {len(embeddings)} images")
-        del embeddings  # or there would be two while the next is computed
+    where = choose_device(device)
+    for name, count in folder.compute(
+        own, encoder, images, device=where, workers=processes, on_progress=log.progress
+    ):
+        log.info(f"{name}: {count} images")
     return folder.finish(images, len(own))
 
 

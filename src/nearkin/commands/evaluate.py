@@ -1,14 +1,17 @@
 """`nearkin evaluate`: measure an encoder beside its start, the untrained network and pixels."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
-from nearkin.config import protocol_names
+from nearkin.commands.frozen import frozen_floors, measure, resolved
+from nearkin.config import EmbedConfig, protocol_names
 from nearkin.data.split import open_split
 from nearkin.distributed import available_cpus, choose_device
-from nearkin.encoders.encoder import load
+from nearkin.encoders.encoder import is_own, load
 from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
 from nearkin.run.failures import resource_errors
@@ -27,11 +30,12 @@ def evaluate(
     workers: int | Literal["auto"] = "auto",
     reporter: Reporter | None = None,
 ) -> Evaluation:
-    """Measure a run's encoder.
+    """Measure the encoder of a run, or any other.
 
     Args:
-        run: A run folder.
-        data: Other images than those of the run; they are split like those.
+        run: A run folder, or what else `nearkin.load` takes, such as dinov2-small.
+        data: Other images than those of the run, split like those; the images for an encoder
+            that is of no run.
         protocol: What is measured, names of `nearkin.config.PROTOCOLS` separated by commas, or
             `full`. Other than `quick`, the measures of a run's own images are also stored in its
             evaluation.json and shown by its page.
@@ -47,15 +51,23 @@ def evaluate(
         Without labels, only view retrieval and geometry.
 
     Raises:
-        UsageError: If this is no run, or one on arrays and `data` is None.
+        UsageError: If there is no such encoder, or no images to measure it on.
     """
     names = protocol_names(protocol)  # refused before anything is opened
+    log = reporter or Silent()
     folder = RunFolder(Path(run))
+    if folder.is_frozen or not folder.path.is_dir() or not is_own(run):
+        evaluation = _evaluate_frozen(
+            run, data, backbone, choose_device(device), workers, protocol, log
+        )
+        if data is None and names != ["quick"]:
+            _store(folder, evaluation, log)
+        return evaluation
     config, stored = folder.settings()
     if data is None and stored == data_name(None) and not Path(stored).exists():
         raise UsageError(f"{run} was trained on arrays, which it does not keep; pass them as data")
     encoder = load(folder.path, backbone=backbone)
-    on_progress = (reporter or Silent()).progress
+    on_progress = log.progress
     split = open_split(stored if data is None else data, config, on_progress=on_progress)
     with resource_errors():
         evaluation, _ = evaluate_split(
@@ -70,7 +82,7 @@ def evaluate(
             on_progress=on_progress,
         )
     if data is None and names != ["quick"]:
-        _store(folder, evaluation, reporter or Silent())
+        _store(folder, evaluation, log)
     return evaluation
 
 
@@ -81,3 +93,32 @@ def _store(folder: RunFolder, evaluation: Evaluation, log: Reporter) -> None:
             folder.add_measures(evaluation.to_dict())
     except (OSError, OutputError) as error:
         log.info(f"warning: the measures are not stored in {folder.evaluation}: {error}")
+
+
+def _evaluate_frozen(
+    source: str | Path,
+    data: Any,
+    network: nn.Module | None,
+    device: torch.device,
+    workers: int | Literal["auto"],
+    protocol: str,
+    log: Reporter,
+) -> Evaluation:
+    """Measure an encoder as it is, on the images of its run or on others."""
+    folder, stored = RunFolder(Path(source)), ""
+    config: Any = EmbedConfig(encoder=str(source))
+    if folder.is_frozen:
+        config, stored = folder.encoder_settings()
+    if data is None and (not stored or (stored == data_name(None) and not Path(stored).exists())):
+        raise UsageError(f"{source} keeps no images; say nearkin evaluate {source} DATA")
+    encoder = load(source, backbone=network)
+    for line in encoder.lines():
+        log.info(line)
+    split = open_split(stored if data is None else data, config, log.progress)
+    config = resolved(replace(config, workers=workers), encoder, split.images)
+    floors = frozen_floors(encoder, split.images, config.seed, device, network)
+    with resource_errors():
+        evaluation, _ = measure(
+            encoder, split, config, floors, device, protocol=protocol, on_progress=log.progress
+        )
+    return evaluation

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,13 @@ from torch import nn
 
 from nearkin.classification.report import lines as classification_lines
 from nearkin.config import TrainConfig
-from nearkin.data.split import duplicate_warnings, open_split
-from nearkin.distributed import choose_device, device_name, is_main_process
+from nearkin.distributed import choose_device, is_main_process
 from nearkin.encoders.encoder import CUSTOM
 from nearkin.errors import UsageError
 from nearkin.evaluation.evaluate import lines as measure_lines
 from nearkin.extensions import label
 from nearkin.report.pages import write_page
-from nearkin.run.data import write_bad_files
+from nearkin.run.data import log_start, open_logged
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, default_folder, lines, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
@@ -29,7 +27,6 @@ from nearkin.run.settings import (
 )
 from nearkin.training.session import resumed_settings, run_worker, train_encoder
 from nearkin.training.start import read_start, resolved_settings
-from nearkin.version import __version__
 
 
 @dataclass(frozen=True)
@@ -93,15 +90,9 @@ def train(
         if resume:
             config = resumed_settings(folder, config)
         device = choose_device(config.device)
-        log.info(
-            f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
-            f"writing {path.resolve()}"
-        )
+        log_start(folder, device, config.seed, log)
         start = read_start(folder, config, network, device, log)
-        split = open_split(data, config, log.progress, partial(write_bad_files, folder.bad_files))
-        warnings = duplicate_warnings(split.num_exact, "exact", split.images)
-        for line in [split.describe(), *split.images.notes, *(f"warning: {w}" for w in warnings)]:
-            log.info(line)
+        split = open_logged(folder, data, config, log)
         # Settings that do not fit are refused before anything is overwritten.
         config = resolved_settings(config, split.train, device, start)
         if overwrite:

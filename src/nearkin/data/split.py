@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from nearkin.config import TrainConfig
+from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
@@ -62,7 +62,7 @@ class Split:
 
 def open_split(
     data: Any,
-    config: TrainConfig,
+    config: TrainConfig | EmbedConfig,
     on_progress: ProgressCallback = ignore_progress,
     on_open: Callable[[Images], None] = lambda _: None,
 ) -> Split:

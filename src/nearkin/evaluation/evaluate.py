@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from nearkin.config import Augment
@@ -166,6 +166,7 @@ def evaluate_split(
     augment: Augment,
     device: torch.device,
     protocol: str = QUICK,
+    features: Mapping[str, Embeddings] | None = None,
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[Evaluation, Embeddings]:
     """Measure an encoder on images that are already open and split.
@@ -182,6 +183,8 @@ def evaluate_split(
         augment: Augmentation of the second view of some images.
         device: Where to compute.
         protocol: What is measured; see `nearkin.evaluation.protocols`.
+        features: Of all images of the split, as an encoder gives them, by the name of its table;
+            computed here where they are missing.
         on_progress: Receives the progress.
 
     Returns:
@@ -190,13 +193,18 @@ def evaluate_split(
     entries = chosen(protocol)  # a wrong name is refused before anything is computed
     images = {"train": split.train} | ({"test": split.test} if len(split.test) else {})
     parts_of = partial(_encode_parts, seed=seed, workers=workers, augment=augment, device=device)
-    encoded = parts_of(encoder, images, on_progress=under("encoder", on_progress))
+    rows = {"train": split.train_rows, "test": split.test_rows}
+    computed = {name: (of, rows) for name, of in (features or {}).items()}
+    encoded = parts_of(
+        encoder, images, computed.get("encoder"), on_progress=under("encoder", on_progress)
+    )
     # The floors are measured on the very images that the encoder could read.
     images = {name: images[name].subset(part.rows) for name, part in encoded.items()}
+    rows |= {name: rows[name][part.rows] for name, part in encoded.items()}
     tables = {"encoder": encoded}
     for name, floor in floors.items():
         progress = under(TITLES.get(name, name), on_progress)
-        tables[name] = parts_of(floor, images, on_progress=progress)
+        tables[name] = parts_of(floor, images, computed.get(name), on_progress=progress)
     tables["pixels"] = _raw_pixels(images, workers, on_progress)
     views = {}
     if any(entry.needs_images for entry in entries):
@@ -226,6 +234,7 @@ def evaluate_split(
 def _encode_parts(
     encoder: Encoder,
     images: Mapping[str, Images],
+    computed: tuple[Embeddings, Mapping[str, np.ndarray]] | None = None,
     *,
     seed: int,
     workers: int,
@@ -233,11 +242,18 @@ def _encode_parts(
     device: torch.device,
     on_progress: ProgressCallback,
 ) -> dict[str, Embeddings]:
-    """Embeddings of each part; of the last, which is scored, also a second view of some images."""
+    """Embeddings of each part; of the last, which is scored, also a second view of some images.
+
+    `computed` has those of all images, where there are any, and the rows of each part in them.
+    """
     encode_part = partial(
         encode_images, encoder, device=device, workers=workers, on_progress=on_progress
     )
-    encoded = {name: encode_part(part) for name, part in images.items()}
+    if computed is None:
+        encoded = {name: encode_part(part) for name, part in images.items()}
+    else:
+        features, rows = computed
+        encoded = {name: _chosen(features, part, rows[name]) for name, part in images.items()}
     scored = list(images)[-1]
     readable = images[scored].subset(encoded[scored].rows)
     chosen = geometry_rows(len(readable))
@@ -267,6 +283,16 @@ def _image_views(
         )
         for name, (encoder, bank) in tables.items()
     }
+
+
+def _chosen(
+    features: Embeddings, images: Images, rows: Int64[np.ndarray, " images"]
+) -> Embeddings:
+    """Of the features of all images, those of a part, which is at these rows of them."""
+    own = np.flatnonzero(np.isin(rows, features.rows))
+    vectors = features.vectors[np.searchsorted(features.rows, rows[own])]
+    bad = {name: features.bad[name] for name in images.names if name in features.bad}
+    return embeddings_of(images.subset(own), vectors, own, bad)
 
 
 def _train_and_test(parts: Mapping[str, Embeddings]) -> tuple[Embeddings, Embeddings]:

@@ -6,7 +6,7 @@ read whole by `read_embeddings`, and block by block where it is more than memory
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +19,13 @@ from torch import Tensor
 
 from nearkin.config import suggestion
 from nearkin.data.images import Images
+from nearkin.encoders.encoder import Encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
-from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
 from nearkin.objectives import unit
+from nearkin.pace import ProgressCallback, ignore_progress, under
 from nearkin.run.data import write_bad_files
+from nearkin.run.failures import resource_errors
 from nearkin.tables import PARTIAL, replace_text, usable, whole, write_csv, writing
 from nearkin.types import UNKNOWN
 
@@ -136,6 +139,11 @@ def read_embeddings(path: Path, images: Images) -> Embeddings:
 
 def _vectors(table: Any) -> Float[Tensor, "rows dim"]:
     """Return the unit vectors of a table or a record batch; ValueError if it is no such table."""
+    return unit(_matrix(table))
+
+
+def _matrix(table: Any) -> Float[Tensor, "rows dim"]:
+    """Return the vectors of a table as they are; ValueError if it is no such table."""
     from pyarrow import compute, types
 
     if absent := [name for name in COLUMNS if name not in table.schema.names]:
@@ -157,7 +165,7 @@ def _vectors(table: Any) -> Float[Tensor, "rows dim"]:
     features = torch.from_numpy(numbers.reshape(len(vectors), int(lengths[0])))
     if not features.isfinite().all():
         raise ValueError("some of its numbers are not finite")
-    return unit(features)
+    return features
 
 
 # Folders of parts
@@ -267,6 +275,11 @@ class PartFolder:
         numbers = range(self.note.num_parts)
         return tuple(self.path / f"part-{number:06}.parquet" for number in numbers)
 
+    def _rows(self, number: int) -> Int[np.ndarray, " rows"]:
+        """The images of a part."""
+        start = number * self.note.shard
+        return np.arange(start, min(self.note.images, start + self.note.shard))
+
     def missing(self) -> list[int]:
         """The parts that are not there yet."""
         there = set(self.path.glob("part-*.parquet"))
@@ -277,6 +290,66 @@ class PartFolder:
         path = self.files[number]
         with writing(path, ROOM), whole(path) as partial:
             _write_parquet(partial, embeddings)
+
+    def compute(
+        self,
+        numbers: Sequence[int],
+        encoder: Encoder,
+        images: Images,
+        *,
+        device: torch.device,
+        workers: int,
+        normalized: bool = True,
+        on_progress: ProgressCallback = ignore_progress,
+    ) -> Iterator[tuple[str, int]]:
+        """Write these parts of the embeddings of all images, with only one of them in memory.
+
+        Yields:
+            After each part, its name and how many images it has.
+        """
+        for number in numbers:
+            name = f"part {number + 1} of {self.note.num_parts}"
+            with resource_errors():
+                embeddings = encode_images(
+                    encoder,
+                    images.subset(self._rows(number)),
+                    device=device,
+                    workers=workers,
+                    on_progress=under(name, on_progress),
+                    allow_none=True,
+                )
+            self.write(number, embeddings.normalized() if normalized else embeddings)
+            count = len(embeddings)
+            del embeddings  # or there would be two while the next is computed
+            yield name, count
+
+    def read(self, images: Images) -> Embeddings:
+        """Read all parts as one, with their vectors as they were written.
+
+        Raises:
+            CheckpointError: If a part is missing or damaged.
+            DataError: If no image could be read.
+        """
+        from pyarrow import parquet
+
+        bad, rows, vectors = dict[str, str](), list[np.ndarray](), list[np.ndarray]()
+        for number, path in enumerate(self.files):
+            with usable(path, "remove it, and the same command with --resume makes it again"):
+                count, unread = _read_footer(path)
+                bad |= unread
+                inside = self._rows(number).tolist()
+                rows.append(np.array([i for i in inside if images.names[i] not in bad], np.int64))
+                if len(rows[-1]) != count:
+                    raise ValueError("it is of other images")
+                if count:
+                    with path.open("rb") as file:
+                        vectors.append(_matrix(parquet.read_table(file)).numpy())
+        readable = np.concatenate(rows)
+        if not len(readable):
+            raise DataError(f"none of the {len(images)} images can be read; look at the files")
+        return embeddings_of(
+            images.subset(readable), np.concatenate(vectors), readable, dict(sorted(bad.items()))
+        )
 
     def finish(self, images: Images, now: int) -> PartsWritten:
         """Return the progress, with `now` new parts; whoever sees all parts lists bad images."""

@@ -24,6 +24,7 @@ DISCOVERIES: Final = "discoveries"
 CLASSIFICATIONS: Final = "classifications"
 KINDS: Final = {
     "training": TRAININGS,
+    "frozen encoder": TRAININGS,  # beside which they say whether training helped
     "discovery": DISCOVERIES,
     "classification": CLASSIFICATIONS,
 }

@@ -11,6 +11,7 @@ from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
+from nearkin.report.frozen_report import frozen_report
 from nearkin.report.image_map import image_map, thumbnails
 from nearkin.report.page.sections import (
     ClassificationReport,
@@ -52,7 +53,8 @@ def report_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Repo
     """Return the content of a finished run's page, but for the map."""
     if folder.page.exists():
         return _stored_report(folder, images)
-    return training_report(folder, images, embeddings)
+    report = frozen_report if folder.is_frozen else training_report
+    return report(folder, images, embeddings)
 
 
 def store_report(folder: RunFolder, report: DiscoveryReport | ClassificationReport) -> None:

@@ -1,7 +1,7 @@
 """Plots of a run for talks and papers: curves, map, confusion matrix, sheets of images."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -78,10 +78,7 @@ def write_figures(
     if report.confusion is not None:
         confusion_plot(report.confusion, plots / "confusion.png")
     if isinstance(report, TrainingReport):
-        charts = training_curves(folder)
-        curves(list(charts.values()), plots / "curves.png")
-        if "knn" in charts:
-            curves([charts["knn"]], plots / "knn.png")
+        _training_plots(training_curves(folder), plots)
         return
     if report.curves:
         curves(report.curves, plots / "curves.png")
@@ -89,6 +86,14 @@ def write_figures(
         for chart in report.num_novel_curves:
             curves([chart], plots / "class_count.png")
         _novel_sheet(report, images, plots / "clusters.png")
+
+
+def _training_plots(charts: Mapping[str, Chart], plots: Path) -> None:
+    """The curves of a training; a frozen encoder has none."""
+    if charts:
+        curves(list(charts.values()), plots / "curves.png")
+    if "knn" in charts:
+        curves([charts["knn"]], plots / "knn.png")
 
 
 def _novel_sheet(report: DiscoveryReport, images: Images, path: Path) -> None:

@@ -38,6 +38,8 @@ CURVES: Final = {
     ),
 }
 """Title and note of a chart, by the column of metrics.csv."""
+LAST_EPOCH: Final = "The last epoch counts; nothing was chosen by the labels of held-out images."
+COLLAPSED: Final = "There are signs of a collapse: compare with the floors before use."
 MAX_POINTS: Final = 300  # longer curves are thinned out
 MEANINGS: Final = {
     "kNN top-1": "Accuracy of a weighted kNN classifier on held-out images. Nothing is trained: "
@@ -86,15 +88,15 @@ FAMILIES: Final = {
 """What measures say whose names begin so."""
 
 
-def _meanings(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
+def meanings(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Return what each measure says; those of one family say it once, by the first of them."""
-    meanings = dict[str, str]()
+    said = dict[str, str]()
     for name in names:
         family = (says for start, says in FAMILIES.items() if re.match(start, name))
         meaning = MEANINGS.get(name) or next(family, "")
-        if meaning and meaning not in meanings.values():
-            meanings[name] = meaning
-    return tuple(meanings.items())
+        if meaning and meaning not in said.values():
+            said[name] = meaning
+    return tuple(said.items())
 
 
 def training_curves(folder: RunFolder) -> dict[str, Chart]:
@@ -102,7 +104,7 @@ def training_curves(folder: RunFolder) -> dict[str, Chart]:
 
     The kNN accuracy comes with its floors as level lines, once these have been measured.
     """
-    rows = read_numbers(folder.metrics)
+    rows = [] if folder.is_frozen else read_numbers(folder.metrics)
     charts = {}
     for column, (title, note) in CURVES.items():
         points = [(row["epoch"], row[column]) for row in rows if column in row]
@@ -136,7 +138,7 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
             data,
             config,
             vars(TrainConfig()),
-            protocol=tuple(_protocol(summary)),
+            protocol=(*measure_protocols(summary), LAST_EPOCH),
             steps=tuple(_steps(folder, data, comparison)),
             tiny=images.is_small,
         ),
@@ -146,11 +148,12 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
         findings=(
             *(comparison.findings() if comparison else ()),
             *(f"The student {share}." for share in stored_shares(summary)),
-            *_findings(measures, summary["verdict"].startswith("collapsed")),
+            *([COLLAPSED] if summary["verdict"].startswith("collapsed") else []),
+            *knn_findings(measures),
         ),
-        results=_results(measures),
-        meanings=_meanings(measures["encoder"]),
-        confusion=_confusion(embeddings),
+        results=results(measures),
+        meanings=meanings(measures["encoder"]),
+        confusion=confusion(embeddings),
         curves=tuple(training_curves(folder).values()),
     )
 
@@ -160,7 +163,7 @@ def run_info(
 ) -> RunInfo:
     """Return the `RunInfo` of a run, with `more` of its fields.
 
-    Its command, `train` or `discover`, omits the defaults.
+    Its command, `train`, `embed` or `discover`, omits the defaults.
     """
     versions = {
         "nearkin": __version__,
@@ -197,36 +200,37 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
     )
 
 
-def _findings(measures: Mapping[str, Any], collapsed: bool) -> list[str]:
-    findings = []
-    if collapsed:
-        findings.append("There are signs of a collapse: compare with the floors before use.")
+def knn_findings(measures: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each floor that the kNN accuracy of an encoder does not exceed."""
     knn = measures["encoder"].get("kNN top-1")
-    if knn is not None and knn["low"] is not None:
-        findings += [
-            f"kNN accuracy is not significantly higher than that of the {name} ({value:.3f})."
-            for name, value in _knn_floors(measures).items()
-            if knn["low"] <= value and name != TITLES["start"]  # which the verdict compares
-        ]
-    return findings
+    if knn is None or knn["low"] is None:
+        return []
+    return [
+        f"kNN accuracy is not significantly higher than that of the {name} ({value:.3f})."
+        for name, value in _knn_floors(measures).items()
+        if knn["low"] <= value and name != TITLES["start"]  # which the verdict compares
+    ]
 
 
-def _results(measures: Mapping[str, Any]) -> Table:
+def results(measures: Mapping[str, Any]) -> Table:
+    """Return the table of an encoder's measures beside its floors."""
     columns = ("", *(TITLES.get(name, "this encoder") for name in measures))
     rows = [
         (name, *(str(Measure(**of[name])) if name in of else "-" for of in measures.values()))
         for name in measures["encoder"]
     ]
     start = "the encoder that training started from, " if "start" in measures else ""
+    untrained = "the same network with random weights, and " if "untrained" in measures else ""
     teacher = " The teacher is no floor, but what the student aims at." * ("teacher" in measures)
     note = (
-        f"On held-out images, with 95 % confidence intervals. Floors: {start}the same network "
-        f"with random weights, and raw pixels.{teacher}"
+        f"On held-out images, with 95 % confidence intervals. Floors: {start}{untrained}raw "
+        f"pixels.{teacher}"
     )
     return Table("Measures beside their floors", columns, tuple(rows), note)
 
 
-def _confusion(embeddings: Embeddings) -> Confusion | None:
+def confusion(embeddings: Embeddings) -> Confusion | None:
+    """Return the kNN predictions of held-out images; None without labels."""
     predictions = knn_classes(embeddings)
     queries = predictions != ""
     if not queries.any():
@@ -239,7 +243,8 @@ def _confusion(embeddings: Embeddings) -> Confusion | None:
     return Confusion(classes, classes, tuple(map(tuple, counts.tolist())))
 
 
-def _protocol(summary: Mapping[str, Any]) -> list[str]:
+def measure_protocols(summary: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on how each number of an encoder was measured, or why it was not."""
     measured = [
         f"{entry['name']}: {entry['protocol']}."
         for entry in summary["measures"]["encoder"].values()
@@ -250,8 +255,15 @@ def _protocol(summary: Mapping[str, Any]) -> list[str]:
         measured.append(f"verdict: {rule}.")
     if kept := summary.get("kept"):
         measured.append(f"share of the teacher: {kept['protocol']}.")
-    last = "The last epoch counts; nothing was chosen by the labels of held-out images."
-    return [*measured, *missing, "Confusion: kNN predictions of held-out images.", last]
+    return [*measured, *missing, "Confusion: kNN predictions of held-out images."]
+
+
+def look_steps(run: Path) -> list[tuple[str, str]]:
+    """Return the next steps that only look at a run."""
+    return [
+        ("Browse images at full size, and search by image.", f"nearkin explore {run}"),
+        ("Find the nearest neighbors of an image.", f"nearkin neighbors {run} IMAGE"),
+    ]
 
 
 def _steps(
@@ -264,8 +276,7 @@ def _steps(
     )
     return [
         *([start] if comparison and comparison.verdict == "worse" else []),
-        ("Browse images at full size, and search by image.", f"nearkin explore {run}"),
-        ("Find the nearest neighbors of an image.", f"nearkin neighbors {run} IMAGE"),
+        *look_steps(run),
         ("Write embeddings for other programs.", f"nearkin embed {run} {data} -o vectors.parquet"),
         (
             "Label some classes, and discover the novel ones.",

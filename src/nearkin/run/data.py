@@ -2,17 +2,40 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from nearkin.config import EmbedConfig, TrainConfig
 from nearkin.data.images import Images
-from nearkin.data.split import Split
+from nearkin.data.split import Split, duplicate_warnings, open_split
 from nearkin.distributed import device_name, world_size
 from nearkin.errors import CheckpointError
 from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Reporter
 from nearkin.tables import read_csv, replace_text, usable, write_csv
 from nearkin.version import __version__
+
+
+def log_start(folder: RunFolder, device: torch.device, seed: int, log: Reporter) -> None:
+    """Log what computes a run, and where it is written."""
+    log.info(
+        f"nearkin {__version__} | {device_name(device)} | seed {seed} | "
+        f"writing {folder.path.resolve()}"
+    )
+
+
+def open_logged(
+    folder: RunFolder, data: Any, config: TrainConfig | EmbedConfig, log: Reporter
+) -> Split:
+    """Open the data of a run and hold images out; log what they are."""
+    split = open_split(data, config, log.progress, partial(write_bad_files, folder.bad_files))
+    warnings = duplicate_warnings(split.num_exact, "exact", split.images)
+    for line in [split.describe(), *split.images.notes, *(f"warning: {w}" for w in warnings)]:
+        log.info(line)
+    return split
 
 
 def same_data(

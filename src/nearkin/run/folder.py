@@ -15,6 +15,7 @@ from nearkin.config import (
     ClassifyConfig,
     Config,
     DiscoverConfig,
+    EmbedConfig,
     TrainConfig,
     load_toml,
     read_toml,
@@ -31,6 +32,7 @@ KINDS: Final[Mapping[str, type[Config]]] = {
     "training": TrainConfig,
     "discovery": DiscoverConfig,
     "classification": ClassifyConfig,
+    "frozen encoder": EmbedConfig,
 }
 """Kinds of runs, by the class of their settings."""
 PLOTS = (
@@ -92,6 +94,7 @@ class RunFolder:
     atlas = _Entry("atlas.parquet")  # The images as a table for Embedding Atlas
     cached_features = _Entry(f"{STAGES}/cached-features.safetensors")  # Of all images and of views
     number = _Entry(f"{STAGES}/number.json")  # The estimate of the number of classes
+    parts = _Entry(f"{STAGES}/parts")  # Folders of embeddings that are computed part by part
 
     def stage(self, name: str) -> "RunFolder":
         """The folder of one stage of several."""
@@ -107,6 +110,22 @@ class RunFolder:
             )
         stored, data = self._stored(TrainConfig)
         return TrainConfig(**stored), data
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether this is the run of an encoder that was not trained here, by `nearkin embed`."""
+        return self.config.exists() and self.kind == "frozen encoder"
+
+    def encoder_settings(self) -> tuple[TrainConfig | EmbedConfig, str]:
+        """The stored configuration of a run that leaves an encoder, trained or frozen; its data.
+
+        Raises:
+            UsageError: If this is a discovery, or no run.
+        """
+        if not self.is_frozen:
+            return self.settings()
+        stored, data = self._stored(EmbedConfig)
+        return EmbedConfig(**stored), data
 
     def discovery_settings(self) -> tuple[DiscoverConfig, str]:
         """The stored configuration of a discovery, and the data it names; or UsageError."""
@@ -126,7 +145,7 @@ class RunFolder:
             case "classification":
                 return self.classify_settings()
             case _:
-                return self.settings()
+                return self.encoder_settings()
 
     @property
     def kind(self) -> str:

@@ -15,9 +15,9 @@ from torch import nn
 
 from nearkin.config import (
     BatchGroups,
-    ClassifyConfig,
     Config,
     DiscoverConfig,
+    EmbedConfig,
     MemorySize,
     Settings,
     TrainConfig,
@@ -364,7 +364,7 @@ def self_contained(config: Settings) -> Settings:
     Paths of Python files become absolute, and an augmentation from a file becomes its views.
     """
     changed = dict[str, Any]()
-    if not isinstance(config, ClassifyConfig):
+    if isinstance(config, TrainConfig | DiscoverConfig):
         method_class(config.method)
         changed["method"] = absolute(config.method)
     changed["augment"] = stored_views(config.augment)
@@ -462,10 +462,10 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
 
 def command(verb: str, data: str, config: Config, usual: Mapping[str, Any]) -> str:
     """Return the command that repeats a run: every setting that is not the `usual` one."""
-    words = ["nearkin", verb, data]
+    words = ["nearkin", verb, *([config.encoder] if isinstance(config, EmbedConfig) else []), data]
     for name, default in usual.items():
         value = getattr(config, name)
-        if name != "options" and value != default:
+        if name not in ("options", "encoder") and value != default:
             words += [f"--no-{name}"] if value is False else [option(name), str(value)]
     for name, value in getattr(config, "options", {}).items():
         words += [option(name), str(value)]

@@ -82,12 +82,14 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
-    """Content of the page of a training."""
+    """Content of the page of an encoder, of a training or frozen."""
 
     run: RunInfo
     lead: str  # what was trained on what, in a paragraph
     health: str  # whether embeddings collapsed, in a sentence
     verdict: str = ""  # whether training helped the encoder it started from, in a sentence
+    frozen: tuple[tuple[str, str], ...] = ()
+    """Of an encoder that was not trained here: its origin and preprocessing, by name."""
     findings: tuple[str, ...] = ()  # what to know before using the encoder, a sentence or two each
     results: Table | None = None  # measures of the encoder beside its floors
     meanings: tuple[tuple[str, str], ...] = ()  # each measure with its definition
@@ -168,6 +170,8 @@ def report_page(
     run = report.run
     if isinstance(report, TrainingReport):
         verb, title, lead = "train", f"Encoder trained on {run.data}", report.lead
+        if report.frozen:
+            verb, title = "embed", f"{run.data}, embedded by a frozen encoder"
         first, *sections = _training_sections(report)
     elif isinstance(report, ClassificationReport):
         verb, lead = "classify", report.lead
@@ -201,6 +205,7 @@ def _training_sections(report: TrainingReport) -> list[Section]:
     summary = [sentence for sentence in (report.verdict, report.health) if sentence]
     return [
         ("Summary", BLOCKS.paragraphs(summary) + BLOCKS.findings(report.findings)),
+        ("Encoder", _facts(report.frozen)),
         ("Evaluation", measures),
         ("Confusion", _confusion(report.confusion)),
         ("Training curves", line_charts(report.curves)),
@@ -232,6 +237,10 @@ def _classification_sections(report: ClassificationReport) -> list[Section]:
         ("Classes", cards if report.classes else Markup()),
         ("Fewer labels", line_charts(report.curves)),
     ]
+
+
+def _facts(facts: tuple[tuple[str, str], ...]) -> Markup:
+    return BLOCKS.results(Table("", ("", ""), facts)) if facts else Markup()
 
 
 def _discovery_sections(report: DiscoveryReport) -> list[Section]:
