@@ -20,7 +20,9 @@ from pyarrow import dataset, parquet
 
 import nearkin
 from nearkin.cli import main
-from nearkin.commands.embed import embed
+from nearkin.cli.train import EmbedOptions
+from nearkin.commands.embed import embed, embed_parts
+from nearkin.config import field_docs
 from nearkin.encoders.encoder import write_encoder
 from nearkin.errors import OutputError
 from nearkin.evaluation.table import SHARD
