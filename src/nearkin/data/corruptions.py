@@ -182,7 +182,7 @@ def _convolve(
 def _fog(x: Pixels, strength: Strength, _scale: float, rng: Generator) -> Pixels:
     thickness, decay = strength
     whitest = x.max()
-    fog = _clouds(x.shape[:2], decay, rng)[..., None]
+    fog = _clouds(x.shape[:2], float(decay), rng)[..., None]
     foggy: np.ndarray = (x + thickness * fog) * whitest / (whitest + thickness)
     return foggy
 
@@ -205,7 +205,7 @@ def _snow(x: Pixels, strength: Strength, scale: float, rng: Generator) -> Pixels
     """Streaks of enlarged noise, over an image that is paler than it was."""
     mean, deviation, zoom, threshold, radius, sigma, kept = strength
     flakes = mean + deviation * rng.standard_normal((*x.shape[:2], 1), np.float32)
-    flakes = _zoomed(flakes, zoom)
+    flakes = _zoomed(flakes, float(zoom))
     flakes = np.where(flakes < threshold, 0, flakes).clip(0, 1)
     flakes = _streak(flakes, radius * scale, sigma * scale, rng.uniform(-135, -45)).clip(0, 1)
     gray = (x @ np.array([0.299, 0.587, 0.114], np.float32))[..., None]
@@ -237,7 +237,8 @@ def _elastic(x: Pixels, strength: Strength, _scale: float, rng: Generator) -> Pi
 
     height, width, channels = x.shape
     distance, smoothness, affine = (share * min(height, width) for share in strength)
-    third, middle = min(height, width) // 3, np.array([height // 2, width // 2], np.float64)
+    third = max(1, min(height, width) // 3)
+    middle = np.array([height // 2, width // 2], np.float64)
     corners = middle + third * np.array([[1, 1], [1, -1], [-1, -1]])
     moved = corners + rng.uniform(-affine, affine, (3, 2))
     places = np.mgrid[:height, :width].reshape(2, -1)

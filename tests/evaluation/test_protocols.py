@@ -1,0 +1,313 @@
+"""Protocols of an evaluation: what each measures, beside floors, without ever peeking at labels."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.neighbors import KNeighborsClassifier
+from torch import nn
+
+from nearkin.config import PROTOCOLS
+from nearkin.data.opening import open_images
+from nearkin.data.rng import seeded
+from nearkin.data.split import Split
+from nearkin.encoders.encoder import Encoder
+from nearkin.errors import DataError, UsageError
+from nearkin.evaluation import measures, robustness, views
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.evaluate import evaluate_split, evaluate_tables, pixel_features
+from nearkin.evaluation.measures import few_shot, knn, knn_grid, retrieval
+from nearkin.evaluation.protocols import ENTRIES, chosen
+from nearkin.evaluation.views import pixel_encoder
+from nearkin.networks.branch import as_backbone
+from nearkin.objectives import unit
+from nearkin.types import UNKNOWN
+
+CPU = torch.device("cpu")
+
+
+def blobs(n, classes=4, dim=6, seed=0, spread=1.5):
+    rng = np.random.default_rng(seed)
+    labels = np.arange(n) % classes
+    centers = np.random.default_rng(99).normal(size=(classes, dim))
+    vectors = (centers[labels] + spread * rng.normal(size=(n, dim))).astype(np.float32)
+    return Embeddings(vectors, labels)
+
+
+def named(result):
+    return {measure.name: measure for measure in result}
+
+
+# Names
+
+
+def test_each_name_of_the_settings_has_its_measures():
+    assert list(ENTRIES) == list(PROTOCOLS)
+    everything = {entry for entries in ENTRIES.values() for entry in entries}
+    assert set(chosen("full")) == everything
+    assert chosen("linear, quick,linear") == (ENTRIES["linear"] + chosen("quick,linear"))[
+        :1
+    ] + tuple(entry for entry in ENTRIES["quick"] if entry not in ENTRIES["linear"])
+
+
+@pytest.mark.parametrize("name", ["", "knm", "quick,", "Full"])
+def test_an_unknown_name_is_refused(name):
+    with pytest.raises(UsageError, match=r"^--protocol .* is none of quick, knn, .*full\."):
+        chosen(name)
+
+
+def test_nothing_else_is_measured_than_was_chosen(monkeypatch):
+    monkeypatch.setattr(measures, "DRAWS", 2)
+    train, test = blobs(80), blobs(40, seed=1)
+    result = evaluate_tables({"encoder": (train, test)}, seed=0, protocol="retrieval,fewshot")
+    names = [measure.name for measure in result.measures["encoder"]]
+    assert names[0] == "retrieval mAP"
+    assert names[-1] == "10-shot logistic"
+    assert len(names) == 3 + 8
+    assert not result.left_out
+
+
+def test_measures_that_need_images_say_so():
+    train, test = blobs(80), blobs(40, seed=1)
+    result = evaluate_tables({"encoder": (train, test)}, seed=0, protocol="robustness,attentive")
+    assert not result.measures["encoder"]
+    assert set(result.left_out) == {"robustness", "attentive probe"}
+    assert all("needs the images" in reason for reason in result.left_out.values())
+
+
+# kNN
+
+
+def test_the_grid_of_knn_is_one_search_with_the_results_of_many():
+    train, test = blobs(250), blobs(60, seed=1)
+    grid = named(knn_grid(train, test))
+    assert len(grid) == 12
+    for k in (10, 20, 100, 200):
+        for t in (0.07, 0.1):
+            alone = knn(train, test, k=k, temperature=t)
+            assert grid[f"kNN k {k}, t {t:g}"].value == alone.value
+        reference = KNeighborsClassifier(k, metric="cosine").fit(train.vectors, train.labels)
+        expected = reference.score(test.vectors, test.labels)
+        assert grid[f"kNN k {k}, majority"].value == pytest.approx(expected)
+    assert len({measure.protocol for measure in grid.values()}) == 12
+
+
+def test_no_more_neighbors_are_asked_than_there_are(monkeypatch):
+    monkeypatch.setattr(measures, "TALLIED", 7)  # several pieces
+    train, test = blobs(25), blobs(10, seed=1)
+    assert {name.split(",")[0] for name in named(knn_grid(train, test))} == {
+        "kNN k 10",
+        "kNN k 20",
+    }
+    few = named(knn_grid(blobs(8), test))
+    assert set(few) == {"kNN k 8, t 0.07", "kNN k 8, t 0.1", "kNN k 8, majority"}
+
+
+# Few-shot
+
+
+def test_classes_far_apart_are_learned_from_one_image():
+    result = few_shot(blobs(80, spread=0.01), blobs(40, seed=1, spread=0.01), seed=0)
+    assert [measure.value for measure in result] == [1.0] * 8
+    assert all((measure.low, measure.high) == (1.0, 1.0) for measure in result)
+
+
+def test_the_interval_of_few_shots_is_that_of_the_mean_over_draws(monkeypatch):
+    monkeypatch.setattr(measures, "SHOTS", (1,))
+    train, test = blobs(80), blobs(200, seed=1)
+    whole = named(few_shot(train, test, seed=0))["1-shot class mean"]
+    # Each draw alone: draws differ, so that their mean moves as this interval says.
+    singles = []
+    draw_shots = measures.draw_shots
+    for draw in range(measures.DRAWS):
+        monkeypatch.setattr(
+            measures, "draw_shots", lambda y, shots, seed, _, d=draw: draw_shots(y, shots, seed, d)
+        )
+        singles.append(named(few_shot(train, test, seed=0))["1-shot class mean"].value)
+    assert len(set(singles)) > 5
+    expected = stats.t.interval(0.95, 9, np.mean(singles), stats.sem(singles))
+    assert (whole.low, whole.high) == pytest.approx(expected)
+    assert whole.value == pytest.approx(np.mean(singles))
+    assert "interval of this mean over draws" in whole.protocol
+
+
+def test_classes_with_too_few_images_are_counted():
+    train = blobs(80)
+    train = train.subset(np.flatnonzero((train.labels != 2) | (np.arange(80) < 12)))
+    result = named(few_shot(train, blobs(40, seed=1), seed=0))
+    assert "have fewer" not in result["2-shot logistic"].protocol
+    assert "1 classes have fewer and give all they have" in result["5-shot logistic"].protocol
+
+
+# Labels of test images decide nothing but the scores
+
+
+@pytest.mark.parametrize("measure", [knn_grid, few_shot, retrieval], ids=lambda m: m.__name__)
+def test_no_label_of_a_test_image_moves_the_score_of_another(measure, monkeypatch):
+    monkeypatch.setattr(measures, "DRAWS", 2)
+    train, test = blobs(90), blobs(60, seed=1)
+    seed = {} if measure is knn_grid else {"seed": 0}
+    half = np.arange(60) < 24
+    whole, first, second = (
+        named(
+            measure(train, Embeddings(test.vectors, np.where(rows, test.labels, UNKNOWN)), **seed)
+        )
+        for rows in (np.ones(60, bool), half, ~half)
+    )
+    for name, value in whole.items():
+        assert value.value == pytest.approx(0.4 * first[name].value + 0.6 * second[name].value)
+
+
+@pytest.mark.parametrize("measure", ["knn", "fewshot", "retrieval"])
+def test_without_test_labels_there_is_a_reason(measure):
+    train, test = blobs(80), blobs(40, seed=1).unlabeled()
+    result = evaluate_tables({"encoder": (train, test)}, seed=0, protocol=measure)
+    assert not result.measures["encoder"]
+    assert "labeled" in next(iter(result.left_out.values()))
+
+
+def test_images_of_the_own_group_are_not_retrieved():
+    train = blobs(40)
+    copies = Embeddings(train.vectors, train.labels, groups=np.arange(40))
+    result = named(retrieval(copies, copies, seed=0))
+    assert named(retrieval(train, train, seed=0))["retrieval recall@1"].value == 1
+    assert result["retrieval recall@1"].value < 1
+
+
+# With images
+
+
+class Tiny(nn.Module):
+    """Color means of quarters of the image, as a map and pooled by nothing but flattening."""
+
+    def __init__(self):
+        super().__init__()
+        with seeded(0, CPU):
+            self.conv = nn.Conv2d(3, 8, 4, stride=4)
+
+    def forward(self, x):
+        return self.conv(x).mean(dim=(2, 3))
+
+
+def tiny(size=16):
+    return Encoder(as_backbone(Tiny(), size), size, {"backbone": "tiny"})
+
+
+@pytest.fixture(scope="module")
+def split():
+    """36 images of three colors, with noise; the last twelve are the test."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(36) % 3
+    colors = np.array([[200, 40, 40], [40, 200, 40], [40, 40, 200]])[labels]
+    pixels = colors[:, None, None] + rng.normal(0, 30, (36, 24, 24, 3))
+    images = open_images((pixels.clip(0, 255).astype(np.uint8), labels))
+    return Split(images, np.arange(24), np.arange(24, 36))
+
+
+def evaluated(split, protocol, floors=None):
+    evaluation, _ = evaluate_split(
+        tiny(),
+        split,
+        floors=floors or {},
+        seed=0,
+        workers=0,
+        augment="simclr_cifar",
+        device=CPU,
+        protocol=protocol,
+    )
+    return evaluation
+
+
+@pytest.fixture(scope="module")
+def full(split):
+    with pytest.MonkeyPatch.context() as patch:  # a few seconds
+        patch.setattr(robustness, "SEVERITIES", (2, 4))
+        patch.setattr(measures, "DRAWS", 2)
+        return evaluated(split, "full", {"untrained": tiny()})
+
+
+def test_all_tables_get_all_measures(full):
+    names = {table: [m.name for m in column] for table, column in full.measures.items()}
+    assert names["encoder"] == names["untrained"]
+    without = {"attentive probe", "linear probe, same images", "view retrieval", "alignment"}
+    without |= {"neighbor agreement"}
+    assert set(names["encoder"]) - set(names["pixels"]) == without
+    assert {"LiDAR", "kNN, kept", "linear probe, corrupted", "kNN, fog"} <= set(names["pixels"])
+    assert set(full.left_out) == {"alpha-ReQ"}
+    for measure in full.measures["encoder"]:
+        assert measure.low is None or measure.low <= measure.value <= measure.high
+        assert np.isfinite(measure.value)
+    json.dumps(full.to_dict(), allow_nan=False)
+
+
+def test_quick_measures_are_the_same_among_others(split, full):
+    quick = named(evaluated(split, "quick").measures["encoder"])
+    everything = named(full.measures["encoder"])
+    assert all(everything[name] == measure for name, measure in quick.items())
+
+
+def test_robustness_is_the_mean_over_corruptions_relative_to_clean_images(full):
+    of = named(full.measures["encoder"])
+    families = [of[f"kNN, {name}"].value for name in robustness.CORRUPTIONS]
+    assert of["kNN, corrupted"].value == pytest.approx(np.mean(families))
+    clean = of["kNN top-1"].value  # of the same twelve images
+    assert of["kNN, kept"].value == pytest.approx(of["kNN, corrupted"].value / clean)
+    assert f"over {clean:.3f} without any" in of["kNN, kept"].protocol
+
+
+def test_raw_pixels_as_an_encoder_are_those_of_the_floor(split):
+    features = pixel_features([split.train, split.test], 0)
+    encoder = pixel_encoder(split.train, 32, 0)
+    views_of = views.ImageViews(encoder, split.train, split.test, 0, 0, "simclr_cifar", CPU)
+    clean = views_of.corrupted(100, "", 1)
+    assert torch.allclose(clean.tensor, features[1], atol=1e-5)
+    assert torch.allclose(clean.tensor.norm(dim=1), torch.ones(12))
+    assert not np.allclose(
+        views_of.corrupted(100, "contrast", 5).vectors, clean.vectors, atol=1e-3
+    )
+
+
+def test_views_of_an_image_differ_and_the_first_is_the_second_view(split):
+    encoder = tiny()
+    of = views.ImageViews(encoder, split.train, split.test, 3, 0, "simclr_cifar", CPU)
+    augmented = of.augmented(5, 4)
+    assert augmented.shape == (5, 4, 8)
+    assert len({tuple(row) for row in augmented[0].tolist()}) == 4
+    few = split.test.spread(5)
+    view = views.second_view(
+        encoder, few, np.arange(5), seed=3, augment="simclr_cifar", device=CPU
+    )
+    assert torch.allclose(augmented[:, 0], view.tensor, atol=1e-6)
+
+
+def test_where_nothing_is_held_out_nothing_is_scored(split):
+    train = Split(split.images, np.arange(36), np.zeros(0, np.int64))
+    result = evaluated(train, "robustness,attentive,labelfree")
+    assert {"robustness", "attentive probe"} <= set(result.left_out)
+    names = {measure.name for measure in result.measures["encoder"]}
+    assert "LiDAR" in names
+    assert not any("kNN" in name or "probe" in name for name in names)
+
+
+def test_a_network_without_tokens_has_no_attentive_probe(split):
+    class Flat(nn.Module):
+        def forward(self, x):
+            return x.flatten(1)[:, ::31]
+
+    encoder = Encoder(as_backbone(Flat(), 16), 16, {"backbone": "flat"})
+    of = views.ImageViews(encoder, split.train, split.test, 0, 0, "simclr_cifar", CPU)
+    from nearkin.evaluation.attentive import attentive_probe
+
+    embedded = [
+        views.encode_images(encoder, x, device=CPU, workers=0) for x in (split.train, split.test)
+    ]
+    with pytest.raises(DataError, match="neither tokens nor a feature map"):
+        attentive_probe(of, *embedded, seed=0)
+
+
+def test_features_of_unit_length_or_not_are_retrieved_alike():
+    train, test = blobs(60), blobs(30, seed=1)
+    scaled = Embeddings(unit(test.tensor).numpy() * 7, test.labels)
+    assert retrieval(train, test, seed=0)[0].value == retrieval(train, scaled, seed=0)[0].value

@@ -1,0 +1,137 @@
+"""RankMe, LiDAR and alpha-ReQ against their equations restated, and facts known in advance."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+from nearkin.errors import DataError
+from nearkin.measures.geometry import effective_rank
+from nearkin.measures.spectrum import alpha_req, lidar, rankme
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def smooth_rank(values, epsilon):
+    shares = [value / sum(values) + epsilon for value in values]
+    return math.exp(-sum(p * math.log(p) for p in shares))
+
+
+# RankMe
+
+
+@pytest.mark.parametrize("shape", [(50, 6), (6, 50)], ids=["tall", "wide"])
+def test_rankme_is_the_entropy_of_the_singular_values(shape):
+    x = normal(*shape) * torch.linspace(0.1, 3, shape[1]) + 2
+    values = np.linalg.svd(x.double().numpy(), compute_uv=False)
+    assert float(rankme(x)) == pytest.approx(smooth_rank(values, 1e-7), rel=1e-9)
+    assert float(rankme(1000 * x)) == pytest.approx(smooth_rank(values, 1e-7), rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(40, 9), (9, 40), (1, 5)])
+def test_rankme_is_at_most_the_smaller_side(shape):
+    assert 1 - 1e-5 < float(rankme(normal(*shape))) < min(shape) * (1 + 1e-4)
+
+
+def test_rankme_of_isotropic_features_is_nearly_their_dimension():
+    assert 31.5 < float(rankme(normal(20_000, 32))) < 32
+
+
+def test_rankme_sees_the_mean_and_the_effective_rank_does_not():
+    # A large mean is one direction with nearly all of the spectrum: this is where RankMe misleads.
+    x = normal(500, 16)
+    assert float(rankme(x + 100)) < 4
+    assert float(effective_rank(x + 100)) == pytest.approx(float(effective_rank(x)), rel=1e-3)
+
+
+def test_features_of_zeros_have_rank_zero():
+    assert float(rankme(torch.zeros(5, 3))) == 0
+
+
+# LiDAR
+
+
+def lidar_restated(views, ridge, epsilon):
+    x = views.double().numpy()
+    n, q, d = x.shape
+    within, between, mean = np.zeros((d, d)), np.zeros((d, d)), x.mean(axis=(0, 1))
+    for image in x:
+        center = image.mean(axis=0)
+        between += np.outer(center - mean, center - mean) / (n - 1)
+        for view in image:
+            within += np.outer(view - center, view - center) / (n * (q - 1))
+    values = scipy.linalg.eigh(between, within + ridge * np.eye(d), eigvals_only=True)
+    return smooth_rank([max(value, 0) for value in values if value > 1e-12], epsilon)
+
+
+@pytest.mark.parametrize("images", [30, 4], ids=["more", "fewer"])
+def test_lidar_is_the_rank_of_a_generalized_eigenvalue_problem(images):
+    views = normal(images, 1, 7) * torch.linspace(0.5, 4, 7) + 0.3 * normal(images, 5, 7, seed=1)
+    expected = lidar_restated(views, 1e-4, 1e-7)
+    assert float(lidar(views)) == pytest.approx(expected, rel=1e-5)
+    assert float(lidar(views)) < min(7, images - 1) + 1e-3
+
+
+def test_lidar_counts_the_directions_that_tell_images_apart():
+    # Three directions of eight are of the images, the other five of nothing but the views.
+    images, noise = normal(2000, 1, 8), normal(2000, 6, 8, seed=1)
+    own = torch.tensor([1.0] * 3 + [0.0] * 5)
+    views = 10 * images * own + noise * (0.01 * own + (1 - own))
+    assert float(lidar(views)) == pytest.approx(3, abs=0.05)
+    assert float(rankme(views.flatten(0, 1))) > 4
+
+
+def test_lidar_does_not_depend_on_a_linear_map_as_long_as_the_ridge_is_small():
+    views = normal(200, 1, 5) + 0.5 * normal(200, 4, 5, seed=1)
+    mapped = views @ normal(5, 5, seed=2)
+    assert float(lidar(mapped, ridge=0.0)) == pytest.approx(
+        float(lidar(views, ridge=0.0)), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 3), (5, 1, 3)])
+def test_lidar_needs_two_images_and_two_views(shape):
+    with pytest.raises(DataError, match="two images or more, and two views"):
+        lidar(normal(*shape))
+
+
+# alpha-ReQ
+
+
+def features_with_spectrum(values, n=400):
+    """Rows whose covariance has exactly these eigenvalues, up to a common factor."""
+    left = normal(n, len(values)).double()
+    left = torch.linalg.qr(left - left.mean(dim=0)).Q
+    right = torch.linalg.qr(normal(len(values), len(values), seed=1).double()).Q
+    return left * torch.tensor(values, dtype=torch.float64).sqrt() @ right
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 2.5])
+def test_alpha_req_recovers_the_exponent_of_a_power_law(exponent):
+    x = features_with_spectrum([j**-exponent for j in range(1, 129)])
+    assert float(alpha_req(x)) == pytest.approx(exponent, abs=1e-6)
+    assert float(alpha_req(7 * x + 3)) == pytest.approx(exponent, abs=1e-6)
+
+
+def test_alpha_req_is_the_weighted_fit_from_eigenvalue_11_to_half_the_rank():
+    x = normal(300, 60) * torch.linspace(3, 0.2, 60)
+    values = np.linalg.eigvalsh(np.cov(x.double().numpy().T))[::-1]
+    j = np.arange(11, 31)
+    slope = np.polyfit(np.log(j), np.log(values[j - 1]), 1, w=np.sqrt(1 / j))[0]
+    assert float(alpha_req(x)) == pytest.approx(-slope, rel=1e-9)
+
+
+def test_the_first_ten_eigenvalues_do_not_count():
+    values = [j**-1.0 for j in range(1, 129)]
+    other = [1000 * value for value in values[:10]] + values[10:]
+    assert float(alpha_req(features_with_spectrum(other))) == pytest.approx(1, abs=1e-6)
+
+
+def test_a_power_law_needs_enough_of_a_spectrum():
+    with pytest.raises(DataError, match="rank 32 or more; these have rank 31"):
+        alpha_req(features_with_spectrum([1.0] * 31))
+    assert float(alpha_req(features_with_spectrum([1.0] * 32))) == pytest.approx(0, abs=1e-6)

@@ -1,0 +1,402 @@
+"""A training that starts from an encoder: rates by layer, frozen epochs, options, and its run folder."""
+
+import json
+import operator
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from processes import environment
+from small import SIDE, SMALL, as_double, batch_for, in_group, shard, spawn
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import nearkin
+from nearkin.config import TrainConfig
+from nearkin.data.opening import open_images
+from nearkin.encoders.encoder import load, write_encoder
+from nearkin.errors import NearkinError, ResourceError, UsageError
+from nearkin.methods import METHODS
+from nearkin.networks.backbone import build_backbone
+from nearkin.networks.branch import as_backbone, set_chunk_size
+from nearkin.networks.drop_path import set_drop_path
+from nearkin.networks.lora import add_lora, merged
+from nearkin.networks.recompute import recompute_blocks
+from nearkin.run.folder import RunFolder
+from nearkin.run.settings import resolve
+from nearkin.training.checkpoint import latest, leaves
+from nearkin.training.loop import steps
+from nearkin.training.optimizer import build_optimizer, constant, set_learning_rates, warmup_cosine
+from nearkin.training.start import check_memory, fitting_size
+
+every_method = pytest.mark.parametrize("name", METHODS)
+every_kind = pytest.mark.parametrize("kind", ["resnet", "vit"])
+
+
+def tiny_vit(**options) -> nn.Module:
+    sizes = dict(img_size=SIDE, patch_size=4, embed_dim=16, depth=3, num_heads=2, num_classes=0)
+    return VisionTransformer(dynamic_img_size=True, **sizes | options)
+
+
+def started(name: str, kind: str, *, adapt: bool = True):
+    """A method on a tiny network, whose statistics are no longer those of a new one."""
+    torch.manual_seed(1)
+    body = build_backbone("tiny", SIDE).body if kind == "resnet" else tiny_vit()
+    for tensor in body.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.add_(0.01 * torch.rand_like(tensor))
+    backbone = as_backbone(body, SIDE)
+    if adapt:
+        set_drop_path(backbone.body, 0.3, "tiny")
+        recompute_blocks(backbone.body, "tiny")
+    if adapt and kind == "vit":
+        add_lora(backbone, 2, SIDE)
+    return METHODS[name](backbone, **SMALL[name])
+
+
+def train(method, name, *, until, start=0, total=4, frozen=0.0, batches=batch_for, **rates):
+    options = dict(layer_decay=0.5, separate_backbone=bool(frozen)) | rates
+    optimizer = build_optimizer(method, name="adamw", lr=1e-3, weight_decay=0.05, **options)
+    fed = (batches(name, step) for step in range(start, until))
+    how = dict(start=start, total=total, schedule=warmup_cosine(), seed=0, frozen=frozen)
+    return [step.loss.item() for _, step in steps(method, optimizer, fed, **how)]
+
+
+def copied(state):
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def backbones(method):
+    """States of the backbone, and of those of momentum encoders."""
+    return {
+        name: copied(module.state_dict())
+        for name, module in method.named_modules()
+        if type(module).__name__ == "Backbone"
+    }
+
+
+@every_kind
+@every_method
+def test_a_frozen_backbone_stays_bit_for_bit_and_learns_afterwards(name, kind):
+    method = started(name, kind)
+    before, head = backbones(method), copied(method.state_dict())
+    train(method, name, until=2, frozen=0.5)
+    after = backbones(method)
+    assert before.keys() == after.keys()
+    for place, state in before.items():
+        for entry, tensor in state.items():
+            assert torch.equal(tensor, after[place][entry]), f"{place}.{entry}"
+    assert any(not torch.equal(x, head[key]) for key, x in method.state_dict().items())
+    train(method, name, until=4, start=2, frozen=0.5)
+    online = method.backbone.state_dict()
+    assert any(not torch.equal(x, online[key]) for key, x in before["online.backbone"].items())
+
+
+def test_a_frozen_backbone_gives_the_features_of_evaluation_and_keeps_nothing_for_gradients():
+    method = started("simclr", "resnet", adapt=False)
+    images = torch.randn(8, 3, SIDE, SIDE)
+    with torch.no_grad():
+        expected = method.backbone.eval()(images)
+    seen = []
+    method.backbone.register_forward_hook(lambda *given: seen.append(given[2]))
+
+    def batches(name, step):
+        batch = batch_for(name, step)
+        return type(batch)((images, images), batch.index[:8], batch.label[:8])
+
+    train(method, "simclr", until=1, frozen=0.5, batches=batches)
+    assert torch.allclose(seen[0][:8], expected, atol=1e-6)
+    assert not seen[0].requires_grad
+
+
+def depth_of_resnet(name: str) -> int:
+    """Restated: stem 0, the two blocks of each of four stages 1 to 8."""
+    if not name.startswith("layer"):
+        return 0
+    stage, block = int(name[5]), int(name.split(".")[1])
+    return 1 + 2 * (stage - 1) + block
+
+
+def depth_of_vit(name: str, blocks: int, first: str) -> int:
+    """Restated: embeddings 0, blocks 1 to n, what follows them n + 1. timm puts it into block n."""
+    if first in name:
+        return 1 + int(name.split(first)[1].split(".")[0].removeprefix("encoder_layer_"))
+    return blocks + 1 if name.startswith(("norm", "encoder.ln")) else 0
+
+
+DEPTHS = {
+    "timm/resnet18": (depth_of_resnet, 8),
+    "torchvision/resnet18": (depth_of_resnet, 8),
+    "timm/vit_tiny_patch16_224": (lambda name: min(12, depth_of_vit(name, 12, "blocks.")), 12),
+    "torchvision:vit_b_16": (lambda name: depth_of_vit(name, 12, "encoder.layers."), 13),
+    "tiny": (lambda name: {"0": 0, "2": 1, "3": 2}[name[0]], 2),
+}
+
+
+@pytest.mark.parametrize("architecture", DEPTHS)
+def test_each_layer_learns_at_a_share_of_the_rate_of_the_one_above(architecture):
+    with torch.device("meta" if architecture.startswith("torchvision:") else "cpu"):
+        body = (
+            __import__("torchvision").models.vit_b_16()
+            if architecture.startswith("torchvision:")
+            else build_backbone(architecture, 32).body
+        )
+        if hasattr(body, "heads"):
+            body.heads = nn.Identity()
+        method = METHODS["byol"](as_backbone(body, None, 8), dim=4, hidden_dim=4)
+    optimizer = build_optimizer(method, name="adamw", lr=1e-2, weight_decay=0.05, layer_decay=0.5)
+    set_learning_rates(optimizer, method, constant(), 0.3)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    depth, top = DEPTHS[architecture]
+    depths = {name: depth(name) for name, _ in body.named_parameters()}
+    for name, parameter in body.named_parameters():
+        assert rates[id(parameter)] == pytest.approx(1e-2 * 0.5 ** (top - depths[name])), name
+    heads = [*method.predictor.parameters(), *method.online.projector.parameters()]
+    assert {rates[id(p)] for p in heads} == {1e-2}
+    assert optimizer.param_groups[0]["lr"] == 1e-2  # which metrics.csv has
+    targets = {id(p) for p in method.target.parameters()}
+    assert not targets & rates.keys()
+
+
+def test_without_layers_and_frozen_epochs_the_groups_are_as_ever():
+    method = started("simclr", "resnet", adapt=False)
+    for name in ("sgd", "lars", "adamw"):
+        groups = build_optimizer(method, name=name, lr=0.1, weight_decay=0.1).param_groups
+        assert len(groups) == 1 + (name == "adamw")
+        assert all("backbone" not in group for group in groups)
+
+
+@pytest.mark.parametrize("kind", ["resnet", "vit"])
+def test_frozen_rates_are_zero_and_then_begin_a_schedule_of_their_own(kind):
+    method = started("simclr", kind, adapt=False)
+    optimizer = build_optimizer(
+        method, name="sgd", lr=1.0, weight_decay=0.0, layer_decay=1.0, separate_backbone=True
+    )
+    schedule = warmup_cosine(warmup=0.25)
+    for progress in (0.0, 0.1, 0.2, 0.4, 0.9):
+        set_learning_rates(optimizer, method, schedule, progress, frozen=0.2)
+        head, trunk = (group["lr"] for group in optimizer.param_groups)
+        assert head == schedule(progress)
+        expected = 0.0 if progress < 0.2 else schedule((progress - 0.2) / 0.8)
+        assert trunk == pytest.approx(expected)
+
+
+# Several processes, chunks, bfloat16
+
+
+def train_share(rank: int, world: int, kind: str, out: str) -> None:
+    def batches(name, step):
+        return as_double(shard(batch_for(name, step), rank, world))
+
+    with in_group(rank, world, f"{out}/rendezvous-{kind}"):
+        for name in ("swav", "moco_v3"):
+            method = started(name, kind).double()
+            losses = train(method, name, until=4, frozen=0.25, batches=batches)
+            torch.save((losses, method.state_dict()), f"{out}/{kind}-{name}-{rank}.pt")
+
+
+@every_kind
+def test_two_processes_drop_the_paths_and_freeze_the_layers_that_one_does(kind, tmp_path):
+    spawn(train_share, 2, kind, str(tmp_path))
+    for name in ("swav", "moco_v3"):
+        method = started(name, kind).double()
+
+        def batches(name, step):
+            return as_double(batch_for(name, step))
+
+        losses = train(method, name, until=4, frozen=0.25, batches=batches)
+        for rank in range(2):
+            both, state = torch.load(f"{tmp_path}/{kind}-{name}-{rank}.pt")
+            assert both == pytest.approx(losses, abs=1e-9)
+            for key, value in method.state_dict().items():
+                assert torch.allclose(state[key].double(), value.double(), atol=1e-7), key
+
+
+@every_kind
+def test_chunks_and_bfloat16_take_the_same_options(kind):
+    method = started("simclr", kind)
+    set_chunk_size(method, 4, 16)
+    losses = train(method, "simclr", until=4, frozen=0.25)
+    assert np.isfinite(losses).all()
+    again = started("simclr", kind)
+    set_chunk_size(again, 4, 16)
+    assert train(again, "simclr", until=4, frozen=0.25) == losses
+    half = started("simclr", kind)
+    optimizer = build_optimizer(half, name="sgd", lr=0.1, weight_decay=0.0, layer_decay=0.5)
+    how = dict(start=0, total=1, schedule=constant(), seed=0, precision=torch.bfloat16)
+    (done,) = steps(half, optimizer, [batch_for("simclr", 0)], **how)
+    assert torch.isfinite(done[1].loss)
+
+
+# Runs
+
+
+def images(count: int, side: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory):
+    """Encoders of a residual network at 16 px and of a vision transformer at 224 px."""
+    folder = tmp_path_factory.mktemp("encoders")
+    torch.manual_seed(3)
+    for name, size in (("tiny", 16), ("timm:test_vit2", 32)):
+        backbone = build_backbone(name, size)
+        origin = {"source": "a test", "license": "cc-by-nc-4.0", "sha256": "ab" * 32}
+        details = {"backbone": name, "image_size": size, "origin": origin}
+        write_encoder(folder / f"{name[-4:]}.safetensors", backbone, details)
+    return folder
+
+
+def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, tmp_path):
+    start = encoders / "tiny.safetensors"
+    lines = []
+
+    class Lines:
+        info = staticmethod(lines.append)
+        progress = staticmethod(lambda *_: None)
+
+    run = nearkin.train(
+        images(16, 16),
+        out=tmp_path / "run",
+        init_from=start,
+        batch_size=8,
+        epochs=3,
+        reporter=Lines,
+    )
+    kept, trained = load(RunFolder(run.path).start), load(run.path)
+    expected = load(start)
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(tensor, kept.state_dict()[name])
+    assert trained.details["origin"] == expected.details["origin"]
+    assert trained.details["init_from"] == str(start)
+    assert trained.preprocessing == expected.preprocessing
+    assert any("cc-by-nc" in line for line in lines)
+    settings = RunFolder(run.path).settings()[0]
+    assert (settings.layer_decay, settings.freeze_epochs) == (0.75, 1)
+    scratch = resolve(TrainConfig(batch_size=8), open_images(images(16, 16)), torch.device("cpu"))
+    assert settings.lr == pytest.approx(scratch.lr / 4)
+    assert (scratch.layer_decay, scratch.freeze_epochs) == (1.0, 0)
+
+
+TRAINED = """
+import sys, numpy as np, nearkin
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+
+def train(out, resume=False):
+    nearkin.train(
+        np.load(folder / "data.npy"), out=folder / out, resume=resume, batch_size=8, epochs=6,
+        init_from=folder / "source.safetensors", evaluate_every=0, save_every=2, lora=2,
+        drop_path=0.2, grad_checkpointing=True, layer_decay=0.6, freeze_epochs=2, device="cpu",
+    )
+
+if __name__ == "__main__":
+    if sys.argv[2] == "killed":
+        train("killed")
+    else:
+        train("whole")
+        (folder / "source.safetensors").unlink()  # a run that goes on needs it no more
+        train("killed", resume=True)
+"""
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_bytes_without_the_source(encoders, tmp_path):
+    np.save(tmp_path / "data.npy", images(24, 32))
+    source = tmp_path / "source.safetensors"
+    source.write_bytes((encoders / "vit2.safetensors").read_bytes())
+    script = tmp_path / "script.py"
+    script.write_text(TRAINED)
+    killed, whole = RunFolder(tmp_path / "killed"), RunFolder(tmp_path / "whole")
+    command = [sys.executable, script, tmp_path]
+    process = subprocess.Popen([*command, "killed"], env=environment())
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and len([*killed.checkpoints.glob("ckpt-*.pt")]) < 1:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not killed.encoder.exists()
+    subprocess.run([*command, "whole"], check=True, env=environment())
+    for name in ("encoder", "metrics", "start"):
+        assert getattr(killed, name).read_bytes() == getattr(whole, name).read_bytes(), name
+    states = [
+        dict(leaves(torch.load(latest(run.checkpoints), weights_only=True)))
+        for run in (killed, whole)
+    ]
+    assert states[0].keys() == states[1].keys()
+    for place, value in states[0].items():
+        same = torch.equal if isinstance(value, torch.Tensor) else operator.eq
+        assert same(value, states[1][place]), place
+    assert not any("lora" in name for name in load(whole.path).backbone.body.state_dict())
+
+
+def test_multi_crop_views_are_whole_patches(encoders, tmp_path):
+    start = encoders / "vit2.safetensors"
+    how = dict(init_from=start, batch_size=8, epochs=2, augment="swav", save_every=100)
+    run = nearkin.train(
+        images(16, 32), out=tmp_path / "run", method="swav", num_prototypes=8, queue_size=8, **how
+    )
+    assert json.loads(RunFolder(run.path).summary.read_text())["epochs"] == 2
+
+
+REFUSED = {
+    "lora-alone": (dict(lora=4), r"--lora needs an encoder to start from; give --init-from"),
+    "frozen-alone": (dict(freeze_epochs=2), r"--freeze-epochs needs an encoder"),
+    "compiled": (dict(grad_checkpointing=True, compile="on"), r"exclude each other"),
+    "no-drop-path": (dict(backbone="torchvision/resnet18", drop_path=0.1), r"no drop path; leave"),
+    "all-frozen": (dict(start=True, freeze_epochs=2, epochs=2), r"2 of 2 epochs leaves none"),
+    "no-linear": (dict(start=True, lora=4), r"tiny has no linear layers for --lora"),
+    "another": (dict(start=True, backbone="small"), r"small is not the architecture of .* tiny;"),
+    "missing": (dict(init_from="dinov2-smal"), r"Did you mean dinov2-small\?"),
+    "patches": (dict(vit=True, image_size=40), r"patches of 16 px .* --image-size 32 or 48"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(name, encoders, tmp_path):
+    options, message = REFUSED[name]
+    options = dict(options)
+    if options.pop("start", False):
+        options["init_from"] = encoders / "tiny.safetensors"
+    if options.pop("vit", False):
+        options["init_from"] = encoders / "vit2.safetensors"
+    with pytest.raises(UsageError, match=message) as refused:
+        nearkin.train(images(16, 16), out=tmp_path / "run", batch_size=8, **options)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_start_larger_than_the_memory_is_refused_before_it_is_read(encoders):
+    start = encoders / "tiny.safetensors"
+    config, cpu = TrainConfig(init_from=str(start)), torch.device("cpu")
+    size = start.stat().st_size
+    check_memory(config, cpu, free=4 * size)
+    with pytest.raises(ResourceError, match="MB of memory are free; take a smaller encoder"):
+        check_memory(config, cpu, free=4 * size - 1)
+    check_memory(TrainConfig(init_from=str(start), lora=4), cpu, free=2 * size)
+
+
+def test_overwriting_spares_the_run_that_is_started_from(encoders, tmp_path):
+    data = images(16, 16)
+    start = encoders / "tiny.safetensors"
+    run = nearkin.train(data, out=tmp_path / "run", init_from=start, batch_size=8, epochs=2)
+    inside = RunFolder(run.path).encoder
+    for source in (run.path, inside, f"timm:test_vit2@{inside}"):
+        with pytest.raises(NearkinError, match="would remove the run that --init-from names"):
+            nearkin.train(data, out=run.path, init_from=source, overwrite=True)
+
+
+def test_a_size_is_the_encoders_own_or_as_much_as_the_images_have(encoders):
+    vit, tiny = load(encoders / "vit2.safetensors"), load(encoders / "tiny.safetensors")
+    assert fitting_size(vit, open_images(images(4, 40))) == 32
+    assert fitting_size(tiny, open_images(images(4, 40))) == 16
+    assert fitting_size(tiny, open_images(images(4, 12))) == 12
+    large = load(encoders / "vit2.safetensors", image_size=224)
+    assert fitting_size(large, open_images(images(4, 32))) == 8 * 16  # enlarged
+    assert fitting_size(large, open_images(images(4, 170))) == 160
+    assert merged(vit.backbone) is vit.backbone
