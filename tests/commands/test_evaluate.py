@@ -1,0 +1,92 @@
+"""`nearkin evaluate --protocol`: what it stores in a run, and what the page then shows."""
+
+import json
+
+import numpy as np
+import pytest
+
+import nearkin
+from nearkin.commands.evaluate import evaluate
+from nearkin.commands.train import train
+from nearkin.config import TrainConfig
+from nearkin.errors import UsageError
+from nearkin.run.folder import RunFolder, locked
+
+
+class Lines:
+    """Keeps log lines."""
+
+    def __init__(self):
+        self.texts = []
+
+    def info(self, text):
+        self.texts.append(text)
+
+    def progress(self, done, total, text):
+        pass
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("data")
+    labels = np.arange(72) % 3
+    pixels = rng.integers(0, 90, (72, 16, 16, 3)) + 150 * np.eye(3)[labels][:, None, None]
+    np.savez(folder / "colors.npz", x=pixels.clip(0, 255).astype(np.uint8), y=labels)
+    settings = TrainConfig(
+        epochs=1, batch_size=16, val=0.3, backbone="tiny", image_size=16, workers=0
+    )
+    return train(str(folder / "colors.npz"), settings, out=folder / "run").folder
+
+
+def test_further_measures_are_stored_and_on_the_page(run):
+    summary = run.summary.read_bytes()
+    evaluate(run.path)
+    assert not run.evaluation.exists()  # the summary has all of that
+    first = evaluate(run.path, protocol="retrieval")
+    second = evaluate(run.path, protocol="knn,linear")
+    stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["measures"]
+    names = [m.name for m in (*first.measures["encoder"], *second.measures["encoder"])]
+    assert list(stored["encoder"]) == names
+    assert list(stored) == ["encoder", "untrained", "pixels"]
+    assert run.summary.read_bytes() == summary
+    shown = run.read_evaluated()["measures"]["encoder"]
+    assert next(iter(shown)) == "kNN top-1"
+    assert {"retrieval mAP", "kNN k 10, majority"} <= set(shown)
+    page = nearkin.write_report(run.path).read_text(encoding="utf-8")
+    assert "retrieval mAP@R" in page
+    assert "Mean average precision: 1 if all" in page
+    assert page.count("Every paper has its own; none is chosen here.") == 1
+
+
+def test_measures_of_the_same_name_are_replaced_and_reasons_forgotten(tmp_path):
+    folder = RunFolder(tmp_path)
+    entry = {"name": "a", "value": 0.5, "low": None, "high": None, "protocol": "p"}
+    folder.add_measures({"measures": {"encoder": {}}, "left_out": {"a": "no labels", "b": "few"}})
+    folder.add_measures({"measures": {"encoder": {"a": entry}}, "left_out": {}})
+    folder.add_measures({"measures": {"encoder": {"a": entry | {"value": 0.7}}}, "left_out": {}})
+    stored = json.loads(folder.evaluation.read_text(encoding="utf-8"))
+    assert stored["measures"]["encoder"]["a"]["value"] == 0.7
+    assert stored["left_out"] == {"b": "few"}
+
+
+def test_measures_that_cannot_be_stored_are_still_returned(run):
+    before, log = run.evaluation.read_bytes(), Lines()
+    with locked(run):
+        result = evaluate(run.path, protocol="fewshot", reporter=log)
+    assert len(result.measures["encoder"]) == 8
+    assert run.evaluation.read_bytes() == before
+    assert log.texts[-1].startswith("warning: the measures are not stored in ")
+    assert "in use by" in log.texts[-1]
+
+
+def test_a_damaged_file_of_measures_is_named(run, tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_summary({"measures": {}, "left_out": {}})
+    folder.evaluation.write_text("[]", encoding="utf-8")
+    with pytest.raises(Exception, match=r"evaluation\.json.*measures anew"):
+        folder.read_evaluated()
+
+
+def test_a_wrong_name_is_refused_before_anything_is_opened(tmp_path):
+    with pytest.raises(UsageError, match="Did you mean knn"):
+        evaluate(tmp_path / "no run", protocol="quick,knm")
