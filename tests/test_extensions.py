@@ -14,7 +14,7 @@ import pytest
 import nearkin
 from nearkin import extensions
 from nearkin.cli import main
-from nearkin.config import DiscoverConfig, EmbedConfig, TrainConfig
+from nearkin.config import ClassifyConfig, DiscoverConfig, EmbedConfig, TrainConfig
 from nearkin.errors import UsageError
 from nearkin.methods import METHODS, method_class, method_name
 
@@ -320,15 +320,20 @@ def test_a_reference_holds_from_any_folder(folder, monkeypatch):
 
 @pytest.mark.parametrize(
     ("function", "settings"),
-    [(nearkin.train, TrainConfig), (nearkin.discover, DiscoverConfig)],
-    ids=["train", "discover"],
+    [
+        (nearkin.train, TrainConfig),
+        (nearkin.discover, DiscoverConfig),
+        (nearkin.classify, ClassifyConfig),
+    ],
+    ids=["train", "discover", "classify"],
 )
 def test_the_signatures_of_python_have_every_setting_with_its_default(function, settings):
     parameters = inspect.signature(function).parameters
     for entry in fields(settings):
         if entry.name != "options":
             assert parameters[entry.name].default == entry.default, entry.name
-    own = {"data", "out", "resume", "overwrite", "reporter", "options", "method_options"}
+    own = {"data", "out", "resume", "overwrite", "reporter"}
+    own |= {"method_options"} if "options" in settings.__dataclass_fields__ else set()
     assert parameters.keys() == {entry.name for entry in fields(settings)} | own
 
 

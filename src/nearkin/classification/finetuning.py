@@ -8,7 +8,7 @@ training images, the linear probe itself among the choices.
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar, Final, NamedTuple
 
@@ -134,13 +134,11 @@ class FineTuner:
         held_out = data.train_rows[folds != LEFT_OUT]
         inside = data.train_rows[folds == LEFT_OUT]
         candidates = self.candidates(len(data.train_rows))
-        validated = Validated(
-            1.0, held_out, np.zeros((0, 0)), labels[held_out], chosen=len(held_out) > 0
-        )
         chosen: Candidate | None = candidates[DEFAULT]
+        logits = np.zeros((0, data.num_classes))
         if len(held_out):
             chosen, logits = self._choose(candidates, inside, held_out)
-            validated = replace(validated, logits=logits)
+        validated = Validated(1.0, held_out, logits, labels[held_out], chosen=len(held_out) > 0)
         if chosen is None:
             self.log.info("none is better than the linear probe on held-out images; it is kept")
             return Trained(

@@ -336,6 +336,8 @@ def probability_scores(
     seed: int,
 ) -> list[Measure]:
     """Return log-loss and calibration error, with and without the temperature."""
+    shares = np.bincount(truth) / len(truth)
+    chance = float(-np.log(shares[truth]).mean())
     versions = {"calibrated": calibrated(classifier, probability)}
     if classifier.calibration is not None:
         versions["uncalibrated"] = probability
@@ -349,13 +351,16 @@ def probability_scores(
             seed=seed,
             bounds=(0.0, float("inf")),
         )
-        protocol = f"mean -log p of the true class, in nats, {what}"
+        protocol = (
+            f"mean -log p of the true class, in nats, {what}; the shares of the classes alone "
+            f"have {chance:.3f}"
+        )
         measures.append(Measure(f"log-loss, {name}", float(loss.mean()), low, high, protocol))
         value = calibration_error(score, correct)
-        chance = float(np.mean([calibration_error(score, d) for d in _drawn(score, seed)]))
+        perfect = float(np.mean([calibration_error(score, d) for d in _drawn(score, seed)]))
         protocol = (
             f"expected calibration error, ten equal bins, {what}; a perfectly calibrated "
-            f"classifier with these scores has {chance:.3f} on so many images"
+            f"classifier with these scores has {perfect:.3f} on so many images"
         )
         measures.append(Measure(f"calibration error, {name}", value, None, None, protocol))
     return measures

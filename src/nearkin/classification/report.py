@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from nearkin.classification.outcome import OURS, ClassFigures, Outcome
+from nearkin.classification.outcome import LINEAR, OURS, ClassFigures, Outcome
 from nearkin.config import ClassifyConfig
 from nearkin.data.copies import copy_to
 from nearkin.discovery.assignments import COLUMNS, typical
@@ -134,10 +134,10 @@ def _findings(outcome: Outcome) -> Iterator[str]:
         yield "No labeled image is held out, so nothing here is measured on images not used."
     else:
         yield f"Accuracy on test images: {own}."
-    for name, floor in outcome.measures.items():
-        value = next((each.value for each in floor if each.name == "accuracy"), None)
-        if name != OURS and own and own.low is not None and value and own.low <= value:
-            yield f"That is not significantly higher than that of the {name} ({value:.3f})."
+    floors = {name: column[0].value for name, column in outcome.measures.items() if name != OURS}
+    low = own.low if own and own.low is not None else 1.0
+    if reached := [f"{name} ({value:.3f})" for name, value in floors.items() if value >= low]:
+        yield f"That is not significantly higher than: {'; '.join(reached)}."
     single = [each.name for each in outcome.figures if each.train == 1]
     if single:
         yield (
@@ -281,12 +281,14 @@ def _curves(outcome: Outcome) -> Iterator[Chart]:
             each.value
             for table, column in outcome.measures.items()
             for each in column
-            if each.name == "accuracy" and table in ("linear probe, frozen features", OURS)
+            if each.name == "accuracy"
+            and table == (LINEAR if LINEAR in outcome.measures else OURS)
         ),
         None,
     )
     if outcome.learning_curve and accuracy is not None:
         points = [*sorted(outcome.learning_curve.items())]
+        points.append((len(outcome.dataset.train_rows), accuracy))
         yield Chart(
             "Accuracy with fewer labels",
             "training images",

@@ -149,7 +149,7 @@ RELIABILITY: Final = (
     "confident images still look like its most typical ones."
 )
 DEFINITIONS: Final = {
-    "Images": "assigned to it, and their share of all unlabeled images",
+    "Images": "assigned to it, and their share of all that are assigned",
     "Score": "mean confidence of the classifier over its images",
     "Stability": "overlap with the matching class of other seeds (Jaccard): 1 equal, 0 disjoint",
     "Silhouette": "separation from other classes: 1 well separated, 0 touching, below 0 mixed",
