@@ -228,15 +228,16 @@ def methods(name: str = "", /) -> None:
 
 
 @app.command
-def backbones(pattern: str = "", /) -> None:
-    """List the networks that can be trained.
+def backbones(pattern: str = "", /, *, pretrained: bool = False) -> None:
+    """List the networks that can be trained, or the encoders that can be started from.
 
     Args:
         pattern: Only names that contain this.
+        pretrained: List the names of encoders with weights, each with its licence.
     """
-    from nearkin.commands.info import backbone_lines
+    from nearkin.commands.info import backbone_lines, pretrained_lines
 
-    print("\n".join(backbone_lines(pattern)))
+    print("\n".join(pretrained_lines(pattern) if pretrained else backbone_lines(pattern)))
 
 
 @app.command

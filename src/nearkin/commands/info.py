@@ -30,12 +30,14 @@ from nearkin.config import (
     toml_value,
 )
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
+from nearkin.encoders.pretrained import DINOV2, license_of
 from nearkin.extensions import label
 from nearkin.method import Defaults, Method
 from nearkin.methods import METHODS, method_class, method_names, option_types, parameters
 from nearkin.networks.backbone import SMALL, timm_names, torchvision_names
 from nearkin.pace import count
 from nearkin.run.settings import default_options, fitted_options
+from nearkin.tables import aligned
 from nearkin.version import __version__
 
 
@@ -239,6 +241,18 @@ def backbone_lines(pattern: str) -> list[str]:
         *(f"timm/{name}" for name in timm_names()),
     ]
     return [name for name in names if pattern in name]
+
+
+def pretrained_lines(pattern: str) -> list[str]:
+    """Names of encoders with weights, as ENCODER takes them, and their licences."""
+    import timm
+
+    names = [
+        *DINOV2,
+        *(f"torchvision:{name}" for name in torchvision_names()),
+        *(f"timm:{name}" for name in timm.list_pretrained()),
+    ]
+    return aligned([(name, license_of(name)) for name in names if pattern in name])
 
 
 def doctor_lines() -> list[str]:

@@ -206,11 +206,13 @@ def load_torchvision(name: str, image_size: int | None, *, allow_partial: bool) 
     differing = fill(body, fitted_positions(body, state, view.image_size), whole)
     if differing and not allow_partial:
         raise UsageError(f"the weights of {weights.url} do not fit {whole}: {differing}")
-    terms = "BSD-3-Clause as torchvision; trained on ImageNet, whose terms are its own"
-    source = origin(weights.url, terms, torch_file(weights.url))
+    source = origin(weights.url, TORCHVISION_TERMS, torch_file(weights.url))
     return described(body, whole, view, source)
 
 
+TORCHVISION_TERMS: Final = (
+    "BSD-3-Clause as torchvision; trained on ImageNet, whose terms are its own"
+)
 CLASSIFIERS: Final = ("fc.", "classifier.", "head.", "heads.")
 """Parts of torchvision's networks that `native` takes off."""
 

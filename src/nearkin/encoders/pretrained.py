@@ -17,6 +17,7 @@ from typing import Any, Final
 from nearkin.encoders import folders
 from nearkin.encoders.files import RESIZE, SIZE, load_file
 from nearkin.encoders.libraries import (
+    TORCHVISION_TERMS,
     Pretrained,
     described,
     fitting,
@@ -26,6 +27,7 @@ from nearkin.encoders.libraries import (
     timm_body,
     timm_match,
     timm_view,
+    timm_weights,
 )
 from nearkin.encoders.origin import NOT_STATED, folder_license, origin
 from nearkin.errors import UsageError
@@ -69,6 +71,13 @@ def unknown(source: str) -> UsageError:
         f"is a run folder, {', '.join(DINOV2)}, timm:NAME, torchvision:NAME, a folder of Hugging "
         "Face, or ARCHITECTURE@FILE"
     )
+
+
+def license_of(name: str) -> str:
+    """Return the licence of the weights that a name of a library means, without loading them."""
+    if name.startswith("torchvision:"):
+        return TORCHVISION_TERMS
+    return str(timm_weights(DINOV2.get(name, name)).license or NOT_STATED)
 
 
 def load(source: str, *, image_size: int | None = None, allow_partial: bool = False) -> Pretrained:
