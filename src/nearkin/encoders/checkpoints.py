@@ -131,8 +131,12 @@ def _read(path: Path) -> Any:
         except Exception as error:  # of any kind: the file may hold anything
             blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
             if blocked is None:
-                reason = " ".join(str(error).split())[:200] or type(error).__name__
-                raise CheckpointError(f"{path} cannot be read ({reason}); {REMEDY}") from error
+                # torch advises to load all the same, which is what must not be done.
+                own = re.search(r"WeightsUnpickler error: (.*?)\s*Check the doc", str(error), re.S)
+                reason = " ".join((own[1] if own else str(error)).split())[:200]
+                raise CheckpointError(
+                    f"{path} cannot be read ({reason or type(error).__name__}); {REMEDY}"
+                ) from error
             more = (_globals(path) | {blocked[1]}) - names
             bad = [name for name in sorted(more) if not INERT.match(name)]
             names |= more

@@ -23,7 +23,7 @@ from nearkin.data.views import MEAN, STD
 from nearkin.encoders import folders, pretrained
 from nearkin.encoders.origin import origin_lines
 from nearkin.errors import UsageError
-from nearkin.networks.backbone import build_backbone
+from nearkin.networks.backbone import build_backbone, native
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.input_size import check_patches, resize_input
 from nearkin.run.folder import RunFolder
@@ -212,6 +212,7 @@ def _own(stored: "_Stored", backbone: nn.Module | None) -> Encoder:
         raise UsageError(f"{stored.path} is of a network of your own; pass it as `backbone`")
     else:
         with usable(stored.path, AGAIN):
+            _check_described(stored)
             network = untrained(stored.details, stored.image_size)
             network.body.load_state_dict(stored.state)
     return Encoder(_rescaled(network, stored.preprocessing), stored.preprocessing, stored.details)
@@ -242,6 +243,23 @@ def resized(encoder: Encoder, image_size: int) -> Encoder:
 
 def _shapes(network: Backbone) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in network.body.state_dict().items()}
+
+
+def _check_described(stored: "_Stored") -> None:
+    """Refuse a header that describes another network, maybe one larger than the memory.
+
+    Only where it has options; the networks of plain names are of known sizes.
+    """
+    name = stored.backbone
+    if not name.startswith(folders.PREFIX) and "?" not in name:
+        return
+    with torch.device("meta"):  # nothing is computed or allocated there
+        transformer = name.startswith(folders.PREFIX)
+        described = folders.untrained_network(stored.details) if transformer else None
+        network = described or native(name, stored.image_size)
+    shapes = {key: tensor.shape for key, tensor in network.state_dict().items()}
+    if shapes != {key: tensor.shape for key, tensor in stored.state.items()}:
+        raise ValueError("its weights are not those of the network that it describes")
 
 
 def is_own(source: str | Path) -> bool:

@@ -130,18 +130,15 @@ def timm_body(
     Raises:
         RuntimeError: If they do not fit.
     """
-    # timm is only strict if the weights' classifier is loaded, too; it is taken off afterwards.
-    values = {**overlay, "num_classes": num_classes, "label_offset": 0}
+    # timm is strict if the classifier is that of the weights, which is taken off afterwards, and
+    # not strict if it is not. Not all of its architectures take an option for that.
+    built = num_classes if strict else 0
+    values = {**overlay, "num_classes": num_classes if strict else -1, "label_offset": 0}
     with to_stderr():
         body = native(
-            name,
-            size,
-            pretrained=True,
-            pretrained_strict=strict,
-            pretrained_cfg_overlay=values,
-            num_classes=num_classes,
+            name, size, pretrained=True, pretrained_cfg_overlay=values, num_classes=built
         )
-    if num_classes:
+    if built:
         reset: Any = body.reset_classifier
         reset(0)
     return body

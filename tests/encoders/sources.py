@@ -1,0 +1,79 @@
+"""Weights in the native formats of other libraries, seeded and random, and photographs."""
+
+import numpy as np
+import timm
+import torch
+from huggingface_hub import constants
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+SHAPES = [(211, 167), (320, 214), (150, 401)]
+"""Of photographs: odd proportions, one side odd, one of them narrow."""
+
+
+def photographs(folder):
+    """JPEG and PNG files that look like photographs to a filter: soft, with some noise."""
+    folder.mkdir()
+    rng = np.random.default_rng(7)
+    for number, (width, height) in enumerate(SHAPES):
+        coarse = rng.integers(0, 256, (9, 11, 3), dtype=np.uint8)
+        pixels = np.asarray(
+            Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+        )
+        noise = rng.integers(-20, 21, pixels.shape)
+        picture = Image.fromarray((pixels.astype(int) + noise).clip(0, 255).astype(np.uint8))
+        name = f"{number}.{'png' if number == 1 else 'jpg'}"
+        picture.save(folder / name, **({} if number == 1 else {"quality": 92}))
+    return folder
+
+
+def varied(network: nn.Module, image_size: int = 96) -> nn.Module:
+    """Give norms, statistics and tokens values of their own: at their start they hide mistakes.
+
+    Statistics of batch norms are those of noise, so that images do not fade on their way.
+    """
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in network.named_parameters():
+        if tensor.ndim < 2 or "token" in name or "pos" in name:
+            tensor.data.add_(torch.randn(tensor.shape, generator=generator) * 0.1)
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    if norms:
+        images = torch.randn(8, 3, image_size, image_size, generator=generator)
+        for norm in norms:
+            norm.train().momentum = None
+        with torch.no_grad():
+            network(images)
+    return network.eval()
+
+
+def offline(monkeypatch, folder):
+    """Let Hugging Face's cache and torch's be in a folder, with no network."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TORCH_HOME", str(folder / "torch"))
+
+
+def cache_of_hub(folder, name):
+    """Put random weights of timm where Hugging Face's cache has them after a download."""
+    torch.manual_seed(0)
+    network = varied(timm.create_model(name))
+    config = timm.get_pretrained_cfg(name)
+    repository = folder / "hub" / f"models--{config.hf_hub_id.replace('/', '--')}"
+    snapshot = repository / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123abc")
+    save_file(network.state_dict(), snapshot / "model.safetensors")
+    return snapshot
+
+
+def prefixed(state, prefix):
+    """A state dictionary under a prefix."""
+    return {f"{prefix}{name}": tensor for name, tensor in state.items()}
+
+
+def shifted(state):
+    """The same names with other weights."""
+    return {name: t + 1 if t.is_floating_point() else t for name, t in state.items()}

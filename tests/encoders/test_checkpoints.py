@@ -1,0 +1,279 @@
+"""Checkpoints of other code, by the names and the nesting that each of them writes."""
+
+import argparse
+import pathlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from nearkin.encoders.encoder import load, write_encoder
+from nearkin.errors import CheckpointError, UsageError
+
+sys.path.append(str(Path(__file__).parent))
+from sources import offline, prefixed, shifted, varied
+
+IMAGES = torch.linspace(-1, 1, 2 * 3 * 64 * 64).sin().reshape(2, 3, 64, 64)
+HEAD = {"weight": torch.zeros(4, 4), "bias": torch.zeros(4)}
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    torch.manual_seed(0)
+    network = varied(torchvision.models.resnet18())
+    network.fc = nn.Identity()
+    return network
+
+
+@pytest.fixture(scope="module")
+def vit():
+    torch.manual_seed(0)
+    return varied(timm.create_model("vit_tiny_patch16_224", num_classes=0))
+
+
+def numbered(network):
+    """The names of `nn.Sequential(*network.children())`."""
+    children = [name for name, _ in network.named_children()]
+    places = {name: str(children.index(name)) for name in children}
+    state = network.state_dict().items()
+    return {".".join([places[n.split(".")[0]], *n.split(".")[1:]]): t for n, t in state}
+
+
+def beside(own, other, **heads):
+    return {
+        **own,
+        **other,
+        **{f"{head}.{n}": t for head in heads.values() for n, t in HEAD.items()},
+    }
+
+
+def residual_checkpoints(network):
+    """What each training writes of a residual network, and what of it should be taken."""
+    own, seq = network.state_dict(), numbered(network)
+    other = shifted(own)
+    adam = {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 0.1}]}
+    moco = beside(prefixed(own, "module.encoder_q."), prefixed(other, "module.encoder_k."),
+                  fc="module.encoder_q.fc")  # fmt: skip
+    moco["module.queue"] = torch.zeros(128, 64)
+    v3 = beside(prefixed(own, "module.base_encoder."), prefixed(other, "module.momentum_encoder."),
+                head="module.base_encoder.fc.0", predictor="module.predictor.0")  # fmt: skip
+    return {
+        "moco": {"arch": "resnet18", "state_dict": moco, "optimizer": adam, "epoch": 200},
+        "moco v3": {"arch": "resnet18", "state_dict": v3},
+        "simsiam": {"state_dict": beside(prefixed(own, "module.encoder."), {}, a="module.encoder.fc.0", b="module.predictor.0")},
+        "swav": beside(prefixed(own, "module."), {}, a="module.projection_head.0", b="module.prototypes"),
+        "barlow twins": {"model": beside(prefixed(own, "module.backbone."), {}, a="module.projector.0", b="module.bn")},
+        "vicreg": own,
+        "byol": {"online_network_state_dict": beside(prefixed(seq, "encoder."), {}, a="projetion.net.0"),
+                 "target_network_state_dict": prefixed(shifted(seq), "encoder.")},
+        "byol-pytorch": beside(prefixed(own, "online_encoder.net."), prefixed(other, "target_encoder.net."), a="online_predictor.0"),
+        "lightly": {"state_dict": beside(prefixed(seq, "backbone."), prefixed(shifted(seq), "backbone_momentum."), a="projection_head.layers.0"),
+                    "hyper_parameters": {"path": pathlib.PurePosixPath("data")}},
+        "solo-learn": {"state_dict": beside(prefixed(own, "backbone."), prefixed(other, "momentum_backbone."), a="projector.0", b="classifier"),
+                       "hyper_parameters": {"args": argparse.Namespace(lr=0.1)}},
+        "lightly-train": {"state_dict": prefixed(own, "embedding_model.wrapped_model._features."),
+                          "lightly_train": {"models": {"model": nn.ReLU()}}},
+        "torchvision": beside(own, {}, a="fc"),
+        "compiled": {"model": prefixed(own, "module._orig_mod.")},
+    }  # fmt: skip
+
+
+RESIDUAL = ["moco", "moco v3", "simsiam", "swav", "barlow twins", "vicreg", "byol", "byol-pytorch",
+            "lightly", "solo-learn", "lightly-train", "torchvision", "compiled"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "old"),
+    [*((kind, False) for kind in RESIDUAL), ("moco", True)],
+    ids=[*RESIDUAL, "old"],
+)
+def test_residual_networks(kind, old, resnet, tmp_path):
+    path = tmp_path / "checkpoint.pth.tar"
+    content = residual_checkpoints(resnet)[kind]
+    torch.save(content, path, _use_new_zipfile_serialization=not old)
+    encoder = load(f"resnet18@{path}", image_size=64)
+    with torch.no_grad():
+        assert torch.equal(encoder(IMAGES), resnet(IMAGES))
+    assert encoder.details["origin"]["license"] == "not stated"
+    assert len(encoder.details["origin"]["sha256"]) == 64
+
+
+def transformer_checkpoints(network):
+    own = network.state_dict()
+    other = shifted(own)
+    chunks = {
+        re.sub(r"^blocks\.(\d+)", lambda m: f"blocks.{int(m[1]) // 6}.{m[1]}", n): t
+        for n, t in own.items()
+    }
+    args = argparse.Namespace(arch="vit_tiny", patch_size=16)
+    return {
+        "dino": {"student": beside(prefixed(other, "module.backbone."), {}, a="module.head.mlp.0"),
+                 "teacher": beside(prefixed(own, "backbone."), {}, a="head.mlp.0"), "args": args},
+        "dinov2 in chunks": {"teacher": beside(prefixed(chunks, "backbone."), {"backbone.mask_token": torch.zeros(1, 192)}, a="dino_head.mlp.0")},
+        "mae": {"model": {**beside(own, {}, a="decoder_blocks.0.norm1"), "mask_token": torch.zeros(1, 1, 8), "decoder_pos_embed": torch.zeros(1, 4, 8)}},
+        "moco v3": {"arch": "vit_tiny", "state_dict": beside(prefixed(own, "module.base_encoder."), prefixed(other, "module.momentum_encoder."), a="module.base_encoder.head.0")},
+        "timm training": {"arch": "vit_tiny_patch16_224", "state_dict": beside(other, {}, a="head"), "state_dict_ema": beside(own, {}, a="head")},
+    }  # fmt: skip
+
+
+TRANSFORMERS = ["dino", "dinov2 in chunks", "mae", "moco v3", "timm training"]
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_vision_transformers(kind, vit, tmp_path):
+    path = tmp_path / "checkpoint.pth"
+    torch.save(transformer_checkpoints(vit)[kind], path)
+    encoder = load(f"vit_tiny_patch16_224@{path}")
+    images = torch.nn.functional.interpolate(IMAGES, 224)
+    with torch.no_grad():
+        assert torch.equal(encoder(images), vit(images))
+    assert encoder.preprocessing.mean == (0.485, 0.456, 0.406)  # not those of timm's own weights
+
+
+def test_the_line_says_what_was_taken_and_what_was_not(resnet, tmp_path):
+    torch.save(residual_checkpoints(resnet)["moco"], tmp_path / "moco.pth.tar")
+    lines = load(f"resnet18@{tmp_path / 'moco.pth.tar'}").lines()
+    assert "weights of state_dict.module.encoder_q" in lines
+    assert (
+        "weights without state_dict.module.encoder_k (120), state_dict.module.encoder_q.fc (2), "
+        "state_dict.module.queue (1)"
+    ) in lines
+    assert "assumed, the file does not say" in lines[1]
+
+
+@pytest.mark.parametrize("kind", ["moco", "dino", "moco v3", "timm training"])
+def test_files_that_name_their_architecture_need_no_other_word(kind, resnet, vit, tmp_path):
+    path = tmp_path / "checkpoint.pth"
+    contents = transformer_checkpoints(vit)
+    torch.save(contents[kind] if kind in contents else residual_checkpoints(resnet)[kind], path)
+    name = "torchvision:resnet18" if kind == "moco" else "timm:vit_tiny_patch16_224"
+    assert load(path).details["backbone"] == name
+
+
+def test_small_images_have_a_small_stem(tmp_path):
+    """solo-learn's networks for CIFAR: a first convolution of 3x3, no pooling."""
+    torch.manual_seed(0)
+    network = torchvision.models.resnet18()
+    network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
+    network.fc = nn.Identity()
+    varied(network, 32)
+    torch.save(
+        {"state_dict": prefixed(network.state_dict(), "backbone.")}, tmp_path / "cifar.ckpt"
+    )
+    encoder = load(f"resnet18@{tmp_path / 'cifar.ckpt'}")
+    images = IMAGES[..., :32, :32]
+    assert encoder.image_size == 32
+    with torch.no_grad():
+        assert torch.equal(encoder(images), network(images))
+
+
+def test_the_small_transformer_of_moco_v3_has_twelve_heads(tmp_path):
+    torch.manual_seed(0)
+    network = timm.create_model("vit_small_patch16_224", num_classes=0, num_heads=12, depth=12)
+    state = prefixed(varied(network).state_dict(), "module.base_encoder.")
+    torch.save({"arch": "vit_small", "state_dict": state}, tmp_path / "vit-s-300ep.pth.tar")
+    encoder = load(tmp_path / "vit-s-300ep.pth.tar")
+    images = torch.nn.functional.interpolate(IMAGES[:1], 224)
+    with torch.no_grad():
+        assert torch.equal(encoder(images), network(images))
+    write_encoder(
+        tmp_path / "own.safetensors", encoder.backbone, encoder.details, encoder.preprocessing
+    )
+    assert load(tmp_path / "own.safetensors").backbone.body.blocks[0].attn.num_heads == 12
+
+
+def test_a_tag_gives_preprocessing_and_licence(tmp_path, monkeypatch):
+    offline(monkeypatch, tmp_path)
+    torch.manual_seed(0)
+    network = timm.create_model("convnextv2_atto", num_classes=0)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    encoder = load(f"timm:convnextv2_atto.fcmae@{tmp_path / 'weights.pth'}")
+    config = timm.get_pretrained_cfg("convnextv2_atto.fcmae")
+    assert encoder.preprocessing.interpolation == config.interpolation
+    assert "assumed" not in "".join(encoder.lines())
+    assert encoder.lines()[-1].startswith("warning: licence cc-by-nc-4.0: ")
+    write_encoder(
+        tmp_path / "own.safetensors", encoder.backbone, encoder.details, encoder.preprocessing
+    )
+    assert load(tmp_path / "own.safetensors").lines() == encoder.lines()
+
+
+# ---------------------------------------------------------------- what does not fit
+
+
+def refusal(source, kind=UsageError, **options):
+    with pytest.raises(kind) as raised:
+        load(source, **options)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_missing_and_unknown_weights_are_listed_unless_allowed(resnet, tmp_path):
+    path = tmp_path / "part.pth"
+    state = {n: t for n, t in resnet.state_dict().items() if not n.startswith("layer4.1")}
+    torch.save({**state, "strange.weight": torch.zeros(2)}, path)
+    text = refusal(f"resnet18@{path}")
+    assert "10 missing: layer4.1.conv1.weight, layer4.1.bn1.weight, " in text
+    assert "and 6 more; 1 left over: strange.weight" in text
+    assert "--allow-partial" in text
+    encoder = load(f"resnet18@{path}", image_size=64, allow_partial=True)
+    assert "weights 10 missing" in "\n".join(encoder.lines())
+    loaded = encoder.backbone.body.state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+
+
+def test_the_same_of_timm(vit, tmp_path, capsys):
+    path = tmp_path / "part.pth"
+    state = {n: t for n, t in vit.state_dict().items() if not n.startswith("blocks.11")}
+    torch.save({**state, "strange.weight": torch.zeros(2)}, path)
+    text = refusal(f"vit_tiny_patch16_224@{path}")
+    assert "12 missing: blocks.11.norm1.weight, " in text
+    assert "1 left over: strange.weight" in text
+    loaded = load(f"vit_tiny_patch16_224@{path}", allow_partial=True).backbone.body.state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("wrong", ["resnet50", "resnet34", "vit_tiny_patch16_224"])
+def test_another_architecture_is_named(wrong, resnet, tmp_path):
+    path = tmp_path / "weights.pth"
+    torch.save(resnet.state_dict(), path)
+    text = refusal(f"{wrong}@{path}")
+    assert text.endswith(f"It looks like resnet18: give resnet18@{path}")
+
+
+@pytest.mark.parametrize("wrong", ["vit_small_patch16_224", "vit_tiny_r_s16_p8_224", "resnet18"])
+def test_another_transformer_is_named(wrong, vit, tmp_path):
+    path = tmp_path / "weights.pth"
+    torch.save(vit.state_dict(), path)
+    assert "It looks like vit_tiny_patch16_224" in refusal(f"{wrong}@{path}")
+
+
+def test_patches_of_another_size_are_not_interpolated(tmp_path):
+    network = timm.create_model("vit_tiny_patch16_224", num_classes=0, patch_size=32)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    text = refusal(f"vit_tiny_patch16_224@{tmp_path / 'weights.pth'}")
+    assert "its patch_embed.proj.weight is 192x3x32x32, not 192x3x16x16" in text
+
+
+def test_a_file_that_does_not_say_its_architecture_is_recognized(resnet, tmp_path):
+    path = tmp_path / "weights.pth"
+    torch.save(resnet.state_dict(), path)
+    assert refusal(path).endswith(f"give ARCHITECTURE@FILE, it looks like resnet18@{path}")
+
+
+def test_unknown_architectures_suggest_the_nearest(tmp_path, resnet):
+    torch.save(resnet.state_dict(), tmp_path / "w.pth")
+    assert "Did you mean resnet18?" in refusal(f"resnet1@{tmp_path / 'w.pth'}")
+    assert "does not exist" in refusal(f"resnet18@{tmp_path / 'no.pth'}")
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path, resnet):
+    state = {**resnet.state_dict(), "conv1.weight": torch.full((64, 3, 7, 7), torch.nan)}
+    torch.save(state, tmp_path / "w.pth")
+    assert "not finite" in refusal(f"resnet18@{tmp_path / 'w.pth'}", CheckpointError)

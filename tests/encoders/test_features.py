@@ -1,0 +1,238 @@
+"""Features are those of the library that has the encoder: its transform, its forward, its weights.
+
+All weights are random and seeded, saved in the library's own format and loaded as any others; what
+is compared is the whole way, from files of photographs to features.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
+from timm.models._hub import save_for_hf
+from torch import nn
+
+from nearkin.data.opening import open_images
+from nearkin.encoders.encoder import load, write_encoder
+from nearkin.evaluation.embeddings import encode_images
+
+sys.path.append(str(Path(__file__).parent))
+from sources import cache_of_hub, offline, photographs, varied
+
+CLOSE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return photographs(tmp_path_factory.mktemp("photographs") / "data")
+
+
+def opened(folder):
+    return [Image.open(file).convert("RGB") for file in sorted(folder.iterdir())]
+
+
+def features(encoder, folder):
+    """From the files to features, by the way that all commands take."""
+    images = open_images(folder, cache=False)
+    return encode_images(encoder, images, device=torch.device("cpu"), workers=0).tensor
+
+
+def assert_equal_features(encoder, folder, expected, tmp_path):
+    """Features are the library's, and those of the encoder's copy in a file bit for bit."""
+    actual = features(encoder, folder)
+    difference = (actual - expected).abs().max() / expected.abs().max()
+    assert actual.shape == expected.shape
+    assert difference <= CLOSE
+    # Not a constant: images differ by far more than that.
+    assert (expected - expected[0]).abs().max() / expected.abs().max() > 100 * CLOSE
+    write_encoder(
+        tmp_path / "copy.safetensors", encoder.backbone, encoder.details, encoder.preprocessing
+    )
+    again = load(tmp_path / "copy.safetensors")
+    assert torch.equal(features(again, folder), actual)
+    assert again.lines() == encoder.lines()
+    assert again.digest == encoder.digest
+
+
+# ---------------------------------------------------------------- timm
+
+
+def of_timm(network, folder):
+    transform = create_transform(**resolve_model_data_config(network), is_training=False)
+    # In the order of numbers that features are computed in: that alone changes those of a random
+    # EfficientNet by 5e-5, which is the rounding of float32.
+    network = network.eval().to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        return network(torch.stack([transform(image) for image in opened(folder)]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "convnext_atto.d2_in1k",
+        "efficientnet_b0.ra_in1k",
+        "eva02_tiny_patch14_224.mim_in22k",
+        "mobilenetv3_small_050.lamb_in1k",
+        "resnet10t.c3_in1k",
+        "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+    ],
+)
+def test_timm_by_name(name, folder, tmp_path, monkeypatch):
+    offline(monkeypatch, tmp_path)
+    cache_of_hub(tmp_path, name)
+    expected = of_timm(timm.create_model(name, pretrained=True, num_classes=0), folder)
+    assert_equal_features(load(f"timm:{name}"), folder, expected, tmp_path)
+
+
+SMALL_VIT = {"depth": 2, "embed_dim": 48, "num_heads": 3}
+LOCAL = {
+    "dinov2": ("vit_small_patch14_dinov2.lvd142m", {**SMALL_VIT, "img_size": 126}),
+    "dinov2 with registers": ("vit_small_patch14_reg4_dinov2.lvd142m", {**SMALL_VIT, "img_size": 126}),
+    "dino": ("vit_small_patch16_224.dino", SMALL_VIT),
+    "clip": ("vit_base_patch32_clip_224.openai", SMALL_VIT),
+    "siglip 2": ("vit_base_patch16_siglip_224.v2_webli", SMALL_VIT),
+    "mae": ("vit_base_patch16_224.mae", SMALL_VIT),
+    "swin": ("swin_tiny_patch4_window7_224.ms_in1k", {"depths": [1, 1], "num_heads": [3, 3], "embed_dim": 12}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_timm_in_a_folder(kind, folder, tmp_path):
+    name, arguments = LOCAL[kind]
+    torch.manual_seed(0)
+    saved = varied(timm.create_model(name, **arguments))
+    save_for_hf(saved, tmp_path / "model", model_args=arguments, safe_serialization=True)
+    source = f"local-dir:{tmp_path / 'model'}"
+    expected = of_timm(timm.create_model(source, pretrained=True, num_classes=0), folder)
+    encoder = load(f"timm:{source}")
+    assert_equal_features(encoder, folder, expected, tmp_path)
+    assert torch.equal(features(load(tmp_path / "model"), folder), features(encoder, folder))
+
+
+# ---------------------------------------------------------------- torchvision
+
+
+def saved_torchvision(name, folder, state):
+    url = torchvision.models.get_model_weights(name).DEFAULT.url
+    kept = folder / "torch" / "hub" / "checkpoints"
+    kept.mkdir(parents=True)
+    torch.save(state, kept / url.rpartition("/")[2])
+
+
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("vit_b_32", marks=pytest.mark.slow)])
+def test_torchvision_by_name(name, folder, tmp_path, monkeypatch):
+    offline(monkeypatch, tmp_path)
+    torch.manual_seed(0)
+    network = varied(torchvision.models.get_model(name))
+    saved_torchvision(name, tmp_path, network.state_dict())
+    head = "fc" if name == "resnet18" else "heads"
+    setattr(network, head, nn.Identity())
+    transform = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    with torch.no_grad():
+        expected = network(torch.stack([transform(image) for image in opened(folder)]))
+    assert_equal_features(load(f"torchvision:{name}"), folder, expected, tmp_path)
+
+
+# ---------------------------------------------------------------- transformers
+
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+VIT = {**TINY, "intermediate_size": 64, "image_size": 64, "patch_size": 16}
+TEXT = {**TINY, "intermediate_size": 64, "vocab_size": 99}
+STAGES = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}
+SWIN = {"image_size": 64, "embed_dim": 12, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+SQUARE = {"size": {"height": 64, "width": 64}}
+CROPPED = {"size": {"shortest_edge": 83}, "crop_size": {"height": 64, "width": 64}}
+DINOV2 = {**TINY, "patch_size": 14, "image_size": 70}
+BOTH = {"vision_config": VIT, "text_config": TEXT}
+
+FOLDERS = {
+    "beit": ("Beit", VIT, "BeitImageProcessorPil", {**SQUARE, "do_center_crop": False}),
+    "clip": ("CLIP", BOTH, "CLIPImageProcessorPil", CROPPED),
+    "convnext": ("ConvNext", STAGES, "ConvNextImageProcessorPil", {"size": {"shortest_edge": 64}}),
+    "convnextv2": ("ConvNextV2", STAGES, "ConvNextImageProcessorPil", {"size": {"shortest_edge": 64}}),
+    "deit": ("DeiT", VIT, "DeiTImageProcessorPil", {**CROPPED, "size": {"height": 73, "width": 73}}),
+    "dinov2": ("Dinov2", DINOV2, "BitImageProcessorPil", {**CROPPED, "crop_size": {"height": 70, "width": 70}}),
+    "dinov2 at another size": ("Dinov2", {**DINOV2, "image_size": 98}, "BitImageProcessorPil", {**CROPPED, "crop_size": {"height": 70, "width": 70}}),
+    "dinov2 with registers": ("Dinov2WithRegisters", DINOV2, "BitImageProcessorPil", {**CROPPED, "crop_size": {"height": 70, "width": 70}}),
+    "mae": ("ViTMAE", {**VIT, "mask_ratio": 0.75}, "ViTImageProcessorPil", SQUARE),
+    "resnet": ("ResNet", {**STAGES, "embedding_size": 8}, "ConvNextImageProcessorPil", {"size": {"shortest_edge": 64}}),
+    "siglip": ("Siglip", BOTH, "SiglipImageProcessorPil", SQUARE),
+    "swin": ("Swin", SWIN, "ViTImageProcessorPil", SQUARE),
+    "vit": ("ViT", VIT, "ViTImageProcessorPil", SQUARE),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """No progress bars of transformers, whose end is reported as a leak."""
+    transformers.utils.logging.disable_progress_bar()
+
+
+def saved_folder(kind, path):
+    """Save a model of transformers and its image processor."""
+    name, options, processor_name, settings = FOLDERS[kind]
+    torch.manual_seed(0)
+    model_name = f"{name}ForImageClassification" if kind == "vit" else f"{name}Model"
+    model = getattr(transformers, model_name)(getattr(transformers, f"{name}Config")(**options))
+    varied(model).save_pretrained(path)
+    processor = getattr(transformers, processor_name)(**settings)
+    processor.save_pretrained(path)
+    return model, processor
+
+
+def of_transformers(kind, model, processor, folder):
+    """Features by what transformers itself computes, pooled as its authors evaluate."""
+    pixels = processor(images=opened(folder), return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        if kind in ("clip", "siglip"):
+            return model.vision_model(pixel_values=pixels).pooler_output
+        if kind == "mae":
+            model.config.mask_ratio = 0.0
+            order = torch.arange(16.0).expand(len(pixels), 16)
+            return model(pixel_values=pixels, noise=order).last_hidden_state[:, 0]
+        output = (model.vit if kind == "vit" else model)(pixel_values=pixels)
+    pooled = kind in ("beit", "convnext", "convnextv2", "resnet", "swin")
+    return output.pooler_output.flatten(1) if pooled else output.last_hidden_state[:, 0]
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_transformers_in_a_folder(kind, folder, tmp_path):
+    model, processor = saved_folder(kind, tmp_path / "model")
+    expected = of_transformers(kind, model, processor, folder)
+    assert_equal_features(load(tmp_path / "model"), folder, expected, tmp_path)
+
+
+def test_siglip_2_takes_squares_of_as_many_patches(folder, tmp_path):
+    vision = {**TINY, "intermediate_size": 64, "patch_size": 16, "num_patches": 16}
+    config = transformers.Siglip2Config(vision_config=vision, text_config=TEXT)
+    torch.manual_seed(0)
+    model = varied(transformers.Siglip2Model(config))
+    model.save_pretrained(tmp_path / "model")
+    processor = transformers.Siglip2ImageProcessorPil(patch_size=16, max_num_patches=16)
+    processor.save_pretrained(tmp_path / "model")
+    bilinear = Image.Resampling.BILINEAR
+    squares = [image.resize((64, 64), bilinear) for image in opened(folder)]
+    batch = processor(images=squares, return_tensors="pt")
+    with torch.no_grad():
+        expected = model.vision_model(**batch).pooler_output
+    assert_equal_features(load(tmp_path / "model"), folder, expected, tmp_path)
+
+
+def test_masked_autoencoders_see_all_of_an_image(folder, tmp_path):
+    saved_folder("mae", tmp_path)
+    encoder = load(tmp_path)
+    assert torch.equal(features(encoder, folder), features(encoder, folder))
+    assert "class token" in encoder.lines()[0]
+
+
+def test_sizes_that_patches_do_not_divide_are_refused(tmp_path):
+    saved_folder("dinov2", tmp_path)
+    assert load(tmp_path, image_size=84).image_size == 84
+    with pytest.raises(Exception, match=r"not whole patches of 14 px; choose --image-size 84"):
+        load(tmp_path, image_size=85)

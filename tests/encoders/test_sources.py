@@ -1,0 +1,322 @@
+"""Names, folders and files that are not what they should be: one line, and nothing of them is run."""
+
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from nearkin.data.preprocessing import Preprocessing
+from nearkin.encoders import folders
+from nearkin.encoders.encoder import load, untrained_like, write_encoder
+from nearkin.encoders.origin import folder_license, origin_lines
+from nearkin.encoders.pretrained import license_of
+from nearkin.errors import CheckpointError, UsageError
+
+sys.path.append(str(Path(__file__).parent))
+from sources import cache_of_hub, offline, varied
+
+
+def refusal(source, kind=UsageError, **options):
+    with pytest.raises(kind) as raised:
+        load(source, **options)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 700
+    return str(raised.value)
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("word", "suggestion"),
+    [
+        ("dinov2-smal", "dinov2-small"),
+        ("resnet50", "torchvision:resnet50 or timm:resnet50"),
+        ("vit_small_patch16_224", "timm:vit_small_patch16_224"),
+        ("timm:resnet18.a1_in1", "timm:resnet18.a1_in1k"),
+        ("timm:vit_tiny", "timm:vit_tiny_patch16_224"),
+        ("timm:resnet19", "timm:resnet18"),
+        ("torchvision:resnet51", "torchvision:resnet50"),
+        ("torchvision:resnet50.IMAGENET1K_V3", "IMAGENET1K_V2"),
+    ],
+)
+def test_unknown_names_suggest_the_nearest(word, suggestion, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert f"Did you mean {suggestion}?" in refusal(word)
+
+
+def test_a_run_that_is_not_there_is_said_so():
+    assert refusal("runs/birds").startswith("runs/birds does not exist; `nearkin train` makes")
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18.a1_in1k", "torchvision:resnet18", "dinov2-small"])
+def test_weights_that_are_not_there_are_refused_with_what_to_do(name, monkeypatch, tmp_path):
+    offline(monkeypatch, tmp_path)
+    text = refusal(name)
+    assert "not on this computer" in text
+    assert "HF_HUB_OFFLINE is set" in text
+    assert f"give it as {name}@FILE" in text
+    assert "https://" in text
+    if name.startswith("torchvision"):
+        assert f"put it into {tmp_path / 'torch' / 'hub' / 'checkpoints'}" in text
+
+
+def test_no_network_is_found_out_at_once(monkeypatch, tmp_path):
+    """The hub's own client tries for most of a minute."""
+
+    def unreachable(*_):
+        raise OSError("Network is unreachable")
+
+    offline(monkeypatch, tmp_path)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    start = time.monotonic()
+    assert "no connection to huggingface.co" in refusal("timm:resnet18.a1_in1k")
+    assert time.monotonic() - start < 20
+
+
+def test_images_with_a_border_are_refused():
+    config = {"crop_mode": "border", "architecture": "x", "crop_pct": 1.0}
+    from nearkin.encoders.libraries import timm_view
+
+    with pytest.raises(UsageError, match="padded with a border"):
+        timm_view(config, 224)
+
+
+def test_what_libraries_print_does_not_reach_the_output(monkeypatch, tmp_path, capfd):
+    offline(monkeypatch, tmp_path)
+    cache_of_hub(tmp_path, "resnet10t.c3_in1k")
+    load("timm:resnet10t.c3_in1k")
+    assert capfd.readouterr().out == ""
+
+
+def test_a_file_of_the_cache_that_lacks_weights_is_refused(monkeypatch, tmp_path):
+    """timm loads such a file without a word where the classifier is not wanted."""
+    offline(monkeypatch, tmp_path)
+    snapshot = cache_of_hub(tmp_path, "resnet10t.c3_in1k")
+    state = timm.create_model("resnet10t").state_dict()
+    part = {name: t for name, t in state.items() if not name.startswith("layer4")}
+    save_file(part, snapshot / "model.safetensors")
+    assert "do not fit timm:resnet10t.c3_in1k" in refusal("timm:resnet10t.c3_in1k")
+    (snapshot / "model.safetensors").write_bytes(b"\0" * 64)
+    assert "cannot be read" in refusal("timm:resnet10t.c3_in1k", CheckpointError)
+
+
+# ---------------------------------------------------------------- licences
+
+
+def test_licences_of_model_cards(tmp_path):
+    card = tmp_path / "README.md"
+    assert folder_license(tmp_path) == "not stated"
+    card.write_text("---\nlicense: apache-2.0\ntags: [x]\n---\ntext\nlicense: mit\n")
+    assert folder_license(tmp_path) == "apache-2.0"
+    card.write_text(
+        "---\nextra_gated_prompt: yes\nlicense: other\nlicense_name: dinov3-license\n---\n"
+    )
+    assert folder_license(tmp_path) == "dinov3-license (gated)"
+    card.write_text("no front matter\nlicense: mit\n")
+    assert folder_license(tmp_path) == "not stated"
+
+
+@pytest.mark.parametrize(
+    ("name", "restricted"),
+    [
+        ("dinov2-small", False),
+        ("timm:vit_base_patch16_224.mae", True),
+        ("timm:vit_small_patch16_dinov3.lvd1689m", True),
+        ("timm:vit_huge_patch14_gap_224.in1k_ijepa", True),
+        ("torchvision:resnet50", False),
+    ],
+)
+def test_restricted_licences_are_named_as_such(name, restricted):
+    license_ = license_of(name)
+    lines = origin_lines({"source": "x", "license": license_, "sha256": "0" * 64})
+    assert license_ in lines[-1]
+    assert lines[-1].startswith("warning: ") == restricted
+
+
+# ---------------------------------------------------------------- folders
+
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14,
+        "image_size": 28}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    model = varied(transformers.Dinov2Model(transformers.Dinov2Config(**TINY)))
+    model.save_pretrained(tmp_path / "model")
+    size = {"height": 28, "width": 28}
+    transformers.BitImageProcessorPil(size=size, crop_size=size).save_pretrained(
+        tmp_path / "model"
+    )
+    return tmp_path / "model"
+
+
+def change(folder, name="config.json", **values):
+    content = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps({**content, **values}))
+
+
+def test_missing_and_unknown_weights_of_a_folder(folder):
+    change(folder, num_hidden_layers=2)
+    text = refusal(folder)
+    assert "18 missing: encoder.layer.1." in text
+    encoder = load(folder, allow_partial=True)
+    assert "weights 18 missing" in "\n".join(encoder.lines())
+    change(folder, num_hidden_layers=1, hidden_size=64)
+    refusal(folder, CheckpointError)
+
+
+def test_code_of_a_folder_is_not_run(folder, tmp_path):
+    marker = tmp_path / "marker"
+    (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass Evil: pass\n")
+    hub_kernel = {"attn_implementation": "owner/kernel", "_attn_implementation": "owner/kernel"}
+    change(folder, auto_map={"AutoModel": "evil.Evil", "AutoConfig": "evil.Evil"}, **hub_kernel)
+    change(folder, "preprocessor_config.json", auto_map={"AutoImageProcessor": "evil.Evil"})
+    encoder = load(folder)
+    assert not marker.exists()
+    assert not {"auto_map", *hub_kernel} & set(encoder.details["config"])
+
+
+class Hostile:
+    """What a pickle may do when it is opened."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("where", ["transformers", "timm", "file", "old file"])
+def test_a_hostile_checkpoint_is_refused(where, folder, tmp_path):
+    marker = tmp_path / "marker"
+    content = {"state_dict": {"conv1.weight": torch.zeros(64, 3, 7, 7)}, "x": Hostile(marker)}
+    if where == "timm":
+        (folder / "config.json").write_text('{"architecture": "resnet18", "num_classes": 0}')
+    (folder / "model.safetensors").unlink()
+    zipped = where != "old file"
+    torch.save(content, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    source = (
+        folder if where in ("transformers", "timm") else f"resnet18@{folder}/pytorch_model.bin"
+    )
+    refusal(source, CheckpointError)
+    assert not marker.exists()
+
+
+def test_a_network_as_an_object_is_refused(tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "whole.pth")
+    assert "save its state_dict() instead" in refusal(f"resnet18@{tmp_path / 'whole.pth'}")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x" * 100, b"PK\3\4" + b"x" * 100, b"\x80\2", b"\x80\2."]
+)
+def test_damaged_files_are_refused(content, tmp_path):
+    (tmp_path / "w.pth").write_bytes(content)
+    assert "w.pth" in refusal(f"resnet18@{tmp_path / 'w.pth'}", (CheckpointError, UsageError))
+
+
+@pytest.mark.parametrize(
+    "part", ["../secret.safetensors", "/etc/hostname", "sub/x.safetensors", ".."]
+)
+def test_an_index_does_not_lead_out_of_its_folder(part, folder):
+    (folder / "model.safetensors").rename(folder.parent / "secret.safetensors")
+    index = {"metadata": {}, "weight_map": {"embeddings.cls_token": part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "not in the folder" in refusal(folder, CheckpointError)
+
+
+def test_parts_of_a_folder_are_read(folder):
+    whole = load(folder)
+    model = transformers.Dinov2Model.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="30KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    assert load(folder).digest == whole.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("config.json", "{", CheckpointError),
+        ("config.json", "[]", CheckpointError),
+        ("config.json", "{}", CheckpointError),
+        ("config.json", '{"model_type": "bert"}', UsageError),
+        ("config.json", '{"model_type": "dinov2", "hidden_size": "x"}', CheckpointError),
+        ("config.json", '{"architecture": "no_such_net"}', UsageError),
+        ("config.json", '{"architecture": "resnet18", "model_args": {"pretrained": true}}', CheckpointError),
+        ("config.json", '{"architecture": "resnet18", "model_args": {"checkpoint_path": "/x"}}', CheckpointError),
+        ("config.json", '{"architecture": "resnet18", "input_size": [3, 9, "x"]}', CheckpointError),
+        ("preprocessor_config.json", "{", CheckpointError),
+        ("preprocessor_config.json", '{"image_std": [0, 1, 1]}', CheckpointError),
+        ("preprocessor_config.json", '{"size": {"height": 28, "width": 56}, "do_center_crop": false}', CheckpointError),
+        ("adapter_config.json", "{}", UsageError),
+    ],
+)  # fmt: skip
+def test_hostile_descriptions_are_refused(name, content, kind, folder):
+    (folder / name).write_text(content)
+    refusal(folder, kind)
+
+
+def test_a_folder_without_weights_is_refused(folder):
+    (folder / "model.safetensors").unlink()
+    assert "no weights; put model.safetensors there" in refusal(folder)
+
+
+def test_a_missing_library_is_named(folder, monkeypatch, tmp_path):
+    encoder = load(folder)
+    write_encoder(
+        tmp_path / "e.safetensors", encoder.backbone, encoder.details, encoder.preprocessing
+    )
+    monkeypatch.setattr(folders, "find_spec", lambda _: None)
+    for source in (folder, tmp_path / "e.safetensors"):
+        assert "pip install 'nearkin[transformers]'" in refusal(source)
+
+
+def test_a_header_that_lies_is_refused(folder, tmp_path):
+    encoder = load(folder)
+    path = tmp_path / "encoder.safetensors"
+    for lie in ({"hidden_size": 10**9}, {"num_hidden_layers": "many"}, {"hidden_size": 48}):
+        details = {**encoder.details, "config": {**encoder.details["config"], **lie}}
+        write_encoder(path, encoder.backbone, details, encoder.preprocessing)
+        refusal(path, CheckpointError)
+    write_encoder(
+        path,
+        encoder.backbone,
+        {**encoder.details, "backbone": "transformers:bert"},
+        encoder.preprocessing,
+    )
+    refusal(path, CheckpointError)
+
+
+def test_an_untrained_one_of_the_same_kind_has_other_weights(folder):
+    encoder = load(folder)
+    other = untrained_like(encoder, seed=3)
+    assert other.preprocessing == encoder.preprocessing
+    assert other.backbone.body.state_dict().keys() == encoder.backbone.body.state_dict().keys()
+    assert other.digest != encoder.digest
+
+
+def test_crops_are_rounded_as_the_library_does():
+    """35 odd pixels: torchvision begins at 18, transformers at 17."""
+    import numpy as np
+
+    ramp = np.repeat(np.arange(99, dtype=np.uint8)[None, :, None], 64, 0).repeat(3, 2)
+    for rounding, begin in (("even", 18), ("down", 17)):
+        view = Preprocessing(64, "squash", 99, "nearest", crop_rounding=rounding)
+        assert view.pixels(ramp)[0, 0, 0] == begin
