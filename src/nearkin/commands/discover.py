@@ -55,8 +55,8 @@ def discover(
         run_worker(data)
         return Run(RunFolder(Path(out) if out else default_folder(data, config.mode, resume=True)))
     # Everything that can be refused is, before the run folder is touched and time is spent.
-    config = _checked(config)
     path = Path(out) if out else default_folder(data, config.mode, resume=resume)
+    config = _checked(config, RunFolder(path).start if resume else None)
     if config.copy_to and not (resume and RunFolder(path).summary.exists()):
         check_destination(Path(config.copy_to), [data_name(data)])
     with (
@@ -97,8 +97,11 @@ def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
     write_outcome(build_outcome(pipeline, state, trained), pipeline.log)
 
 
-def _checked(config: DiscoverConfig) -> DiscoverConfig:
-    """Return the settings, checked as far as possible without the data."""
+def _checked(config: DiscoverConfig, kept: Path | None = None) -> DiscoverConfig:
+    """Return the settings, checked as far as possible without the data.
+
+    `kept` is the encoder that a resumed discovery has in its folder, which was checked before.
+    """
     if config.accept:
         earlier, _ = RunFolder(Path(config.accept)).discovery_settings()
         if not (config.labeled or config.known):
@@ -114,7 +117,7 @@ def _checked(config: DiscoverConfig) -> DiscoverConfig:
     _check_tuned(config)
     if "num_novel_classes" in config.options:
         raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
-    if config.from_run:
+    if config.from_run and not (kept and kept.exists()):
         check_train_layers(
             load(config.from_run, allow_partial=config.allow_partial), config.train_layers
         )

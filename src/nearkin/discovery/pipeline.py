@@ -45,6 +45,7 @@ from nearkin.run.folder import RunFolder, data_name, opened
 from nearkin.run.reporter import Logger
 from nearkin.run.settings import resolve
 from nearkin.training.session import resumed_settings, train_encoder
+from nearkin.training.start import write_start
 from nearkin.types import UNKNOWN
 
 SEEDS: Final = 3
@@ -141,7 +142,14 @@ class Pipeline:
         config, stage = self.config, self.folder.stage("features")
         if config.from_run:
             self.log.info(f"stage 1/3  features: from {config.from_run}")
-            return load(config.from_run, allow_partial=config.allow_partial)
+            if self.folder.start.exists():  # its source may be gone by now
+                return load(self.folder.start)
+            encoder = load(config.from_run, allow_partial=config.allow_partial)
+            for line in encoder.lines():
+                self.log.info(f"           {line}")
+            write_start(self.folder, encoder)
+            # What features are of is the file, as in a run that is resumed.
+            return load(self.folder.start)
         if stage.summary.exists():
             return load(stage.path)
         self.log.info(f"stage 1/3  features: {config.method}, without labels")
@@ -286,5 +294,7 @@ class Pipeline:
         return TrainedMethods(methods, baselines)
 
     def _train(self, stage: Stage, name: str, state: DiscoveryState) -> None:
-        workers = shared_with_workers(stage, self.config, state.bad_rows)
+        workers = shared_with_workers(
+            stage, self.config, state.pretrained.preprocessing, state.bad_rows
+        )
         stage.run(self.folder.stage(name), self.log, workers)

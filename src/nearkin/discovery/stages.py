@@ -15,6 +15,7 @@ from torch import Tensor
 from nearkin.config import DiscoverConfig, TrainConfig, Value
 from nearkin.data.batches import Feed
 from nearkin.data.order import Streams
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import seeded
 from nearkin.discovery.classifier import heads_of, kmeans_clustering, top_features
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data
@@ -27,7 +28,7 @@ from nearkin.distributed import (
     training_group,
     worker_group,
 )
-from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.encoder import Encoder, rescaled
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import encode
 from nearkin.method import Method
@@ -273,11 +274,12 @@ def run_worker(data: Any) -> None:
 
 @contextmanager
 def shared_with_workers(
-    stage: Stage, config: DiscoverConfig, bad_rows: Iterable[int]
+    stage: Stage, config: DiscoverConfig, view: Preprocessing, bad_rows: Iterable[int]
 ) -> Iterator[None]:
     """Have the workers train `stage` too within a `with` block, where its network is finetuned.
 
-    Workers rebuild the stage from what is broadcast here: `bad_rows` are those of unreadable
+    Workers rebuild the stage from what is broadcast here: `view` is the preprocessing of the
+    encoder, and `bad_rows` are those of unreadable
     images, which only the first process has noticed. Their share does not change the result,
     so a stage whose batch cannot be divided evenly is trained by the first process alone.
     """
@@ -287,7 +289,8 @@ def shared_with_workers(
         return
     rows = (each.tolist() for each in (task.label, task.rows, order.labeled, order.unlabeled))
     classes = task.num_known, task.num_novel
-    message = asdict(config), asdict(stage.config), list(bad_rows), classes, *rows
+    settings = asdict(config), asdict(stage.config), view.to_dict()
+    message = *settings, list(bad_rows), classes, *rows
     with training_group(config.devices, run_worker_stage):
         broadcast_bytes(json.dumps(message).encode())
         yield
@@ -296,14 +299,16 @@ def shared_with_workers(
 def run_worker_stage(data: Any) -> None:
     """Take the steps of one stage, with this worker's part of each batch."""
     with training_group(1, run_worker_stage):
-        discovery, stage_config, bad_rows, classes, *rows = json.loads(broadcast_bytes(b""))
+        discovery, stage_config, view, bad_rows, classes, *rows = json.loads(broadcast_bytes(b""))
+        preprocessing = Preprocessing.from_dict(view)
         config, base = DiscoverConfig(**discovery), TrainConfig(**stage_config)
         label, learned, labeled, unlabeled = (np.array(each, np.int64) for each in rows)
         images = open_discovery_data(data, config).without(set(bad_rows)).images
         task = DiscoveryTask(label, learned, *classes)
         order = Streams(labeled, unlabeled, int(base.batch_size), base.seed)
         # Weights do not matter: the first process sends those of its method before the first step.
-        pretrained = Encoder(named_backbone(base, None), int(base.image_size), {})
+        network = rescaled(named_backbone(base, None), preprocessing)
+        pretrained = Encoder(network, preprocessing, {})
         device = choose_device(config.device)
         encoder = FinetunedEncoder(pretrained, images, config, base, device)
         stage = build_stage(encoder, task, order, base)

@@ -195,7 +195,7 @@ def load(
         view = weights.preprocessing
         check_patches(weights.body, view.image_size, weights.backbone)
         network = as_backbone(weights.body, view.image_size, name=weights.backbone)
-        return Encoder(_rescaled(network, view), view, weights.details)
+        return Encoder(rescaled(network, view), view, weights.details)
     stored = _read(source)
     encoder = _own(stored, backbone)
     return encoder if image_size in (None, stored.image_size) else resized(encoder, image_size)
@@ -215,7 +215,7 @@ def _own(stored: "_Stored", backbone: nn.Module | None) -> Encoder:
             _check_described(stored)
             network = untrained(stored.details, stored.image_size)
             network.body.load_state_dict(stored.state)
-    return Encoder(_rescaled(network, stored.preprocessing), stored.preprocessing, stored.details)
+    return Encoder(rescaled(network, stored.preprocessing), stored.preprocessing, stored.details)
 
 
 def resized(encoder: Encoder, image_size: int) -> Encoder:
@@ -238,7 +238,7 @@ def resized(encoder: Encoder, image_size: int) -> Encoder:
     plain = as_backbone(network.body, image_size, name=name)  # which tries it
     view = encoder.preprocessing.resized(image_size)
     details = {**encoder.details, "backbone": name, "image_size": image_size}
-    return Encoder(_rescaled(plain, view), view, details)
+    return Encoder(rescaled(plain, view), view, details)
 
 
 def _shapes(network: Backbone) -> dict[str, torch.Size]:
@@ -285,7 +285,7 @@ def _built(details: Mapping[str, Any], image_size: int) -> Backbone:
     return build_backbone(name, image_size)
 
 
-def _rescaled(network: Backbone, view: Preprocessing) -> Backbone:
+def rescaled(network: Backbone, view: Preprocessing) -> Backbone:
     """Let a network of other statistics take images that are normalized by nearkin's."""
     if not view.standard:
         mean, std, own_mean, own_std = map(
@@ -307,7 +307,7 @@ def untrained_like(encoder: Encoder, seed: int, network: nn.Module | None = None
             backbone = as_backbone(copy.deepcopy(network), encoder.image_size, encoder.dim)
     view = encoder.preprocessing
     described = {key: encoder.details[key] for key in ARCHITECTURE if key in encoder.details}
-    return Encoder(_rescaled(backbone, view), view, {**described, "backbone": backbone.name})
+    return Encoder(rescaled(backbone, view), view, {**described, "backbone": backbone.name})
 
 
 def initialize(backbone: Backbone, run: str | Path) -> None:

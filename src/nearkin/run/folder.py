@@ -159,6 +159,11 @@ class RunFolder:
 
     def check_is_run(self) -> None:
         """Raise UsageError for a folder that holds no run."""
+        if not self.path.exists():
+            raise UsageError(
+                f"{self.path} is no run folder; `nearkin embed {self.path} DATA` makes one of an "
+                "encoder"
+            )
         if not self.config.exists():
             raise UsageError(f"{self.path} is no run folder: it has no {self.config.name}")
 
