@@ -16,14 +16,15 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
         output: Also write a page to this file.
 
     Raises:
-        UsageError: If these are not two or more different finished runs of one kind.
+        UsageError: If these are not two or more different finished runs of one kind. A frozen
+            encoder's run is of the kind of trainings: it says whether training helped.
         OutputError: If the page cannot be written.
     """
     if len({Path(run).resolve() for run in runs}) < max(2, len(runs)):
         raise UsageError("nothing to compare; give two or more different runs")
     finished = [read_finished(run) for run in runs]
     kinds = {run.folder.kind: run.folder.path for run in finished}
-    if len(kinds) > 1:
+    if len({run.kind for run in finished}) > 1:
         one, other, *_ = sorted(kinds, key=[*KINDS].index)
         raise UsageError(
             f"{kinds[one]} is a {one} and {kinds[other]} a {other}; give runs of one kind"

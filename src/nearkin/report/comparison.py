@@ -31,6 +31,8 @@ KINDS: Final = {
 """What several runs of a kind are called."""
 SUMMARY_SETTINGS: Final = ("novel", "nearkin", "torch", "python", "threads")
 """Entries of summary.json that count as settings."""
+WHAT: Final = ("encoder", "method", "backbone", "init_from", "epochs")
+"""Settings that say what a run is, beside runs that do not have them."""
 FLOOR_MEASURES: Final = ("kNN top-1", "linear probe")  # measures whose floors are compared too
 LOWER_IS_BETTER: Final = ("log-loss", "calibration error")  # measures whose best is not marked
 MAX_LINES: Final = 4  # in one chart: a page has no more line styles
@@ -274,6 +276,8 @@ def side_by_side(runs: Sequence[FinishedRun]) -> Comparison:
         name: tuple(run.settings.get(name, "-") for run in runs)
         for name in dict.fromkeys(name for run in runs for name in run.settings)
     }
+    if len({run.folder.kind for run in runs}) > 1:  # most settings of one kind are not of others
+        settings = {name: of for name, of in settings.items() if name in WHAT or "-" not in of}
     different = {
         name: values for name, values in settings.items() if len(set(values)) > 1 or name == "seed"
     }
