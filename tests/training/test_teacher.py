@@ -359,6 +359,12 @@ def test_what_does_not_fit_is_one_line(typed, message, tmp_path, capsys):
     assert message in error
 
 
+def test_a_discovery_says_how_to_get_an_encoder_that_had_a_teacher(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    assert main(["discover", "digits", "--known", "0,1", "--method", "seed", "-o", out]) == 2
+    assert "then give its run with --from" in capsys.readouterr().err
+
+
 def test_a_teacher_that_is_larger_than_memory_is_refused_before_it_is_read(tmp_path):
     """A file of four terabytes that takes no room on the disk."""
     file = tmp_path / "huge.pth"

@@ -112,6 +112,11 @@ def _checked(config: DiscoverConfig, kept: Path | None = None) -> DiscoverConfig
             "themselves have labels"
         )
     config = self_contained(config)
+    if method_class(config.method).uses_teacher:
+        raise UsageError(
+            f"{config.method} learns from a teacher; train it first by `nearkin train --method "
+            f"{config.method} --teacher ENCODER`, then give its run with --from"
+        )
     if method_class(config.method).uses_labels:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
     _check_tuned(config)

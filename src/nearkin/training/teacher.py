@@ -42,8 +42,8 @@ MOST_PARTS: Final = 64  # Files of one epoch's views
 HALF: Final = np.dtype(np.float16)
 """Features are kept in half precision.
 
-Of a unit vector of 512 numbers that changes a cosine by 1e-5: less than the softmax of a teacher
-with temperature 0.01 can tell.
+Measured on features of 128 and 384 numbers: cosines change by 1e-5 on average, by 7e-5 at most, and
+a teacher's softmax at temperature 0.01 by 4e-4 of its mass.
 """
 HEAD: Final = hashlib.sha256().digest_size  # Bytes before the features: what they belong to
 
