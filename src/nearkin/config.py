@@ -271,7 +271,7 @@ class TrainConfig:
     init_from: str = ""
     """Encoder to start from: a run, dinov2-small, timm:NAME, torchvision:NAME, or a file."""
     allow_partial: bool = False
-    """Whether the encoder to start from may lack some weights, or have others left over."""
+    """Whether the encoder to start from, or the teacher, may lack weights or have others left."""
     lora: Annotated[int, Range(0, 4096)] = 0
     """Rank of the matrices that learn beside frozen linear layers (LoRA); 0: all weights learn."""
     drop_path: Annotated[float | Auto, Range(0, 0.9)] = "auto"
@@ -379,7 +379,7 @@ class TrainConfig:
         """Refuse what only makes sense with an encoder to start from."""
         needs = {
             "--lora": self.lora,
-            "--allow-partial": self.allow_partial,
+            "--allow-partial": self.allow_partial and not self.teacher,
             "--freeze-epochs": self.freeze_epochs not in ("auto", 0),
         }
         for name, is_set in needs.items():

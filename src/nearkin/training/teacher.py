@@ -42,7 +42,7 @@ MOST_PARTS: Final = 64  # Files of one epoch's views
 HALF: Final = np.dtype(np.float16)
 """Features are kept in half precision.
 
-Measured on features of 128 and 384 numbers: cosines change by 1e-5 on average, by 7e-5 at most, and
+Measured on features of 128 and 384 numbers: cosines change by 1e-5 on average, 7e-5 at most, and
 a teacher's softmax at temperature 0.01 by 4e-4 of its mass.
 """
 HEAD: Final = hashlib.sha256().digest_size  # Bytes before the features: what they belong to
@@ -69,7 +69,7 @@ def open_teacher(folder: RunFolder, config: TrainConfig) -> Encoder | None:
             f"the teacher {config.teacher} has {size / 1e6:,.0f} MB of weights, which takes twice "
             f"as much, and {free / 1e6:,.0f} MB of memory are free; give a smaller one"
         )
-    teacher = load(config.teacher)
+    teacher = load(config.teacher, allow_partial=config.allow_partial)
     details = {**teacher.details, "named": config.teacher}
     write_encoder(folder.teacher, teacher.backbone, details, teacher.preprocessing)
     return load(folder.teacher)
