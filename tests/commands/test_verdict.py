@@ -37,14 +37,14 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def start(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("runs") / "start"
-    return train(str(data), replace(SETTINGS, epochs=4), out=path).folder
+    return train(str(data), replace(SETTINGS, epochs=15, evaluate_every=0), out=path).folder
 
 
 @pytest.fixture(scope="module")
 def ruined(tmp_path_factory, data, start):
     """A training that was made worse on purpose, by the command, with what it printed."""
     path = tmp_path_factory.mktemp("runs") / "ruined"
-    typed = f"train {data} --init-from {start.path} --lr {TOO_HIGH} --epochs 3 --batch-size 50"
+    typed = f"train {data} --init-from {start.path} --lr {TOO_HIGH} --epochs 4 --batch-size 50"
     typed += f" --augment characters --device cpu --out {path}"
     command = [sys.executable, "-m", "nearkin", *typed.split(), "-q"]
     ended = subprocess.run(
