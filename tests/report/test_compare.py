@@ -19,6 +19,9 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import write_encoder
 from nearkin.errors import CheckpointError, OutputError, UsageError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import write_embeddings
+from nearkin.measures.intervals import paired_difference
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.folder import RunFolder
 from nearkin.tables import write_csv
@@ -302,3 +305,47 @@ def test_a_contact_sheet_from_the_command_line(run, images, tmp_path, capsys):
     encoder = ["neighbors", str(run.encoder), query, "--in", str(run.embeddings)]
     assert main([*encoder, "--sheet", str(path), "--data", run.settings()[1]]) == 0
     assert main([*encoder, "--sheet", str(path)]) == 2
+
+
+# Image by image
+
+
+def with_embeddings(path, wrong, *, names="img", **settings):
+    """A training whose kNN is wrong about so many of its 400 test images, and right otherwise."""
+    run = training(path, 1 - wrong / 400, **settings)
+    labels = np.arange(800) % 4
+    vectors = np.eye(4, dtype=np.float32)[labels]
+    vectors[400 : 400 + wrong] = np.roll(vectors[400 : 400 + wrong], 1, axis=1)
+    rng = np.random.default_rng(0)
+    vectors += 0.01 * rng.normal(size=vectors.shape).astype(np.float32)
+    table = Embeddings(
+        vectors, labels, rows=np.arange(800), paths=[f"{names}{row:03}" for row in range(800)],
+        classes=("a", "b", "c", "d"), splits=np.repeat(["train", "test"], 400),
+    )  # fmt: skip
+    write_embeddings(RunFolder(run).embeddings, table)
+    return run
+
+
+def test_runs_on_the_same_test_images_are_compared_image_by_image(tmp_path):
+    runs = [with_embeddings(tmp_path / str(wrong), wrong) for wrong in (60, 40, 44)]
+    one = of(compare(runs), "kNN top-1")
+    right = {wrong: np.arange(400) >= wrong for wrong in (60, 40, 44)}
+    for run, wrong in enumerate((60, 44)):
+        expected = paired_difference(right[wrong], right[40])
+        assert one["paired"][2 * run] == pytest.approx(expected, abs=1e-9)
+    assert one["paired"][1] == [0, 0, 0]
+    assert one["best"] == 1  # .90 [.88, .92] and .89 overlap, but four images decide
+    cells = compare(runs).lines()[2].split("  ")
+    assert cells[0] == "kNN top-1, from the best"
+    assert "-0.010 [" in compare(runs).lines()[2]
+
+
+def test_without_the_same_test_images_there_is_no_difference_from_the_best(tmp_path):
+    same = with_embeddings(tmp_path / "a", 60)
+    for name, settings in {
+        "names": {"names": "other"}, "split": {"fingerprint": "aa-cc"}, "how": {"how": "k 5"},
+    }.items():  # fmt: skip
+        other = with_embeddings(tmp_path / name, 40, **settings)
+        assert "paired" not in of(compare([same, other]), "kNN top-1")
+    absent = training(tmp_path / "absent", 0.5)
+    assert "paired" not in of(compare([same, absent]), "kNN top-1")

@@ -7,7 +7,7 @@ read whole by `read_embeddings`, and block by block where it is more than memory
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -107,6 +107,21 @@ def read_embeddings(path: Path, images: Images) -> Embeddings:
         CheckpointError: If the file is damaged.
         DataError: If it has none of the images.
     """
+    stored = read_all(path)
+    position = {as_text(name): row for row, name in enumerate(images.names)}
+    rows = np.array([position.get(name, -1) for name in stored.paths], np.int64)
+    order = np.argsort(rows, kind="stable")
+    order = order[rows[order] >= 0]
+    if not len(order):
+        raise DataError(
+            f"none of the {len(stored)} images of {path} is among these {len(images)}; "
+            "give the images of the run"
+        )
+    return replace(stored, rows=rows).subset(order)
+
+
+def read_all(path: Path) -> Embeddings:
+    """Read the whole of a run's embeddings, normalized; for errors see `read_embeddings`."""
     from pyarrow import parquet
 
     if not path.exists():
@@ -115,26 +130,17 @@ def read_embeddings(path: Path, images: Images) -> Embeddings:
         table = parquet.read_table(file)
         vectors = _vectors(table)
         paths, splits, labels = (table[name].to_pylist() for name in ("path", "split", "label"))
-    position = {as_text(name): row for row, name in enumerate(images.names)}
-    rows = np.array([position.get(name, -1) for name in paths], np.int64)
-    order = np.argsort(rows, kind="stable")
-    order = order[rows[order] >= 0]
-    if not len(order):
-        raise DataError(
-            f"none of the {len(paths)} images of {path} is among these {len(images)}; "
-            "give the images of the run"
-        )
     # No label is the empty text, which sorts before every class.
     names = ["", *(name or "" for name in labels)]
     classes, numbers = np.unique(np.array(names, np.str_), return_inverse=True)
     return Embeddings(
         vectors.numpy(),
         numbers[1:] + UNKNOWN,
-        rows=rows,
+        rows=np.arange(len(paths)),
         paths=paths,
         classes=tuple(classes[1:].tolist()),
         splits=np.array(splits, np.str_),
-    ).subset(order)
+    )
 
 
 def _vectors(table: Any) -> Float[Tensor, "rows dim"]:

@@ -8,16 +8,21 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from markupsafe import Markup
 
 from nearkin.errors import UsageError
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import TITLES
-from nearkin.evaluation.measures import Measure
+from nearkin.evaluation.measures import Measure, knn, num_neighbors
+from nearkin.evaluation.table import read_all
+from nearkin.evaluation.verdict import DECISIVE, differences
 from nearkin.report.page.html import BLOCKS, Chart, document, text
 from nearkin.report.page.sections import Table, line_charts
 from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
 from nearkin.tables import aligned, usable
+from nearkin.types import UNKNOWN
 
 TRAININGS: Final = "trainings"
 DISCOVERIES: Final = "discoveries"
@@ -35,10 +40,13 @@ WHAT: Final = ("encoder", "method", "backbone", "init_from", "epochs")
 """Settings that say what a run is, beside runs that do not have them."""
 FLOOR_MEASURES: Final = ("kNN top-1", "linear probe")  # measures whose floors are compared too
 LOWER_IS_BETTER: Final = ("log-loss", "calibration error")  # measures whose best is not marked
+Interval = tuple[float, float, float]
+"""A value, and the ends of its interval."""
 MAX_LINES: Final = 4  # in one chart: a page has no more line styles
 NOTE: Final = (
-    "The best is marked if its 95 % confidence interval excludes the next. Intervals cover the "
-    "sampling of test images, not the random seed: for that, compare runs of several seeds."
+    "The best is marked if its 95 % confidence interval excludes the next; for kNN top-1 of the "
+    "same test images, if the paired intervals of the differences exclude 0. Intervals cover the "
+    "sampling of images, not the random seed: for that, compare runs of several seeds."
 )
 
 
@@ -134,6 +142,8 @@ class ComparedMeasure:
     name: str
     values: tuple[Measure | None, ...]  # by run; None if it has none
     same_images: bool
+    paired: tuple[Interval, ...] = ()
+    """By run: how much worse the measure of the best is than that, image by image, where known."""
 
     @property
     def comparable(self) -> bool:
@@ -143,7 +153,14 @@ class ComparedMeasure:
 
     @property
     def best(self) -> int | None:
-        """The best run, if the interval of its value excludes the next."""
+        """The best run, if the interval of its value excludes the next.
+
+        Where the differences from it are known image by image, if these intervals exclude 0.
+        """
+        if self.paired:
+            first = max(range(len(self.paired)), key=lambda run: self.paired[run][0])
+            others = [high for run, (_, _, high) in enumerate(self.paired) if run != first]
+            return first if max(others) < 0 else None
         ranked = sorted(
             (-measure.value, number, measure.low)
             for number, measure in enumerate(self.values)
@@ -161,11 +178,19 @@ class ComparedMeasure:
             cells[self.best] = f"*{cells[self.best]}"
         return cells
 
+    def difference_cells(self) -> list[str]:
+        """Return how far each run is from the best, with a paired interval; that one is empty."""
+        return [
+            f"{value:+.3f} [{low:+.3f}, {high:+.3f}]" if (low, high) != (0, 0) else ""
+            for value, low, high in self.paired
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         keys = ("value", "low", "high", "protocol")
         values = [m and {key: getattr(m, key) for key in keys} for m in self.values]
-        return {"name": self.name, "best": self.best, "values": values}
+        plain = {"name": self.name, "best": self.best, "values": values}
+        return plain | ({"paired": [list(each) for each in self.paired]} if self.paired else {})
 
 
 @dataclass(frozen=True)
@@ -198,14 +223,14 @@ class Comparison:
     def lines(self) -> list[str]:
         """Return an aligned text table and notes."""
         rows = [["", *self.names]]
-        rows += [[measure.name, *measure.cells()] for measure in self.measures]
+        rows += self._measures()
         rows += [[name, *values] for name, values in self._settings()]
         return [*aligned(rows), *(f"note: {note}" for note in (*self.notes, NOTE))]
 
     def page(self) -> str:
         """Return an HTML page."""
         columns = ("", *self.names)
-        measures = tuple((one.name, *map(_marked, one.cells())) for one in self.measures)
+        measures = tuple((name, *map(_marked, cells)) for name, *cells in self._measures())
         title = "Measures with 95 % confidence intervals"
         rows = tuple((name, *values) for name, values in self._settings())
         settings = BLOCKS.results(Table("Different settings", columns, rows))
@@ -220,6 +245,12 @@ class Comparison:
                 ("Training curves", line_charts(self._curves())),
             ],
         )
+
+    def _measures(self) -> Iterator[list[str]]:
+        for measure in self.measures:
+            yield [measure.name, *measure.cells()]
+            if measure.paired:
+                yield [f"{measure.name}, from the best", *measure.difference_cells()]
 
     def _settings(self) -> list[tuple[str, tuple[str, ...]]]:
         times = tuple(run.time for run in self.runs)
@@ -268,8 +299,14 @@ def side_by_side(runs: Sequence[FinishedRun]) -> Comparison:
     """Compare runs of one kind."""
     names = dict.fromkeys(name for run in runs for name in run.measures)
     same_images = len({run.images for run in runs}) == 1
+    paired = _paired_knn(runs) if same_images else ()
     measures = tuple(
-        ComparedMeasure(name, tuple(run.measures.get(name) for run in runs), same_images)
+        ComparedMeasure(
+            name,
+            tuple(run.measures.get(name) for run in runs),
+            same_images,
+            paired if name == DECISIVE else (),
+        )
         for name in names
     )
     settings = {
@@ -282,6 +319,48 @@ def side_by_side(runs: Sequence[FinishedRun]) -> Comparison:
         name: values for name, values in settings.items() if len(set(values)) > 1 or name == "seed"
     }
     return Comparison(tuple(runs), measures, different, tuple(_notes(runs, measures)))
+
+
+def _paired_knn(runs: Sequence[FinishedRun]) -> tuple[Interval, ...]:
+    """Differences of kNN top-1 from the best run, where all have embeddings of the same images."""
+    values = [run.measures.get(DECISIVE) for run in runs]
+    if (
+        {run.kind for run in runs} != {TRAININGS}
+        or len({run.split for run in runs}) > 1
+        or len({measure and measure.protocol for measure in values}) > 1
+        or not all(run.folder.embeddings.exists() for run in runs)
+    ):
+        return ()
+    tables = [_train_and_test(read_all(run.folder.embeddings)) for run in runs]
+    names, (_, first) = [[test.paths, test.class_names.tolist()] for _, test in tables], tables[0]
+    if any(name != names[0] for name in names) or not (first.labels != UNKNOWN).any():
+        return ()
+    k = num_neighbors(len(tables[0][0].labeled()))
+    measures = [[knn(train, test, k=k)] for train, test in tables]
+    best = max(range(len(runs)), key=lambda run: measures[run][0].value)
+    return tuple(
+        _from_the_best(tables[run], tables[best], measures[run], measures[best], k)
+        if run != best
+        else (0.0, 0.0, 0.0)
+        for run in range(len(runs))
+    )
+
+
+def _train_and_test(embeddings: Embeddings) -> tuple[Embeddings, Embeddings]:
+    train, test = (embeddings.splits == split for split in ("train", "test"))
+    return embeddings.subset(np.flatnonzero(train)), embeddings.subset(np.flatnonzero(test))
+
+
+def _from_the_best(
+    table: tuple[Embeddings, Embeddings],
+    best: tuple[Embeddings, Embeddings],
+    measures: list[Measure],
+    of_best: list[Measure],
+    k: int,
+) -> Interval:
+    tables, compared = {"encoder": table, "best": best}, {"encoder": measures, "best": of_best}
+    (one,) = differences(tables, compared, "best", k=k)
+    return one.difference, one.low, one.high
 
 
 def _notes(runs: Sequence[FinishedRun], measures: Sequence[ComparedMeasure]) -> Iterator[str]:
