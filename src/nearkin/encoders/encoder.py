@@ -23,7 +23,7 @@ from nearkin.data.views import MEAN, STD
 from nearkin.encoders import folders, pretrained
 from nearkin.encoders.origin import origin_lines
 from nearkin.errors import UsageError
-from nearkin.networks.backbone import build_backbone, native
+from nearkin.networks.backbone import NATIVE, build_backbone, native
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.input_size import check_patches, resize_input
 from nearkin.run.folder import RunFolder
@@ -226,15 +226,20 @@ def resized(encoder: Encoder, image_size: int) -> Encoder:
     """
     name = str(encoder.details["backbone"])
     network = copy.deepcopy(encoder.backbone)
-    if name == CUSTOM:
-        resize_input(network.body, image_size, network.name)
-    else:
-        check_patches(network.body, image_size, name)
-        fresh = _shapes(untrained(encoder.details, image_size))
-        if _shapes(network) != fresh:
-            resize_input(network.body, image_size, name)
-        if _shapes(network) != fresh:  # at this size, the name means another stem or patch
-            name = f"{name}?built_for={encoder.image_size}"
+    check_patches(network.body, image_size, name)
+    fresh = network if name == CUSTOM else untrained(encoder.details, image_size)
+    if name == CUSTOM or _shapes(network) != _shapes(fresh):
+        resize_input(network.body, image_size, name)
+    if _shapes(network) == _shapes(fresh):
+        fresh.body.load_state_dict(network.body.state_dict())
+        network = fresh  # as its name builds it, tables of the new size included
+    elif NATIVE.fullmatch(name):
+        raise UsageError(
+            f"the weights of {name} are for images of {encoder.image_size} px, and do not fit "
+            f"those of {image_size} px; give --image-size {encoder.image_size}"
+        )
+    else:  # at this size, the name means another stem or patch
+        name = f"{name}?built_for={encoder.image_size}"
     plain = as_backbone(network.body, image_size, name=name)  # which tries it
     view = encoder.preprocessing.resized(image_size)
     details = {**encoder.details, "backbone": name, "image_size": image_size}

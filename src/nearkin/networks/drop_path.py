@@ -116,7 +116,8 @@ def set_drop_path(body: nn.Module, rate: float | None, name: str) -> None:
             risen = (rate or 0.0) * position / max(1, len(blocks) - 1)
             own = _rate(getattr(block, site)) if rate is None else risen
             if own or getattr(block, site) is not None:
-                setattr(block, site, DropPath(own) if own else nn.Identity())
+                drop = DropPath(own) if own else nn.Identity()
+                setattr(block, site, drop.train(block.training))
 
 
 def _sites(block: nn.Module) -> Sequence[str]:
