@@ -9,7 +9,7 @@ from timm.layers import DropPath as TimmDropPath
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import nn
 
-from nearkin.encoders.encoder import Encoder, load, write_encoder
+from nearkin.encoders.encoder import Encoder, load, resized, write_encoder
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import build_backbone, native
 from nearkin.networks.branch import Branch, as_backbone, frozen_copy, set_chunk_size
@@ -206,16 +206,16 @@ def test_position_embeddings_at_another_size_are_those_of_timms_own_loading(tmp_
     own = native(f"{name}?depth=1", 224)
     details = {"backbone": f"{name}?depth=1", "image_size": 224}
     write_encoder(tmp_path / "start.safetensors", as_backbone(own, 224), details)
-    resized = load(tmp_path / "start.safetensors", image_size=112)
+    half = load(tmp_path / "start.safetensors", image_size=112)
     fresh = native(f"{name}?depth=1", 112)
     fresh.load_state_dict(checkpoint_filter_fn(own.state_dict(), fresh))
     assert fresh.pos_embed.shape == (1, 7 * 7 + 1, 192)
     state = fresh.state_dict()
-    assert state.keys() == resized.backbone.body.state_dict().keys()
-    for key, value in resized.backbone.body.state_dict().items():
+    assert state.keys() == half.backbone.body.state_dict().keys()
+    for key, value in half.backbone.body.state_dict().items():
         assert torch.equal(value, state[key]), key
-    assert resized.preprocessing.image_size == 112
-    assert resized.details["backbone"] == details["backbone"]
+    assert half.preprocessing.image_size == 112
+    assert half.details["backbone"] == details["backbone"]
 
 
 def test_torchvisions_transformer_takes_another_size():
@@ -249,14 +249,24 @@ def test_an_encoder_at_another_size_can_be_built_again_from_its_name(
 ):
     start = Encoder(build_backbone(name, own), own, {"backbone": name})
     write_encoder(tmp_path / "a.safetensors", start.backbone, {**start.details, "image_size": own})
-    resized = load(tmp_path / "a.safetensors", image_size=size)
-    assert resized.details["backbone"] == word
-    write_encoder(
-        tmp_path / "b.safetensors", resized.backbone, resized.details, resized.preprocessing
-    )
+    other = load(tmp_path / "a.safetensors", image_size=size)
+    assert other.details["backbone"] == word
+    write_encoder(tmp_path / "b.safetensors", other.backbone, other.details, other.preprocessing)
     again, x = load(tmp_path / "b.safetensors"), torch.randn(1, 3, size, size)
-    assert torch.equal(again(x), resized(x))
+    assert torch.equal(again(x), other(x))
     assert patch_size(again.backbone.body) == patch_size(start.backbone.body)
+
+
+@pytest.mark.filterwarnings("ignore:torch.searchsorted")  # in timm
+def test_weights_that_are_for_one_size_alone_are_refused_at_others(tmp_path):
+    name = "timm:swin_tiny_patch4_window7_224?depths=[1,1]&embed_dim=24&num_heads=[2,2]"
+    start = Encoder(build_backbone(name, 56), 56, {"backbone": name})
+    larger = resized(start, 112)  # four times as many windows
+    assert larger(torch.randn(1, 3, 112, 112)).shape == (1, 48)
+    with pytest.raises(
+        UsageError, match="for images of 56 px, and do not fit those of 24 px; give"
+    ):
+        resized(start, 24)
 
 
 @pytest.mark.parametrize("size", [8, 12])

@@ -256,7 +256,8 @@ def _check_described(stored: "_Stored") -> None:
     Only where it has options; the networks of plain names are of known sizes.
     """
     name = stored.backbone
-    if not name.startswith(folders.PREFIX) and "?" not in name:
+    with_options = bool(NATIVE.fullmatch(name)) and "?" in name
+    if not name.startswith(folders.PREFIX) and not with_options:
         return
     with torch.device("meta"):  # nothing is computed or allocated there
         transformer = name.startswith(folders.PREFIX)

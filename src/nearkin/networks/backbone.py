@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import suggestion
+from nearkin.config import MAX_IMAGE_SIZE, suggestion
 from nearkin.errors import UsageError
 from nearkin.extensions import is_reference, load_extension
 from nearkin.networks.branch import Backbone, as_backbone, size_error
@@ -85,17 +85,25 @@ def build_backbone(name: str, image_size: int) -> Backbone:
     Raises:
         UsageError: If no library has the name, or the network cannot take such images.
     """
-    if match := BUILT_FOR.fullmatch(name):
-        body = build_backbone(match[1], int(match[2])).body
-        resize_input(body, image_size, name)
-        return as_backbone(body, image_size, name=name)
     try:
-        body = native(name, image_size) if NATIVE.fullmatch(name) else _build(name, image_size)
+        body = native(name, image_size) if NATIVE.fullmatch(name) else _own_form(name, image_size)
     except (RuntimeError, AssertionError, ValueError) as error:
         raise size_error(name, image_size, error) from error
-    if image_size < SMALL_IMAGE and not is_reference(name) and not NATIVE.fullmatch(name):
-        small_stem(body)
     return as_backbone(body, image_size, name=name)
+
+
+def _own_form(name: str, image_size: int) -> nn.Module:
+    """Return a network in nearkin's form, which depends on whether images are small."""
+    match = BUILT_FOR.fullmatch(name)
+    bare, own_size = (match[1], int(match[2])) if match else (name, image_size)
+    if own_size > MAX_IMAGE_SIZE:
+        raise ValueError(f"built_for is more than {MAX_IMAGE_SIZE}")
+    body = _build(bare, own_size)
+    if own_size < SMALL_IMAGE and not is_reference(bare):
+        small_stem(body)
+    if own_size != image_size:
+        resize_input(body, image_size, name)
+    return body
 
 
 def _build(name: str, image_size: int) -> nn.Module:
