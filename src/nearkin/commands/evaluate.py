@@ -60,12 +60,30 @@ def evaluate(
         evaluation = _evaluate_frozen(
             run, data, backbone, choose_device(device), workers, protocol, log
         )
-        if data is None and names != ["quick"]:
-            _store(folder, evaluation, log)
-        return evaluation
+    else:
+        evaluation = _evaluate_trained(
+            folder, data, backbone, choose_device(device), workers, protocol, log
+        )
+    if data is None and names != ["quick"]:
+        _store(folder, evaluation, log)
+    return evaluation
+
+
+def _evaluate_trained(
+    folder: RunFolder,
+    data: Any,
+    backbone: nn.Module | None,
+    device: torch.device,
+    workers: int | Literal["auto"],
+    protocol: str,
+    log: Reporter,
+) -> Evaluation:
+    """Measure the encoder of a training, on its images or on others."""
     config, stored = folder.settings()
     if data is None and stored == data_name(None) and not Path(stored).exists():
-        raise UsageError(f"{run} was trained on arrays, which it does not keep; pass them as data")
+        raise UsageError(
+            f"{folder.path} was trained on arrays, which it does not keep; pass them as data"
+        )
     encoder = load(folder.path, backbone=backbone)
     on_progress = log.progress
     split = open_split(stored if data is None else data, config, on_progress=on_progress)
@@ -77,12 +95,10 @@ def evaluate(
             seed=config.seed,
             workers=available_cpus() if workers == "auto" else workers,
             augment=config.augment,
-            device=choose_device(device),
+            device=device,
             protocol=protocol,
             on_progress=on_progress,
         )
-    if data is None and names != ["quick"]:
-        _store(folder, evaluation, log)
     return evaluation
 
 

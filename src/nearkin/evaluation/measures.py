@@ -263,13 +263,14 @@ def few_shot(train: Embeddings, test: Embeddings, *, seed: int) -> list[Measure]
     classes, numbers = np.unique(train.labels, return_inverse=True)
     if len(classes) < 2 or not len(test):
         raise DataError("few-shot needs labeled test images, and training images of two classes")
-    x, queries, y = centered(train.tensor, mean), centered(test.tensor, mean), numbers
+    queries, y = centered(test.tensor, mean), numbers
     measures = []
     for shots in SHOTS:
         scores: dict[str, list[float]] = {"class mean": [], "logistic": []}
         for draw in range(DRAWS):
             rows = torch.from_numpy(draw_shots(y, shots, seed, draw))
-            few = x[rows], torch.from_numpy(y)[rows], len(classes), queries
+            x = centered(train.tensor[rows], mean)  # of all would be a second copy of them
+            few = x, torch.from_numpy(y)[rows], len(classes), queries
             for name, classify in (
                 ("class mean", nearest_class_mean),
                 ("logistic", logistic_regression),

@@ -86,10 +86,11 @@ def _summaries(
 
     low, high = bootstrap(kept, n, seed=seed, bounds=(0.0, np.inf))
     of = f"mean of {len(correct)} corruptions"
-    value, relative = kept(np.arange(n)), f"{of} over {clean.mean():.3f} without any"
+    relative = f"{of} over the accuracy without any; {protocol}"
     summaries = [
+        share(f"{classifier}, uncorrupted", clean.astype(np.float64), "no corruption"),
         share(f"{classifier}, corrupted", mean, of),
-        Measure(f"{classifier}, kept", value, low, high, f"{relative}; {protocol}"),
+        Measure(f"{classifier}, kept", kept(np.arange(n)), low, high, relative),
     ]
     if classifier == "kNN":
         summaries += [share(f"kNN, {name}", values, name) for name, values in correct.items()]

@@ -66,7 +66,7 @@ class AugmentedViews:
     def __init__(
         self, encoder: Encoder, images: Images, seed: int, augment: Augment, device: torch.device
     ) -> None:
-        self.encoder, self.images = encoder, images
+        self.encoder, self.images = encoder.to(device), images
         self.batches = Batches(
             images,
             views_of(augment, ("strong",)),

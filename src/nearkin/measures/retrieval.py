@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
@@ -43,8 +42,10 @@ def retrieve(
 
     Exact; in O(bank log bank) per query, and with few similarities in memory at once.
     """
-    order = np.argsort(bank_labels, kind="stable")  # a class is one piece of the bank
-    labels, bank = bank_labels[order], unit(bank[torch.from_numpy(order)])
+    # Similarities, not the bank, are sorted by class, so that a class is one piece of them: a
+    # second copy of the bank may be too large.
+    order = np.argsort(bank_labels, kind="stable")
+    labels, bank = bank_labels[order], unit(bank)
     starts, ends = (np.searchsorted(labels, query_labels, side) for side in ("left", "right"))
     groups = None
     if bank_groups is not None and query_groups is not None:
@@ -52,7 +53,7 @@ def retrieve(
     scores: dict[int, tuple[float, float, bool]] = {}
     rows = max(1, held_at_once(bank.device) // max(len(bank), 1))
     for block in blocks(len(queries), rows):
-        similarity = product(unit(queries[block]), bank.T).cpu().numpy()
+        similarity = product(unit(queries[block]), bank.T).cpu().numpy()[:, order]
         if groups is not None:
             similarity[groups[1][block, None] == groups[0]] = -np.inf
         ascending = np.sort(similarity, axis=1)

@@ -74,7 +74,8 @@ MEANINGS: Final = {
     "retrieval recall@1": "Share of images whose most similar training image is of their class.",
     "kNN, corrupted": "kNN accuracy, mean over 13 corruptions such as noise, blur, fog or JPEG "
     "at three strengths; trained on clean images.",
-    "kNN, kept": "The same as a share of the accuracy without corruption.",
+    "kNN, uncorrupted": "kNN accuracy on the same images without corruption.",
+    "kNN, kept": "kNN accuracy under corruptions as a share of the accuracy without corruption.",
     "neighbor agreement": "Share of an image's nearest neighbors that another view of it has too.",
 }
 
@@ -83,7 +84,7 @@ FAMILIES: Final = {
     "paper has its own; none is chosen here.",
     r"\d+-shot ": "Accuracy with so many labeled images per class, mean of ten draws of these: "
     "nearest class mean, or logistic regression.",
-    r"linear probe, (corrupted|kept)": "The same of a linear probe as of kNN under corruptions.",
+    r"linear probe, (un)?(corrupted|kept)": "Of a linear probe, the same as of kNN.",
 }
 """What measures say whose names begin so."""
 
