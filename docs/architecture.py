@@ -33,6 +33,7 @@ ROOMS = {
     "api": "the same commands from Python, typed",
     "testing": "common tests for a method of your own",
     "commands": "one module per verb: open the run, call the rooms below, write files",
+    "classification": "classes from labels: probes, fine-tuning, calibration, measures",
     "discovery": "novel classes: stages, trials, number of classes, classifier, findings",
     "report": "the page of a run, its plots and its server",
     "training": "loop, checkpoints, signals, health, optimizers, schedules",

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from processes import environment
+from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
 import nearkin
@@ -113,6 +114,16 @@ def test_labels_of_test_images_decide_nothing(runs, encoder, tmp_path):
         for file in ("classifier.safetensors", "encoder.safetensors", "assignments.csv"):
             assert (out / file).read_bytes() == (runs[layers] / file).read_bytes(), (layers, file)
         assert measured(out, "accuracy") < 0.3
+
+
+def test_fine_tuning_leaves_the_other_parts_as_they_are(runs, encoder):
+    """Their batch-norm statistics too, which follow every batch in training mode."""
+    before, after = load_file(encoder), load_file(runs["last:1"] / "encoder.safetensors")
+    trained = {name for name, x in after.items() if not torch.equal(x, before[name])}
+    assert trained
+    assert all(name.startswith("3.") for name in trained)
+    everything = load_file(runs["all"] / "encoder.safetensors")
+    assert not torch.equal(everything["0.0.weight"], before["0.0.weight"])
 
 
 KILLED = """

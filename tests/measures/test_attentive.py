@@ -132,3 +132,14 @@ def test_with_an_image_of_each_class_nothing_is_chosen() -> None:
 def test_one_class_is_refused() -> None:
     with pytest.raises(DataError, match="two classes"):
         train_attentive_probe(torch.zeros(3, 2, 4), np.zeros(3, np.int64), seed=0)
+
+
+@pytest.mark.parametrize("per_class", [4, 40], ids=["folds", "slice"])
+def test_what_is_predicted_while_held_out_knows_nothing_of_the_label(per_class: int) -> None:
+    """Labels at random: a fit that saw them would be right on all, any other by chance."""
+    features = torch.randn(4 * per_class, 200, generator=torch.Generator().manual_seed(0))
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(4), per_class))
+    probe, validated = train_validated_probe(features, labels, seed=0)
+    assert (probe.predict(features) == labels).mean() > 0.9
+    assert validated.correct.mean() < 0.6
+    assert (validated.target == labels[validated.rows]).all()

@@ -23,11 +23,11 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
     if len({Path(run).resolve() for run in runs}) < max(2, len(runs)):
         raise UsageError("nothing to compare; give two or more different runs")
     finished = [read_finished(run) for run in runs]
-    kinds = {run.folder.kind: run.folder.path for run in finished}
-    if len({run.kind for run in finished}) > 1:
-        one, other, *_ = sorted(kinds, key=[*KINDS].index)
+    kinds = {run.kind: run.folder for run in finished}
+    if len(kinds) > 1:
+        one, other, *_ = sorted(kinds.values(), key=lambda folder: [*KINDS].index(folder.kind))
         raise UsageError(
-            f"{kinds[one]} is a {one} and {kinds[other]} a {other}; give runs of one kind"
+            f"{one.path} is a {one.kind} and {other.path} a {other.kind}; give runs of one kind"
         )
     comparison = side_by_side(finished)
     if output is not None:
