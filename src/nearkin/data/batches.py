@@ -183,10 +183,14 @@ class Batches:
         """This process's part of the batches of the steps from `start` to before `stop`."""
         # Not before: other processes may have joined since the batches were built.
         for views, rows in self.sampled(start, stop, rows_of_rank(self.order.batch_size)):
-            index, label = (
-                to_device(torch.from_numpy(x), self.device) for x in (rows, self.labels[rows])
-            )
-            yield Batch(tuple(map(normalize, views)), index, label)
+            yield self.batch(views, rows)
+
+    def batch(self, views: Views, rows: np.ndarray) -> Batch:
+        """The batch of some views and the rows that they show."""
+        index, label = (
+            to_device(torch.from_numpy(x), self.device) for x in (rows, self.labels[rows])
+        )
+        return Batch(tuple(map(normalize, views)), index, label)
 
     def sampled(self, start: int, stop: int, part: slice) -> Iterator[tuple[Views, np.ndarray]]:
         """The views, in [0, 1], of a part of each step's images, and the rows that they show."""

@@ -136,8 +136,8 @@ class CachedTeacher:
 
     def between(self, start: int, stop: int) -> Iterator[Batch]:
         """This process's part of the batches of the steps from `start` to before `stop`."""
-        for step, batch in enumerate(self.batches.between(start, stop), start):
-            rows = batch.index.cpu().numpy()
+        part = rows_of_rank(self.order.batch_size)
+        for step, (views, rows) in enumerate(self.batches.sampled(start, stop, part), start):
             features = torch.from_numpy(self.files.rows(self.order.epoch(step), rows))
             if not features.isfinite().all():
                 raise DataError(
@@ -145,7 +145,8 @@ class CachedTeacher:
                     "remove it, and give the same command with --resume"
                 )
             kept = to_device(features, self.batches.device).float()
-            yield replace(batch, teacher=tuple(unit(kept).unbind(dim=1)))
+            teacher = tuple(unit(kept).unbind(dim=1))
+            yield replace(self.batches.batch(views, rows), teacher=teacher)
 
 
 @dataclass(frozen=True, eq=False)
