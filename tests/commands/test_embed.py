@@ -1,0 +1,323 @@
+"""`nearkin embed` with an encoder of another library: its run folder, and commands that take it."""
+
+import json
+import shutil
+
+import kills
+import numpy as np
+import pytest
+import timm
+import torch
+from kills import Aim
+from PIL import Image
+from pyarrow import parquet
+from safetensors.torch import save_file
+from sklearn.datasets import load_digits
+
+import nearkin
+from nearkin.cli import main
+from nearkin.commands import frozen
+from nearkin.data.opening import open_images
+from nearkin.encoders.encoder import load, untrained_like
+from nearkin.errors import UsageError
+from nearkin.evaluation.table import open_table
+from nearkin.run.folder import RunFolder
+
+ARCHITECTURE = {"patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
+PARTS = 4
+
+
+def write_weights(folder, seed=0):
+    """A vision transformer as timm writes one, with random weights."""
+    torch.manual_seed(seed)
+    name = "vit_tiny_patch16_224"
+    network = timm.create_model(name, img_size=32, **ARCHITECTURE)
+    folder.mkdir(parents=True)
+    save_file(network.state_dict(), folder / "model.safetensors")
+    config = {
+        "architecture": name,
+        "num_classes": 1000,
+        "model_args": {"img_size": 32, **ARCHITECTURE},
+        "pretrained_cfg": {
+            "input_size": [3, 32, 32],
+            "fixed_input_size": True,
+            "interpolation": "bicubic",
+            "crop_pct": 0.8,
+            "mean": [0.5, 0.5, 0.5],
+            "std": [0.25, 0.25, 0.25],
+            "license": "apache-2.0",
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return write_weights(tmp_path_factory.mktemp("weights") / "vit")
+
+
+@pytest.fixture(scope="module")
+def source(weights):
+    return f"timm:local-dir:{weights}"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Handwritten digits as photographs of several sizes, in class folders; one is cut short."""
+    folder, digits = tmp_path_factory.mktemp("data") / "photos", load_digits()
+    for number in range(60):
+        path = folder / str(digits.target[number] % 3) / f"{number:03}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = Image.fromarray((digits.images[number] * 15.9).astype(np.uint8))
+        pixels.convert("RGB").resize((48 + number % 5, 40)).save(path)
+    bad = folder / "0" / "000.jpg"
+    bad.write_bytes(bad.read_bytes()[:300])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, source, images):
+    out = tmp_path_factory.mktemp("runs") / "frozen"
+    assert main(["embed", source, str(images), "--out", str(out), "--val", ".3", "-q"]) == 0
+    return RunFolder(out)
+
+
+def test_a_frozen_encoder_leaves_all_that_a_training_leaves_but_a_training(run, source):
+    names = {path.name for path in run.path.iterdir()}
+    assert names >= {
+        "encoder.safetensors", "embeddings.parquet", "summary.json", "report.html", "config.toml",
+        "data.json", "images.csv", "bad_files.csv", "train.log", "plots", "map.npz",
+    }  # fmt: skip
+    assert not names & {"checkpoints", "stages", "metrics.csv"}
+    assert not (run.plots / "curves.png").exists()
+    summary = run.read_summary()
+    assert list(summary["measures"]) == ["encoder", "untrained", "pixels"]
+    assert summary["origin"]["license"] == "apache-2.0"
+    assert len(summary["origin"]["sha256"]) == 64
+    log = run.log.read_text()
+    for line in load(source).lines():
+        assert line in log
+    page = run.report.read_text()
+    assert "not trained on these images" in page
+    assert "apache-2.0" in page
+    assert "mean 0.500, 0.500, 0.500, std 0.250, 0.250, 0.250" in page
+    assert "nearkin discover" in page
+    assert "Training curves" not in page
+
+
+def test_its_features_are_those_of_the_librarys_own_pipeline(run, weights, images):
+    network = timm.create_model(f"local-dir:{weights}", pretrained=True, num_classes=0).eval()
+    settings = timm.data.resolve_model_data_config(network)
+    transform = timm.data.create_transform(**settings, is_training=False)
+    table = parquet.read_table(run.embeddings)
+    assert len(table) == 59
+    for row in range(0, 59, 7):
+        pixels = transform(Image.open(images / table["path"][row].as_py()).convert("RGB"))
+        with torch.inference_mode():
+            expected = torch.nn.functional.normalize(network(pixels[None]))[0]
+        torch.testing.assert_close(
+            torch.tensor(table["vector"][row].as_py()), expected, atol=1e-5, rtol=0
+        )
+
+
+def test_evaluate_gives_the_numbers_of_the_run(run, source, images):
+    summary = run.read_summary()
+    again = json.loads(json.dumps(nearkin.evaluate(run.path, workers=0).to_dict()))
+    assert {name: summary[name] for name in again} == again
+    config, _ = run.encoder_settings()
+    named = nearkin.evaluate(source, images, workers=0)
+    assert config.val == 0.3
+    assert named.sizes["train"] > again["sizes"]["train"]  # by default, fewer are held out
+
+
+def test_python_and_the_command_line_give_the_same(run, source, images, tmp_path):
+    table = parquet.read_table(run.embeddings)
+    made = nearkin.embed(source, images, out=tmp_path / "run", val=0.3, workers=0)
+    assert (tmp_path / "run" / "embeddings.parquet").read_bytes() == run.embeddings.read_bytes()
+    vectors = np.stack(table["vector"].to_pylist()).astype(np.float32)
+    np.testing.assert_allclose(made.vectors, vectors, atol=1e-6)
+    alone = nearkin.embed(source, images, output=tmp_path / "v.npz", workers=0)
+    np.testing.assert_array_equal(np.load(tmp_path / "v.npz")["vector"], alone.vectors)
+    np.testing.assert_allclose(alone.vectors, vectors, atol=1e-5)
+    assert list(alone.paths) == list(made.paths) == table["path"].to_pylist()
+
+
+def test_neighbors_take_the_name_and_the_run_and_know_their_vectors(
+    run, source, images, tmp_path, capsys
+):
+    parts, query = tmp_path / "parts", str(images / "1" / "001.jpg")
+    assert main(["embed", source, str(images), "-o", f"{parts}/", "-q"]) == 0
+    assert open_table(parts).encoder == load(source).digest == load(run.path).digest
+    of_run = nearkin.neighbors(run.path, [query], top=3)
+    assert of_run[0].neighbors[0].path == "1/001.jpg"
+    for encoder in (source, run.path):
+        assert nearkin.neighbors(encoder, [query], vectors=parts, top=3) == of_run
+    other = f"timm:local-dir:{write_weights(tmp_path / 'other', seed=1)}"
+    capsys.readouterr()
+    assert main(["neighbors", other, query, "--in", str(parts)]) == 5
+    assert f"{parts} is of another encoder than {other}" in capsys.readouterr().err
+
+
+def prepare(aim=None, nth=1):
+    """Parts of 16 images, and a kill at the aim."""
+
+    def change():
+        frozen.SHARD["cpu"] = 16
+        if aim is not None:
+            kills.set_up(aim, "simclr", nth)
+
+    return change
+
+
+WRITE = "nearkin.evaluation.table.PartFolder.write"
+AIMS = {
+    "second part": (Aim(WRITE, "os.fsync", "before"), 2),
+    "first part of the floor": (Aim(WRITE, WRITE, "after"), PARTS + 1),
+    "summary": (Aim("nearkin.run.folder.RunFolder.write_summary", "os.fsync", "before"), 1),
+    "page": (Aim("nearkin.commands.frozen.write_page", "os.fsync", "before"), 1),
+}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, source, images):
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert kills.finish(kills.start(command(source, images, out), prepare())) == 0
+    return out
+
+
+def command(source, images, out):
+    settings = "--val .3 --device cpu --workers 0 --resume -q"
+    return ["embed", source, str(images), "--out", str(out), *settings.split()]
+
+
+@pytest.mark.parametrize("aim", AIMS)
+def test_a_killed_run_goes_on_without_its_source_to_the_same_bytes(
+    aim, unbroken, images, weights, source, tmp_path
+):
+    out, typed = tmp_path / "broken", command(source, images, tmp_path / "broken")
+    assert kills.finish(kills.start(typed, prepare(*AIMS[aim]))) == -9
+    hidden = weights.rename(tmp_path / "gone")
+    try:
+        assert kills.finish(kills.start(typed, prepare())) == 0
+    finally:
+        hidden.rename(weights)
+    expected, files = kills.files(unbroken), kills.files(out)
+    assert files.keys() == expected.keys()
+    assert [name for name in files if files[name] != expected[name]] == []
+    written = (out / "train.log").read_text()
+    assert ("resuming after 1 of 4 parts of the encoder's" in written) == (aim == "second part")
+
+
+def test_a_discovery_goes_on_when_the_source_of_its_encoder_is_gone(
+    source, weights, images, tmp_path
+):
+    settings = (
+        "--known 0,1 --classes 2 --num-views 2 --epochs 1 --known-epochs 1 --num-seeds 1 "
+        "--no-baselines --val 0 --device cpu --workers 0 --entropy-weight 1 --resume -q"
+    )
+    out = tmp_path / "run"
+    typed = ["discover", str(images), "--from", source, "-o", str(out), *settings.split()]
+    start = "nearkin.discovery.pipeline.write_start"
+    fatal = Aim(start, start, "after")
+    assert kills.finish(kills.start(typed, prepare(fatal))) == -9
+    hidden = shutil.move(weights, tmp_path / "gone")
+    try:
+        assert main(typed) == 0
+    finally:
+        shutil.move(hidden, weights)
+    assert load(out).preprocessing == load(source).preprocessing
+    assert load(out / "start.safetensors").digest == load(source).digest
+    assigned = nearkin.assign(out, images, workers=0)
+    assert len(assigned.images) == 59
+
+
+REFUSED = {
+    "no encoder": ("embed", 2, "no encoder given; say nearkin embed ENCODER DATA"),
+    "no images": ("embed SOURCE", 2, "no images given; say nearkin embed ENCODER DATA"),
+    "a setting without effect": (
+        "embed SOURCE DATA -o OUT/v.parquet --val .2", 2, "--val is of run folders",
+    ),
+    "two outputs": ("embed SOURCE DATA -o OUT/v.npz --out OUT/r", 2, "give one"),
+    "parts of a run": ("embed SOURCE DATA --part 1/2", 2, "--shard and --part are of a folder"),
+    "unknown option": ("embed SOURCE DATA --vall .2", 2, "--vall"),
+    "image size": ("embed SOURCE DATA --out OUT/r --image-size 33", 2, "32 or 40"),
+    "unknown name": ("embed dinov2-smal DATA --out OUT/r", 2, "Did you mean dinov2-small?"),
+    "a run that is there": ("embed SOURCE DATA --out RUN", 4, "--resume"),
+    "another seed": ("embed SOURCE DATA --out RUN --val .3 --seed 3 --resume", 2, "--seed 0"),
+    "its own encoder": ("embed RUN DATA --out RUN --overwrite", 2, "--overwrite would remove"),
+    "report": ("report dinov2-small", 2, "dinov2-small is no run folder; `nearkin embed"),
+    "explore": ("explore dinov2-small", 2, "dinov2-small is no run folder; `nearkin embed"),
+    "neighbors": ("neighbors SOURCE DATA/1/001.jpg", 2, "has no images of its own; give --in"),
+    "evaluate": ("evaluate SOURCE", 2, "keeps no images; say nearkin evaluate"),
+    "replay": ("replay RUN", 2, "is a frozen encoder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_one_line_says_what_is_wrong(case, run, source, images, tmp_path, capsys):
+    line, code, message = REFUSED[case]
+    names = {"SOURCE": source, "DATA": str(images), "OUT": str(tmp_path), "RUN": str(run.path)}
+    words = []
+    for word in line.split():
+        head, slash, rest = word.partition("/")
+        words.append(names.get(head, head) + slash + rest)
+    before = run.summary.read_bytes()
+    assert main(words) == code
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("error: ") == 1
+    assert not (tmp_path / "r").exists()
+    assert run.summary.read_bytes() == before
+
+
+def test_a_resumed_run_that_is_complete_computes_nothing(run, source, images):
+    before = run.embeddings.stat().st_mtime_ns
+    words = ["embed", source, str(images), "--out", str(run.path), "--val", ".3"]
+    assert main([*words, "--resume", "-q"]) == 0
+    assert run.embeddings.stat().st_mtime_ns == before
+    assert run.log.read_text().splitlines()[-2].endswith("already complete")
+
+
+def test_of_many_images_raw_pixels_are_the_only_floor(source, images):
+    encoder = load(source)
+    opened = open_images(images)
+    cpu = torch.device("cpu")
+    assert list(frozen.frozen_floors(encoder, opened, 0, cpu)) == ["untrained"]
+    many = open_images(np.zeros((frozen.MOST_UNTRAINED["cpu"] + 1, 8, 8, 3), np.uint8))
+    assert frozen.frozen_floors(encoder, many, 0, cpu) == {}
+
+
+def test_the_untrained_floor_has_the_preprocessing_and_other_weights(source):
+    encoder = load(source)
+    floors = [untrained_like(encoder, seed) for seed in (0, 0, 1)]
+    assert floors[0].preprocessing == encoder.preprocessing
+    digests = [each.digest for each in (*floors, encoder)]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+    images = torch.randn(2, 3, 32, 32)
+    floors[0].backbone.body.load_state_dict(encoder.backbone.body.state_dict())
+    torch.testing.assert_close(floors[0](images), encoder(images), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("dinov2-small", "dinov2-small"),
+        ("timm:vit_small_patch14_dinov2.lvd142m", "vit_small_patch14_dinov2.lvd142m"),
+        ("torchvision:resnet50", "resnet50"),
+        ("timm:local-dir:weights/my vit/", "my-vit"),
+        ("timm:resnet18@weights/moco.pth", "moco"),
+        ("runs/photos-simclr", "photos-simclr"),
+    ],
+    ids=range(6),
+)
+def test_a_run_is_named_after_its_encoder(name, expected):
+    assert frozen.source_name(name) == expected
+
+
+def test_an_encoder_of_a_run_keeps_its_own_size(run, images):
+    with pytest.raises(UsageError, match="cannot be divided into the patches"):
+        nearkin.embed(run.path, images, image_size=36)
