@@ -257,16 +257,17 @@ def test_an_encoder_at_another_size_can_be_built_again_from_its_name(
     assert patch_size(again.backbone.body) == patch_size(start.backbone.body)
 
 
-@pytest.mark.filterwarnings("ignore:torch.searchsorted")  # in timm
-def test_weights_that_are_for_one_size_alone_are_refused_at_others(tmp_path):
+def test_windows_are_as_many_as_another_size_has():
     name = "timm:swin_tiny_patch4_window7_224?depths=[1,1]&embed_dim=24&num_heads=[2,2]"
-    start = Encoder(build_backbone(name, 56), 56, {"backbone": name})
-    larger = resized(start, 112)  # four times as many windows
+    larger = resized(Encoder(build_backbone(name, 56), 56, {"backbone": name}), 112)
     assert larger(torch.randn(1, 3, 112, 112)).shape == (1, 48)
-    with pytest.raises(
-        UsageError, match="for images of 56 px, and do not fit those of 24 px; give"
-    ):
-        resized(start, 24)
+
+
+def test_weights_that_are_for_one_size_alone_are_refused_at_others():
+    name = "timm:mixer_s32_224"  # mixes as many patches as there are
+    start = Encoder(build_backbone(name, 224), 224, {"backbone": name})
+    with pytest.raises(UsageError, match="for images of 224 px, and do not fit those of 96 px"):
+        resized(start, 96)
 
 
 @pytest.mark.parametrize("size", [8, 12])
