@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from nearkin.measures.intervals import design_effect, paired_difference, tango, wilson
+from nearkin.measures.intervals import (
+    design_effect,
+    jackknife,
+    paired_difference,
+    tango,
+    wilson,
+)
 
 CHI2 = 3.841458820694124  # 95 % of a chi-squared law with one degree of freedom
 
@@ -144,3 +150,26 @@ def test_no_image_tells_nothing():
     nothing = np.zeros(0, bool)
     assert paired_difference(nothing, nothing) == (0.0, -1.0, 1.0)
     assert paired_difference(nothing, nothing, groups=np.zeros(0, int)) == (0.0, -1.0, 1.0)
+
+
+def test_the_jackknife_is_that_of_the_mean_without_the_noise_of_single_images():
+    """Of what all images have in common it is the plain jackknife; single flips add nothing."""
+    rng = np.random.default_rng(0)
+    common, n = rng.normal(size=(20, 1)), 2_000
+    values = np.broadcast_to(common, (20, n))
+    plain = 19 / 20 * np.square(common - common.mean()).sum()
+    assert jackknife(values) == pytest.approx(plain)
+    noise = rng.normal(size=(20, n))
+    assert jackknife(noise) < 0.1 * 19 / n
+    assert jackknife(values + noise) == pytest.approx(plain, rel=0.1)
+    assert jackknife(noise[:, :1]) == 0
+
+
+def test_a_further_variance_adds_to_the_squared_length_of_either_side():
+    new, old = outcomes(200, 30, 12, 60)
+    value, low, high = paired_difference(new, old)
+    _, wider, higher = paired_difference(new, old, variance=0.02**2)
+    z = 1.959963984540054
+    assert (value - wider) ** 2 == pytest.approx((value - low) ** 2 + (0.02 * z) ** 2)
+    assert (value - higher) ** 2 == pytest.approx((value - high) ** 2 + (0.02 * z) ** 2)
+    assert paired_difference(new, old, variance=100.0)[1:] == (-1, 1)

@@ -176,8 +176,8 @@ def knn_grid(train: Embeddings, test: Embeddings) -> list[Measure]:
 
 def knn_refits(
     train: Embeddings, test: Embeddings, *, k: int = 200, temperature: float = TEMPERATURE
-) -> Float[np.ndarray, " folds"]:
-    """Return the accuracies of `knn` without a twentieth of the bank, each in turn.
+) -> Bool[np.ndarray, "folds n"]:
+    """Return which images `knn` gets right without a twentieth of the bank, each in turn.
 
     They show how much the accuracy depends on which training images there are. Whole groups are
     left out. Those that vote are the nearest `k` of what is left.
@@ -188,8 +188,7 @@ def knn_refits(
     predicted = predict_without(
         train.tensor, numbers, test.tensor, fold, k=k, temperature=temperature
     )
-    accuracies: np.ndarray = (classes[predicted.cpu().numpy()] == test.labels).mean(axis=1)
-    return accuracies
+    return np.asarray(classes[predicted.cpu().numpy()] == test.labels)
 
 
 def _folds(groups: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:

@@ -218,7 +218,7 @@ def differences(
 def _bank_variance(tables: Tables, other: str, k: int) -> float:
     """Variance of a difference of kNN from which training images happen to be there."""
     new, old = (knn_refits(*tables[name], k=k) for name in ("encoder", other))
-    return jackknife(new - old)
+    return jackknife(new.astype(np.float64) - old)
 
 
 def _difference(

@@ -171,17 +171,30 @@ def tango(
     return end(-1.0), end(1.0)
 
 
-def jackknife(values: Float[np.ndarray, " folds"]) -> float:
-    """Variance of a statistic, from its values without one of equal parts of the sample in turn.
+def jackknife(values: Float[np.ndarray, "folds n"]) -> float:
+    """Variance of a mean over images that comes from the sample that something was learned from.
 
-    The delete-a-group jackknife (Kott 2001; Efron & Stein 1981 for single images, where it is
-    too large rather than too small).
+    The delete-a-group jackknife (Kott 2001), for the part that images have in common: a small
+    change of what was learned flips single images at random, which the sampling of images covers
+    already, and which would count `folds` times. So only products of different images are summed.
 
-    >>> jackknife(np.array([1.0, 2.0, 3.0]))  # (folds - 1) / folds times the squared deviations
+    Args:
+        values: Of each image, without one of equal parts of that sample in turn.
+
+    Returns:
+        The variance, at least 0; 0 for fewer than two images.
+
+    >>> jackknife(np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]))  # 2/3 of the squared deviations
     1.3333333333333333
+    >>> jackknife(np.array([[1.0, 0.0], [0.0, 1.0]]))  # nothing in common
+    0.0
     """
-    folds = len(values)
-    return float(np.square(values - values.mean()).sum() * (folds - 1) / folds)
+    folds, n = values.shape
+    if n < 2:
+        return 0.0
+    deviation = values - values.mean(axis=0)
+    products = np.square(deviation.sum(axis=1)) - np.square(deviation).sum(axis=1)
+    return max(0.0, float(products.sum()) / (n * (n - 1)) * (folds - 1) / folds)
 
 
 def design_effect(values: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"]) -> float:
