@@ -194,7 +194,8 @@ def jackknife(values: Float[np.ndarray, "folds n"]) -> float:
         return 0.0
     deviation = values - values.mean(axis=0)
     products = np.square(deviation.sum(axis=1)) - np.square(deviation).sum(axis=1)
-    return max(0.0, float(products.sum()) / (n * (n - 1)) * (folds - 1) / folds)
+    common = float(products.sum()) / (n * (n - 1))
+    return float(max(0.0, common * (folds - 1) / folds))
 
 
 def design_effect(values: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"]) -> float:
