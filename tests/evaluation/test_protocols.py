@@ -21,6 +21,7 @@ from nearkin.evaluation.evaluate import evaluate_split, evaluate_tables, pixel_f
 from nearkin.evaluation.measures import few_shot, knn, knn_grid, retrieval
 from nearkin.evaluation.protocols import ENTRIES, chosen
 from nearkin.evaluation.views import pixel_encoder
+from nearkin.measures.intervals import wilson
 from nearkin.networks.branch import as_backbone
 from nearkin.objectives import unit
 from nearkin.types import UNKNOWN
@@ -166,6 +167,13 @@ def test_without_test_labels_there_is_a_reason(measure):
     result = evaluate_tables({"encoder": (train, test)}, seed=0, protocol=measure)
     assert not result.measures["encoder"]
     assert "labeled" in next(iter(result.left_out.values()))
+
+
+def test_a_few_perfect_scores_are_not_certain():
+    train, test = blobs(40, spread=0.01), blobs(4, seed=1, spread=0.01)
+    measure = retrieval(train, test, seed=0)[0]
+    assert measure.value == pytest.approx(1)
+    assert measure.low == pytest.approx(wilson(4, 4)[0])
 
 
 def test_images_of_the_own_group_are_not_retrieved():

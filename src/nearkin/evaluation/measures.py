@@ -108,6 +108,20 @@ def accuracy(
     return Measure(name, float(correct.mean()), low, high, protocol, Outcome(rows, correct))
 
 
+def mean_score(name: str, values: Float[np.ndarray, " n"], protocol: str, *, seed: int) -> Measure:
+    """Return the mean of a score from 0 to 1 of each image, with a bootstrap interval.
+
+    Where all images score alike, as few do, draws show no error; Wilson's interval does.
+    """
+    n = len(values)
+    if np.ptp(values) > 0:
+        low, high = bootstrap(lambda rows: float(values[rows].mean()), n, seed=seed)
+    else:
+        low, high = wilson(round(float(values.sum())), n)
+    value = float(values.mean())
+    return Measure(name, value, min(low, value), max(high, value), protocol)
+
+
 def _unseen(train: Embeddings, test: Embeddings) -> str:
     """Return a remark for protocols on test classes without training images, if any."""
     missing = len(np.setdiff1d(test.labels, train.labels))
@@ -333,9 +347,8 @@ def retrieval(train: Embeddings, test: Embeddings, *, seed: int) -> list[Measure
     protocol = f"{n} test images{left_out} as queries, {len(train)} training images by cosine"
 
     def mean(name: str, kind: str, values: Float[np.ndarray, " n"]) -> Measure:
-        low, high = bootstrap(lambda rows: float(values[rows].mean()), n, seed=seed)
         remark = f"{kind}: {protocol}; interval over queries, as if images were independent"
-        return Measure(name, float(values.mean()), low, high, remark)
+        return mean_score(name, values, remark, seed=seed)
 
     return [
         mean("retrieval mAP", "mean average precision", result.average_precision),

@@ -10,7 +10,7 @@ from torch import Tensor
 from nearkin.data.corruptions import CORRUPTIONS
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.measures import Measure, predict
+from nearkin.evaluation.measures import Measure, mean_score, predict
 from nearkin.evaluation.views import ImageViews
 from nearkin.measures.intervals import bootstrap
 from nearkin.measures.probe import train_probe
@@ -78,8 +78,7 @@ def _summaries(
     )
 
     def share(name: str, values: Float[np.ndarray, " n"], of: str) -> Measure:
-        low, high = bootstrap(lambda rows: float(values[rows].mean()), n, seed=seed)
-        return Measure(name, float(values.mean()), low, high, f"{of}; {protocol}")
+        return mean_score(name, values, f"{of}; {protocol}", seed=seed)
 
     def kept(rows: Int[np.ndarray, " rows"]) -> float:
         return float(mean[rows].mean() / max(clean[rows].mean(), 1 / n))
