@@ -22,7 +22,7 @@ Verdict = Literal["helped", "no difference", "worse", "unknown"]
 
 DECISIVE: Final = "kNN top-1"  # The measure that decides where there are labels
 WITHOUT_LABELS: Final = "view retrieval"  # The measure that can tell of harm where there are none
-MATTERS: Final = 0.01  # The smallest difference that counts: another seed alone makes as much
+MATTERS: Final = 0.01  # The smallest difference that counts, however clear it is: a convention
 SAYS: Final[Mapping[Verdict, str]] = {
     "helped": "helped",
     "no difference": "made no difference",
