@@ -57,7 +57,7 @@ def residual_checkpoints(network):
     own, seq = network.state_dict(), numbered(network)
     other = shifted(own)
     adam = {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 0.1}]}
-    moco = beside(prefixed(own, "module.encoder_q."), prefixed(other, "module.encoder_k."),
+    moco = beside(prefixed(other, "module.encoder_k."), prefixed(own, "module.encoder_q."),
                   fc="module.encoder_q.fc")  # fmt: skip
     moco["module.queue"] = torch.zeros(128, 64)
     v3 = beside(prefixed(own, "module.base_encoder."), prefixed(other, "module.momentum_encoder."),
@@ -71,7 +71,7 @@ def residual_checkpoints(network):
         "vicreg": own,
         "byol": {"online_network_state_dict": beside(prefixed(seq, "encoder."), {}, a="projetion.net.0"),
                  "target_network_state_dict": prefixed(shifted(seq), "encoder.")},
-        "byol-pytorch": beside(prefixed(own, "online_encoder.net."), prefixed(other, "target_encoder.net."), a="online_predictor.0"),
+        "byol-pytorch": beside(prefixed(other, "target_encoder.net."), prefixed(own, "online_encoder.net."), a="online_predictor.0"),
         "lightly": {"state_dict": beside(prefixed(seq, "backbone."), prefixed(shifted(seq), "backbone_momentum."), a="projection_head.layers.0"),
                     "hyper_parameters": {"path": pathlib.PurePosixPath("data")}},
         "solo-learn": {"state_dict": beside(prefixed(own, "backbone."), prefixed(other, "momentum_backbone."), a="projector.0", b="classifier"),
