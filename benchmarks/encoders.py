@@ -15,6 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 FOLDER = Path(tempfile.mkdtemp())
@@ -85,7 +86,7 @@ def photographs() -> Path:
     return folder
 
 
-def varied(network: nn.Module) -> nn.Module:
+def varied(network: nn.Module) -> Any:
     """Give norms, statistics and tokens values of their own, as training does."""
     generator = torch.Generator().manual_seed(1)
     for name, tensor in network.named_parameters():
@@ -100,12 +101,13 @@ def varied(network: nn.Module) -> nn.Module:
     return network.eval()
 
 
-def forward(network: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
+def forward(network: Any, pixels: Tensor) -> Tensor:
     """Return features, computed with channels last, as nearkin computes them."""
     if isinstance(network, nn.Module):
         network.eval().to(memory_format=torch.channels_last)
     with torch.no_grad():
-        return network(pixels)
+        features: Tensor = network(pixels)
+    return features
 
 
 def timm_rows(images: list[Image.Image]) -> Iterator[tuple[str, str, str, Callable[[], Tensor]]]:
@@ -156,7 +158,7 @@ def transformers_rows(
     for what, (name, options, processor_name, settings) in TRANSFORMERS.items():
         path = FOLDER / f"transformers-{name}"
 
-        def expected(name: str = name, path: Path = path, row: tuple = (options, processor_name, settings)) -> Tensor:  # fmt: skip  # noqa: E501
+        def expected(name: str = name, path: Path = path, row: Any = (options, processor_name, settings)) -> Tensor:  # fmt: skip  # noqa: E501
             torch.manual_seed(0)
             config = getattr(transformers, f"{name}Config")(**row[0])
             model = varied(getattr(transformers, f"{name}Model")(config))
@@ -169,15 +171,18 @@ def transformers_rows(
         yield what, f"transformers: {name}Model", str(path), expected
 
 
-def pooled(name: str, model: nn.Module, pixels: Tensor) -> Tensor:
+def pooled(name: str, model: Any, pixels: Tensor) -> Tensor:
     """Return features of a model of transformers, as its authors evaluate it."""
     if name == "ViTMAE":
         model.config.mask_ratio = 0.0
         count = (pixels.shape[-1] // model.config.patch_size) ** 2
         order = torch.arange(float(count)).expand(len(pixels), count)
-        return model(pixel_values=pixels, noise=order).last_hidden_state[:, 0]
+        masked: Tensor = model(pixel_values=pixels, noise=order).last_hidden_state[:, 0]
+        return masked
     output = model(pixel_values=pixels)
-    return output.pooler_output.flatten(1) if name in POOLED else output.last_hidden_state[:, 0]
+    whole = output.pooler_output.flatten(1) if name in POOLED else output.last_hidden_state[:, 0]
+    features: Tensor = whole
+    return features
 
 
 def checkpoint_rows(
