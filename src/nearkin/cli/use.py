@@ -137,7 +137,7 @@ def assign(
     copy_to: Path | None = None,
     json: Json = False,
 ) -> None:
-    """Sort new images into the classes of a discovery, without training.
+    """Sort new images into the classes of a discovery or a classification, without training.
 
     Args:
         output: A CSV like the assignments.csv of the run.
