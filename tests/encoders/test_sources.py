@@ -320,3 +320,15 @@ def test_crops_are_rounded_as_the_library_does():
     for rounding, begin in (("even", 18), ("down", 17)):
         view = Preprocessing(64, "squash", 99, "nearest", crop_rounding=rounding)
         assert view.pixels(ramp)[0, 0, 0] == begin
+
+
+def test_encoders_with_weights_are_listed_with_their_licences():
+    from nearkin.commands.info import pretrained_lines
+
+    lines = dict(line.split(maxsplit=1) for line in pretrained_lines("dinov2"))
+    assert lines["dinov2-small"] == "apache-2.0"
+    assert lines["timm:vit_small_patch14_reg4_dinov2.lvd142m"] == "apache-2.0"
+    assert dict(line.split(maxsplit=1) for line in pretrained_lines("hiera_tiny_224.mae"))[
+        "timm:hiera_tiny_224.mae"
+    ].startswith("cc-by-nc")
+    assert pretrained_lines("no such name") == []

@@ -120,5 +120,5 @@ def _missing(name: str, url: str, reason: str) -> UsageError:
     kept = f"put it into {torch_file(url).parent}, or " if "/resolve/" not in url else ""
     return UsageError(
         f"the weights of {name} are not on this computer and cannot be downloaded ({reason}); "
-        f"download {url}{gated} elsewhere, {kept}give it as {name}@FILE"
+        f"download {url}{gated} elsewhere, and {kept}give it as {name}@FILE"
     )
