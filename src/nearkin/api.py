@@ -211,6 +211,7 @@ def classify(  # noqa: D417
     train_layers: str = "linear",
     epochs: int | Auto = "auto",
     lr: float | Auto = "auto",
+    layer_decay: float | Auto = "auto",
     batch_size: int | Auto = "auto",
     seed: int = 0,
     baselines: bool = True,

@@ -496,6 +496,8 @@ class ClassifyConfig:
     """Epochs of fine-tuning; auto: chosen on held-out training images."""
     lr: AutoRate = "auto"
     """Peak learning rate of fine-tuning; auto: chosen on held-out training images."""
+    layer_decay: Annotated[float | Auto, Range(0.01, 1)] = "auto"
+    """Learning rate of each layer relative to the one above; auto: 0.75, as `nearkin train`."""
     batch_size: Annotated[int | Auto, Range(2, MAX)] = "auto"
     """Images per step of fine-tuning."""
     seed: Seed = 0

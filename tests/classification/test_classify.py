@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from processes import environment
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 
 import nearkin
@@ -21,7 +22,7 @@ from nearkin.config import ClassifyConfig
 from nearkin.data.opening import open_images
 from nearkin.data.rng import seeded
 from nearkin.discovery.classifier import read_classifier
-from nearkin.encoders.encoder import write_encoder
+from nearkin.encoders.encoder import load, write_encoder
 from nearkin.networks.backbone import build_backbone
 
 TRAININGS = ("linear", "attentive", "last:1", "all")
@@ -106,14 +107,14 @@ def test_assign_gives_the_classes_and_scores_of_the_run(runs, data, layers):
         assert same["nearest_known"] == row["nearest_known"]
 
 
-def test_labels_of_test_images_decide_nothing(runs, encoder, tmp_path):
+@pytest.mark.parametrize("layers", TRAININGS)
+def test_labels_of_test_images_decide_nothing(runs, encoder, tmp_path, layers):
     """Permuted, they change the scores and not a bit of what was trained."""
     permuted = digits(tmp_path / "digits.npz", permuted=True)
-    for layers in ("linear", "last:1"):
-        out = run(permuted, encoder, tmp_path / layers.replace(":", "-"), layers)
-        for file in ("classifier.safetensors", "encoder.safetensors", "assignments.csv"):
-            assert (out / file).read_bytes() == (runs[layers] / file).read_bytes(), (layers, file)
-        assert measured(out, "accuracy") < 0.3
+    out = run(permuted, encoder, tmp_path / "run", layers)
+    for file in ("classifier.safetensors", "encoder.safetensors", "assignments.csv"):
+        assert (out / file).read_bytes() == (runs[layers] / file).read_bytes(), file
+    assert measured(out, "accuracy") < 0.3
 
 
 def test_fine_tuning_leaves_the_other_parts_as_they_are(runs, encoder):
@@ -122,8 +123,17 @@ def test_fine_tuning_leaves_the_other_parts_as_they_are(runs, encoder):
     trained = {name for name, x in after.items() if not torch.equal(x, before[name])}
     assert trained
     assert all(name.startswith("3.") for name in trained)
-    everything = load_file(runs["all"] / "encoder.safetensors")
-    assert not torch.equal(everything["0.0.weight"], before["0.0.weight"])
+
+
+def test_low_layers_learn_the_more_slowly_the_smaller_the_decay(runs, data, encoder, tmp_path):
+    """The lowest layer learns at .75 to the power of its depth, or at a tenth to that power."""
+    slow = run(data, encoder, tmp_path / "run", "all", layer_decay=0.1)
+    before = load_file(encoder)["0.0.weight"]
+    moved = {
+        out: (load_file(out / "encoder.safetensors")["0.0.weight"] - before).abs().mean().item()
+        for out in (runs["all"], slow)
+    }
+    assert 0 < moved[slow] < moved[runs["all"]] / 20
 
 
 KILLED = """
@@ -155,7 +165,10 @@ sys.exit(main(sys.argv[1:]))
 def test_a_killed_run_goes_on_to_the_same_bytes(
     runs, data, encoder, tmp_path, layers, module, name, nth
 ):
-    command = ["classify", str(data), "--from", str(encoder), "--train-layers", layers]
+    """Without the encoder that it was started from, which is elsewhere and may be gone."""
+    source = tmp_path / "source.safetensors"
+    shutil.copy(encoder, source)
+    command = ["classify", str(data), "--from", str(source), "--train-layers", layers]
     command += ["--no-baselines", "--workers", "0", "--out", str(tmp_path / "run"), "-q"]
     if layers in ("last:1", "all"):
         # Saving changes nothing, so the unbroken run may save less often.
@@ -169,6 +182,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert not (tmp_path / "run" / "summary.json").exists()
+    source.unlink()
     assert main([*command, "--resume"]) == 0
     for file in ("classifier.safetensors", "encoder.safetensors", "assignments.csv"):
         assert (tmp_path / "run" / file).read_bytes() == (runs[layers] / file).read_bytes(), file
@@ -256,6 +270,8 @@ def test_one_image_of_each_class_is_enough(data, encoder, tmp_path):
             "is not linear, attentive, last:N or all",
         ),
         (("--from", "ENCODER", "--epochs", "3"), 2, "--epochs is of fine-tuning"),
+        (("--from", "ENCODER", "--layer-decay", "0.5"), 2, "--layer-decay is of fine-tuning"),
+        (("--from", "absent"), 2, "absent"),
         (("--from", "ENCODER", "--labels", "none"), 3, "no image has a label"),
         (("--from", "ENCODER", "--labels", "ONE"), 3, "all labeled training images are 'd1'"),
         (
@@ -266,7 +282,19 @@ def test_one_image_of_each_class_is_enough(data, encoder, tmp_path):
         (("--from", "ENCODER", "--lables", "x"), 2, "lables"),
         (("--from", "ENCODER", "--labels", "ONE", "--labeled", "ONE"), 2, "exclude each other"),
     ],
-    ids=["encoder", "last:99", "word", "epochs", "none", "one", "stray", "typo", "both"],
+    ids=[
+        "encoder",
+        "last:99",
+        "word",
+        "epochs",
+        "decay",
+        "absent",
+        "none",
+        "one",
+        "stray",
+        "typo",
+        "both",
+    ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(
     data, encoder, tmp_path, capsys, more, code, message
@@ -281,15 +309,37 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert lines[-1].startswith("error: ")
 
 
-def test_another_encoder_is_refused(runs, data, tmp_path, capsys):
-    shutil.copytree(runs["linear"], tmp_path / "run")
-    with seeded(0, torch.device("cpu")):
-        other = build_backbone("small", 8)
-    write_encoder(
-        tmp_path / "run/encoder.safetensors", other, {"backbone": "small", "image_size": 8}
-    )
-    assert main(["assign", str(tmp_path / "run"), str(data), "-o", str(tmp_path / "a.csv")]) == 5
-    assert "classify again" in capsys.readouterr().err
+@pytest.mark.parametrize("layers", ["linear", "attentive"])
+@pytest.mark.parametrize(
+    ("name", "seed", "size"),
+    [("small", 0, 8), ("tiny", 1, 8), ("tiny", 0, 16)],
+    ids=["features", "weights", "preprocessing"],
+)
+def test_another_encoder_is_refused(runs, data, tmp_path, capsys, layers, name, seed, size):
+    out = tmp_path / "run"
+    shutil.copytree(runs[layers], out)
+    with seeded(seed, torch.device("cpu")):
+        other = build_backbone(name, size)
+    write_encoder(out / "encoder.safetensors", other, {"backbone": name, "image_size": size})
+    assert main(["assign", str(out), str(data), "-o", str(tmp_path / "a.csv")]) == 5
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "the classifier is of another encoder" in line
+    assert "classify again" in line
+    assert not (tmp_path / "a.csv").exists()
+
+
+def test_a_classifier_that_names_no_encoder_is_read(runs, data, tmp_path):
+    """As those of format 1; it may be applied to any that has as many features."""
+    out = tmp_path / "run"
+    shutil.copytree(runs["linear"], out)
+    path = out / "classifier.safetensors"
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["nearkin"])
+    assert header.pop("encoder") == load(runs["linear"]).digest
+    save_file(load_file(path), path, {"nearkin": json.dumps(header)})
+    assert read_classifier(path).digest == ""
+    now, before = (nearkin.assign(each, str(data), workers=0) for each in (out, runs["linear"]))
+    assert now.to_dicts() == before.to_dicts()
 
 
 def test_images_like_none_of_the_classes_are_flagged(runs, tmp_path):

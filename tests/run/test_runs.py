@@ -115,7 +115,7 @@ def _evaluated(run, parts, config):
     return evaluate_split(
         load(run),
         parts,
-        floors=floors(RunFolder(run), config, None),
+        floors=floors(load(run), RunFolder(run), config, None),
         seed=config.seed,
         workers=int(config.workers),
         augment=config.augment,

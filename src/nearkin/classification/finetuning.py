@@ -42,7 +42,7 @@ from nearkin.networks.branch import Backbone, Branch
 from nearkin.objectives import classify
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import augment_for, precision_of, stored_views
+from nearkin.run.settings import LAYER_DECAY, augment_for, precision_of, stored_views
 from nearkin.training.fit import Lead, fit
 from nearkin.types import Batch, Encoded, Step
 
@@ -163,12 +163,18 @@ class FineTuner:
             validated,
             {"lr": chosen.lr, "epochs": chosen.epochs},
             f"Fine-tuning ({layers}) on {len(data.train_rows)} training images from the linear "
-            f"probe on, AdamW, learning rate {chosen.lr:g}, {chosen.epochs} epochs: {how}.",
+            f"probe on, AdamW, learning rate {chosen.lr:g}, {chosen.epochs} epochs: {how}. "
+            f"Each layer learns at {self._layer_decay:g} times the rate of the one above it.",
         )
 
     @property
     def _groups(self) -> Int64[np.ndarray, " train"]:
         return np.asarray(self.data.images.groups[self.data.train_rows])
+
+    @property
+    def _layer_decay(self) -> float:
+        decay = self.config.layer_decay
+        return LAYER_DECAY if decay == "auto" else decay
 
     def candidates(self, num_images: int) -> list[Candidate]:
         """Return what to choose from: one candidate where rate and epochs are given."""
@@ -265,6 +271,7 @@ class FineTuner:
             batch_size=batch,
             optimizer="adamw",
             lr=candidate.lr,
+            layer_decay=self._layer_decay,
             weight_decay=WEIGHT_DECAY,
             seed=self.config.seed,
             evaluate_every=candidate.epochs,

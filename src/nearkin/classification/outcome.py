@@ -30,7 +30,7 @@ from nearkin.discovery.classifier import (
     fit_temperature,
 )
 from nearkin.discovery.features import CachedFeatures, ViewSettings
-from nearkin.encoders.encoder import CUSTOM, Encoder, untrained
+from nearkin.encoders.encoder import Encoder, untrained_like
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.evaluate import PIXEL_BANK, TITLES, pixel_features
 from nearkin.evaluation.measures import Measure, accuracy, num_neighbors, predict
@@ -243,6 +243,7 @@ def build_classifier(
         kind="classification",
         pooling=trained.pooling,
         reference=reference_of(features, data) if reference else None,
+        digest=trained.encoder.digest,
     )
 
 
@@ -414,8 +415,6 @@ class Floors:
         }
         if self.config.train_layers == "linear":
             del floors[LINEAR]
-        if self.encoder.details["backbone"] == CUSTOM:
-            del floors[TITLES["untrained"]]
         if len(self.data.images) > PIXEL_BANK:
             del floors[TITLES["pixels"]]
         return floors
@@ -436,10 +435,7 @@ class Floors:
         return predict(bank, labels, queries, k=k)
 
     def _untrained(self) -> Int64[np.ndarray, " test"]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.config.seed)
-            network = untrained(self.encoder.details, self.encoder.image_size)
-        encoder = Encoder(network, self.encoder.preprocessing, {})
+        encoder = untrained_like(self.encoder, self.config.seed)
         rows = np.union1d(self.data.train_rows, self.data.test_rows)
         embedded = encode_images(
             encoder,

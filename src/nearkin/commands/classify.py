@@ -35,6 +35,7 @@ from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, default_folder, opened
 from nearkin.run.reporter import Logger, Reporter, Silent
 from nearkin.run.settings import self_contained
+from nearkin.training.start import write_start
 from nearkin.version import __version__
 
 UNTOUCHED = ViewSettings("ncl", num_views=0, seed=0)  # Features of images as they are, no views
@@ -69,7 +70,9 @@ def classify(
     if not is_main_process():  # of several that were started: this command takes one
         return Run(RunFolder(path))
     # Everything that can be refused is, before the run folder is touched and time is spent.
-    encoder = _checked(config, path, overwrite=overwrite)
+    kept = RunFolder(path).start
+    source = str(kept) if resume and kept.exists() else config.from_run
+    encoder = _checked(config, source, path, overwrite=overwrite)
     config = self_contained(config)
     if config.copy_to and not (resume and RunFolder(path).summary.exists()):
         check_destination(Path(config.copy_to), [data_name(data)])
@@ -97,21 +100,24 @@ def classify(
             return Run(folder)
         config = _resolved(config, dataset, encoder)
         folder.write_settings(config, data_name(data))
+        # A resumed run needs the source no longer; what is trained on is the file from the start.
+        write_start(folder, encoder)
         with resource_errors(64):
+            encoder = load(folder.start)
             _run(config, data_name(data), dataset, encoder, folder, device, log)
         log.info(f"done   {path.resolve()}")
     return Run(folder)
 
 
-def _checked(config: ClassifyConfig, path: Path, *, overwrite: bool) -> Encoder:
-    """Load the encoder, and refuse settings that it cannot carry out."""
+def _checked(config: ClassifyConfig, source: str, path: Path, *, overwrite: bool) -> Encoder:
+    """Load the encoder from its source, and refuse settings that it cannot carry out."""
     if not config.from_run:
         raise UsageError("no encoder; give --from ENCODER, such as a run folder or dinov2-small")
-    source = Path(config.from_run).resolve()
-    if overwrite and source.is_relative_to(path.resolve()):
+    if overwrite and Path(source).resolve().is_relative_to(path.resolve()):
         raise UsageError("--overwrite would remove the run that --from names; choose --out")
     frozen = config.train_layers in ("linear", "attentive")
-    given = [name for name in ("epochs", "lr", "batch_size") if getattr(config, name) != "auto"]
+    tuning = ("epochs", "lr", "layer_decay", "batch_size")
+    given = [name for name in tuning if getattr(config, name) != "auto"]
     if frozen and given:
         raise UsageError(
             f"--{given[0].replace('_', '-')} is of fine-tuning; give --train-layers last:N or "
@@ -119,7 +125,7 @@ def _checked(config: ClassifyConfig, path: Path, *, overwrite: bool) -> Encoder:
         )
     if config.labeled and config.labels != "auto":
         raise UsageError("--labels and --labeled exclude each other; give one")
-    encoder = load(config.from_run)
+    encoder = load(source)
     if not frozen:
         trained_parts(encoder.backbone, config.train_layers)
     return encoder

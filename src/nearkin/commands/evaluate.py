@@ -91,7 +91,7 @@ def _evaluate_trained(
         evaluation, _ = evaluate_split(
             encoder,
             split,
-            floors=floors(folder, config, backbone),
+            floors=floors(encoder, folder, config, backbone),
             seed=config.seed,
             workers=available_cpus() if workers == "auto" else workers,
             augment=config.augment,

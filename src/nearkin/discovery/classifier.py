@@ -27,7 +27,7 @@ from nearkin.networks.tokens import AttentivePooling, TokenFeatures
 from nearkin.tables import usable, write_whole
 from nearkin.types import UNKNOWN
 
-FORMAT: Final = "2"  # 1 had no kind: all were of discoveries
+FORMAT: Final = "2"  # 1 had neither kind nor encoder: all were of discoveries
 Kind = Literal["discovery", "classification"]
 
 
@@ -283,6 +283,7 @@ class Classifier:
     pooling: AttentivePooling | None = None
     """What pools the encoder's tokens, where the classifier does not take its features."""
     reference: Reference | None = None  # What images are to be like; none for a discovery
+    digest: str = ""  # Of the encoder that it was trained with; "" where the file does not say
 
     @property
     def dim(self) -> int:
@@ -292,6 +293,7 @@ class Classifier:
 
     def encoder(self, encoder: Encoder) -> Encoder:
         """Return the encoder of the features it takes, or refuse one that does not fit."""
+        self._check_origin(encoder)
         fitting = encoder
         if self.pooling is not None:
             tokens = TokenFeatures(encoder.backbone, encoder.image_size)
@@ -304,6 +306,14 @@ class Classifier:
                 f"one gives {fitting.dim}; {AGAIN[self.kind]}"
             )
         return fitting
+
+    def _check_origin(self, encoder: Encoder) -> None:
+        if self.digest not in ("", encoder.digest):
+            raise CheckpointError(
+                "the classifier is of another encoder: the weights, the architecture or the "
+                f"preprocessing of this one differ from what it was trained with; bring that "
+                f"encoder back, or {AGAIN[self.kind]}"
+            )
 
     def predict(
         self, cached: CachedFeatures, paths: tuple[str, ...], label: Int64[np.ndarray, " images"]
@@ -346,6 +356,7 @@ class Classifier:
             "temperature": getattr(self.heads, "temperature", None),
             "calibration": None if self.calibration is None else asdict(self.calibration),
             "details": asdict(self.drawn),
+            "encoder": self.digest,
         }
         write_whole(path, save(tensors, metadata={"nearkin": json.dumps(metadata)}))
 
@@ -376,6 +387,7 @@ def read_classifier(path: Path) -> Classifier:
             metadata.get("kind", "discovery"),
             pooling,
             None if means is None else Reference(means.numpy(), metadata["min_similarity"]),
+            str(metadata.get("encoder", "")),
         )
         _check(classifier)
     return classifier

@@ -32,7 +32,7 @@ from nearkin.discovery.number import mean_silhouette
 from nearkin.discovery.pipeline import DiscoveryState, Pipeline, TrainedMethods
 from nearkin.discovery.scores import Protocol, Score, score
 from nearkin.discovery.trials import MODE_RECIPES, Trial
-from nearkin.encoders.encoder import write_encoder
+from nearkin.encoders.encoder import Encoder, write_encoder
 from nearkin.evaluation.evaluate import PIXEL_BANK, pixel_features
 from nearkin.measures.intervals import wilson
 from nearkin.measures.kmeans import compact, constrained_kmeans
@@ -146,6 +146,8 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
     dataset, task, encoder = state.dataset, state.task, state.encoder
     method = trained.methods[0]
     cached, layer = encoder.features(method)
+    pretrained = state.pretrained
+    network = pretrained.backbone if encoder is state.frozen else method.backbone
     classifier = Classifier(
         layer=frozen_copy(layer),
         heads=frozen_copy(heads_of(method)),
@@ -154,9 +156,8 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
         disjoint=config.mode == "ncd",
         calibration=calibrate(state.trials, state.tuned),
         drawn=ViewSettings(state.base.augment, config.num_views, state.base.seed),
+        digest=Encoder(network, pretrained.preprocessing, pretrained.details).digest,
     )
-    pretrained = state.pretrained
-    network = pretrained.backbone if encoder is state.frozen else method.backbone
     write_encoder(folder.encoder, network, pretrained.details, pretrained.preprocessing)
     classifier.write(folder.classifier)
     predictions = classifier.predict(cached, tuple(dataset.images.names), dataset.label)

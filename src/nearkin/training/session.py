@@ -19,7 +19,7 @@ from nearkin.data.rng import seeded
 from nearkin.data.sheets import augmentation_sheet
 from nearkin.data.split import Split, open_split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
-from nearkin.encoders.encoder import Encoder, load, write_encoder
+from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
 from nearkin.errors import CheckpointError
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import write_embeddings
@@ -35,7 +35,6 @@ from nearkin.run.settings import (
     describe,
     known_classes,
     known_labels,
-    named_backbone,
     shrunk,
     sources_of,
 )
@@ -181,18 +180,16 @@ def resumed_settings(folder: RunFolder, config: TrainConfig) -> TrainConfig:
 
 
 def floors(
-    folder: RunFolder, config: TrainConfig, network: nn.Module | None
+    encoder: Encoder, folder: RunFolder, config: TrainConfig, network: nn.Module | None
 ) -> dict[str, Encoder]:
     """Return the encoders that a training's result stands beside, by the name of their table.
 
-    The teacher and the frozen start, if training had one, and the network with the random weights
-    of the seed.
+    The teacher and the frozen start, if training had one, and the encoder's own architecture and
+    preprocessing with the random weights of the seed.
     """
     teacher = {"teacher": load(folder.teacher)} if config.teacher else {}
     start = {"start": load(folder.start, backbone=network)} if folder.start.exists() else {}
-    with seeded(config.seed, torch.device("cpu")):
-        untrained = Encoder(named_backbone(config, network), int(config.image_size), {})
-    return teacher | start | {"untrained": untrained}
+    return teacher | start | {"untrained": untrained_like(encoder, config.seed, network)}
 
 
 def _evaluate(
@@ -224,10 +221,11 @@ def _evaluate(
     state = verdict(health, type(method))
     log.info(f"health {state}")
     # What is measured is the file, not the method in memory.
+    encoder = load(folder.path, backbone=network)
     evaluation, embeddings = evaluate_split(
-        load(folder.path, backbone=network),
+        encoder,
         split,
-        floors=floors(folder, config, network),
+        floors=floors(encoder, folder, config, network),
         seed=config.seed,
         workers=int(config.workers),
         augment=config.augment,
