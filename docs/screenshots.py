@@ -3,7 +3,8 @@
     python docs/screenshots.py [FOLDER]      # needs chromium and the dev extra; some minutes
 
 Trains and discovers in FOLDER (a temporary one by default) as the README says, so the images show
-what a reader gets.
+what a reader gets. The image of embedded photographs is made anew if FOLDER holds the run that
+docs/embed.md describes, `caltech99-embedded`: weights and photographs are not in here.
 """
 
 import shutil
@@ -17,6 +18,7 @@ from playwright.sync_api import sync_playwright
 
 LOOK = Path(__file__).parent / "look"
 IMAGE = 1200  # a seven with clear neighbors
+PHOTOGRAPH = 349  # a lotus
 TRAIN = ["train", "digits", "--epochs", "60", "--val", "0.2"]
 DISCOVER = ["discover", "digits", "--known", "0,1,2,3,4", "--truth", "data"]
 
@@ -57,6 +59,10 @@ def main() -> None:
         page.mouse.move(450, 400)
         photograph(page, trained, LOOK / "zoom.png", dark=True, zoom=8)
         photograph(page, discovered, LOOK / "discovery.png")
+        embedded = folder / "caltech99-embedded" / "report.html"
+        if embedded.exists():
+            address = f"{embedded.resolve().as_uri()}#image={PHOTOGRAPH}"
+            photograph(page, address, LOOK / "embedded.png")
         browser.close()
 
 
