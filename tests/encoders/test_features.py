@@ -4,6 +4,7 @@ All weights are random and seeded, saved in the library's own format and loaded 
 is compared is the whole way, from files of photographs to features.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -112,6 +113,28 @@ def test_timm_in_a_folder(kind, folder, tmp_path):
     encoder = load(f"timm:{source}")
     assert_equal_features(encoder, folder, expected, tmp_path)
     assert torch.equal(features(load(tmp_path / "model"), folder), features(encoder, folder))
+
+
+@pytest.mark.parametrize("where", ["both", "top", "nested", "old"])
+@pytest.mark.parametrize("classes", [0, 7, 1000])
+def test_timm_in_a_folder_has_any_number_of_classes(classes, where, folder, tmp_path):
+    """Of fine-tuned weights; timm's own default is 1000, and not all versions write both places."""
+    torch.manual_seed(0)
+    arguments = {"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16]} if where != "old" else {}
+    saved = varied(timm.create_model("resnet10t", num_classes=classes, **arguments))
+    path = tmp_path / "model"
+    save_for_hf(saved, path, model_args=arguments, safe_serialization=True)
+    config = json.loads((path / "config.json").read_text())
+    config["model_args"].pop("num_classes")
+    if where == "top":
+        config["pretrained_cfg"]["num_classes"] = 1000  # Of the weights it was fine-tuned from
+    elif where == "nested":
+        del config["num_classes"]
+    elif where == "old":
+        config = {**config["pretrained_cfg"], "architecture": "resnet10t", "num_features": 512}
+    (path / "config.json").write_text(json.dumps(config))
+    saved.reset_classifier(0)
+    assert_equal_features(load(path), folder, of_timm(saved, folder), tmp_path)
 
 
 # ---------------------------------------------------------------- torchvision

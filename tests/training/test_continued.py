@@ -18,7 +18,8 @@ from torch import nn
 import nearkin
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
-from nearkin.encoders.encoder import load, write_encoder
+from nearkin.data.preprocessing import Preprocessing
+from nearkin.encoders.encoder import Encoder, load, rescaled, resized, write_encoder
 from nearkin.errors import NearkinError, ResourceError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
@@ -31,7 +32,8 @@ from nearkin.run.settings import resolve
 from nearkin.training.checkpoint import latest, leaves
 from nearkin.training.loop import steps
 from nearkin.training.optimizer import build_optimizer, constant, set_learning_rates, warmup_cosine
-from nearkin.training.start import check_memory, fitting_size
+from nearkin.training.session import floors
+from nearkin.training.start import check_memory, fitting_size, write_start
 
 every_method = pytest.mark.parametrize("name", METHODS)
 every_kind = pytest.mark.parametrize("kind", ["resnet", "vit"])
@@ -282,6 +284,25 @@ def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, 
     scratch = resolve(TrainConfig(batch_size=8), open_images(images(16, 16)), torch.device("cpu"))
     assert settings.lr == pytest.approx(scratch.lr / 4)
     assert (scratch.layer_decay, scratch.freeze_epochs) == (1.0, 0)
+
+
+def test_the_untrained_floor_takes_images_as_the_trained_encoder_does(tmp_path):
+    """With the start's weights it gives the start's features: crops, mean and deviation."""
+    backbone = build_backbone("timm:test_vit2", 32)
+    view = Preprocessing(32, "center", 40, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    start = Encoder(rescaled(backbone, view), view, {"backbone": backbone.name, "image_size": 32})
+    folder = RunFolder(tmp_path)
+    config = TrainConfig(backbone=backbone.name, image_size=48, init_from="weights")
+    write_start(folder, start)
+    trained = resized(start, 48)
+    kept = floors(trained, folder, config, None)
+    floor = kept["untrained"]
+    assert kept["start"].digest == start.digest
+    assert floor.preprocessing == trained.preprocessing == view.resized(48)
+    assert floor.digest != trained.digest
+    floor.backbone.body.load_state_dict(trained.backbone.body.state_dict())
+    pixels = torch.randn(2, 3, 48, 48)
+    assert torch.equal(floor(pixels), trained(pixels))
 
 
 TRAINED = """

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nearkin.classification.data import LabeledData
 from nearkin.data.batches import CenterCrops, to_input
 from nearkin.encoders.encoder import Encoder
-from nearkin.evaluation.embeddings import encode
+from nearkin.evaluation.embeddings import encode, images_at_once
 from nearkin.measures.attentive import train_attentive_probe
 from nearkin.measures.probe import LinearProbe, Validated, train_validated_probe
 from nearkin.networks.tokens import AttentivePooling, TokenFeatures
@@ -96,7 +96,8 @@ def train_attentive(
     rows = evenly(data.train_labels, data.train_rows, most)
     images = data.images.subset(rows)
     network.to(device).to(memory_format=torch.channels_last)
-    crops = CenterCrops(images, encoder.preprocessing, workers=workers)
+    size = images_at_once(encoder.image_size, device)
+    crops = CenterCrops(images, encoder.preprocessing, batch_size=size, workers=workers)
     pieces = tracked(crops, len(images), "tokens", on_progress)
     flat = encode(network, (to_input(piece.to(device)) for piece in pieces))
     tokens = flat.unflatten(1, (network.num_tokens, network.dim))

@@ -22,7 +22,7 @@ from nearkin.data.views import normalize
 from nearkin.distributed import rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, read_tensors
 from nearkin.errors import UsageError
-from nearkin.evaluation.embeddings import encode
+from nearkin.evaluation.embeddings import encode, images_at_once
 from nearkin.method import Method
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import trainable_layer
@@ -32,7 +32,6 @@ from nearkin.types import Batch
 
 CHOICE: Final = 254  # The view number whose draws choose among the cached views
 LAYER_DIM: Final = 256  # Output dimension of the layer trained on top of a frozen encoder
-CHUNK: Final = 256  # Images encoded at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +91,8 @@ def extract_features(
     Also return the rows of unreadable images, whose features are meaningless, with the reason.
     """
     network = encoder.backbone.to(device).to(memory_format=torch.channels_last)
-    crops, count = CenterCrops(images, encoder.preprocessing, workers=workers), len(images)
+    count, size = len(images), images_at_once(encoder.image_size, device)
+    crops = CenterCrops(images, encoder.preprocessing, batch_size=size, workers=workers)
     batches = tracked(crops, count, "features", on_progress)
     center = encode(network, (to_input(batch.to(device)) for batch in batches))
     augmented = Batches(
@@ -107,7 +107,7 @@ def extract_features(
     def view(epoch: int) -> Iterator[Tensor]:
         # View e is the view that epoch e of a training would draw, so it depends on the seed and
         # on the image alone: not on the chunk, nor on which other images there are.
-        for chunk in np.array_split(np.arange(count), range(CHUNK, count, CHUNK)):
+        for chunk in np.array_split(np.arange(count), range(size, count, size)):
             yield normalize(augmented.views(epoch, chunk)[0])
 
     views = []

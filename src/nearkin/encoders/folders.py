@@ -8,7 +8,7 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -175,9 +175,20 @@ def timm_name(config: Mapping[str, Any]) -> str:
 
 
 def timm_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return timm's configuration of weights in a config.json, which old ones do not nest."""
+    """Return timm's configuration of weights in a config.json, which old ones do not nest.
+
+    The classes of the weights' classifier (0: they have none) are those at the top of the file,
+    as timm reads it: what is nested may still be of the weights that a training started from.
+    """
+    from timm.models import PretrainedCfg
+
     nested = config.get("pretrained_cfg")
-    return dict(nested if isinstance(nested, Mapping) else config)
+    stored = dict(nested if isinstance(nested, Mapping) else config)
+    for place in (config.get("model_args") or {}, config):
+        if place.get("num_classes") is not None:
+            stored["num_classes"] = place["num_classes"]
+    known = {each.name for each in fields(PretrainedCfg)}
+    return {key: value for key, value in stored.items() if key in known}
 
 
 # ---------------------------------------------------------------- transformers

@@ -9,7 +9,7 @@ from torch import Tensor
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
 from nearkin.errors import DataError, UsageError
-from nearkin.evaluation.embeddings import Embeddings, encode_pixels
+from nearkin.evaluation.embeddings import Embeddings, encode_pixels, images_at_once
 from nearkin.evaluation.measures import Measure, accuracy
 from nearkin.evaluation.views import ImageViews, RawPixels
 from nearkin.measures.attentive import HEADS, AttentiveProbe, train_attentive_probe
@@ -77,7 +77,9 @@ def _tokens(
     images: Images,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Float[Tensor, "n tokens dim"]:
-    crops = CenterCrops(images, views.encoder.preprocessing, workers=views.workers)
+    preprocessing = views.encoder.preprocessing
+    size = images_at_once(preprocessing.image_size, views.device)
+    crops = CenterCrops(images, preprocessing, batch_size=size, workers=views.workers)
     pieces = tracked(crops, len(images), "tokens", on_progress)
     flat = encode_pixels(network, pieces, views.device)
     return flat.reshape(len(flat), network.num_tokens, network.dim)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 import torch
@@ -18,12 +17,16 @@ from nearkin.data.images import Images
 from nearkin.data.order import Order
 from nearkin.data.views import MEAN, STD, normalize
 from nearkin.encoders.encoder import Encoder
-from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode, encode_images
+from nearkin.evaluation.embeddings import (
+    Embeddings,
+    embeddings_of,
+    encode,
+    encode_images,
+    images_at_once,
+)
 from nearkin.networks.branch import as_backbone
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, ignore_progress
-
-PIECE: Final = 256  # Images that are augmented at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +84,8 @@ class AugmentedViews:
 
     def _inputs(self, epoch: int) -> Iterator[Float[Tensor, "batch 3 _ _"]]:
         rows = np.arange(len(self.images))
-        for piece in np.array_split(rows, range(PIECE, len(rows), PIECE)):
+        size = images_at_once(self.encoder.image_size, self.batches.device)
+        for piece in np.array_split(rows, range(size, len(rows), size)):
             yield normalize(self.batches.views(epoch, piece)[0])
 
     @property
