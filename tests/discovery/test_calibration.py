@@ -4,11 +4,20 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import softmax
+from sklearn.datasets import load_digits
 
-from nearkin.discovery.classifier import Calibration, calibration_error, fit_calibration
+from nearkin.discovery.classifier import (
+    Calibration,
+    calibration_error,
+    fit_calibration,
+    fit_temperature,
+)
 from nearkin.errors import DataError
+from nearkin.measures.probe import train_validated_probe
 
 
 def softmaxes(n, classes=6, *, scale=1.0, seed=0):
@@ -116,6 +125,59 @@ def test_where_no_temperature_changes_anything_it_is_one():
 def test_without_a_image_there_is_nothing_to_learn():
     with pytest.raises(DataError, match="hide at least one known class"):
         fit_calibration(np.empty((0, 3)), np.empty(0, dtype=bool))
+
+
+# With the true classes
+
+
+def true_loss(p, target):
+    return -np.log(p[np.arange(len(target)), target]).mean()
+
+
+def drawn_classes(p, seed):
+    return (np.random.default_rng(seed).random((len(p), 1)) > p.cumsum(axis=1)).sum(axis=1)
+
+
+@pytest.mark.parametrize("n", [10, 30, 100, 300])
+def test_few_images_of_a_calibrated_classifier_change_little(n):
+    """New images lose by the temperature at most some thousandths, on average of 60 draws."""
+    new = softmaxes(2_000, scale=2, seed=999)
+    truth, losses = drawn_classes(new, 998), []
+    for seed in range(60):
+        p = softmaxes(n, scale=2, seed=seed)
+        fitted = fit_temperature(p, drawn_classes(p, seed + 60))
+        losses.append(true_loss(fitted.apply(new), truth))
+    assert np.mean(losses) < true_loss(new, truth) + 0.005
+
+
+@pytest.mark.parametrize("sharpness", [0.25, 4.0])
+def test_true_classes_undo_what_made_probabilities_too_sharp_or_too_flat(sharpness):
+    honest = softmaxes(5_000)
+    fitted = fit_temperature(at(1 / sharpness).apply(honest), drawn_classes(honest, 1))
+    assert fitted.temperature == pytest.approx(sharpness, rel=0.05)
+
+
+def test_images_that_are_all_right_do_not_ask_for_certainty():
+    p = np.full((30, 3), 0.05) + 0.85 * np.eye(3)[np.arange(30) % 3]
+    assert fit_temperature(p, np.arange(30) % 3).temperature > 0.5
+    assert fit_temperature(p[:1], np.array([1])).temperature == 1
+
+
+@pytest.mark.parametrize("n", [100, 300])
+def test_a_linear_probe_has_no_more_loss_on_new_images(n):
+    """On average of several subsets of digits."""
+    x, y = load_digits(return_X_y=True)
+    changes = []
+    for seed in range(8):
+        order = np.random.default_rng(seed).permutation(len(x))
+        features = torch.from_numpy(x[order]).float()
+        labels, truth = y[order[:n]], y[order[n:]]
+        probe, held_out = train_validated_probe(features[:n], labels, seed=seed, predict_all=True)
+        assert len(held_out.rows) == n
+        fitted = fit_temperature(softmax(held_out.logits, axis=1), held_out.target)
+        p = softmax(probe.logits(features[n:]).double().numpy(), axis=1).clip(1e-12)
+        changes.append(true_loss(fitted.apply(p).clip(1e-12), truth) - true_loss(p, truth))
+    assert np.mean(changes) < 0
 
 
 # The error

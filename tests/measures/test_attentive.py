@@ -112,7 +112,7 @@ def test_few_images_still_choose_the_regularization() -> None:
     features[:, 0] = torch.from_numpy(labels * 0.5).float()
     assert train_probe(features, labels, seed=0).strength == 1.0
     probe, validated = train_validated_probe(features, labels, seed=0)
-    assert validated.chosen
+    assert validated.choice_size == 18
     assert len(validated.rows) == 18
     assert probe.strength in STRENGTHS
     weight, bias = probe.layer()
@@ -124,7 +124,7 @@ def test_few_images_still_choose_the_regularization() -> None:
 def test_with_an_image_of_each_class_nothing_is_chosen() -> None:
     features = torch.eye(4)
     probe, validated = train_validated_probe(features, np.arange(4), seed=0)
-    assert not validated.chosen
+    assert not validated.choice_size
     assert not len(validated.rows)
     assert (probe.predict(features) == np.arange(4)).all()
 

@@ -138,7 +138,7 @@ class FineTuner:
         logits = np.zeros((0, data.num_classes))
         if len(held_out):
             chosen, logits = self._choose(candidates, inside, held_out)
-        validated = Validated(1.0, held_out, logits, labels[held_out], chosen=len(held_out) > 0)
+        validated = Validated(1.0, held_out, logits, labels[held_out], choice_size=len(held_out))
         if chosen is None:
             self.log.info("none is better than the linear probe on held-out images; it is kept")
             return Trained(

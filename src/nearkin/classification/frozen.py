@@ -51,14 +51,14 @@ def head_of(probe: LinearProbe) -> nn.Linear:
 
 def choice(validated: Validated, name: str, value: float) -> str:
     """Say what was chosen on which images."""
-    if not validated.chosen:
+    if not validated.choice_size:
         return (
             f"{name} is {value:g}, the default: with one training image of each class none can "
             "be held out to choose it on."
         )
     return (
-        f"{name} {value:g} was chosen on {len(validated.rows)} training images, each predicted by "
-        "a fit without it."
+        f"{name} {value:g} was chosen on {validated.choice_size} training images, "
+        "each predicted by a fit without it."
     )
 
 
@@ -67,7 +67,9 @@ def train_linear(
 ) -> Trained:
     """Train a linear probe on the features of the training images."""
     groups = data.images.groups
-    probe, validated = train_validated_probe(features, data.train_labels, seed=seed, groups=groups)
+    probe, validated = train_validated_probe(
+        features, data.train_labels, seed=seed, groups=groups, predict_all=True
+    )
     return Trained(
         encoder,
         None,

@@ -98,6 +98,7 @@ class Outcome:
     dataset: LabeledData
     trained: Trained
     classifier: Classifier
+    features: Float[Tensor, "images dim"]  # Of all images, by the encoder in the run folder
     predictions: Predictions  # Of all images; only those learned from have a label here
     assignments: Assignments  # Of all images that were not learned from
     measures: Mapping[str, list[Measure]]  # Of the classifier, `OURS`, and of each floor

@@ -13,7 +13,7 @@ import torch
 from nearkin.classification.outcome import LINEAR, OURS, ClassFigures, Outcome
 from nearkin.config import ClassifyConfig
 from nearkin.data.copies import copy_to
-from nearkin.discovery.assignments import COLUMNS, typical
+from nearkin.discovery.assignments import COLUMNS, typical, unit_rows
 from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.evaluation.measures import Measure
 from nearkin.evaluation.table import write_embeddings
@@ -64,7 +64,8 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
         log.info(f"copied {copied} images to {destination}")
     splits = np.full(len(images), "train")
     splits[outcome.dataset.parts.test_rows] = "test"
-    embedded = embeddings_of(images, outcome.predictions.features)
+    # Not what an attentive probe pools: images are searched for by the encoder that is written.
+    embedded = embeddings_of(images, unit_rows(outcome.features.numpy()).astype(np.float32))
     write_embeddings(folder.embeddings, replace(embedded, splits=splits))
     summary = outcome.summary() | {
         "nearkin": __version__,
@@ -249,6 +250,12 @@ def _confidence(outcome: Outcome) -> str:
         return (
             "A score is the classifier's largest output, not a probability: no training image "
             "could be held out to measure how often it is right."
+        )
+    if calibration.temperature == 1:
+        return (
+            "Scores are probabilities as the classifier gives them: no temperature predicts "
+            f"{calibration.num_images} training images, while they were held out, clearly better. "
+            f"There, the calibration error is {calibration.error_before:.1%}."
         )
     return (
         f"Scores are calibrated probabilities: temperature {calibration.temperature:.2f}, fitted "

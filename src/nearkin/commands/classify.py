@@ -208,6 +208,7 @@ def _run(
             dataset=dataset,
             trained=trained,
             classifier=classifier,
+            features=features if trained.encoder is encoder else own,
             predictions=predictions,
             assignments=assignments,
             measures=measures,

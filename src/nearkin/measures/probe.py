@@ -107,12 +107,14 @@ def train_validated_probe(
     *,
     seed: int,
     groups: Int[np.ndarray, " n"] | None = None,
+    predict_all: bool = False,
 ) -> tuple[LinearProbe, "Validated"]:
     """Train the same probe on few images or many, and say what it predicts of images held out.
 
     `train_probe` keeps one slice of the images back for its choice, in which classes of few
     images have none; its figures are those of published protocols. Here, where a class has few
-    images, each image that can be is held out once; see `validation_folds`.
+    images, each image that can be is held out once; see `validation_folds`. With `predict_all`
+    that is so of many images too: the choice is made on a slice, then all are predicted with it.
     """
     task = _task(features, labels, groups, seed)
     few = np.sort(np.random.default_rng(seed).permutation(len(task.x))[:CHOICE_LIMIT])
@@ -126,6 +128,12 @@ def train_validated_probe(
 
     folds = validation_folds(task.target[few], task.groups[few], seed)
     validated = validate(fit, logits, task.target[few], len(task.classes), folds, STRENGTHS)
+    if predict_all and (folds == LEFT_OUT).any():
+        folds = dealt_folds(task.target[few], task.groups[few], seed)
+        again = validate(
+            fit, logits, task.target[few], len(task.classes), folds, (validated.strength,)
+        )
+        validated = replace(again, choice_size=validated.choice_size)
     return task.probe(validated.strength), validated.at(task.rows[few])
 
 
@@ -227,16 +235,25 @@ def validation_folds(
     """Return the fold in which each image is held out, `LEFT_OUT` for none.
 
     Where every class has `MANY` groups or more, there is one fold: the slice of `hold_out`.
-    Otherwise the groups of each class are dealt to all folds in turn, so that each is held out
-    once; with a single fold, a fifth of them is, and at least one. The only group of a class is
-    never held out: nothing would be left to learn the class from. A group has the class of its
-    first image.
+    Otherwise they are the `dealt_folds`. A group has the class of its first image.
+    """
+    first = np.unique(groups, return_index=True)[1]
+    _, sizes = np.unique(labels[first], return_counts=True)
+    if sizes.min() >= MANY:
+        return np.where(hold_out(labels, groups, seed), 0, LEFT_OUT)
+    return dealt_folds(labels, groups, seed, folds)
+
+
+def dealt_folds(
+    labels: Int[np.ndarray, " n"], groups: Int[np.ndarray, " n"], seed: int, folds: int = FOLDS
+) -> Int[np.ndarray, " n"]:
+    """Deal the groups of each class to all folds in turn, so that each is held out once.
+
+    With a single fold, a fifth of them is, and at least one. The only group of a class is never
+    held out: nothing would be left to learn the class from.
     """
     names, first, member = np.unique(groups, return_index=True, return_inverse=True)
     class_of = labels[first]
-    _, sizes = np.unique(class_of, return_counts=True)
-    if sizes.min() >= MANY:
-        return np.where(hold_out(labels, groups, seed), 0, LEFT_OUT)
     generator = np.random.default_rng(seed)
     order, fold = generator.permutation(len(names)), np.full(len(names), LEFT_OUT)
     for label in np.unique(class_of):
@@ -257,7 +274,7 @@ class Validated:
     rows: Int[np.ndarray, " held_out"]  # The images that were held out at some time
     logits: Float[np.ndarray, "held_out classes"]  # With the chosen `C`, by fits without them
     target: Int[np.ndarray, " held_out"]  # Their classes
-    chosen: bool  # False where no image could be held out, and the strength is 1
+    choice_size: int  # Images that the choice was made on; without any, the strength is 1
 
     @property
     def correct(self) -> Bool[np.ndarray, " held_out"]:
@@ -289,7 +306,7 @@ def validate(
     """
     rows = np.flatnonzero(folds != LEFT_OUT)
     if not len(rows):
-        return Validated(1.0, rows, np.zeros((0, 0)), target[rows], chosen=False)
+        return Validated(1.0, rows, np.zeros((0, 0)), target[rows], choice_size=0)
     held_out = np.zeros((len(strengths), len(target), num_classes))
     for fold in np.unique(folds[rows]):
         inside = torch.from_numpy(np.flatnonzero(folds != fold))
@@ -300,7 +317,7 @@ def validate(
     right = (predicted.argmax(axis=2) == truth).sum(axis=1)
     loss = [log_loss(each, truth) for each in predicted]
     best = min(range(len(strengths)), key=lambda position: (-right[position], loss[position]))
-    return Validated(strengths[best], rows, predicted[best], truth, chosen=True)
+    return Validated(strengths[best], rows, predicted[best], truth, choice_size=len(rows))
 
 
 def log_loss(logits: Float[np.ndarray, "n classes"], target: Int[np.ndarray, " n"]) -> float:

@@ -107,7 +107,7 @@ class RunSite:
             described = header(file)
             if described.width * described.height > MAX_PIXELS:
                 raise BadImage("too-large")
-            pixels = torch.from_numpy(center(file, self._encoder.image_size))
+            pixels = torch.from_numpy(self._encoder.preprocessing.pixels(file))
         except BadImage as error:
             raise DataError(f"the image cannot be read ({error.reason}); give another") from error
         batch = pixels.permute(2, 0, 1)[None]
@@ -270,7 +270,10 @@ def _valid(name: str) -> str:
 @contextmanager
 def _editing(folder: RunFolder) -> Iterator[None]:
     if not is_discovery(folder):
-        raise UsageError(f"{folder.path} is no finished discovery; it has no classes to edit")
+        raise UsageError(
+            f"{folder.path} is no finished discovery; it has no classes to edit. Those of a "
+            "classification are its labels: change these, and classify again"
+        )
     with writing(folder.path, "free some space, or allow writing"), locked(folder):
         yield
 
