@@ -21,8 +21,10 @@ from PIL import Image
 
 import nearkin
 from nearkin.cli import main
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
 from nearkin.discovery.data import accepted_classes
+from nearkin.encoders.encoder import load, write_encoder
 from nearkin.run.folder import RunFolder
 from nearkin.tables import write_csv
 
@@ -300,6 +302,49 @@ def test_a_browser_may_do_on_the_page_all_that_the_page_needs(browser, page, dat
     window.until(loaded)
     assert window.complaints == []
     assert all(url.startswith((page.origin, "blob:")) for url in window.requests)
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory, data, trained):
+    """A classification whose encoder crops as other libraries do, and pools tokens of it."""
+    folder = tmp_path_factory.mktemp("classified")
+    encoder = load(trained)
+    view = Preprocessing(32, "squash", 32)
+    write_encoder(folder / "encoder.safetensors", encoder.backbone, encoder.details, view)
+    rows = [[f"{number:02d}.png", "odd" if number % 2 else HOSTILE] for number in range(12)]
+    write_csv(folder / "labels.csv", ("path", "label"), rows)
+    nearkin.classify(
+        str(data),
+        out=folder / "run",
+        from_run=folder / "encoder.safetensors",
+        labels=folder / "labels.csv",
+        train_layers="attentive",
+        baselines=False,
+        workers=0,
+    )
+    return folder / "run"
+
+
+def test_classes_of_a_classification_are_shown_and_not_edited(browser, classified, data, tmp_path):
+    """They are the user's labels: search and export work, naming and splitting are refused."""
+    with exploring(classified, cache=tmp_path) as page:
+        for target, value in (
+            ("/name", {"clusters": ["odd"], "name": "x"}),
+            ("/split", {"numbers": [13], "name": "x"}),
+        ):
+            assert "classify again" in page.refused(target, value, 400)
+        nearest = page.post("/search", (data / "03.png").read_bytes())["neighbors"]
+        assert {each["name"] for each in nearest[:2]} == {"03.png", HOSTILE}
+        assert nearest[1]["similarity"] == pytest.approx(1, abs=1e-5)
+        page.post("/export", {"folder": "all", "numbers": None})
+        assert len(list((classified / "exports/all").glob("*/*"))) == 14
+        window = OpenPage(browser, page.origin + page.start)
+        window.find("#map-legend").get_by_text("odd").wait_for()
+        assert not window.find("#map-classes").is_visible()
+        window.find("input[type=file]").set_input_files(data / "03.png")
+        window.find("#map-panel").get_by_text("Nearest neighbors").wait_for()
+        assert window.complaints == []
+        assert all(url.startswith((page.origin, "blob:")) for url in window.requests)
 
 
 def refused(capsys, *arguments):
