@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -270,7 +271,22 @@ def test_a_file_that_does_not_say_its_architecture_is_recognized(resnet, tmp_pat
 def test_unknown_architectures_suggest_the_nearest(tmp_path, resnet):
     torch.save(resnet.state_dict(), tmp_path / "w.pth")
     assert "Did you mean resnet18?" in refusal(f"resnet1@{tmp_path / 'w.pth'}")
-    assert "does not exist" in refusal(f"resnet18@{tmp_path / 'no.pth'}")
+    for missing in (tmp_path / "no.pth", tmp_path):
+        assert f"{missing} is no file" in refusal(f"resnet18@{missing}")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is empty"),
+        (b"hello", "it is no checkpoint of PyTorch"),
+        (pickle.dumps({"a": print}, protocol=4), "cannot be read"),
+    ],
+    ids=["empty", "text", "pickle"],
+)
+def test_files_of_something_else_get_a_line_that_says_so(content, reason, tmp_path):
+    (tmp_path / "w.pth").write_bytes(content)
+    assert reason in refusal(f"resnet18@{tmp_path / 'w.pth'}", CheckpointError)
 
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path, resnet):

@@ -94,6 +94,19 @@ def test_images_with_a_border_are_refused():
         timm_view(config, 224)
 
 
+def test_sizes_are_refused_before_any_weights_are_read(monkeypatch, tmp_path):
+    """Below one patch, timm fails while it interpolates, and good weights would be blamed."""
+    offline(monkeypatch, tmp_path)
+    for size, advice in ((8, "14"), (20, "14 or 28")):
+        with pytest.raises(UsageError, match=rf"patches of 14 px .* --image-size {advice}$"):
+            load("dinov2-small", image_size=size)
+
+
+def test_a_folder_that_is_no_encoder_is_refused(tmp_path):
+    """The images in place of the encoder, for example."""
+    assert f"{tmp_path} is neither a run" in refusal(str(tmp_path))
+
+
 def test_what_libraries_print_does_not_reach_the_output(monkeypatch, tmp_path, capfd):
     offline(monkeypatch, tmp_path)
     cache_of_hub(tmp_path, "resnet10t.c3_in1k")

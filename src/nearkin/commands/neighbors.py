@@ -75,7 +75,8 @@ def _table(run: str | Path, encoder: Encoder, vectors: str | Path | None) -> Emb
     table = open_table(RunFolder(Path(run)).embeddings if vectors is None else Path(vectors))
     if table.encoder not in ("", encoder.digest):
         raise CheckpointError(
-            f"{table.path} is of another encoder than {run}; make one with nearkin embed {run}"
+            f"{table.path} is of another encoder than {run}, or of the same at another image "
+            f"size; give the run that nearkin embed has made with it, or make it again with {run}"
         )
     return table
 

@@ -151,7 +151,9 @@ def _csv(path: Path, required: Sequence[str]) -> Iterator[tuple[int, dict[str, s
                         "columns; put quotes around cells that hold the separator"
                     )
                 yield reader.line_num, dict(zip_longest(columns, cells, fillvalue=""))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); give another file") from error
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a readable CSV ({error}); save it as UTF-8") from error
 
 

@@ -8,6 +8,7 @@ network stand, whatever it is called.
 
 import argparse
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -103,7 +104,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         CheckpointError: If it is damaged, or names code.
     """
     if not path.is_file():
-        raise UsageError(f"{path} does not exist; give ARCHITECTURE@FILE")
+        raise UsageError(f"{path} is no file; give ARCHITECTURE@FILE")
+    if not path.stat().st_size:
+        raise CheckpointError(f"{path} is empty; {REMEDY}")
     content = _read(path)
     if isinstance(content, Inert):
         raise UsageError(
@@ -134,9 +137,9 @@ def _read(path: Path) -> Any:
                 # torch advises to load all the same, which is what must not be done.
                 own = re.search(r"WeightsUnpickler error: (.*?)\s*Check the doc", str(error), re.S)
                 reason = " ".join((own[1] if own else str(error)).split())[:200]
-                raise CheckpointError(
-                    f"{path} cannot be read ({reason or type(error).__name__}); {REMEDY}"
-                ) from error
+                if not reason or reason.isdecimal():  # the byte at which unpickling gives up
+                    reason = "it is no checkpoint of PyTorch"
+                raise CheckpointError(f"{path} cannot be read ({reason}); {REMEDY}") from error
             more = (_globals(path) | {blocked[1]}) - names
             bad = [name for name in sorted(more) if not INERT.match(name)]
             names |= more
@@ -146,7 +149,9 @@ def _read(path: Path) -> Any:
 
 def _load(path: Path, names: set[str]) -> Any:
     stand_ins = [argparse.Namespace, *((Inert, name) for name in sorted(names))]
-    with torch.serialization.safe_globals(stand_ins):  # type: ignore[arg-type]  # pairs, too
+    allowed = torch.serialization.safe_globals(stand_ins)  # type: ignore[arg-type]  # pairs, too
+    with allowed, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Detected pickle protocol")
         return torch.load(path, map_location="cpu", weights_only=True)
 
 

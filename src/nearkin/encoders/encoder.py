@@ -359,7 +359,10 @@ def _read(run: str | Path) -> _Stored:
     path = encoder_file(run)
     if not path.exists():
         if Path(run).exists():
-            raise UsageError(f"{path} does not exist; `nearkin train` makes it when it is done")
+            raise UsageError(
+                f"{run} is neither a run that is done (there is no encoder.safetensors) nor a "
+                "folder of Hugging Face (config.json and weights); give an encoder"
+            )
         raise pretrained.unknown(str(run))
     with usable(path, AGAIN):
         details, state = read_tensors(path, "nearkin")

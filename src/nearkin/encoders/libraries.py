@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from nearkin.config import suggestion
@@ -15,6 +16,7 @@ from nearkin.encoders.downloads import fetching, hub_file, need_torch_file, to_s
 from nearkin.encoders.origin import origin
 from nearkin.errors import CheckpointError, NearkinError, UsageError
 from nearkin.networks.backbone import NATIVE, native, timm_names, torchvision_names
+from nearkin.networks.input_size import check_patches
 from nearkin.tables import abridged
 
 
@@ -101,6 +103,9 @@ def load_timm(
     """
     config = timm_weights(name)
     size = image_size or config.input_size[-1]
+    if image_size:  # before a download, and before interpolation to no patch at all
+        with torch.device("meta"):
+            check_patches(native(name, size), size, name)
     view = timm_view(config.to_dict(), size, crop)
     if config.hf_hub_id:
         where = f"https://huggingface.co/{config.hf_hub_id}"

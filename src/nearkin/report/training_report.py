@@ -184,6 +184,7 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
     sizes = summary["sizes"]
     held_out = f"; {sizes['test']:,} other images are held out" if "test" in sizes else ""
     taught = f", with {config.teacher} as its teacher" if config.teacher else ""
+    began = f", starting from {config.init_from}" if config.init_from else ""
     known = [name for name in config.known.split(",") if name.strip()]
     labels = "Labels are used only for the evaluation below."
     if known:  # a setting of the methods that learn from labels
@@ -195,8 +196,8 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
         labels = "There are no labels, so only the geometry of the embedding can be measured."
     return (
         f"{summary['title']} trained the backbone {config.backbone} on "
-        f"{count(sizes['train'], 'image')} for {count(int(config.epochs), 'epoch')}{taught}"
-        f"{held_out}. "
+        f"{count(sizes['train'], 'image')} for {count(int(config.epochs), 'epoch')}"
+        f"{began}{taught}{held_out}. "
         f"{labels}"
     )
 
