@@ -84,6 +84,11 @@ def build(
     name: str, num_images: int, setting: Setting
 ) -> tuple[Method[Any], torch.optim.Optimizer]:
     """Build a method and its optimizer."""
+    if METHODS[name].uses_teacher:
+        raise SystemExit(
+            f"{name} learns from a teacher, whose features this benchmark does not have; "
+            "benchmarks/distillation.py measures it"
+        )
     torch.manual_seed(0)
     wanted = inspect.signature(METHODS[name].__init__).parameters
     facts = {"num_images": num_images, "num_known_classes": 5}
@@ -219,7 +224,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {device_name(device)}, {setting}")
     if unknown := set(options.methods) - set(METHODS):
         parser.error(f"unknown: {', '.join(unknown)}")
-    for name in options.methods or METHODS:
+    for name in options.methods or [each for each in METHODS if not METHODS[each].uses_teacher]:
         compare(name, samples, options.rounds, setting)
 
 

@@ -37,6 +37,16 @@ def vit():
     return varied(timm.create_model("vit_tiny_patch16_224", num_classes=0))
 
 
+@pytest.fixture(scope="module")
+def residual(resnet):
+    return residual_checkpoints(resnet)
+
+
+@pytest.fixture(scope="module")
+def transformer(vit):
+    return transformer_checkpoints(vit)
+
+
 def numbered(network):
     """The names of `nn.Sequential(*network.children())`."""
     children = [name for name, _ in network.named_children()]
@@ -93,10 +103,9 @@ RESIDUAL = ["moco", "moco v3", "simsiam", "swav", "barlow twins", "vicreg", "byo
     [*((kind, False) for kind in RESIDUAL), ("moco", True)],
     ids=[*RESIDUAL, "old"],
 )
-def test_residual_networks(kind, old, resnet, tmp_path):
+def test_residual_networks(kind, old, resnet, residual, tmp_path):
     path = tmp_path / "checkpoint.pth.tar"
-    content = residual_checkpoints(resnet)[kind]
-    torch.save(content, path, _use_new_zipfile_serialization=not old)
+    torch.save(residual[kind], path, _use_new_zipfile_serialization=not old)
     encoder = load(f"resnet18@{path}", image_size=64)
     with torch.no_grad():
         assert torch.equal(encoder(IMAGES), resnet(IMAGES))
@@ -126,9 +135,9 @@ TRANSFORMERS = ["dino", "dinov2 in chunks", "mae", "moco v3", "timm training"]
 
 
 @pytest.mark.parametrize("kind", TRANSFORMERS)
-def test_vision_transformers(kind, vit, tmp_path):
+def test_vision_transformers(kind, vit, transformer, tmp_path):
     path = tmp_path / "checkpoint.pth"
-    torch.save(transformer_checkpoints(vit)[kind], path)
+    torch.save(transformer[kind], path)
     encoder = load(f"vit_tiny_patch16_224@{path}")
     images = torch.nn.functional.interpolate(IMAGES, 224)
     with torch.no_grad():
@@ -136,8 +145,8 @@ def test_vision_transformers(kind, vit, tmp_path):
     assert encoder.preprocessing.mean == (0.485, 0.456, 0.406)  # not those of timm's own weights
 
 
-def test_the_line_says_what_was_taken_and_what_was_not(resnet, tmp_path):
-    torch.save(residual_checkpoints(resnet)["moco"], tmp_path / "moco.pth.tar")
+def test_the_line_says_what_was_taken_and_what_was_not(residual, tmp_path):
+    torch.save(residual["moco"], tmp_path / "moco.pth.tar")
     lines = load(f"resnet18@{tmp_path / 'moco.pth.tar'}").lines()
     assert "weights of state_dict.module.encoder_q" in lines
     assert (
@@ -148,10 +157,11 @@ def test_the_line_says_what_was_taken_and_what_was_not(resnet, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["moco", "dino", "moco v3", "timm training"])
-def test_files_that_name_their_architecture_need_no_other_word(kind, resnet, vit, tmp_path):
+def test_files_that_name_their_architecture_need_no_other_word(
+    kind, residual, transformer, tmp_path
+):
     path = tmp_path / "checkpoint.pth"
-    contents = transformer_checkpoints(vit)
-    torch.save(contents[kind] if kind in contents else residual_checkpoints(resnet)[kind], path)
+    torch.save((transformer if kind in transformer else residual)[kind], path)
     name = "torchvision:resnet18" if kind == "moco" else "timm:vit_tiny_patch16_224"
     assert load(path).details["backbone"] == name
 

@@ -19,10 +19,12 @@ import nearkin
 from nearkin.config import TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.data.preprocessing import Preprocessing
+from nearkin.distributed import sharding
 from nearkin.encoders.encoder import Encoder, load, rescaled, resized, write_encoder
 from nearkin.errors import NearkinError, ResourceError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
+from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import as_backbone, set_chunk_size
 from nearkin.networks.drop_path import set_drop_path
 from nearkin.networks.lora import add_lora, merged
@@ -60,9 +62,14 @@ def started(name: str, kind: str, *, adapt: bool = True):
     return METHODS[name](backbone, **SMALL[name])
 
 
-def train(method, name, *, until, start=0, total=4, frozen=0.0, batches=batch_for, **rates):
+def train(
+    method, name, *, until, start=0, total=4, frozen=0.0, batches=batch_for, divided=False, **rates
+):
     options = dict(layer_decay=0.5, separate_backbone=bool(frozen)) | rates
     optimizer = build_optimizer(method, name="adamw", lr=1e-3, weight_decay=0.05, **options)
+    if divided:
+        normalize_in_groups(method, 1)
+        method = sharding.shard(method, optimizer)
     fed = (batches(name, step) for step in range(start, until))
     how = dict(start=start, total=total, schedule=warmup_cosine(), seed=0, frozen=frozen)
     return [step.loss.item() for _, step in steps(method, optimizer, fed, **how)]
@@ -190,32 +197,60 @@ def test_frozen_rates_are_zero_and_then_begin_a_schedule_of_their_own(kind):
 # Several processes, chunks, bfloat16
 
 
-def train_share(rank: int, world: int, kind: str, out: str) -> None:
+SHARED = ("swav", "moco_v3")
+FROZEN = dict(frozen=0.25, until=4)
+
+
+def train_share(rank: int, world: int, out: str) -> None:
     def batches(name, step):
         return as_double(shard(batch_for(name, step), rank, world))
 
-    with in_group(rank, world, f"{out}/rendezvous-{kind}"):
-        for name in ("swav", "moco_v3"):
-            method = started(name, kind).double()
-            losses = train(method, name, until=4, frozen=0.25, batches=batches)
-            torch.save((losses, method.state_dict()), f"{out}/{kind}-{name}-{rank}.pt")
+    with in_group(rank, world, f"{out}/rendezvous"):
+        for kind in ("resnet", "vit"):
+            for name in SHARED:
+                method = started(name, kind).double()
+                losses = train(method, name, batches=batches, **FROZEN)
+                torch.save((losses, method.state_dict()), f"{out}/{kind}-{name}-{rank}.pt")
+        for name in SHARED:
+            method = started(name, "vit").double()
+            losses = train(method, name, batches=batches, divided=True, **FROZEN)
+            torch.save(losses, f"{out}/divided-{name}-{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shares")
+    spawn(train_share, 2, str(folder))
+    return folder
+
+
+def train_alone(name, kind):
+    def batches(name, step):
+        return as_double(batch_for(name, step))
+
+    method = started(name, kind).double()
+    return train(method, name, batches=batches, **FROZEN), method.state_dict()
 
 
 @every_kind
-def test_two_processes_drop_the_paths_and_freeze_the_layers_that_one_does(kind, tmp_path):
-    spawn(train_share, 2, kind, str(tmp_path))
-    for name in ("swav", "moco_v3"):
-        method = started(name, kind).double()
-
-        def batches(name, step):
-            return as_double(batch_for(name, step))
-
-        losses = train(method, name, until=4, frozen=0.25, batches=batches)
+def test_two_processes_drop_the_paths_and_freeze_the_layers_that_one_does(kind, two_processes):
+    for name in SHARED:
+        losses, expected = train_alone(name, kind)
         for rank in range(2):
-            both, state = torch.load(f"{tmp_path}/{kind}-{name}-{rank}.pt")
+            both, state = torch.load(two_processes / f"{kind}-{name}-{rank}.pt")
             assert both == pytest.approx(losses, abs=1e-9)
-            for key, value in method.state_dict().items():
+            for key, value in expected.items():
                 assert torch.allclose(state[key].double(), value.double(), atol=1e-7), key
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_divided_network_takes_the_same_options(name, two_processes):
+    """With --fsdp: drop path, LoRA, checkpointing, frozen steps and rates by layer."""
+    losses, _ = train_alone(name, "vit")
+    assert len(set(losses)) == len(losses)
+    for rank in range(2):
+        divided = torch.load(two_processes / f"divided-{name}-{rank}.pt")
+        assert divided == pytest.approx(losses, rel=1e-9)
 
 
 @every_kind
@@ -313,7 +348,7 @@ folder = Path(sys.argv[1])
 
 def train(out, resume=False):
     nearkin.train(
-        np.load(folder / "data.npy"), out=folder / out, resume=resume, batch_size=8, epochs=6,
+        np.load(folder / "data.npy"), out=folder / out, resume=resume, batch_size=8, epochs=4,
         init_from=folder / "source.safetensors", evaluate_every=0, save_every=2, lora=2,
         drop_path=0.2, grad_checkpointing=True, layer_decay=0.6, freeze_epochs=2, device="cpu",
     )
