@@ -348,7 +348,7 @@ folder = Path(sys.argv[1])
 
 def train(out, resume=False):
     nearkin.train(
-        np.load(folder / "data.npy"), out=folder / out, resume=resume, batch_size=8, epochs=4,
+        np.load(folder / "data.npy"), out=folder / out, resume=resume, batch_size=8, epochs=6,
         init_from=folder / "source.safetensors", evaluate_every=0, save_every=2, lora=2,
         drop_path=0.2, grad_checkpointing=True, layer_decay=0.6, freeze_epochs=2, device="cpu",
     )
