@@ -1,5 +1,6 @@
 """`nearkin embed` with an encoder of another library: its run folder, and commands that take it."""
 
+import errno
 import json
 import shutil
 
@@ -159,6 +160,17 @@ def test_neighbors_take_the_name_and_the_run_and_know_their_vectors(
     capsys.readouterr()
     assert main(["neighbors", other, query, "--in", str(parts)]) == 5
     assert f"{parts} is of another encoder than {other}" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_no_bug(source, images, tmp_path, monkeypatch, capsys):
+    def full(path, *_):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("nearkin.commands.frozen.write_encoder", full)
+    monkeypatch.setattr("nearkin.commands.classify.write_start", full)
+    for words in (["embed", source, str(images)], ["classify", str(images), "--from", source]):
+        assert main([*words, "--out", str(tmp_path / words[0]), "-q"]) == 8
+        assert "no room left to write" in capsys.readouterr().err
 
 
 def prepare(aim=None, nth=1):

@@ -99,10 +99,10 @@ def classify(
             log.info("already complete")
             return Run(folder)
         config = _resolved(config, dataset, encoder)
-        folder.write_settings(config, data_name(data))
-        # A resumed run needs the source no longer; what is trained on is the file from the start.
-        write_start(folder, encoder)
         with resource_errors(64):
+            folder.write_settings(config, data_name(data))
+            # A resumed run needs the source no longer; trained on is the file from the start.
+            write_start(folder, encoder)
             encoder = load(folder.start)
             _run(config, data_name(data), dataset, encoder, folder, device, log)
         log.info(f"done   {path.resolve()}")

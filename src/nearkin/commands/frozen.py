@@ -167,12 +167,12 @@ def _write(
     log: Logger,
 ) -> None:
     """Write what a run folder lacks: encoder, embeddings, measures and page."""
-    if not folder.encoder.exists():
-        # Whatever its size: a run works when the cache that it came from is gone.
-        write_encoder(folder.encoder, encoder.backbone, encoder.details, encoder.preprocessing)
-    # What is measured is the file: a resumed run has nothing else.
-    encoder = load(folder.encoder, backbone=network)
     with resource_errors():
+        if not folder.encoder.exists():
+            # Whatever its size: a run works when the cache that it came from is gone.
+            write_encoder(folder.encoder, encoder.backbone, encoder.details, encoder.preprocessing)
+        # What is measured is the file: a resumed run has nothing else.
+        encoder = load(folder.encoder, backbone=network)
         if not folder.summary.exists():
             _measure(folder, config, encoder, split, device, network, log)
         write_page(folder, split.images)
