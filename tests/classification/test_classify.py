@@ -323,7 +323,7 @@ def test_another_encoder_is_refused(runs, data, tmp_path, capsys, layers, name, 
     write_encoder(out / "encoder.safetensors", other, {"backbone": name, "image_size": size})
     assert main(["assign", str(out), str(data), "-o", str(tmp_path / "a.csv")]) == 5
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "the classifier is of another encoder" in line
+    assert "classifier.safetensors is of another encoder" in line
     assert "classify again" in line
     assert not (tmp_path / "a.csv").exists()
 

@@ -343,16 +343,16 @@ class Classifier:
                 fitting = Encoder(pooled, encoder.preprocessing, encoder.details)
         if fitting.dim != self.dim:
             raise CheckpointError(
-                f"the classifier is of another encoder: it takes {self.dim} features, and this "
-                f"one gives {fitting.dim}; {AGAIN[self.kind]}"
+                f"classifier.safetensors is of another encoder: it takes {self.dim} features, "
+                f"and this one gives {fitting.dim}; {AGAIN[self.kind]}"
             )
         return fitting
 
     def _check_origin(self, encoder: Encoder) -> None:
         if self.digest not in ("", encoder.digest):
             raise CheckpointError(
-                "the classifier is of another encoder: the weights, the architecture or the "
-                f"preprocessing of this one differ from what it was trained with; bring that "
+                "classifier.safetensors is of another encoder: the weights, the architecture or "
+                "the preprocessing of this one differ from what it was trained with; bring that "
                 f"encoder back, or {AGAIN[self.kind]}"
             )
 
