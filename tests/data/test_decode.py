@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from nearkin.data.batches import center_crops
 from nearkin.data.decode import FORMATS, BadImage, center, crops, decode, header
 from nearkin.data.opening import open_images
+from nearkin.data.preprocessing import Preprocessing
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -293,7 +294,7 @@ def test_a_image_that_goes_bad_after_the_scan_is_gray_and_reported(tmp_path):
     images = open_images(tmp_path, cache=False)
     (tmp_path / "b.png").unlink()
     (tmp_path / "c.png").write_bytes(b"no longer an image")
-    pixels, bad = center_crops(images, range(len(images)), 16)
+    pixels, bad = center_crops(images, range(len(images)), Preprocessing(16))
     assert bad == {1: "unreadable", 2: "not-an-image"}
     assert (pixels[1:] == 128).all()
     assert (pixels[0] == center(images.read(0), 16)).all()

@@ -250,6 +250,7 @@ def changed(entry):
         "evaluate_every": 3, "save_every": 7, "workers": 3, "optimizer": "lars",
         "precision": "bf16", "scan": "full", "lr_milestones": "0.5", "max_time": "3h",
         "on_collapse": "stop", "compile": "on", "devices": 2, "cache": "disk", "chunk_size": 4, "options": {"temperature": 0.7},
+        "lora": 4, "layer_decay": 0.5, "freeze_epochs": 2, "drop_path": 0.2, "teacher_views": 3,
     }  # fmt: skip
     value = getattr(TrainConfig(), entry.name)
     if entry.name in other:
@@ -260,7 +261,7 @@ def changed(entry):
 
 
 def test_every_setting_but_the_free_ones_is_named_when_it_contradicts_the_run():
-    stored = replace(CONFIG, options={"temperature": 0.1})
+    stored = replace(CONFIG, options={"temperature": 0.1}, init_from="start")
     for entry in fields(TrainConfig):
         change = {entry.name: changed(entry) if entry.name != "seed" else 5}
         new = replace(stored, **change)
