@@ -80,8 +80,8 @@ class StartComparison:
     @property
     def decisive(self) -> Difference | None:
         """The difference that decides, if there is any."""
-        found = {each.measure: each for each in self.differences}
-        return found.get(DECISIVE, found.get(WITHOUT_LABELS))
+        by_name = {each.measure: each for each in self.differences}
+        return by_name.get(DECISIVE, by_name.get(WITHOUT_LABELS))
 
     @property
     def verdict(self) -> Verdict:
