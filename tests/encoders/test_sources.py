@@ -109,6 +109,12 @@ def test_sizes_are_refused_before_any_weights_are_read(monkeypatch, tmp_path):
                 load(source, image_size=size)
 
 
+@pytest.mark.parametrize("source", ["torchvision:vit_b_16", "torchvision:vit_b_16@none.pth"])
+def test_sizes_that_a_library_refuses_are_refused_as_early(source, monkeypatch, tmp_path):
+    offline(monkeypatch, tmp_path)
+    assert "cannot take images of 100 px" in refusal(source, image_size=100)
+
+
 def test_a_word_that_no_library_has_suggests_nothing(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert "Did you mean" not in refusal("torchvision: xyzzy")

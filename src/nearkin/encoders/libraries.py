@@ -17,6 +17,7 @@ from nearkin.encoders.downloads import fetching, hub_file, need_torch_file, to_s
 from nearkin.encoders.origin import origin
 from nearkin.errors import CheckpointError, NearkinError, UsageError
 from nearkin.networks.backbone import NATIVE, native, timm_names, torchvision_names
+from nearkin.networks.branch import size_error
 from nearkin.networks.input_size import check_patches
 from nearkin.tables import abridged
 
@@ -127,10 +128,14 @@ def check_size(name: str, image_size: int) -> None:
     """Refuse a size of images before weights are fetched, read or interpolated to no patch at all.
 
     Raises:
-        UsageError: If the patches of the architecture do not divide it.
+        UsageError: If the patches of the architecture do not divide it, or its library refuses.
     """
-    with torch.device("meta"):
-        check_patches(native(name, image_size), image_size, name)
+    try:
+        with torch.device("meta"):
+            body = native(name, image_size)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise size_error(name, image_size, error) from error
+    check_patches(body, image_size, name)
 
 
 def timm_body(
@@ -213,6 +218,8 @@ def torchvision_weights(name: str) -> Any:
 def load_torchvision(name: str, image_size: int | None, *, allow_partial: bool) -> Pretrained:
     """Load an encoder of torchvision: `torchvision:NAME` or `torchvision:NAME.WEIGHTS`."""
     weights = torchvision_weights(name)
+    if image_size:
+        check_size(name, image_size)
     view = torchvision_view(weights.transforms(), image_size)
     need_torch_file(name, weights.url)
     with fetching(name, weights.url):
