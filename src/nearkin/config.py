@@ -577,7 +577,7 @@ class EmbedConfig:
 
 
 Config = TrainConfig | DiscoverConfig | ClassifyConfig | EmbedConfig
-Settings = TypeVar("Settings", TrainConfig, DiscoverConfig, ClassifyConfig, EmbedConfig)
+Settings = TypeVar("Settings", bound=Config)
 MAX_BYTES: Final = 1_000_000  # of a file of settings
 
 
@@ -595,7 +595,7 @@ def load_toml(path: Path, what: str) -> dict[str, Any]:
     return content
 
 
-def read_toml(path: Path, kind: type[Config] = TrainConfig) -> dict[str, Any]:
+def read_toml(path: Path, kind: type[Any] = TrainConfig) -> dict[str, Any]:
     """The settings in a file: names of that kind, `data`, and the tables `options` and `views`."""
     settings = load_toml(path, "the configuration")
     if "views" in settings:

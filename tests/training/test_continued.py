@@ -443,7 +443,7 @@ def test_overwriting_spares_the_run_that_is_started_from(encoders, tmp_path):
     run = nearkin.train(data, out=tmp_path / "run", init_from=start, batch_size=8, epochs=2)
     inside = RunFolder(run.path).encoder
     for source in (run.path, inside, f"timm:test_vit2@{inside}"):
-        with pytest.raises(NearkinError, match="would remove the run that --init-from names"):
+        with pytest.raises(NearkinError, match="would remove"):
             nearkin.train(data, out=run.path, init_from=source, overwrite=True)
 
 

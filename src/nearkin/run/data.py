@@ -19,14 +19,6 @@ from nearkin.tables import read_csv, replace_text, usable, write_csv
 from nearkin.version import __version__
 
 
-def log_start(folder: RunFolder, device: torch.device, seed: int, log: Reporter) -> None:
-    """Log what computes a run, and where it is written."""
-    log.info(
-        f"nearkin {__version__} | {device_name(device)} | seed {seed} | "
-        f"writing {folder.path.resolve()}"
-    )
-
-
 def open_logged(
     folder: RunFolder, data: Any, config: TrainConfig | EmbedConfig, log: Reporter
 ) -> Split:
