@@ -353,6 +353,7 @@ class TrainConfig:
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the method, named as in its constructor."""
 
+    verb: ClassVar[str] = "train"
     groups: ClassVar[Mapping[str, str]] = {
         "method": "Method",
         "labels": "Data",
@@ -456,6 +457,7 @@ class DiscoverConfig:
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the last stage's method: of ncl (ncd) or simgcd (gcd)."""
 
+    verb: ClassVar[str] = "discover"
     groups: ClassVar[Mapping[str, str]] = {
         "labeled": "Data",
         "augment": "Views",
@@ -515,6 +517,7 @@ class ClassifyConfig:
     save_every: AutoCount = "auto"
     """Steps between checkpoints of fine-tuning; auto: once a minute."""
 
+    verb: ClassVar[str] = "classify"
     groups: ClassVar[Mapping[str, str]] = {
         "labels": "Data",
         "augment": "Views",
@@ -562,6 +565,7 @@ class EmbedConfig:
     workers: AutoCountOrZero = "auto"
     """Processes that decode image files."""
 
+    verb: ClassVar[str] = "embed"
     groups: ClassVar[Mapping[str, str]] = {
         "encoder": "Method",
         "labels": "Data",

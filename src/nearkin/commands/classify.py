@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def classify(
         encoders=[config.from_run],
         reporter=reporter,
     ) as run:
-        dataset = open_labeled_data(data, run.config, folder.bad_files, run.log.progress)
+        list_bad = partial(write_bad_files, folder.bad_files)
+        dataset = open_labeled_data(data, run.config, run.log.progress, list_bad)
         for line in [*encoder.lines(), *dataset.lines()]:
             run.log.info(line)
         if overwrite:

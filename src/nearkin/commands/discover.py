@@ -1,6 +1,7 @@
 """`nearkin discover`: novel class discovery."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def discover(
         reporter=reporter,
     ) as run:
         config, log = run.config, run.log
-        dataset = open_discovery_data(data, config, folder.bad_files, log.progress)
+        list_bad = partial(write_bad_files, folder.bad_files)
+        dataset = open_discovery_data(data, config, log.progress, list_bad)
         for line in dataset.lines():
             log.info(line)
         _check_sizes(dataset, config)

@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nearkin.config import EmbedConfig
 from nearkin.data.images import Images
 from nearkin.data.preprocessing import Preprocessing
-from nearkin.encoders.origin import origin_lines
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.pace import count
 from nearkin.report.page.sections import TrainingReport
 from nearkin.report.training_report import (
     confusion,
     knn_findings,
+    licence_findings,
     look_steps,
     meanings,
     measure_protocols,
+    origin_rows,
     results,
     run_info,
 )
@@ -28,23 +28,16 @@ def frozen_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> 
     config, data = folder.encoder_settings()
     summary = folder.read_evaluated()
     measures, health = summary["measures"], summary["health"]
-    warnings = [
-        line.removeprefix("warning: ").capitalize()
-        for line in origin_lines(summary.get("origin", {}))
-        if line.startswith("warning: ")
-    ]
     return TrainingReport(
         run=run_info(
-            "embed",
             data,
             config,
-            vars(EmbedConfig()),
+            images,
             protocol=(
                 *measure_protocols(summary),
                 "Nothing was trained, and nothing was chosen by the labels of held-out images.",
             ),
             steps=tuple(_steps(folder.path, data)),
-            tiny=images.is_small,
         ),
         lead=_lead(summary, images),
         health=(
@@ -52,8 +45,9 @@ def frozen_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> 
             f"directions (spread {health['feature_std']:.2f}, mean cosine "
             f"{health['mean_cosine']:.2f})."
         ),
-        frozen=tuple(_facts(summary)),
-        findings=(*warnings, *knn_findings(measures)),
+        frozen=True,
+        origin=_described(summary),
+        findings=(*licence_findings(summary), *knn_findings(measures)),
         results=results(measures),
         meanings=meanings(measures["encoder"]),
         confusion=confusion(embeddings),
@@ -76,19 +70,15 @@ def _lead(summary: Mapping[str, Any], images: Images) -> str:
     )
 
 
-def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _described(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Name what the encoder is, how images reach it, and whose its weights are."""
-    origin = summary.get("origin", {})
-    facts = {
+    described = {
         "Encoder": summary["encoder"],
         "Architecture": f"{summary['backbone']}, {summary['feature_dim']} features",
         "Pooling": summary.get("pooling", ""),
         "Preprocessing": str(Preprocessing.from_dict(summary["preprocessing"])),
-        "Licence": origin.get("license", ""),
-        "Source": origin.get("source", ""),
-        "SHA-256 of its file": origin.get("sha256", ""),
     }
-    return [(name, fact) for name, fact in facts.items() if fact]
+    return (*((name, text) for name, text in described.items() if text), *origin_rows(summary))
 
 
 def _steps(run: Path, data: str) -> list[tuple[str, str]]:

@@ -1,16 +1,15 @@
 """The content of a training's page, from the files of its run folder."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from platform import python_version
 from typing import Any, Final
 
 import numpy as np
-import torch
 
-from nearkin.config import TrainConfig
+from nearkin.config import Config, TrainConfig
 from nearkin.data.images import Images
+from nearkin.encoders.origin import origin_lines
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.kept import stored_shares
@@ -19,10 +18,10 @@ from nearkin.evaluation.verdict import StartComparison, stored_comparison
 from nearkin.pace import count
 from nearkin.report.page.html import Chart, Points
 from nearkin.report.page.sections import Confusion, RunInfo, Table, TrainingReport
+from nearkin.run.data import versions
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings import command
 from nearkin.tables import read_numbers
-from nearkin.version import __version__
 
 CURVES: Final = {
     "loss": ("Training loss", "Comparable only within one method."),
@@ -135,18 +134,18 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
     measures, comparison = summary["measures"], stored_comparison(summary)
     return TrainingReport(
         run=run_info(
-            "train",
             data,
             config,
-            vars(TrainConfig()),
+            images,
             protocol=(*measure_protocols(summary), LAST_EPOCH),
             steps=tuple(_steps(folder, data, comparison)),
-            tiny=images.is_small,
         ),
         lead=_lead(config, summary, images),
         verdict=f"Training {comparison.text}." if comparison else "",
         health=f"The embedding is {summary['verdict']}.",
+        origin=tuple(_came_from(summary)),
         findings=(
+            *licence_findings(summary),
             *(comparison.findings() if comparison else ()),
             *(f"The student {share}." for share in stored_shares(summary)),
             *([COLLAPSED] if summary["verdict"].startswith("collapsed") else []),
@@ -159,23 +158,14 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
     )
 
 
-def run_info(
-    verb: str, data: str, config: Any, defaults: Mapping[str, Any], **more: Any
-) -> RunInfo:
-    """Return the `RunInfo` of a run, with `more` of its fields.
-
-    Its command, `train`, `embed` or `discover`, omits the defaults.
-    """
-    versions = {
-        "nearkin": __version__,
-        "torch": str(torch.__version__),
-        "python": python_version(),
-    }
+def run_info(data: str, config: Config, images: Images, **more: Any) -> RunInfo:
+    """Return the `RunInfo` of a run, with `more` of its fields."""
     return RunInfo(
         data=Path(data).name,
         configuration=vars(config) | {"options": dict(getattr(config, "options", {}))},
-        versions=versions,
-        command=command(verb, data, config, defaults),
+        versions=versions(),
+        command=command(data, config),
+        tiny=images.is_small,
         **more,
     )
 
@@ -200,6 +190,30 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
         f"{began}{taught}{held_out}. "
         f"{labels}"
     )
+
+
+def _came_from(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name the encoders that a training started or learned from, and whose weights these are."""
+    for title, key in (("Start", "init_from"), ("Teacher", "teacher")):
+        if key in summary:
+            yield title, summary[key]
+    yield from origin_rows(summary)
+
+
+def origin_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name the licence, the source and the checksum of an encoder's weights, where known."""
+    titles = {"license": "Licence", "source": "Source", "sha256": "SHA-256 of its file"}
+    origin = summary.get("origin", {})
+    return ((title, origin[key]) for key, title in titles.items() if origin.get(key))
+
+
+def licence_findings(summary: Mapping[str, Any]) -> list[str]:
+    """Return a warning if the licence of an encoder's weights does not allow every use."""
+    return [
+        line.removeprefix("warning: ").capitalize()
+        for line in origin_lines(summary.get("origin", {}))
+        if line.startswith("warning: ")
+    ]
 
 
 def knn_findings(measures: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from nearkin.config import (
     TrainConfig,
     load_toml,
     read_toml,
+    suggestion,
     to_toml,
 )
 from nearkin.data.sources import MARKER
@@ -151,8 +152,8 @@ class RunFolder:
         """Raise UsageError for a folder that holds no run."""
         if not self.path.exists():
             raise UsageError(
-                f"{self.path} is no run folder; `nearkin embed {self.path} DATA` makes one of an "
-                "encoder"
+                f"{self.path} is no run folder; `nearkin embed ENCODER DATA` or `nearkin train "
+                f"DATA` makes one.{suggestion(str(self.path), neighboring_runs(self.path))}"
             )
         if not self.config.exists():
             raise UsageError(f"{self.path} is no run folder: it has no {self.config.name}")
@@ -212,6 +213,12 @@ class RunFolder:
             if not all(isinstance(stored[name], dict) for name in ("measures", "left_out")):
                 raise ValueError("it holds no measures")
         return stored
+
+
+def neighboring_runs(path: Path) -> list[str]:
+    """Return the run folders beside a path, and those in `runs`."""
+    marks = {*path.parent.glob("*/config.toml"), *Path("runs").glob("*/config.toml")}
+    return sorted(str(mark.parent) for mark in marks)
 
 
 def data_name(data: Any) -> str:
