@@ -15,10 +15,10 @@ from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.evaluation.measures import Measure
 from nearkin.evaluation.table import write_embeddings
 from nearkin.pace import count
+from nearkin.report.encoder_report import run_info
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import ClassificationReport, ClassView, Confusion, Table, Tile
 from nearkin.report.pages import store_report, write_page
-from nearkin.report.training_report import run_info
 from nearkin.run.data import computed_with
 from nearkin.run.reporter import Logger
 from nearkin.tables import aligned, write_csv

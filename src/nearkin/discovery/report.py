@@ -17,10 +17,10 @@ from nearkin.discovery.scores import Score, confusion, joint_match, novel_match
 from nearkin.discovery.trials import MODE_RECIPES, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.evaluation.table import write_embeddings
+from nearkin.report.encoder_report import run_info
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, Table, Tile
 from nearkin.report.pages import store_report, write_page
-from nearkin.report.training_report import run_info
 from nearkin.run.data import computed_with
 from nearkin.run.folder import lines
 from nearkin.run.reporter import Logger

@@ -11,7 +11,7 @@ from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
-from nearkin.report.frozen_report import frozen_report
+from nearkin.report.encoder_report import frozen_report, training_report
 from nearkin.report.image_map import image_map, thumbnails
 from nearkin.report.page.sections import (
     ClassificationReport,
@@ -23,7 +23,6 @@ from nearkin.report.page.sections import (
     report_page,
 )
 from nearkin.report.plots import neighbor_sheet, write_figures
-from nearkin.report.training_report import training_report
 from nearkin.run.folder import KINDS, RunFolder
 from nearkin.tables import read_csv, replace_text, usable
 

@@ -1,4 +1,4 @@
-"""The content of a training's page, from the files of its run folder."""
+"""The content of an encoder's page, trained or frozen, from the files of its run folder."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,6 +9,7 @@ import numpy as np
 
 from nearkin.config import Config, TrainConfig
 from nearkin.data.images import Images
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders.origin import origin_lines
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import TITLES
@@ -158,6 +159,37 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
     )
 
 
+def frozen_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> TrainingReport:
+    """Return the content of the page of a finished run of `nearkin embed`."""
+    config, data = folder.encoder_settings()
+    summary = folder.read_evaluated()
+    measures, health = summary["measures"], summary["health"]
+    return TrainingReport(
+        run=run_info(
+            data,
+            config,
+            images,
+            protocol=(
+                *measure_protocols(summary),
+                "Nothing was trained, and nothing was chosen by the labels of held-out images.",
+            ),
+            steps=tuple(_frozen_steps(folder.path, data)),
+        ),
+        lead=_frozen_lead(summary, images),
+        health=(
+            f"The embeddings use {health['effective_rank']:.0f} of {health['directions']:.0f} "
+            f"directions (spread {health['feature_std']:.2f}, mean cosine "
+            f"{health['mean_cosine']:.2f})."
+        ),
+        frozen=True,
+        origin=_described(summary),
+        findings=(*licence_findings(summary), *knn_findings(measures)),
+        results=results(measures),
+        meanings=meanings(measures["encoder"]),
+        confusion=confusion(embeddings),
+    )
+
+
 def run_info(data: str, config: Config, images: Images, **more: Any) -> RunInfo:
     """Return the `RunInfo` of a run, with `more` of its fields."""
     return RunInfo(
@@ -176,20 +208,48 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
     taught = f", with {config.teacher} as its teacher" if config.teacher else ""
     began = f", starting from {config.init_from}" if config.init_from else ""
     known = [name for name in config.known.split(",") if name.strip()]
-    labels = "Labels are used only for the evaluation below."
+    labels = _use_of_labels(images)
     if known:  # a setting of the methods that learn from labels
         labels = (
             f"It learned from the labels of {count(len(known), 'known class')}; all other labels "
             "are used only for the evaluation below."
         )
-    elif not images.classes:
-        labels = "There are no labels, so only the geometry of the embedding can be measured."
     return (
         f"{summary['title']} trained the backbone {config.backbone} on "
         f"{count(sizes['train'], 'image')} for {count(int(config.epochs), 'epoch')}"
         f"{began}{taught}{held_out}. "
         f"{labels}"
     )
+
+
+def _frozen_lead(summary: Mapping[str, Any], images: Images) -> str:
+    sizes, origin = summary["sizes"], summary.get("origin", {})
+    license_ = f" ({origin['license']})" if origin.get("license") else ""
+    trained = "not trained on these images"
+    if "method" in summary:  # the encoder of a run
+        trained = f"as {summary['method']} had trained it"
+    held_out = f"; {sizes['test']:,} of them are held out for scoring" if "test" in sizes else ""
+    return (
+        f"A frozen {summary['backbone']}{license_}, {trained}, embedded "
+        f"{count(sum(sizes.values()), 'image')}{held_out}. {_use_of_labels(images)}"
+    )
+
+
+def _use_of_labels(images: Images) -> str:
+    if images.classes:
+        return "Labels are used only for the evaluation below."
+    return "There are no labels, so only the geometry of the embedding can be measured."
+
+
+def _described(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Name what the encoder is, how images reach it, and whose its weights are."""
+    described = {
+        "Encoder": summary["encoder"],
+        "Architecture": f"{summary['backbone']}, {summary['feature_dim']} features",
+        "Pooling": summary.get("pooling", ""),
+        "Preprocessing": str(Preprocessing.from_dict(summary["preprocessing"])),
+    }
+    return (*((name, text) for name, text in described.items() if text), *origin_rows(summary))
 
 
 def _came_from(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -274,7 +334,7 @@ def measure_protocols(summary: Mapping[str, Any]) -> list[str]:
     return [*measured, *missing, "Confusion: kNN predictions of held-out images."]
 
 
-def look_steps(run: Path) -> list[tuple[str, str]]:
+def _look_steps(run: Path) -> list[tuple[str, str]]:
     """Return the next steps that only look at a run."""
     return [
         ("Browse images at full size, and search by image.", f"nearkin explore {run}"),
@@ -292,10 +352,28 @@ def _steps(
     )
     return [
         *([start] if comparison and comparison.verdict == "worse" else []),
-        *look_steps(run),
+        *_look_steps(run),
         ("Write embeddings for other programs.", f"nearkin embed {run} {data} -o vectors.parquet"),
         (
             "Label some classes, and discover the novel ones.",
             f"nearkin discover {data} --known A,B --from {run}",
+        ),
+    ]
+
+
+def _frozen_steps(run: Path, data: str) -> list[tuple[str, str]]:
+    return [
+        *_look_steps(run),
+        (
+            "Continue to train it on these images, and see whether that helps.",
+            f"nearkin train {data} --init-from {run}",
+        ),
+        (
+            "Label some classes, and discover the novel ones.",
+            f"nearkin discover {data} --known A,B --from {run}",
+        ),
+        (
+            "Label a few images of each class, and train a classifier.",
+            f"nearkin classify {data} --from {run} --labels LABELS.csv",
         ),
     ]
