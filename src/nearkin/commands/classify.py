@@ -66,9 +66,11 @@ def classify(
         encoders=[config.from_run],
         reporter=reporter,
     ) as run:
+        for line in encoder.lines():
+            run.log.info(line)
         list_bad = partial(write_bad_files, folder.bad_files)
         dataset = open_labeled_data(data, run.config, run.log.progress, list_bad)
-        for line in [*encoder.lines(), *dataset.lines()]:
+        for line in dataset.lines():
             run.log.info(line)
         if overwrite:
             clear(folder)
