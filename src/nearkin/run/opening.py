@@ -94,7 +94,7 @@ def resumed_settings(folder: RunFolder, config: Settings) -> Settings:
         if KINDS[folder.kind] is not type(config):
             raise UsageError(f"{folder.path} is a {folder.kind}; choose another --out")
         return continued(config, folder.settings_of(type(config))[0])
-    if any(folder.checkpoints.glob("ckpt-*")):
+    if any(folder.checkpoints.glob("ckpt-*.pt")):
         raise CheckpointError(
             f"{folder.path} has checkpoints but no {folder.config.name}; bring it back, or start "
             "anew in another --out"
