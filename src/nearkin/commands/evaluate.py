@@ -7,8 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from nearkin.commands.embed import load_source
 from nearkin.commands.frozen import frozen_floors, measure, resolved
-from nearkin.config import EmbedConfig, protocol_names
+from nearkin.config import Auto, EmbedConfig, protocol_names
 from nearkin.data.split import open_split
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import is_own, load
@@ -25,6 +26,8 @@ def evaluate(
     data: Any = None,
     *,
     protocol: str = "quick",
+    image_size: int | Auto = "auto",
+    allow_partial: bool = False,
     backbone: nn.Module | None = None,
     device: str = "auto",
     workers: int | Literal["auto"] = "auto",
@@ -39,6 +42,8 @@ def evaluate(
         protocol: What is measured, names of `nearkin.config.PROTOCOLS` separated by commas, or
             `full`. Other than `quick`, the measures of a run's own images are also stored in its
             evaluation.json and shown by its page.
+        image_size: Side of the images in pixels, if not that of the encoder; a run keeps its own.
+        allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per CPU.
@@ -56,10 +61,14 @@ def evaluate(
     names = protocol_names(protocol)  # refused before anything is opened
     log = reporter or Silent()
     folder = RunFolder(Path(run))
-    if folder.is_frozen or not folder.path.is_dir() or not is_own(run):
-        evaluation = _evaluate_frozen(
-            run, data, backbone, choose_device(device), workers, protocol, log
+    of_run = folder.path.is_dir() and is_own(run)
+    if of_run and image_size != "auto":
+        raise UsageError("a run is measured at its own --image-size; leave the option out")
+    if folder.is_frozen or not of_run:
+        source = EmbedConfig(
+            encoder=str(run), image_size=image_size, allow_partial=allow_partial, workers=workers
         )
+        evaluation = _evaluate_frozen(source, data, backbone, choose_device(device), protocol, log)
     else:
         evaluation = _evaluate_trained(
             folder, data, backbone, choose_device(device), workers, protocol, log
@@ -112,26 +121,27 @@ def _store(folder: RunFolder, evaluation: Evaluation, log: Reporter) -> None:
 
 
 def _evaluate_frozen(
-    source: str | Path,
+    config: Any,
     data: Any,
     network: nn.Module | None,
     device: torch.device,
-    workers: int | Literal["auto"],
     protocol: str,
     log: Reporter,
 ) -> Evaluation:
     """Measure an encoder as it is, on the images of its run or on others."""
-    folder, stored = RunFolder(Path(source)), ""
-    config: Any = EmbedConfig(encoder=str(source))
+    source, folder, stored = config.encoder, RunFolder(Path(config.encoder)), ""
     if folder.is_frozen:
-        config, stored = folder.encoder_settings()
+        of_run, stored = folder.encoder_settings()
+        config = replace(of_run, workers=config.workers)
     if data is None and (not stored or (stored == data_name(None) and not Path(stored).exists())):
         raise UsageError(f"{source} keeps no images; say nearkin evaluate {source} DATA")
-    encoder = load(source, backbone=network)
+    encoder = load_source(
+        source, backbone=network, image_size=config.image_size, allow_partial=config.allow_partial
+    )
     for line in encoder.lines():
         log.info(line)
     split = open_split(stored if data is None else data, config, log.progress)
-    config = resolved(replace(config, workers=workers), encoder, split.images)
+    config = resolved(config, encoder, split.images)
     floors = frozen_floors(encoder, split.images, config.seed, device, network)
     with resource_errors():
         evaluation, _ = measure(
