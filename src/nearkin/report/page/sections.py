@@ -240,7 +240,7 @@ def _classification_sections(report: ClassificationReport) -> list[Section]:
 
 
 def _facts(facts: tuple[tuple[str, str], ...]) -> Markup:
-    return BLOCKS.results(Table("", ("", ""), facts)) if facts else Markup()
+    return BLOCKS.table("Encoder", (), facts, "facts") if facts else Markup()
 
 
 def _discovery_sections(report: DiscoveryReport) -> list[Section]:
