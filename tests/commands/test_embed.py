@@ -301,6 +301,12 @@ def test_one_line_says_what_is_wrong(case, run, source, images, tmp_path, capsys
     assert run.summary.read_bytes() == before
 
 
+def test_a_run_that_is_not_there_is_looked_for_beside_it(run, capsys):
+    for verb in ("evaluate", "explore"):
+        assert main([verb, f"{run.path}n"]) == 2
+        assert f"Did you mean {run.path}?" in capsys.readouterr().err
+
+
 def test_a_resumed_run_that_is_complete_computes_nothing(run, source, images):
     before = run.embeddings.stat().st_mtime_ns
     words = ["embed", source, str(images), "--out", str(run.path), "--val", ".3"]

@@ -14,6 +14,7 @@ import torchvision
 from torch import nn
 
 from nearkin.encoders.encoder import load, write_encoder
+from nearkin.encoders.libraries import timm_view
 from nearkin.errors import CheckpointError, UsageError
 
 sys.path.append(str(Path(__file__).parent))
@@ -212,6 +213,22 @@ def test_a_tag_gives_preprocessing_and_licence(tmp_path, monkeypatch):
         tmp_path / "own.safetensors", encoder.backbone, encoder.details, encoder.preprocessing
     )
     assert load(tmp_path / "own.safetensors").lines() == encoder.lines()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_weights_that_timm_has_saved_are_prepared_for_as_its_own(nested, vit, tmp_path):
+    """Those in a training's dictionary may be of any training."""
+    state = vit.state_dict()
+    torch.save({"model": state} if nested else state, tmp_path / "weights.pth")
+    encoder = load(f"timm:vit_tiny_patch16_224@{tmp_path / 'weights.pth'}")
+    line = encoder.lines()[1]
+    if nested:
+        assert encoder.preprocessing.mean == (0.485, 0.456, 0.406)
+        assert line.endswith("; assumed, the file does not say")
+    else:
+        assert encoder.preprocessing == timm_view(vit.default_cfg, 224)
+        assert encoder.preprocessing.mean == (0.5, 0.5, 0.5)
+        assert line.endswith("; assumed, as timm's own of this architecture")
 
 
 # ---------------------------------------------------------------- what does not fit

@@ -416,7 +416,7 @@ def test_open_tables_of_a_telephone_scroll_by_themselves(browser, tmp_path):
     series = {name: [(1, 0.123456789)] for name in ("kNN accuracy", "frozen start", "raw pixels")}
     report = TrainingReport(
         RunInfo("cats", configuration={"encoder": path}), "A test.", "Healthy.",
-        frozen=(("Source", path),), curves=(Chart("kNN", "epoch", "kNN", series),),
+        origin=(("Source", path),), curves=(Chart("kNN", "epoch", "kNN", series),),
     )  # fmt: skip
     file = tmp_path / "page.html"
     file.write_text(report_page(report, SMALL), encoding="utf-8")
