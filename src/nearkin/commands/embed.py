@@ -79,15 +79,9 @@ def load_source(
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
 ) -> Encoder:
-    """Load an encoder for images of a size; UsageError where a run's takes another one."""
+    """Load an encoder for images of a size, `auto` being its own."""
     size = None if image_size == "auto" else image_size
-    encoder = load(source, backbone=backbone, image_size=size, allow_partial=allow_partial)
-    if size not in (None, encoder.image_size):
-        raise UsageError(
-            f"--image-size {size}: the encoder of {source} takes images of {encoder.image_size} "
-            "px; leave the option out"
-        )
-    return encoder
+    return load(source, backbone=backbone, image_size=size, allow_partial=allow_partial)
 
 
 def _logged(encoder: Encoder, log: Reporter) -> Encoder:

@@ -5,11 +5,12 @@ from typing import Any, Literal
 
 from torch import nn
 
+from nearkin.commands.embed import load_source
 from nearkin.commands.frozen import frozen_floors, resolved
-from nearkin.config import EmbedConfig, TrainConfig, protocol_names
+from nearkin.config import Auto, EmbedConfig, TrainConfig, protocol_names
 from nearkin.data.split import open_split
 from nearkin.distributed import available_cpus, choose_device
-from nearkin.encoders.encoder import is_own, load
+from nearkin.encoders.encoder import is_own
 from nearkin.encoders.pretrained import unknown
 from nearkin.errors import OutputError, UsageError
 from nearkin.evaluation.embeddings import encode_images
@@ -26,6 +27,8 @@ def evaluate(
     data: Any = None,
     *,
     protocol: str = "quick",
+    image_size: int | Auto = "auto",
+    allow_partial: bool = False,
     backbone: nn.Module | None = None,
     device: str = "auto",
     workers: int | Literal["auto"] = "auto",
@@ -40,6 +43,8 @@ def evaluate(
         protocol: What is measured, names of `nearkin.config.PROTOCOLS` separated by commas, or
             `full`. Other than `quick`, the measures of a run's own images are also stored in its
             evaluation.json and shown by its page.
+        image_size: Side of the images in pixels, if not that of the encoder; a run keeps its own.
+        allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per CPU.
@@ -59,7 +64,11 @@ def evaluate(
     folder, config, images = _run_of(run)
     if data is None and images == data_name(None) and not Path(images).exists():
         raise UsageError(f"{run} keeps no images; say nearkin evaluate {run} DATA")
-    encoder = load(run, backbone=backbone)
+    if image_size != "auto" and folder.config.exists():
+        raise UsageError("a run is measured at its own --image-size; leave the option out")
+    encoder = load_source(
+        run, backbone=backbone, image_size=image_size, allow_partial=allow_partial
+    )
     for line in encoder.lines():
         log.info(line)
     split = open_split(images if data is None else data, config, log.progress)

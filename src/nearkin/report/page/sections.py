@@ -204,7 +204,7 @@ def _training_sections(report: TrainingReport) -> list[Section]:
     meanings = BLOCKS.folded_table("What the measures mean", (), report.meanings)
     measures = BLOCKS.results(report.results) + meanings if report.results else Markup()
     summary = [sentence for sentence in (report.verdict, report.health) if sentence]
-    origin = BLOCKS.results(Table("", ("", ""), report.origin)) if report.origin else Markup()
+    origin = BLOCKS.table("Encoder", (), report.origin, "facts") if report.origin else Markup()
     return [
         ("Summary", BLOCKS.paragraphs(summary) + BLOCKS.findings(report.findings)),
         ("Encoder" if report.frozen else "Origin", origin),
