@@ -197,7 +197,7 @@ def test_frozen_rates_are_zero_and_then_begin_a_schedule_of_their_own(kind):
 # Several processes, chunks, bfloat16
 
 
-SHARED = ("swav", "moco_v3")
+SHARED = ("swav", "moco_v3", "simclr", "simgcd", "rotnet")
 FROZEN = dict(frozen=0.25, until=4)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, HealthBounds, Method
-from nearkin.networks.branch import Branch
+from nearkin.networks.branch import Branch, run_by_size
 from nearkin.objectives import classify
 from nearkin.types import Batch, Encoded, Step
 
@@ -44,8 +44,7 @@ class RotNet(Method[None]):
     @override
     def encode(self, batch: Batch) -> Encoded:
         turned = [torch.rot90(batch.views[0], turn, dims=(2, 3)) for turn in range(QUARTERS)]
-        h = self.online(torch.cat(turned))  # one pass: shared batch-norm statistics
-        return torch.chunk(h, QUARTERS)
+        return tuple(run_by_size(self.online, turned))
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:

@@ -16,13 +16,12 @@ Queries: online embeddings of all views. Keys: the same, less the query itself.
 
 from typing import ClassVar, Literal
 
-import torch
 from torch import nn
 from typing_extensions import override
 
 from nearkin.config import Dim, DimOrZero, Temperature
 from nearkin.method import Defaults, HealthBounds, Method
-from nearkin.networks.branch import Branch
+from nearkin.networks.branch import Branch, run_by_size
 from nearkin.objectives import in_batch, nt_xent, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -58,8 +57,7 @@ class SimCLR(Method[None]):
 
     @override
     def encode(self, batch: Batch) -> Encoded:
-        z = unit(self.online(torch.cat(batch.views)))  # one pass: shared batch-norm statistics
-        return z.chunk(2)
+        return tuple(unit(z) for z in run_by_size(self.online, batch.views))
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:

@@ -225,7 +225,8 @@ def run_by_size(
 ) -> list[Float[Tensor, "batch dim"]]:
     """Run a network on each view; consecutive views of one size go through it together.
 
-    They share batch statistics then, as in the official code of SwAV and DINO.
+    They share batch statistics then, as in the official code of SwAV and DINO. Drop path draws
+    for each view what one process would draw, which it would not if a method joined them itself.
     """
     groups = [list(group) for _, group in groupby(views, key=lambda view: view.shape[-2:])]
     embeddings: list[Tensor] = []
