@@ -123,6 +123,7 @@ def test_fine_tuning_leaves_the_other_parts_as_they_are(runs, encoder):
     trained = {name for name, x in after.items() if not torch.equal(x, before[name])}
     assert trained
     assert all(name.startswith("3.") for name in trained)
+    assert "trained the last block of the encoder" in (runs["last:1"] / "report.html").read_text()
 
 
 def test_low_layers_learn_the_more_slowly_the_smaller_the_decay(runs, data, encoder, tmp_path):

@@ -99,11 +99,13 @@ def build_report(outcome: Outcome) -> ClassificationReport:
 
 def _lead(outcome: Outcome) -> str:
     dataset, layers = outcome.dataset, outcome.config.train_layers
+    number = layers.removeprefix("last:")
     trained = {
         "linear": "a linear probe on the frozen encoder",
         "attentive": "an attentive probe on the tokens of the frozen encoder",
         "all": "all of the encoder",
-    }.get(layers, f"the blocks {layers} of the encoder")
+        "last:1": "the last block of the encoder",
+    }.get(layers, f"the last {number} blocks of the encoder")
     backbone = outcome.trained.encoder.details["backbone"]
     return (
         f"{count(len(dataset.train_rows), 'labeled image')} of "

@@ -41,8 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     except SystemExit as error:
         if isinstance(error.code, int) and error.code > 128:  # cyclopts turns Ctrl-C into one, too
-            lost = "nothing since the last checkpoint is saved"
-            print(f"error: stopped at once; {lost}", file=sys.stderr)
+            then = "a run goes on with --resume from what it has saved"
+            print(f"error: stopped at once; {then}", file=sys.stderr)
         return error.code if isinstance(error.code, int) else 0
     except Exception as error:
         if "NEARKIN_TRACEBACK" in os.environ:

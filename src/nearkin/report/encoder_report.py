@@ -224,7 +224,7 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
 
 def _frozen_lead(summary: Mapping[str, Any], images: Images) -> str:
     sizes, origin = summary["sizes"], summary.get("origin", {})
-    license_ = f" ({origin['license']})" if origin.get("license") else ""
+    license_ = f" (licence {origin['license']})" if origin.get("license") else ""
     trained = "not trained on these images"
     if "method" in summary:  # the encoder of a run
         trained = f"as {summary['method']} had trained it"
