@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--images", type=int, default=8_000)
-    parser.add_argument("--teacher-epochs", type=int, default=60)
+    parser.add_argument("--teacher-epochs", type=int, default=40)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
