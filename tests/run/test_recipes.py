@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from nearkin.cli import main
 from nearkin.config import TrainConfig, read_toml
@@ -15,12 +16,14 @@ from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import write_encoder
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
+from nearkin.networks.branch import Backbone
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings import checked_options, method_options, resolve
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.optimizer import LARS
 from nearkin.training.session import build
 from nearkin.training.teacher import open_teacher, with_teacher
+from nearkin.types import Batch
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(ROOT.glob("recipes/cifar10/*.toml")) + sorted(
@@ -83,6 +86,33 @@ def test_a_recipe_fits_its_data_set_as_it_stands(path):
     size = NUM_IMAGES[path.parent.name], settings["batch_size"]
     used = method_options(settings["method"], settings["options"], *size)
     assert settings["options"].items() <= used.items()
+
+
+def recipe_method(path, **options):
+    """The method of a recipe around a network of 24 features, in double precision."""
+    settings = read_toml(ROOT / "recipes" / path)
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Flatten(), nn.Linear(48, 24))
+    method = METHODS[settings["method"]](Backbone(body, 24), **settings["options"] | options)
+    return method.double(), settings
+
+
+def test_vicreg_on_cifar_adds_the_hinges_of_both_views_as_its_source_does():
+    """solo-learn: 25 mse + 25 (hinge + hinge') + covariance, where nearkin's hinge is a mean."""
+    method, _ = recipe_method("cifar10/vicreg.toml", dim=8)
+    z1, z2 = 0.3 * torch.randn(2, 16, 8, dtype=torch.float64)
+
+    def hinge(z):
+        return (1 - (z.var(dim=0) + 1e-4).sqrt()).clamp(min=0).mean()
+
+    def covariance(z):
+        matrix = (z - z.mean(dim=0)).T @ (z - z.mean(dim=0)) / 15
+        return (matrix - matrix.diagonal().diag()).square().sum() / 8
+
+    expected = 25 * ((z1 - z2).square().mean() + hinge(z1) + hinge(z2))
+    expected += covariance(z1) + covariance(z2)
+    batch = Batch((), torch.arange(16), torch.full((16,), -1))
+    torch.testing.assert_close(method.compute_loss((z1, z2), batch, 0.0).loss, expected)
 
 
 STRONG, HALF, BYOL = (0.8, 0.8, 0.8, 0.2), (0.4, 0.4, 0.4, 0.1), (0.4, 0.4, 0.2, 0.1)
