@@ -115,6 +115,12 @@ def test_vicreg_on_cifar_adds_the_hinges_of_both_views_as_its_source_does():
     torch.testing.assert_close(method.compute_loss((z1, z2), batch, 0.0).loss, expected)
 
 
+def test_dino_on_cifar_has_no_norms_in_its_head_and_a_constant_temperature_as_its_source():
+    method, _ = recipe_method("cifar10/dino.toml", num_prototypes=8)
+    assert not any(isinstance(layer, nn.BatchNorm1d) for layer in method.online.projector)
+    assert {method.sharpness(progress) for progress in (0.0, 0.1, 1.0)} == {0.07}
+
+
 STRONG, HALF, BYOL = (0.8, 0.8, 0.8, 0.2), (0.4, 0.4, 0.4, 0.1), (0.4, 0.4, 0.2, 0.1)
 VIEWS = {
     # smallest crop, flip, probability and strengths of jitter, gray, blur, solarize, side in 224
