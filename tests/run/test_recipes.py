@@ -1,5 +1,6 @@
 """Every method has its published recipes, and each of them trains."""
 
+import copy
 import math
 import re
 from pathlib import Path
@@ -119,6 +120,26 @@ def test_dino_on_cifar_has_no_norms_in_its_head_and_a_constant_temperature_as_it
     method, _ = recipe_method("cifar10/dino.toml", num_prototypes=8)
     assert not any(isinstance(layer, nn.BatchNorm1d) for layer in method.online.projector)
     assert {method.sharpness(progress) for progress in (0.0, 0.1, 1.0)} == {0.07}
+
+
+def test_the_mean_of_both_directions_takes_the_steps_of_the_symmetric_demonstrations_sum():
+    """The demonstration adds both directions, at lr 0.06 with weight decay 5e-4."""
+    method, settings = recipe_method("cifar10/moco_symmetric.toml", queue_size=16, bn_groups=1)
+    restated = copy.deepcopy(method)
+    ours = torch.optim.SGD(
+        method.parameters(), settings["lr"], 0.9, weight_decay=settings["weight_decay"]
+    )
+    theirs = torch.optim.SGD(restated.parameters(), 0.06, 0.9, weight_decay=5e-4)
+    for step in range(4):
+        views = tuple(torch.randn(2, 8, 3, 4, 4, dtype=torch.float64))
+        batch = Batch(views, torch.arange(8) + 8 * step, torch.full((8,), -1))
+        for network, optimizer, loss_scale in ((method, ours, 1), (restated, theirs, 2)):
+            optimizer.zero_grad()
+            result = network(batch, 0.0)
+            (loss_scale * result.loss).backward()
+            optimizer.step()
+            network.commit(result.memo, 0.0)
+    torch.testing.assert_close(dict(method.state_dict()), dict(restated.state_dict()))
 
 
 STRONG, HALF, BYOL = (0.8, 0.8, 0.8, 0.2), (0.4, 0.4, 0.4, 0.1), (0.4, 0.4, 0.2, 0.1)
