@@ -126,18 +126,19 @@ def test_a_flip_swaps_left_and_right():
 BOXES = np.array([[0, 0, 32, 32], [3, 5, 20, 11], [31, 0, 1, 32], [8, 8, 16, 24]], np.float32)
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [8, 20, 32, 64])
-def test_crops_are_pillows_both_larger_and_smaller(size):
+def test_crops_are_pillows_both_larger_and_smaller(size, interpolation):
     images = samples(4)
     expected = [
         Image.fromarray(channel.numpy()).resize(
-            (size, size), Image.Resampling.BILINEAR, box=(x, y, x + w, y + h)
+            (size, size), Image.Resampling[interpolation.upper()], box=(x, y, x + w, y + h)
         )
         for image, (x, y, w, h) in zip(images, BOXES.tolist())
         for channel in image
     ]
     expected = torch.from_numpy(np.stack(expected)).view(4, 3, size, size)
-    assert_close(crop(images, BOXES / 32, size), expected)
+    assert_close(crop(images, BOXES / 32, size, interpolation), expected.clamp(0, 1))
 
 
 def test_enlarged_crops_are_torchvisions():

@@ -142,6 +142,13 @@ def test_the_mean_of_both_directions_takes_the_steps_of_the_symmetric_demonstrat
     torch.testing.assert_close(dict(method.state_dict()), dict(restated.state_dict()))
 
 
+@each_recipe
+def test_small_crops_are_bicubic_where_the_source_is_solo_learn(path):
+    from_solo = "Source     solo-learn" in path.read_text(encoding="utf-8")
+    kinds = {view.interpolation for view in views_of(read_toml(path)["augment"], more=True)}
+    assert kinds == {"bicubic" if from_solo else "bilinear"}
+
+
 STRONG, HALF, BYOL = (0.8, 0.8, 0.8, 0.2), (0.4, 0.4, 0.4, 0.1), (0.4, 0.4, 0.2, 0.1)
 VIEWS = {
     # smallest crop, flip, probability and strengths of jitter, gray, blur, solarize, side in 224
@@ -170,6 +177,10 @@ VIEWS = {
         *[(0.05, 0.5, 0.8, BYOL, 0.2, 0.5, 0, 96)] * 6,
     ],
     "asymmetric_cifar": [
+        (0.08, 0.5, 0.8, BYOL, 0.2, 0, 0, 224),
+        (0.08, 0.5, 0.8, BYOL, 0.2, 0, 0.2, 224),
+    ],
+    "solo_cifar": [
         (0.08, 0.5, 0.8, BYOL, 0.2, 0, 0, 224),
         (0.08, 0.5, 0.8, BYOL, 0.2, 0, 0.2, 224),
     ],
