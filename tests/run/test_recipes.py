@@ -61,6 +61,10 @@ def test_both_versions_of_moco_and_both_losses_of_instdisc_have_recipes():
     assert option_in("cifar10", "instdisc", "loss") == {"nce", "softmax"}
 
 
+def test_the_support_set_is_as_large_as_in_the_source_though_there_are_fewer_images():
+    assert 65_536 in option_in("cifar10", "nnclr", "support_size")
+
+
 @each_recipe
 def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it(path):
     head = path.read_text(encoding="utf-8").split("\n\n")[0]
