@@ -121,12 +121,31 @@ class Branch(nn.Module):
 
     @override
     def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch dim"]:
-        embedding = _run_chunks(self, lambda rows: self.projector(self.backbone(rows)), images)
-        return embedding.to(torch.promote_types(embedding.dtype, torch.float32))
+        return _full(_run_chunks(self, lambda rows: self.projector(self.backbone(rows)), images))
 
     def features(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
         """Return the features of the backbone, without the projector."""
         return _run_chunks(self, self.backbone, images)
+
+    def by_size(self, views: Sequence[Tensor]) -> list[Float[Tensor, "batch dim"]]:
+        """Return the embeddings of views of several sizes.
+
+        Consecutive views of one size go through the backbone together, and all of them at once
+        through the projector, as in the official code of SwAV and DINO: batch statistics of the
+        projector are over all views.
+        """
+        groups = [list(group) for _, group in groupby(views, key=lambda view: view.shape[-2:])]
+        features = []
+        for group in groups:
+            with views_of_batch(len(group)):
+                features.append(self.features(torch.cat(group)))
+        projected = _run_chunks(self, self.projector, torch.cat(features))
+        return list(_full(projected).chunk(len(views)))
+
+
+def _full(embedding: Tensor) -> Tensor:
+    """Return embeddings in single precision at least."""
+    return embedding.to(torch.promote_types(embedding.dtype, torch.float32))
 
 
 def _run_chunks(branch: Branch, network: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
@@ -218,21 +237,6 @@ def cosine_to_one(momentum: float, progress: float) -> float:
     [0.5, 0.75, 1.0]
     """
     return 1 - (1 - momentum) * (math.cos(math.pi * progress) + 1) / 2
-
-
-def run_by_size(
-    network: Callable[[Tensor], Tensor], views: Sequence[Tensor]
-) -> list[Float[Tensor, "batch dim"]]:
-    """Run a network on each view; consecutive views of one size go through it together.
-
-    They share batch statistics then, as in the official code of SwAV and DINO.
-    """
-    groups = [list(group) for _, group in groupby(views, key=lambda view: view.shape[-2:])]
-    embeddings: list[Tensor] = []
-    for group in groups:
-        with views_of_batch(len(group)):
-            embeddings += network(torch.cat(group)).chunk(len(group))
-    return embeddings
 
 
 def set_chunk_size(network: nn.Module, size: int, batch_size: int) -> None:
