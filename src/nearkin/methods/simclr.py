@@ -33,6 +33,8 @@ class SimCLR(Method[None]):
     Args:
         dim: Embedding dimension.
         hidden_dim: Hidden dimension of the projector; 0 is that of the features.
+        last_norm: Whether the projector ends on a batch norm, as in lightly and in the official
+            code, where it has no shift.
         loss: `nt_xent` (eq. 1), or `cross_view`, the form in the NNCLR paper: first views look for
             second ones, among second ones only.
         scale: Factor of the loss. The official code has 2, where it adds the means of first and of
@@ -50,6 +52,7 @@ class SimCLR(Method[None]):
         *,
         dim: Dim = 128,
         hidden_dim: DimOrZero = 0,
+        last_norm: bool = False,
         loss: Literal["nt_xent", "cross_view"] = "nt_xent",
         scale: Annotated[float, Range(1e-9)] = 1.0,
         temperature: Temperature = 0.5,
@@ -58,7 +61,7 @@ class SimCLR(Method[None]):
         self.contrast = nt_xent if loss == "nt_xent" else in_batch
         self.scale = scale
         self.temperature = temperature
-        self.online = Branch(backbone, hidden_dim, dim)
+        self.online = Branch(backbone, hidden_dim, dim, last_norm=last_norm, affine=True)
 
     @override
     def encode(self, batch: Batch) -> Encoded:

@@ -94,8 +94,9 @@ class Branch(nn.Module):
     """A backbone, which is any network, and an `mlp` on top of it: the projector.
 
     `sizes` are the outputs of the projector's layers, where 0 is as many as there are features;
-    without any there is no projector. Embeddings are in full precision. If `bn_groups`, batch
-    norms take their statistics over that many equal parts of the batch.
+    without any there is no projector. `norm`, `last_norm` and `affine` are those of `mlp`.
+    Embeddings are in full precision. If `bn_groups`, batch norms take their statistics over that
+    many equal parts of the batch.
     """
 
     chunk_size: int = 0  # rows that training computes at a time, see `set_chunk_size`; 0: all
@@ -106,6 +107,7 @@ class Branch(nn.Module):
         *sizes: int,
         norm: bool = True,
         last_norm: bool = False,
+        affine: bool = False,
         activation: type[nn.Module] = nn.ReLU,
         bn_groups: int = 0,
     ) -> None:
@@ -115,7 +117,8 @@ class Branch(nn.Module):
         layers = [features, *(size or features for size in sizes)]
         self.projector: nn.Module = nn.Identity()
         if sizes:
-            self.projector = mlp(*layers, norm=norm, last_norm=last_norm, activation=activation)
+            norms = dict(norm=norm, last_norm=last_norm, affine=affine)
+            self.projector = mlp(*layers, **norms, activation=activation)
         if bn_groups:
             normalize_in_groups(self, bn_groups)
 
@@ -168,11 +171,15 @@ def _run_chunks(branch: Branch, network: Callable[[Tensor], Tensor], images: Ten
 
 
 def mlp(
-    *sizes: int, norm: bool = True, last_norm: bool = False, activation: type[nn.Module] = nn.ReLU
+    *sizes: int,
+    norm: bool = True,
+    last_norm: bool = False,
+    affine: bool = False,
+    activation: type[nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
     """Return linear layers with an activation between them, batch-normalized if `norm`.
 
-    `last_norm` ends on a batch norm without scale or shift (Chen & He 2021).
+    `last_norm` ends on a batch norm, without scale or shift (Chen & He 2021) unless `affine`.
     """
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(sizes[:-1]):
@@ -180,7 +187,7 @@ def mlp(
         layers += [nn.BatchNorm1d(fan_out)] if norm else []
         layers += [activation()]
     layers += [nn.Linear(sizes[-2], sizes[-1], bias=not last_norm)]
-    layers += [nn.BatchNorm1d(sizes[-1], affine=False)] if last_norm else []
+    layers += [nn.BatchNorm1d(sizes[-1], affine=affine)] if last_norm else []
     return nn.Sequential(*layers)
 
 
