@@ -153,6 +153,22 @@ def test_small_crops_are_bicubic_where_the_source_is_solo_learn(path):
     assert kinds == {"bicubic" if from_solo else "bilinear"}
 
 
+FORMS = ("clip", "vectors", "joint", "inside")
+"""Of LARS, which a recipe sets by `lars_...`."""
+
+
+@each_recipe
+def test_a_recipe_has_the_form_of_lars_of_its_source(path):
+    """TensorFlow's of SimCLR; JAX's of BYOL and torch's of Barlow Twins and others; LARC."""
+    settings = read_toml(path)
+    if settings["optimizer"] == "lars":
+        joint = {"simclr", "byol", "barlow_twins", "vicreg", "moco_v3", "dino"}
+        source = path.read_text(encoding="utf-8")
+        by_authors = settings["method"] in joint and "Source     solo-learn" not in source
+        assert settings.get("lars_joint", False) == by_authors
+        assert settings.get("lars_inside", False) == (settings["method"] == "simclr")
+
+
 STRONG, HALF, BYOL = (0.8, 0.8, 0.8, 0.2), (0.4, 0.4, 0.4, 0.1), (0.4, 0.4, 0.2, 0.1)
 VIEWS = {
     # smallest crop, flip, probability and strengths of jitter, gray, blur, solarize, side in 224
@@ -282,7 +298,7 @@ def test_a_recipe_builds_and_trains(path, images, teacher, tmp_path):
     assert all(p.isfinite().all() for p in after.values())
     assert all(not torch.equal(after[name], value) for name, value in before.items())
     if isinstance(optimizer, LARS):
-        expected = {name: settings.get(f"lars_{name}", False) for name in ("clip", "vectors")}
+        expected = {name: settings.get(f"lars_{name}", False) for name in FORMS}
         expected["eta"] = settings["lars_eta"]
         assert all(expected.items() <= group.items() for group in optimizer.param_groups)
 
