@@ -47,7 +47,8 @@ def losses(
     probe, validated = train_validated_probe(
         torch.from_numpy(x[train]), y[train], seed=seed, predict_all=True
     )
-    fitted = fit_temperature(softmax(validated.logits, axis=1), validated.target)
+    held_out = softmax(validated.logits, axis=1)
+    fitted = fit_temperature(held_out, validated.target, validated.rows)
     logits = log_softmax(probe.logits(torch.from_numpy(x[test])).double().numpy(), axis=1)
     return log_loss(logits, y[test]), log_loss(logits / fitted.temperature, y[test])
 

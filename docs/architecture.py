@@ -88,7 +88,7 @@ WALKS: Mapping[str, Sequence[str]] = {
         "evaluation/embeddings.py",
         "evaluation/table.py:read_embeddings",
         "report/pages.py",
-        "report/training_report.py",
+        "report/encoder_report.py",
         "report/image_map.py",
         "report/page/sections.py",
         "report/page/map.py",

@@ -38,8 +38,8 @@ from nearkin.data.rng import seeded
 from nearkin.encoders.encoder import write_encoder
 from nearkin.methods import METHODS, parameters
 from nearkin.networks.backbone import build_backbone
+from nearkin.report.encoder_report import training_curves
 from nearkin.report.plots import curves
-from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
 from nearkin.training.checkpoint import latest
 

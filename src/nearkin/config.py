@@ -357,6 +357,7 @@ class TrainConfig:
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the method, named as in its constructor."""
 
+    verb: ClassVar[str] = "train"
     groups: ClassVar[Mapping[str, str]] = {
         "method": "Method",
         "labels": "Data",
@@ -460,6 +461,7 @@ class DiscoverConfig:
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the last stage's method: of ncl (ncd) or simgcd (gcd)."""
 
+    verb: ClassVar[str] = "discover"
     groups: ClassVar[Mapping[str, str]] = {
         "labeled": "Data",
         "augment": "Views",
@@ -519,6 +521,7 @@ class ClassifyConfig:
     save_every: AutoCount = "auto"
     """Steps between checkpoints of fine-tuning; auto: once a minute."""
 
+    verb: ClassVar[str] = "classify"
     groups: ClassVar[Mapping[str, str]] = {
         "labels": "Data",
         "augment": "Views",
@@ -566,6 +569,7 @@ class EmbedConfig:
     workers: AutoCountOrZero = "auto"
     """Processes that decode image files."""
 
+    verb: ClassVar[str] = "embed"
     groups: ClassVar[Mapping[str, str]] = {
         "encoder": "Method",
         "labels": "Data",
@@ -581,7 +585,7 @@ class EmbedConfig:
 
 
 Config = TrainConfig | DiscoverConfig | ClassifyConfig | EmbedConfig
-Settings = TypeVar("Settings", TrainConfig, DiscoverConfig, ClassifyConfig, EmbedConfig)
+Settings = TypeVar("Settings", bound=Config)
 MAX_BYTES: Final = 1_000_000  # of a file of settings
 
 
@@ -599,7 +603,7 @@ def load_toml(path: Path, what: str) -> dict[str, Any]:
     return content
 
 
-def read_toml(path: Path, kind: type[Config] = TrainConfig) -> dict[str, Any]:
+def read_toml(path: Path, kind: type[Any] = TrainConfig) -> dict[str, Any]:
     """The settings in a file: names of that kind, `data`, and the tables `options` and `views`."""
     settings = load_toml(path, "the configuration")
     if "views" in settings:

@@ -351,7 +351,7 @@ def test_images_like_none_of_the_classes_are_flagged(runs, tmp_path):
 
 
 def test_settings_of_a_run_read_back(runs):
-    config, _ = nearkin.run.folder.RunFolder(runs["last:1"]).classify_settings()
+    config, _ = nearkin.run.folder.RunFolder(runs["last:1"]).any_settings()
     assert isinstance(config, ClassifyConfig)
     assert config.train_layers == "last:1"
     assert nearkin.run.folder.RunFolder(runs["last:1"]).kind == "classification"

@@ -162,6 +162,18 @@ def test_neighbors_take_the_name_and_the_run_and_know_their_vectors(
     assert f"{parts} is of another encoder than {other}" in capsys.readouterr().err
 
 
+def test_evaluate_and_neighbors_take_the_size_of_other_vectors(source, images, tmp_path, capsys):
+    parts, query, size = f"{tmp_path}/parts/", str(images / "1" / "001.jpg"), "--image-size=16"
+    assert main(["embed", source, str(images), "-o", parts, size, "-q"]) == 0
+    assert main(["neighbors", source, query, "--in", parts]) == 5
+    capsys.readouterr()
+    assert main(["neighbors", source, query, "--in", parts, size, "--top=1"]) == 0
+    assert "1.000  1/001.jpg" in capsys.readouterr().out
+    nearkin.embed(source, images, out=tmp_path / "run", image_size=16, workers=0)
+    measured = nearkin.evaluate(source, images, image_size=16, workers=0)
+    assert measured == nearkin.evaluate(tmp_path / "run", workers=0)
+
+
 def test_a_full_disk_is_no_bug(source, images, tmp_path, monkeypatch, capsys):
     def full(path, *_):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
@@ -264,6 +276,10 @@ REFUSED = {
     "explore": ("explore dinov2-small", 2, "dinov2-small is no run folder; `nearkin embed"),
     "neighbors": ("neighbors SOURCE DATA/1/001.jpg", 2, "has no images of its own; give --in"),
     "evaluate": ("evaluate SOURCE", 2, "keeps no images; say nearkin evaluate"),
+    "size of a run": ("evaluate RUN DATA --image-size 16", 2, "at its own --image-size"),
+    "size of its vectors": (
+        "neighbors RUN DATA/1/001.jpg --image-size 16", 2, "of the vectors that --in names",
+    ),
     "replay": ("replay RUN", 2, "is a frozen encoder"),
 }  # fmt: skip
 
@@ -283,6 +299,12 @@ def test_one_line_says_what_is_wrong(case, run, source, images, tmp_path, capsys
     assert err.count("error: ") == 1
     assert not (tmp_path / "r").exists()
     assert run.summary.read_bytes() == before
+
+
+def test_a_run_that_is_not_there_is_looked_for_beside_it(run, capsys):
+    for verb in ("evaluate", "explore"):
+        assert main([verb, f"{run.path}n"]) == 2
+        assert f"Did you mean {run.path}?" in capsys.readouterr().err
 
 
 def test_a_resumed_run_that_is_complete_computes_nothing(run, source, images):

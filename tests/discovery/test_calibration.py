@@ -145,7 +145,7 @@ def test_few_images_of_a_calibrated_classifier_change_little(n):
     truth, losses = drawn_classes(new, 998), []
     for seed in range(60):
         p = softmaxes(n, scale=2, seed=seed)
-        fitted = fit_temperature(p, drawn_classes(p, seed + 60))
+        fitted = fit_temperature(p, drawn_classes(p, seed + 60), np.arange(n))
         losses.append(true_loss(fitted.apply(new), truth))
     assert np.mean(losses) < true_loss(new, truth) + 0.005
 
@@ -153,14 +153,28 @@ def test_few_images_of_a_calibrated_classifier_change_little(n):
 @pytest.mark.parametrize("sharpness", [0.25, 4.0])
 def test_true_classes_undo_what_made_probabilities_too_sharp_or_too_flat(sharpness):
     honest = softmaxes(5_000)
-    fitted = fit_temperature(at(1 / sharpness).apply(honest), drawn_classes(honest, 1))
+    skewed, truth = at(1 / sharpness).apply(honest), drawn_classes(honest, 1)
+    fitted = fit_temperature(skewed, truth, np.arange(len(honest)))
     assert fitted.temperature == pytest.approx(sharpness, rel=0.05)
 
 
 def test_images_that_are_all_right_do_not_ask_for_certainty():
     p = np.full((30, 3), 0.05) + 0.85 * np.eye(3)[np.arange(30) % 3]
-    assert fit_temperature(p, np.arange(30) % 3).temperature > 0.5
-    assert fit_temperature(p[:1], np.array([1])).temperature == 1
+    assert fit_temperature(p, np.arange(30) % 3, np.arange(30)).temperature > 0.5
+    assert fit_temperature(p[:1], np.array([1]), np.arange(1)).temperature == 1
+
+
+def test_images_of_one_group_do_not_vouch_for_each_other():
+    """Bursts of an image, of a classifier that is calibrated, ask for another temperature."""
+    changed = {True: 0, False: 0}
+    for seed in range(20):
+        p, group = softmaxes(12, scale=2, seed=seed), np.repeat(np.arange(12), 10)
+        truth = drawn_classes(p, seed + 60)[group]
+        for together in changed:
+            groups = group if together else np.arange(120)
+            changed[together] += fit_temperature(p[group], truth, groups).temperature != 1
+    assert changed[True] <= 5
+    assert changed[False] >= 15
 
 
 @pytest.mark.parametrize("n", [100, 300])
@@ -174,7 +188,8 @@ def test_a_linear_probe_has_no_more_loss_on_new_images(n):
         labels, truth = y[order[:n]], y[order[n:]]
         probe, held_out = train_validated_probe(features[:n], labels, seed=seed, predict_all=True)
         assert len(held_out.rows) == n
-        fitted = fit_temperature(softmax(held_out.logits, axis=1), held_out.target)
+        held_out_p = softmax(held_out.logits, axis=1)
+        fitted = fit_temperature(held_out_p, held_out.target, held_out.rows)
         p = softmax(probe.logits(features[n:]).double().numpy(), axis=1).clip(1e-12)
         changes.append(true_loss(fitted.apply(p).clip(1e-12), truth) - true_loss(p, truth))
     assert np.mean(changes) < 0

@@ -14,6 +14,7 @@ import torchvision
 from torch import nn
 
 from nearkin.encoders.encoder import load, write_encoder
+from nearkin.encoders.libraries import timm_view
 from nearkin.errors import CheckpointError, UsageError
 
 sys.path.append(str(Path(__file__).parent))
@@ -29,6 +30,16 @@ def resnet():
     network = varied(torchvision.models.resnet18())
     network.fc = nn.Identity()
     return network
+
+
+NARROW = "timm:resnet18?channels=[8, 8, 16, 16]"
+
+
+@pytest.fixture(scope="module")
+def narrow():
+    """A residual network whose checkpoints are small; its names are those of torchvision's."""
+    torch.manual_seed(0)
+    return varied(timm.create_model("resnet18", num_classes=0, channels=[8, 8, 16, 16]))
 
 
 @pytest.fixture(scope="module")
@@ -103,12 +114,13 @@ RESIDUAL = ["moco", "moco v3", "simsiam", "swav", "barlow twins", "vicreg", "byo
     [*((kind, False) for kind in RESIDUAL), ("moco", True)],
     ids=[*RESIDUAL, "old"],
 )
-def test_residual_networks(kind, old, resnet, residual, tmp_path):
+def test_residual_networks(kind, old, narrow, tmp_path):
     path = tmp_path / "checkpoint.pth.tar"
-    torch.save(residual[kind], path, _use_new_zipfile_serialization=not old)
-    encoder = load(f"resnet18@{path}", image_size=64)
+    checkpoint = residual_checkpoints(narrow)[kind]
+    torch.save(checkpoint, path, _use_new_zipfile_serialization=not old)
+    encoder = load(f"{NARROW}@{path}", image_size=64)
     with torch.no_grad():
-        assert torch.equal(encoder(IMAGES), resnet(IMAGES))
+        assert torch.equal(encoder(IMAGES), narrow(IMAGES))
     assert encoder.details["origin"]["license"] == "not stated"
     assert len(encoder.details["origin"]["sha256"]) == 64
 
@@ -212,6 +224,22 @@ def test_a_tag_gives_preprocessing_and_licence(tmp_path, monkeypatch):
         tmp_path / "own.safetensors", encoder.backbone, encoder.details, encoder.preprocessing
     )
     assert load(tmp_path / "own.safetensors").lines() == encoder.lines()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_weights_that_timm_has_saved_are_prepared_for_as_its_own(nested, vit, tmp_path):
+    """Those in a training's dictionary may be of any training."""
+    state = vit.state_dict()
+    torch.save({"model": state} if nested else state, tmp_path / "weights.pth")
+    encoder = load(f"timm:vit_tiny_patch16_224@{tmp_path / 'weights.pth'}")
+    line = encoder.lines()[1]
+    if nested:
+        assert encoder.preprocessing.mean == (0.485, 0.456, 0.406)
+        assert line.endswith("; assumed, the file does not say")
+    else:
+        assert encoder.preprocessing == timm_view(vit.default_cfg, 224)
+        assert encoder.preprocessing.mean == (0.5, 0.5, 0.5)
+        assert line.endswith("; assumed, as timm's own of this architecture")
 
 
 # ---------------------------------------------------------------- what does not fit

@@ -46,6 +46,12 @@ def refusal(source, kind=UsageError, **options):
         ("timm:resnet19", "timm:resnet18"),
         ("torchvision:resnet51", "torchvision:resnet50"),
         ("torchvision:resnet50.IMAGENET1K_V3", "IMAGENET1K_V2"),
+        ("torchvision: resnet50", "torchvision:resnet50"),
+        ("torchvision: vit_b", "torchvision:vit_b_16"),
+        ("timm: resnet18.a1_in1k", "timm:resnet18"),
+        ("Timm:resnet19", "timm:resnet18"),
+        ("tim:convnext_atto", "timm:convnext_atto"),
+        ("DINOv2_small", "dinov2-small"),
     ],
 )
 def test_unknown_names_suggest_the_nearest(word, suggestion, monkeypatch, tmp_path):
@@ -97,9 +103,21 @@ def test_images_with_a_border_are_refused():
 def test_sizes_are_refused_before_any_weights_are_read(monkeypatch, tmp_path):
     """Below one patch, timm fails while it interpolates, and good weights would be blamed."""
     offline(monkeypatch, tmp_path)
-    for size, advice in ((8, "14"), (20, "14 or 28")):
-        with pytest.raises(UsageError, match=rf"patches of 14 px .* --image-size {advice}$"):
-            load("dinov2-small", image_size=size)
+    for source in ("dinov2-small", f"dinov2-small@{tmp_path / 'none.pth'}"):
+        for size, advice in ((8, "14"), (20, "14 or 28")):
+            with pytest.raises(UsageError, match=rf"patches of 14 px .* --image-size {advice}$"):
+                load(source, image_size=size)
+
+
+@pytest.mark.parametrize("source", ["torchvision:vit_b_16", "torchvision:vit_b_16@none.pth"])
+def test_sizes_that_a_library_refuses_are_refused_as_early(source, monkeypatch, tmp_path):
+    offline(monkeypatch, tmp_path)
+    assert "cannot take images of 100 px" in refusal(source, image_size=100)
+
+
+def test_a_word_that_no_library_has_suggests_nothing(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert "Did you mean" not in refusal("torchvision: xyzzy")
 
 
 def test_a_folder_that_is_no_encoder_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Evaluation: protocols kept, labels never peeked at, and an answer for whatever data there are."""
 
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -97,6 +98,30 @@ def test_features_are_full_precision_and_can_be_learned_from():
     assert features.dtype == torch.float32
     assert not features.requires_grad
     (features * torch.ones(5, requires_grad=True)).sum().backward()  # not an inference tensor
+
+
+class ClassToken(nn.Module):
+    """Gives a view of its tokens, whose memory `arrays` refers to."""
+
+    def __init__(self):
+        super().__init__()
+        self.arrays = []
+
+    def forward(self, images):
+        tokens = np.ones((len(images), 50, 4), np.float32)
+        self.arrays.append(weakref.ref(tokens))
+        return torch.from_numpy(tokens)[:, 0]
+
+
+def test_of_each_batch_the_features_are_kept_and_nothing_else():
+    network = ClassToken()
+
+    def watched():
+        for batch in torch.zeros(4, 2, 3, 1, 1):
+            yield batch
+            assert all(array() is None for array in network.arrays)
+
+    assert torch.equal(encode(network, watched()), torch.ones(8, 4))
 
 
 def test_no_images_is_an_error_in_one_line():
@@ -415,7 +440,8 @@ def test_an_evaluation_survives_json(evaluation):
     assert plain["sizes"] == {"train": 1437, "test": 360}
     assert plain["measures"]["encoder"]["NMI"]["value"] == evaluation.measures["encoder"][3].value
     assert plain["measures"]["encoder"]["effective rank"]["low"] is None
-    assert set(plain["left_out"]) == {"kNN top-1", "linear probe", "clusters"}
+    lacking = {"kNN top-1", "linear probe", "clusters"}  # in one table: the other has labels
+    assert set(plain["left_out"]) == {f"{title} of raw pixels" for title in lacking}
 
 
 def test_an_accuracy_is_shown_with_its_interval():

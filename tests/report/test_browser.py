@@ -18,7 +18,9 @@ from browser import (
     tile_color,
 )
 
+from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring
+from nearkin.report.page.sections import RunInfo, TrainingReport, report_page
 
 pytestmark = in_a_browser
 
@@ -407,6 +409,21 @@ def test_a_telephone_needs_no_sideways_scrolling(opened):
     page.find("#map-table summary").click()
     page.settle()
     assert page.page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_open_tables_of_a_telephone_scroll_by_themselves(browser, tmp_path):
+    path = f"/{'long' * 30}"
+    series = {name: [(1, 0.123456789)] for name in ("kNN accuracy", "frozen start", "raw pixels")}
+    report = TrainingReport(
+        RunInfo("cats", configuration={"encoder": path}), "A test.", "Healthy.",
+        origin=(("Source", path),), curves=(Chart("kNN", "epoch", "kNN", series),),
+    )  # fmt: skip
+    file = tmp_path / "page.html"
+    file.write_text(report_page(report, SMALL), encoding="utf-8")
+    page = OpenPage(browser, file.as_uri(), width=360, height=740).page
+    page.evaluate("for (const folded of document.querySelectorAll('details')) folded.open = true")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.context.close()
 
 
 def test_from_a_file_nothing_is_offered_that_needs_a_server(opened):

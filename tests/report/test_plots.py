@@ -17,6 +17,7 @@ from nearkin.data.order import Order
 from nearkin.data.sheets import save_sheet, shortened
 from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings
+from nearkin.report.encoder_report import MAX_POINTS, training_curves
 from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.report.page.sections import (
@@ -35,7 +36,6 @@ from nearkin.report.plots import (
     neighbor_sheet,
     write_figures,
 )
-from nearkin.report.training_report import MAX_POINTS, training_curves
 from nearkin.run.folder import PLOTS, RunFolder
 
 HOSTILE = (

@@ -20,8 +20,8 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.measures import knn_classes
 from nearkin.evaluation.table import read_embeddings
+from nearkin.report.encoder_report import _lead
 from nearkin.report.image_map import COLUMNS, PER_SHEET, balanced, image_map, tiles
-from nearkin.report.training_report import _lead
 from nearkin.run.folder import RunFolder
 
 EACH = 16

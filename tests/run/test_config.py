@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from nearkin.config import DiscoverConfig, TrainConfig, continued, read_toml, seconds, to_toml
 from nearkin.errors import UsageError
+from nearkin.run.folder import run_folder
+from nearkin.run.settings import command
 
 values = st.one_of(
     st.booleans(),
@@ -209,6 +211,23 @@ CHANGED = dict(
     options={"queue_size": 64, "targets": "official"},
 )
 """Settings of a discovery, none of which is its default."""
+
+
+def test_the_command_of_a_run_has_no_settings_without_effect():
+    config = TrainConfig(epochs=3, teacher_views=0, freeze_epochs=0)
+    assert command("photos", config) == "nearkin train photos --epochs 3"
+    taught = command("photos", replace(config, method="seed", teacher="dinov2-small"))
+    assert taught.endswith("--teacher dinov2-small --teacher-views 0 --epochs 3")
+
+
+def test_the_default_folder_is_a_free_one_or_of_the_newest_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("digits-moco", "digits-moco-2"):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "config.toml").touch()
+    names = [run_folder(None, "digits", "moco", again=again).path.name for again in (False, True)]
+    assert names == ["digits-moco-3", "digits-moco-2"]
 
 
 def test_every_setting_of_a_discovery_survives_the_file(tmp_path):

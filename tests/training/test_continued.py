@@ -314,6 +314,9 @@ def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, 
     assert trained.details["init_from"] == str(start)
     assert trained.preprocessing == expected.preprocessing
     assert any("cc-by-nc" in line for line in lines)
+    page = run.folder.report.read_text()
+    assert "Licence cc-by-nc-4.0: these weights are not for every use" in page
+    assert all(text in page for text in (str(start), "a test", "ab" * 32))
     settings = RunFolder(run.path).settings()[0]
     assert (settings.layer_decay, settings.freeze_epochs) == (0.75, 1)
     scratch = resolve(TrainConfig(batch_size=8), open_images(images(16, 16)), torch.device("cpu"))
@@ -427,6 +430,15 @@ def test_what_cannot_be_is_refused_in_one_line(name, encoders, tmp_path):
     assert "\n" not in str(refused.value)
 
 
+def test_an_impossible_size_is_refused_before_the_images_are_opened(
+    encoders, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("nearkin.commands.train.open_logged", None)
+    start = encoders / "vit2.safetensors"
+    with pytest.raises(UsageError, match="patches of 16 px"):
+        nearkin.train(images(16, 16), out=tmp_path / "run", init_from=start, image_size=40)
+
+
 def test_a_start_larger_than_the_memory_is_refused_before_it_is_read(encoders):
     start = encoders / "tiny.safetensors"
     config, cpu = TrainConfig(init_from=str(start)), torch.device("cpu")
@@ -443,7 +455,7 @@ def test_overwriting_spares_the_run_that_is_started_from(encoders, tmp_path):
     run = nearkin.train(data, out=tmp_path / "run", init_from=start, batch_size=8, epochs=2)
     inside = RunFolder(run.path).encoder
     for source in (run.path, inside, f"timm:test_vit2@{inside}"):
-        with pytest.raises(NearkinError, match="would remove the run that --init-from names"):
+        with pytest.raises(NearkinError, match="would remove"):
             nearkin.train(data, out=run.path, init_from=source, overwrite=True)
 
 

@@ -164,6 +164,19 @@ def test_kept_features_are_those_of_the_epochs_views(tmp_path, size):
         torch.testing.assert_close(lengths, torch.ones_like(lengths))
 
 
+def test_a_teacher_sees_few_images_at_once(tmp_path, teacher, monkeypatch):
+    batches = student(open_images(pixels()), ("strong", "strong"), period=1)
+    (whole,) = feed(tmp_path / "whole", batches, teacher, views=0)[0].between(0, 1)
+    monkeypatch.setattr("nearkin.training.teacher.images_at_once", lambda *_: 4)
+    for views in (0, 1):
+        fed, encoder = feed(tmp_path / str(views), batches, teacher, views=views)
+        seen = []
+        encoder.register_forward_pre_hook(lambda _, images, seen=seen: seen.append(len(*images)))
+        (batch,) = fed.between(0, 1)
+        close(batch.teacher, whole.teacher, tolerance=1e-3)
+        assert seen == [4, 4, 4, 4] * (views == 0)
+
+
 def test_views_repeat_after_their_period_and_batches_do_not():
     images = open_images(pixels())
     batches = student(images, period=2)
@@ -389,7 +402,7 @@ def test_the_size_of_an_architecture_is_known_without_its_weights():
 def test_the_run_that_teaches_cannot_be_overwritten(distilled):
     run, data, config = distilled
     taught = replace(config, teacher=str(run.path))
-    with pytest.raises(UsageError, match="--overwrite would remove the run that --teacher names"):
+    with pytest.raises(UsageError, match="--overwrite would remove"):
         train(str(data), taught, out=run.path, overwrite=True)
 
 

@@ -1,8 +1,7 @@
 """What a classification is about: images, the classes of some of them, and what is held out."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -11,12 +10,10 @@ from jaxtyping import Int64
 from nearkin.config import ClassifyConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import examples
-from nearkin.data.opening import open_images
-from nearkin.data.split import Split, has_test_split, refuse_bad, split_images
+from nearkin.data.split import Split, has_test_split, open_readable, split_images
 from nearkin.discovery.data import division, label_images
 from nearkin.errors import DataError
 from nearkin.pace import ProgressCallback, count, ignore_progress
-from nearkin.run.data import write_bad_files
 from nearkin.types import UNKNOWN
 
 FEW: Final = 5  # Labeled images of a class of which none is held out: all are needed to learn it
@@ -91,36 +88,25 @@ class LabeledData:
 
     def without(self, bad_rows: set[int]) -> "LabeledData":
         """Return the same images less those that turned out unreadable."""
-        if not bad_rows:
-            return self
-        keep = np.setdiff1d(np.arange(len(self.images)), sorted(bad_rows))
-        position = np.full(len(self.images), UNKNOWN)
-        position[keep] = np.arange(len(keep))
-        train, test = (position[rows] for rows in (self.parts.train_rows, self.parts.test_rows))
-        parts = Split(self.images.subset(keep), train[train >= 0], test[test >= 0])
-        return _numbered(parts)
+        return _numbered(self.parts.without(bad_rows)) if bad_rows else self
 
 
 def open_labeled_data(
     data: Any,
     config: ClassifyConfig,
-    bad_files: Path | None = None,
     on_progress: ProgressCallback = ignore_progress,
+    on_open: Callable[[Images], None] = lambda _: None,
 ) -> LabeledData:
     """Open the data, find the class of each image that has one, and hold images out.
 
     The images that the run of the encoder held out are held out again, if it had the same data.
-    `bad_files` is the file to list unreadable images in.
+    `on_open` gets the images before any are refused.
 
     Raises:
         DataError: If there are not two classes with a training image.
     """
     labels = "none" if config.labeled else config.labels
-    full = config.scan == "full"
-    opened = open_images(data, labels=labels, full=full, on_progress=on_progress)
-    if bad_files is not None:
-        write_bad_files(bad_files, opened)
-    refuse_bad(opened, config.max_bad)
+    opened = open_readable(data, config, labels, on_progress, on_open)
     images = label_images(opened, config.labeled, all_labeled=True) if config.labeled else opened
     if not images.classes:
         raise DataError(

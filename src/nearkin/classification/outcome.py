@@ -232,7 +232,8 @@ def build_classifier(
     """
     validated, calibration = trained.validated, None
     if len(validated.rows):
-        calibration = fit_temperature(softmax(validated.logits), validated.target)
+        groups = data.images.groups[validated.rows]
+        calibration = fit_temperature(softmax(validated.logits), validated.target, groups)
     return Classifier(
         layer=nn.Identity(),
         heads=trained.head.eval().requires_grad_(False),

@@ -1,6 +1,5 @@
 """The files of a finished classification: tables, page and summary."""
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,24 +7,22 @@ from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from nearkin.classification.outcome import LINEAR, OURS, ClassFigures, Outcome
-from nearkin.config import ClassifyConfig
 from nearkin.data.copies import copy_to
 from nearkin.discovery.assignments import COLUMNS, typical, unit_rows
 from nearkin.evaluation.embeddings import embeddings_of
 from nearkin.evaluation.measures import Measure
 from nearkin.evaluation.table import write_embeddings
 from nearkin.pace import count
+from nearkin.report.encoder_report import run_info
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import ClassificationReport, ClassView, Confusion, Table, Tile
 from nearkin.report.pages import store_report, write_page
-from nearkin.report.training_report import run_info
+from nearkin.run.data import computed_with
 from nearkin.run.reporter import Logger
 from nearkin.tables import aligned, write_csv
 from nearkin.types import UNKNOWN
-from nearkin.version import __version__
 
 WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
 SHOWN: Final = 48  # Images to look at
@@ -58,22 +55,13 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
     assignments = outcome.assignments
     write_csv(folder.assignments, COLUMNS, assignments.table())
     if outcome.config.copy_to:
-        classes = [assignments.classes[number] for number in assignments.cluster]
-        destination = Path(outcome.config.copy_to)
+        destination, classes = Path(outcome.config.copy_to), assignments.class_names
         copied = copy_to(destination, images, assignments.rows, classes, data=[outcome.data])
         log.info(f"copied {copied} images to {destination}")
-    splits = np.full(len(images), "train")
-    splits[outcome.dataset.parts.test_rows] = "test"
     # Not what an attentive probe pools: images are searched for by the encoder that is written.
     embedded = embeddings_of(images, unit_rows(outcome.features.numpy()).astype(np.float32))
-    write_embeddings(folder.embeddings, replace(embedded, splits=splits))
-    summary = outcome.summary() | {
-        "nearkin": __version__,
-        "torch": torch.__version__,
-        "python": sys.version.split()[0],
-        "threads": torch.get_num_threads(),
-        "seed": outcome.config.seed,
-    }
+    write_embeddings(folder.embeddings, replace(embedded, splits=outcome.dataset.parts.splits))
+    summary = outcome.summary() | computed_with(outcome.config.seed)
     store_report(folder, build_report(outcome))
     write_page(folder, images)
     folder.write_summary(summary)
@@ -86,13 +74,11 @@ def build_report(outcome: Outcome) -> ClassificationReport:
     images, dataset = outcome.dataset.images, outcome.dataset
     return ClassificationReport(
         run=run_info(
-            "classify",
             outcome.data,
             outcome.config,
-            vars(ClassifyConfig()),
+            images,
             protocol=tuple(_protocol(outcome)),
             steps=tuple(_next_steps(outcome)),
-            tiny=images.is_small,
         ),
         num_classes=dataset.num_classes,
         lead=_lead(outcome),

@@ -35,11 +35,6 @@ from nearkin.errors import UsageError
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
 
-VERBS: Final[dict[type[Config], str]] = {
-    TrainConfig: "train",
-    DiscoverConfig: "discover",
-    ClassifyConfig: "classify",
-}
 OTHER_VARIABLES: Final = ("NEARKIN_TORCHVISION", "NEARKIN_TRACEBACK")  # they are no settings
 
 
@@ -90,9 +85,7 @@ class EmbedOptions:
     """Show no progress."""
 
 
-def _add_command(
-    verb: str, kind: type[Config], text: str, run: Callable[..., None] | None = None
-) -> None:
+def _add_command(kind: type[Config], text: str, run: Callable[..., None] | None = None) -> None:
     """Add a command that has the fields of a settings class as parameters."""
     command = run or partial(_run, kind)
     own = signature(command).parameters
@@ -100,7 +93,7 @@ def _add_command(
     settings = [each for each in _settings(kind) if each.name not in own]
     parameters = [*first, *settings, *list(own.values())[len(first) :]]
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    app.command(command, name=verb, help=text)
+    app.command(command, name=kind.verb, help=text)
 
 
 def _settings(kind: type[Config]) -> list[Argument]:
@@ -145,8 +138,9 @@ def _run(
     stored = settings.pop("data", None)
     data = data or stored
     if data is None:
-        verb = VERBS[kind]
-        raise UsageError(f"no images given; say nearkin {verb} DATA, or --config with a data key")
+        raise UsageError(
+            f"no images given; say nearkin {kind.verb} DATA, or --config with a data key"
+        )
     _drop_other_variables(typed)
     names = {entry.name for entry in fields(kind)}
     settings |= {name: value for name, value in typed.items() if name in names}
@@ -158,8 +152,7 @@ def _run(
         raise UsageError(f"unknown option {option(next(iter(options)))}.{near}")
     from nearkin.distributed import is_main_process
 
-    verb = VERBS[kind]
-    command = getattr(import_module(f"nearkin.commands.{verb}"), verb)
+    command = getattr(import_module(f"nearkin.commands.{kind.verb}"), kind.verb)
     config: Any = kind(**settings)
     files: dict[str, Any] = {"out": run.out, "resume": run.resume, "overwrite": run.overwrite}
     with Terminal(run.quiet or run.json or not is_main_process()) as terminal:
@@ -255,21 +248,18 @@ def _embed_table(config: EmbedConfig, data: str, run: EmbedOptions) -> None:
 
 
 _add_command(
-    "train",
     TrainConfig,
     "Train an encoder on images without labels, and measure it.\n\n"
     "Options of the method are typed by their names, such as --temperature 0.2; "
     "--method NAME --help lists them.",
 )
 _add_command(
-    "discover",
     DiscoverConfig,
     "Find novel classes among images of which some are labeled.\n\n"
     "Options of the last stage's method, ncl or simgcd, are typed by their names; "
     "--mode MODE --help lists them.",
 )
 _add_command(
-    "classify",
     ClassifyConfig,
     "Learn classes from labels of some images or of all, on top of any encoder.\n\n"
     "Leaves a calibrated classifier, which nearkin assign applies to new images.",
@@ -277,7 +267,6 @@ _add_command(
 
 
 _add_command(
-    "embed",
     EmbedConfig,
     "Embed images by an encoder as it is, without training, and measure it.\n\n"
     "Makes a run folder, which other commands take like that of a training. With -o, only the "

@@ -22,6 +22,14 @@ Protocol = Annotated[
         + f"- {FULL}: all of them"
     ),
 ]
+ImageSize = Annotated[
+    int | Literal["auto"],
+    Parameter(help="Side of the images in pixels; auto: that of the encoder."),
+]
+AllowPartial = Annotated[
+    Flag,
+    Parameter(help="Weights may be missing from the encoder's checkpoint, or left over."),
+]
 RunImages = Annotated[
     str | None, Parameter(help="Its images, if they are no longer where they were.")
 ]
@@ -67,7 +75,14 @@ def replay(run: Run, data: RunImages = None, /) -> None:
 
 @app.command
 def evaluate(
-    run: Encoder, data: str | None = None, /, *, protocol: Protocol = "quick", json: Json = False
+    run: Encoder,
+    data: str | None = None,
+    /,
+    *,
+    protocol: Protocol = "quick",
+    image_size: ImageSize = "auto",
+    allow_partial: AllowPartial = False,
+    json: Json = False,
 ) -> None:
     """Measure a run's encoder beside its floors: its start, the untrained network, raw pixels.
 
@@ -77,7 +92,14 @@ def evaluate(
     if not is_only_process():
         return
     with Terminal(json) as terminal:
-        evaluation = nearkin.evaluate(run, data, protocol=protocol, reporter=terminal)
+        evaluation = nearkin.evaluate(
+            run,
+            data,
+            protocol=protocol,
+            image_size=image_size,
+            allow_partial=allow_partial,
+            reporter=terminal,
+        )
     from nearkin.run.folder import RunFolder
 
     show(evaluation.to_dict(), json, evaluation.lines(RunFolder(Path(run)).start))
@@ -91,6 +113,8 @@ def neighbors(
     vectors: Annotated[Path | None, Parameter(name="--in")] = None,
     index: Path | None = None,
     top: int = 10,
+    image_size: ImageSize = "auto",
+    allow_partial: AllowPartial = False,
     sheet: Path | None = None,
     data: str | None = None,
     json: Json = False,
@@ -106,7 +130,15 @@ def neighbors(
         sheet: Also make an image of them, such as sheet.png.
         data: The images to show on it, if they are not those of the run.
     """
-    results = nearkin.neighbors(run, images, vectors=vectors, index=index, top=top)
+    results = nearkin.neighbors(
+        run,
+        images,
+        vectors=vectors,
+        index=index,
+        top=top,
+        image_size=image_size,
+        allow_partial=allow_partial,
+    )
     if sheet is not None:
         from nearkin.commands.export import sheet as run_sheet
 

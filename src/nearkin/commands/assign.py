@@ -102,8 +102,7 @@ def assign(
             path.parent.mkdir(parents=True, exist_ok=True)
             write_csv(path, COLUMNS, assigned.table())
     if copy_to is not None:
-        classes = [assigned.classes[number] for number in assigned.cluster]
-        every = np.arange(len(readable))
+        every, classes = np.arange(len(readable)), assigned.class_names
         copy_images(Path(copy_to), readable, every, classes, data=[data_name(data)])
     reasons = {file.name: file.reason for file in images.bad}
     reasons |= {images.names[row]: reason for row, reason in bad.items()}

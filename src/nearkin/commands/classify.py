@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,21 @@ from nearkin.classification.outcome import (
 )
 from nearkin.classification.report import write_outcome
 from nearkin.commands.train import Run
-from nearkin.config import ClassifyConfig, continued
+from nearkin.config import ClassifyConfig
 from nearkin.data.cache import cache_for, free_disk, free_memory
-from nearkin.data.copies import check_destination
 from nearkin.data.images import in_bytes
 from nearkin.data.recognize import class_names
 from nearkin.discovery.features import CachedFeatures, ViewSettings, extract_features
-from nearkin.distributed import available_cpus, choose_device, device_name, is_main_process
+from nearkin.distributed import available_cpus, is_main_process
 from nearkin.encoders.encoder import Encoder, load, write_encoder
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder, clear, data_name, default_folder, opened
-from nearkin.run.reporter import Logger, Reporter, Silent
+from nearkin.run.folder import RunFolder, clear, data_name, run_folder
+from nearkin.run.opening import OpenRun, check_copies, kept_copy, open_run
+from nearkin.run.reporter import Reporter
 from nearkin.run.settings import self_contained
 from nearkin.training.start import write_start
-from nearkin.version import __version__
 
 UNTOUCHED = ViewSettings("ncl", num_views=0, seed=0)  # Features of images as they are, no views
 
@@ -50,71 +50,47 @@ def classify(
     overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> Run:
-    """Learn classes from labels, and classify all images that were not learned from.
-
-    Args:
-        data: What `open_images` takes.
-        config: Settings.
-        out: The run folder; `runs/DATA-classify` if None.
-        resume: Continue the run that is in `out`.
-        overwrite: Replace the run that is in `out`.
-        reporter: Receives log lines and progress.
-
-    Returns:
-        The finished run.
-
-    Raises:
-        NearkinError: One line on what cannot be done; see `nearkin.errors`.
-    """
-    path = Path(out) if out else default_folder(data, "classify", resume=resume)
+    """Learn classes from labels, and classify all other images; see `nearkin.classify`."""
+    folder = run_folder(out, data, "classify", again=resume or overwrite)
     if not is_main_process():  # of several that were started: this command takes one
-        return Run(RunFolder(path))
+        return Run(folder)
     # Everything that can be refused is, before the run folder is touched and time is spent.
-    kept = RunFolder(path).start
-    source = str(kept) if resume and kept.exists() else config.from_run
-    encoder = _checked(config, source, path, overwrite=overwrite)
+    encoder = _checked(config, kept_copy(folder.start, config.from_run, resume=resume))
     config = self_contained(config)
-    if config.copy_to and not (resume and RunFolder(path).summary.exists()):
-        check_destination(Path(config.copy_to), [data_name(data)])
-    with (
-        opened(path, resume=resume, overwrite=overwrite) as folder,
-        Logger(reporter or Silent(), folder.log) as log,
-    ):
-        if resume and folder.config.exists():
-            config = continued(config, folder.classify_settings()[0])
-        device = choose_device(config.device)
-        log.info(
-            f"nearkin {__version__} | {device_name(device)} | seed {config.seed} | "
-            f"writing {path.resolve()}"
-        )
+    check_copies(folder, config.copy_to, data, resume=resume)
+    with open_run(
+        folder,
+        config,
+        resume=resume,
+        overwrite=overwrite,
+        encoders=[config.from_run],
+        reporter=reporter,
+    ) as run:
         for line in encoder.lines():
-            log.info(line)
-        dataset = open_labeled_data(data, config, folder.bad_files, log.progress)
+            run.log.info(line)
+        list_bad = partial(write_bad_files, folder.bad_files)
+        dataset = open_labeled_data(data, run.config, run.log.progress, list_bad)
         for line in dataset.lines():
-            log.info(line)
+            run.log.info(line)
         if overwrite:
             clear(folder)
         _same_labels(folder, dataset)
         if folder.summary.exists():
-            log.info("already complete")
+            run.log.info("already complete")
             return Run(folder)
-        config = _resolved(config, dataset, encoder)
+        run = replace(run, config=_resolved(run.config, dataset, encoder))
         with resource_errors(64):
-            folder.write_settings(config, data_name(data))
+            folder.write_settings(run.config, data_name(data))
             # A resumed run needs the source no longer; trained on is the file from the start.
             write_start(folder, encoder)
-            encoder = load(folder.start)
-            _run(config, data_name(data), dataset, encoder, folder, device, log)
-        log.info(f"done   {path.resolve()}")
+            _work(run, data_name(data), dataset, load(folder.start))
     return Run(folder)
 
 
-def _checked(config: ClassifyConfig, source: str, path: Path, *, overwrite: bool) -> Encoder:
+def _checked(config: ClassifyConfig, source: str | Path) -> Encoder:
     """Load the encoder from its source, and refuse settings that it cannot carry out."""
     if not config.from_run:
         raise UsageError("no encoder; give --from ENCODER, such as a run folder or dinov2-small")
-    if overwrite and Path(source).resolve().is_relative_to(path.resolve()):
-        raise UsageError("--overwrite would remove the run that --from names; choose --out")
     frozen = config.train_layers in ("linear", "attentive")
     tuning = ("epochs", "lr", "layer_decay", "batch_size")
     given = [name for name in tuning if getattr(config, name) != "auto"]
@@ -159,19 +135,12 @@ def _same_labels(folder: RunFolder, data: LabeledData) -> None:
         )
 
 
-def _run(
-    config: ClassifyConfig,
-    name: str,
-    dataset: LabeledData,
-    encoder: Encoder,
-    folder: RunFolder,
-    device: torch.device,
-    log: Logger,
-) -> None:
+def _work(run: OpenRun[ClassifyConfig], data: str, dataset: LabeledData, encoder: Encoder) -> None:
     """Train, classify all images, measure, and write everything."""
+    config, folder, device, log = run.config, run.folder, run.device, run.log
     workers = int(config.workers)
-    features, dataset = _features(encoder, dataset, folder, device, workers, log)
-    trained = _trained(config, dataset, encoder, features, folder, device, log)
+    features, dataset = _features(run, encoder, dataset)
+    trained = _trained(run, encoder, features, dataset)
     log.info(trained.protocol)
     own = features
     if trained.encoder is not encoder or trained.pooling is not None:
@@ -204,7 +173,7 @@ def _run(
         Outcome(
             folder=folder,
             config=config,
-            data=name,
+            data=data,
             dataset=dataset,
             trained=trained,
             classifier=classifier,
@@ -219,24 +188,19 @@ def _run(
 
 
 def _features(
-    encoder: Encoder,
-    dataset: LabeledData,
-    folder: RunFolder,
-    device: torch.device,
-    workers: int,
-    log: Logger,
+    run: OpenRun[ClassifyConfig], encoder: Encoder, dataset: LabeledData
 ) -> tuple[torch.Tensor, LabeledData]:
     """Return the features of readable images, extracted once, and the data without the others."""
-    path, images = folder.cached_features, dataset.images
+    path, images, workers = run.folder.cached_features, dataset.images, int(run.config.workers)
     if not path.exists():
-        log.info(f"features of {len(images)} images")
+        run.log.info(f"features of {len(images)} images")
         extracted, unreadable = extract_features(
-            encoder, images, UNTOUCHED, device, workers, log.progress
+            encoder, images, UNTOUCHED, run.device, workers, run.log.progress
         )
         extracted.write(path, unreadable)
     cached, bad = CachedFeatures.read(path, len(images))
     reasons = {images.names[row]: reason for row, reason in bad.items()}
-    write_bad_files(folder.bad_files, images, reasons)
+    write_bad_files(run.folder.bad_files, images, reasons)
     readable = np.setdiff1d(np.arange(len(images)), list(bad))
     if not len(readable):
         raise DataError(f"none of the {len(images)} images can be read; look at the files")
@@ -245,19 +209,14 @@ def _features(
 
 
 def _trained(
-    config: ClassifyConfig,
-    dataset: LabeledData,
-    encoder: Encoder,
-    features: torch.Tensor,
-    folder: RunFolder,
-    device: torch.device,
-    log: Logger,
+    run: OpenRun[ClassifyConfig], encoder: Encoder, features: torch.Tensor, dataset: LabeledData
 ) -> Trained:
     """Train what the settings name."""
-    workers = int(config.workers)
+    config, workers = run.config, int(run.config.workers)
     if config.train_layers == "linear":
         return train_linear(encoder, features, dataset, config.seed)
     if config.train_layers == "attentive":
-        return train_attentive(encoder, dataset, config.seed, device, workers, log.progress)
-    tuner = FineTuner(encoder, features, dataset, config, workers, folder, device, log)
+        progress = run.log.progress
+        return train_attentive(encoder, dataset, config.seed, run.device, workers, progress)
+    tuner = FineTuner(encoder, features, dataset, config, workers, run.folder, run.device, run.log)
     return tuner.train()

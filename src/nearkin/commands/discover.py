@@ -1,12 +1,12 @@
 """`nearkin discover`: novel class discovery."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nearkin.commands.train import Run
-from nearkin.config import DiscoverConfig, continued, option
-from nearkin.data.copies import check_destination
+from nearkin.config import DiscoverConfig, option
 from nearkin.discovery.data import BATCH_SIZE, DiscoveryData, batch_size, open_discovery_data
 from nearkin.discovery.features import check_train_layers
 from nearkin.discovery.outcome import build_outcome
@@ -14,14 +14,15 @@ from nearkin.discovery.pipeline import Pipeline
 from nearkin.discovery.report import write_outcome
 from nearkin.discovery.stages import run_worker
 from nearkin.discovery.trials import MODE_RECIPES
-from nearkin.distributed import choose_device, is_main_process, worker_group
+from nearkin.distributed import is_main_process, worker_group
 from nearkin.encoders.encoder import load
 from nearkin.errors import DataError, UsageError
 from nearkin.methods import method_class
-from nearkin.run.data import log_start, same_data, write_bad_files
+from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder, clear, data_name, default_folder, opened
-from nearkin.run.reporter import Logger, Reporter, Silent
+from nearkin.run.folder import RunFolder, clear, data_name, run_folder
+from nearkin.run.opening import check_copies, kept_copy, open_run
+from nearkin.run.reporter import Reporter
 from nearkin.run.settings import checked_options, self_contained
 from nearkin.types import UNKNOWN
 
@@ -35,39 +36,25 @@ def discover(
     overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> Run:
-    """Find novel classes in images of which some are labeled with known classes.
-
-    Args:
-        data: What `open_images` takes.
-        config: Settings.
-        out: The run folder; `runs/DATA-MODE` if None.
-        resume: Continue the run that is in `out`.
-        overwrite: Replace the run that is in `out`.
-        reporter: Receives log lines and progress.
-
-    Returns:
-        The finished run.
-
-    Raises:
-        NearkinError: One line on what cannot be done; see `nearkin.errors`.
-    """
+    """Find novel classes in images of which some are labeled; see `nearkin.discover`."""
     if not is_main_process():
         run_worker(data)
-        return Run(RunFolder(Path(out) if out else default_folder(data, config.mode, resume=True)))
+        return Run(run_folder(out, data, config.mode, again=True))
     # Everything that can be refused is, before the run folder is touched and time is spent.
-    path = Path(out) if out else default_folder(data, config.mode, resume=resume)
-    config = _checked(config, RunFolder(path).start if resume else None)
-    if config.copy_to and not (resume and RunFolder(path).summary.exists()):
-        check_destination(Path(config.copy_to), [data_name(data)])
-    with (
-        opened(path, resume=resume, overwrite=overwrite) as folder,
-        Logger(reporter or Silent(), folder.log) as log,
-    ):
-        if resume and folder.config.exists():
-            config = continued(config, folder.discovery_settings()[0])
-        device = choose_device(config.device)
-        log_start(folder, device, config.seed, log)
-        dataset = open_discovery_data(data, config, folder.bad_files, log.progress)
+    folder = run_folder(out, data, config.mode, again=resume or overwrite)
+    config = _checked(config, kept_copy(folder.start, config.from_run, resume=resume))
+    check_copies(folder, config.copy_to, data, resume=resume)
+    with open_run(
+        folder,
+        config,
+        resume=resume,
+        overwrite=overwrite,
+        encoders=[config.from_run],
+        reporter=reporter,
+    ) as run:
+        config, log = run.config, run.log
+        list_bad = partial(write_bad_files, folder.bad_files)
+        dataset = open_discovery_data(data, config, log.progress, list_bad)
         for line in dataset.lines():
             log.info(line)
         _check_sizes(dataset, config)
@@ -82,8 +69,7 @@ def discover(
             return Run(folder)
         folder.write_settings(config, data_name(data))
         with resource_errors(BATCH_SIZE):
-            _run(Pipeline(data, config, folder, device, log), dataset)
-        log.info(f"done   {path.resolve()}")
+            _run(Pipeline(data, config, folder, run.device, log), dataset)
     return Run(folder)
 
 
@@ -97,13 +83,10 @@ def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
     write_outcome(build_outcome(pipeline, state, trained), pipeline.log)
 
 
-def _checked(config: DiscoverConfig, kept: Path | None = None) -> DiscoverConfig:
-    """Return the settings, checked as far as possible without the data.
-
-    `kept` is the encoder that a resumed discovery has in its folder, which was checked before.
-    """
+def _checked(config: DiscoverConfig, source: str | Path) -> DiscoverConfig:
+    """Return the settings, checked as far as possible without the data; `source` is an encoder."""
     if config.accept:
-        earlier, _ = RunFolder(Path(config.accept)).discovery_settings()
+        earlier, _ = RunFolder(Path(config.accept)).settings_of(DiscoverConfig)
         if not (config.labeled or config.known):
             config = replace(config, labeled=earlier.labeled, known=earlier.known)
     if bool(config.labeled) == bool(config.known):
@@ -122,10 +105,9 @@ def _checked(config: DiscoverConfig, kept: Path | None = None) -> DiscoverConfig
     _check_tuned(config)
     if "num_novel_classes" in config.options:
         raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
-    if config.from_run and not (kept and kept.exists()):
-        check_train_layers(
-            load(config.from_run, allow_partial=config.allow_partial), config.train_layers
-        )
+    if source:
+        encoder = load(source, allow_partial=config.allow_partial)
+        check_train_layers(encoder, config.train_layers)
     options = checked_options(MODE_RECIPES[config.mode].method, config.options, DiscoverConfig)
     return replace(config, options=options)
 

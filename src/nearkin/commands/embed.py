@@ -40,21 +40,9 @@ def embed(
     workers: int | Auto = "auto",
     reporter: Reporter | None = None,
 ) -> Embeddings:
-    """Compute the features of images with an encoder, all in memory.
+    """Compute the features of images with an encoder, all in memory; see `nearkin.embed`.
 
     Images that cannot be read have no features. `embed_parts` needs memory for one part only.
-
-    Args:
-        run: What `nearkin.load` takes: a run folder, a file, or a name such as dinov2-small.
-        data: What `open_images` takes.
-        output: A file to write them to, too: .parquet, .npz, or .npy with a .csv beside it.
-        backbone: The run's network, if it was given one from Python; untrained.
-        labels: The labels to write beside them, as of `nearkin train`.
-        image_size: Side of the images in pixels; `auto`: that of the encoder.
-        allow_partial: Whether weights may be missing from a checkpoint, or left over.
-        device: Where to compute.
-        workers: Processes that decode photographs; `auto`: one per CPU.
-        reporter: Receives log lines and progress.
 
     Raises:
         UsageError: If there is no encoder, or `output` is no such file.
@@ -91,15 +79,9 @@ def load_source(
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
 ) -> Encoder:
-    """Load an encoder for images of a size; UsageError where a run's takes another one."""
+    """Load an encoder for images of a size, `auto` being its own."""
     size = None if image_size == "auto" else image_size
-    encoder = load(source, backbone=backbone, image_size=size, allow_partial=allow_partial)
-    if size not in (None, encoder.image_size):
-        raise UsageError(
-            f"--image-size {size}: the encoder of {source} takes images of {encoder.image_size} "
-            "px; leave the option out"
-        )
-    return encoder
+    return load(source, backbone=backbone, image_size=size, allow_partial=allow_partial)
 
 
 def _logged(encoder: Encoder, log: Reporter) -> Encoder:

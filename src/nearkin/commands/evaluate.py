@@ -1,19 +1,21 @@
 """`nearkin evaluate`: measure an encoder beside its start, the untrained network and pixels."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
-from nearkin.commands.frozen import frozen_floors, measure, resolved
-from nearkin.config import EmbedConfig, protocol_names
+from nearkin.commands.embed import load_source
+from nearkin.commands.frozen import frozen_floors, resolved
+from nearkin.config import Auto, EmbedConfig, TrainConfig, protocol_names
 from nearkin.data.split import open_split
 from nearkin.distributed import available_cpus, choose_device
-from nearkin.encoders.encoder import is_own, load
+from nearkin.encoders.encoder import is_own
+from nearkin.encoders.pretrained import unknown
 from nearkin.errors import OutputError, UsageError
+from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
+from nearkin.pace import under
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name, locked
 from nearkin.run.reporter import Reporter, Silent
@@ -25,6 +27,8 @@ def evaluate(
     data: Any = None,
     *,
     protocol: str = "quick",
+    image_size: int | Auto = "auto",
+    allow_partial: bool = False,
     backbone: nn.Module | None = None,
     device: str = "auto",
     workers: int | Literal["auto"] = "auto",
@@ -39,6 +43,8 @@ def evaluate(
         protocol: What is measured, names of `nearkin.config.PROTOCOLS` separated by commas, or
             `full`. Other than `quick`, the measures of a run's own images are also stored in its
             evaluation.json and shown by its page.
+        image_size: Side of the images in pixels, if not that of the encoder; a run keeps its own.
+        allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute.
         workers: Processes that decode photographs; `auto`: one per CPU.
@@ -54,52 +60,65 @@ def evaluate(
         UsageError: If there is no such encoder, or no images to measure it on.
     """
     names = protocol_names(protocol)  # refused before anything is opened
-    log = reporter or Silent()
-    folder = RunFolder(Path(run))
-    if folder.is_frozen or not folder.path.is_dir() or not is_own(run):
-        evaluation = _evaluate_frozen(
-            run, data, backbone, choose_device(device), workers, protocol, log
-        )
-    else:
-        evaluation = _evaluate_trained(
-            folder, data, backbone, choose_device(device), workers, protocol, log
+    log, where = reporter or Silent(), choose_device(device)
+    folder, config, images = _run_of(run)
+    if data is None and images == data_name(None) and not Path(images).exists():
+        raise UsageError(f"{run} keeps no images; say nearkin evaluate {run} DATA")
+    if image_size != "auto" and folder.config.exists():
+        raise UsageError("a run is measured at its own --image-size; leave the option out")
+    encoder = load_source(
+        run, backbone=backbone, image_size=image_size, allow_partial=allow_partial
+    )
+    for line in encoder.lines():
+        log.info(line)
+    split = open_split(images if data is None else data, config, log.progress)
+    processes = available_cpus() if workers == "auto" else workers
+    with resource_errors():
+        features = None
+        if isinstance(config, TrainConfig):
+            compared = floors(encoder, folder, config, backbone)
+        else:
+            config = resolved(config, encoder, split.images)
+            compared = frozen_floors(encoder, split.images, config.seed, where, backbone)
+            # All images in one go, as the run computes them, so that numbers are the same.
+            features = {
+                name: encode_images(
+                    each,
+                    split.images,
+                    device=where,
+                    workers=processes,
+                    on_progress=under(name, log.progress),
+                )
+                for name, each in {"encoder": encoder, **compared}.items()
+            }
+        evaluation, _ = evaluate_split(
+            encoder,
+            split,
+            floors=compared,
+            seed=config.seed,
+            workers=processes,
+            augment=config.augment,
+            device=where,
+            features=features,
+            protocol=protocol,
+            on_progress=log.progress,
         )
     if data is None and names != ["quick"]:
         _store(folder, evaluation, log)
     return evaluation
 
 
-def _evaluate_trained(
-    folder: RunFolder,
-    data: Any,
-    backbone: nn.Module | None,
-    device: torch.device,
-    workers: int | Literal["auto"],
-    protocol: str,
-    log: Reporter,
-) -> Evaluation:
-    """Measure the encoder of a training, on its images or on others."""
-    config, stored = folder.settings()
-    if data is None and stored == data_name(None) and not Path(stored).exists():
-        raise UsageError(
-            f"{folder.path} was trained on arrays, which it does not keep; pass them as data"
-        )
-    encoder = load(folder.path, backbone=backbone)
-    on_progress = log.progress
-    split = open_split(stored if data is None else data, config, on_progress=on_progress)
-    with resource_errors():
-        evaluation, _ = evaluate_split(
-            encoder,
-            split,
-            floors=floors(encoder, folder, config, backbone),
-            seed=config.seed,
-            workers=available_cpus() if workers == "auto" else workers,
-            augment=config.augment,
-            device=device,
-            protocol=protocol,
-            on_progress=on_progress,
-        )
-    return evaluation
+def _run_of(encoder: str | Path) -> tuple[RunFolder, TrainConfig | EmbedConfig, str]:
+    """Return the run folder of an encoder, with its settings and the name of its images.
+
+    An encoder that is of no run has the default settings, and no images.
+    """
+    folder = RunFolder(Path(encoder))
+    if is_own(encoder) and not folder.path.is_file():
+        if not folder.path.exists():
+            raise unknown(str(encoder))
+        return folder, *folder.encoder_settings()
+    return folder, EmbedConfig(encoder=str(encoder)), data_name(None)
 
 
 def _store(folder: RunFolder, evaluation: Evaluation, log: Reporter) -> None:
@@ -109,32 +128,3 @@ def _store(folder: RunFolder, evaluation: Evaluation, log: Reporter) -> None:
             folder.add_measures(evaluation.to_dict())
     except (OSError, OutputError) as error:
         log.info(f"warning: the measures are not stored in {folder.evaluation}: {error}")
-
-
-def _evaluate_frozen(
-    source: str | Path,
-    data: Any,
-    network: nn.Module | None,
-    device: torch.device,
-    workers: int | Literal["auto"],
-    protocol: str,
-    log: Reporter,
-) -> Evaluation:
-    """Measure an encoder as it is, on the images of its run or on others."""
-    folder, stored = RunFolder(Path(source)), ""
-    config: Any = EmbedConfig(encoder=str(source))
-    if folder.is_frozen:
-        config, stored = folder.encoder_settings()
-    if data is None and (not stored or (stored == data_name(None) and not Path(stored).exists())):
-        raise UsageError(f"{source} keeps no images; say nearkin evaluate {source} DATA")
-    encoder = load(source, backbone=network)
-    for line in encoder.lines():
-        log.info(line)
-    split = open_split(stored if data is None else data, config, log.progress)
-    config = resolved(replace(config, workers=workers), encoder, split.images)
-    floors = frozen_floors(encoder, split.images, config.seed, device, network)
-    with resource_errors():
-        evaluation, _ = measure(
-            encoder, split, config, floors, device, protocol=protocol, on_progress=log.progress
-        )
-    return evaluation

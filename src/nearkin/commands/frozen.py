@@ -14,24 +14,24 @@ from torch import nn
 
 from nearkin.commands.embed import load_source
 from nearkin.commands.train import Run
-from nearkin.config import EmbedConfig, continued, option
+from nearkin.config import EmbedConfig, option
 from nearkin.data.augmentations import views_of
 from nearkin.data.images import Images
 from nearkin.data.split import Split
-from nearkin.distributed import choose_device, cpus_per_process
+from nearkin.distributed import cpus_per_process
 from nearkin.encoders.encoder import Encoder, is_own, load, untrained_like, write_encoder
 from nearkin.errors import UsageError
-from nearkin.evaluation.embeddings import Embeddings, encode_images
-from nearkin.evaluation.evaluate import Evaluation, evaluate_split
-from nearkin.evaluation.protocols import QUICK
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import PartFolder, note_on, write_embeddings
 from nearkin.methods import METHODS
-from nearkin.pace import ProgressCallback, ignore_progress, under
+from nearkin.pace import under
 from nearkin.report.pages import write_page
-from nearkin.run.data import log_start, open_logged, same_data, write_bad_files
+from nearkin.run.data import open_logged, same_data, write_bad_files
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder, clear, data_name, default_folder, opened
-from nearkin.run.reporter import Logger, Reporter, Silent
+from nearkin.run.folder import RunFolder, clear, data_name, run_folder
+from nearkin.run.opening import OpenRun, kept_copy, open_run, split_source
+from nearkin.run.reporter import Reporter
 from nearkin.run.settings import augment_for, stored_views
 from nearkin.training.health import health
 
@@ -54,48 +54,41 @@ def embed_folder(
 ) -> Run:
     """Embed images by an encoder that is not trained, and measure it; see `nearkin.embed`.
 
-    Args:
-        data: What `open_images` takes.
-        config: Settings.
-        out: The run folder; `runs/DATA-ENCODER` if None.
-        resume: Continue the run that is in `out`. The encoder is then the one that it keeps.
-        overwrite: Replace the run that is in `out`.
-        network: The encoder's network, if it was given one from Python; untrained.
-        reporter: Receives log lines and progress.
-
-    Raises:
-        NearkinError: One line on what cannot be done.
+    `network` is the encoder's, if it was given one from Python; untrained.
     """
     if not config.encoder:
         raise UsageError("no encoder given; say nearkin embed ENCODER DATA")
     config = replace(config, encoder=absolute_source(config.encoder))
-    path = Path(out) if out else default_folder(data, source_name(config.encoder), resume=resume)
-    _check_spared(path, config, overwrite=overwrite)
-    kept = RunFolder(path).encoder if resume and RunFolder(path).is_frozen else None
+    folder = run_folder(out, data, source_name(config.encoder), again=resume or overwrite)
     # First of all: an encoder that cannot be loaded leaves no folder behind.
-    encoder = _loaded(config, network, kept)
-    with (
-        opened(path, resume=resume, overwrite=overwrite) as folder,
-        Logger(reporter or Silent(), folder.log) as log,
-    ):
-        if resume and folder.config.exists():
-            config = continued(config, _stored(folder))
-        device = choose_device(config.device)
-        log_start(folder, device, config.seed, log)
+    encoder = load_source(
+        kept_copy(folder.encoder, config.encoder, resume=resume),
+        backbone=network,
+        image_size=config.image_size,
+        allow_partial=config.allow_partial,
+    )
+    with open_run(
+        folder,
+        config,
+        resume=resume,
+        overwrite=overwrite,
+        encoders=[config.encoder],
+        reporter=reporter,
+    ) as run:
         for line in encoder.lines():
-            log.info(line)
-        split = open_logged(folder, data, config, log)
-        config = resolved(config, encoder, split.images)
+            run.log.info(line)
+        split = open_logged(folder, data, run.config, run.log)
+        run = replace(run, config=resolved(run.config, encoder, split.images))
         if overwrite:
             clear(folder)
         same_data(folder, split)
         if folder.summary.exists() and folder.report.exists():
-            log.info("already complete")
+            run.log.info("already complete")
         else:
-            folder.write_settings(config, data_name(data))
-            _write(folder, config, encoder, split, device, network, log)
+            folder.write_settings(run.config, data_name(data))
+            with resource_errors():
+                _write(run, encoder, split, network)
         _tidy(folder)
-        log.info(f"done   {path.resolve()}")
     return Run(folder)
 
 
@@ -110,32 +103,6 @@ def only_of_folders(config: EmbedConfig, *, resume: bool, overwrite: bool) -> No
     unused += ["--resume"] * resume + ["--overwrite"] * overwrite
     if unused:
         raise UsageError(f"{unused[0]} is of run folders, but -o writes only a table; omit one")
-
-
-def _check_spared(path: Path, config: EmbedConfig, *, overwrite: bool) -> None:
-    """Refuse to replace the very run that the encoder is from."""
-    source = Path(config.encoder)
-    if overwrite and source.exists() and source.resolve().is_relative_to(path.resolve()):
-        raise UsageError(f"--overwrite would remove {config.encoder}; choose another --out")
-
-
-def _loaded(config: EmbedConfig, network: nn.Module | None, kept: Path | None) -> Encoder:
-    """Load the encoder from where a run keeps it, or else from its source."""
-    if kept is not None and kept.exists():
-        return load(kept, backbone=network)
-    return load_source(
-        config.encoder,
-        backbone=network,
-        image_size=config.image_size,
-        allow_partial=config.allow_partial,
-    )
-
-
-def _stored(folder: RunFolder) -> EmbedConfig:
-    config, _ = folder.encoder_settings()
-    if not isinstance(config, EmbedConfig):
-        raise UsageError(f"{folder.path} is a run of nearkin train; choose another --out")
-    return config
 
 
 def resolved(config: EmbedConfig, encoder: Encoder, images: Images) -> EmbedConfig:
@@ -158,25 +125,19 @@ def resolved(config: EmbedConfig, encoder: Encoder, images: Images) -> EmbedConf
 
 
 def _write(
-    folder: RunFolder,
-    config: EmbedConfig,
-    encoder: Encoder,
-    split: Split,
-    device: torch.device,
-    network: nn.Module | None,
-    log: Logger,
+    run: OpenRun[EmbedConfig], encoder: Encoder, split: Split, network: nn.Module | None
 ) -> None:
     """Write what a run folder lacks: encoder, embeddings, measures and page."""
-    with resource_errors():
-        if not folder.encoder.exists():
-            # Whatever its size: a run works when the cache that it came from is gone.
-            write_encoder(folder.encoder, encoder.backbone, encoder.details, encoder.preprocessing)
+    folder = run.folder
+    if not folder.encoder.exists():
+        # Whatever its size: a run works when the cache that it came from is gone.
+        write_encoder(folder.encoder, encoder.backbone, encoder.details, encoder.preprocessing)
         # What is measured is the file: a resumed run has nothing else.
         encoder = load(folder.encoder, backbone=network)
-        if not folder.summary.exists():
-            _measure(folder, config, encoder, split, device, network, log)
-        write_page(folder, split.images)
-    log.info(f"report {folder.report.resolve()}")
+    if not folder.summary.exists():
+        _measure(run, encoder, split, network)
+    write_page(folder, split.images)
+    run.log.info(f"report {folder.report.resolve()}")
 
 
 def _tidy(folder: RunFolder) -> None:
@@ -188,15 +149,10 @@ def _tidy(folder: RunFolder) -> None:
 
 
 def _measure(
-    folder: RunFolder,
-    config: EmbedConfig,
-    encoder: Encoder,
-    split: Split,
-    device: torch.device,
-    network: nn.Module | None,
-    log: Logger,
+    run: OpenRun[EmbedConfig], encoder: Encoder, split: Split, network: nn.Module | None
 ) -> None:
     """Write the embeddings and the measures of an encoder, from parts that survive a kill."""
+    folder, config, device, log = run.folder, run.config, run.device, run.log
     floors = frozen_floors(encoder, split.images, config.seed, device, network)
     if not floors:
         log.info(
@@ -204,11 +160,19 @@ def _measure(
             f"{_by_device(MOST_UNTRAINED, device):,} images on {device.type}; raw pixels are"
         )
     features = {
-        name: _in_parts(folder.parts / name, each, split.images, int(config.workers), device, log)
+        name: _in_parts(run, name, each, split.images)
         for name, each in {"encoder": encoder, **floors}.items()
     }
-    evaluation, embeddings = measure(
-        encoder, split, config, floors, device, features=features, on_progress=log.progress
+    evaluation, embeddings = evaluate_split(
+        encoder,
+        split,
+        floors=floors,
+        seed=config.seed,
+        workers=int(config.workers),
+        augment=config.augment,
+        device=device,
+        features=features,
+        on_progress=log.progress,
     )
     write_embeddings(folder.embeddings, embeddings)
     write_bad_files(folder.bad_files, split.images, embeddings.bad)
@@ -229,21 +193,21 @@ def _measure(
 
 
 def _in_parts(
-    path: Path, encoder: Encoder, images: Images, workers: int, device: torch.device, log: Logger
+    run: OpenRun[EmbedConfig], name: str, encoder: Encoder, images: Images
 ) -> Embeddings:
     """Compute the features of all images, continuing with the parts that are there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parts = PartFolder.claim(path, note_on(encoder.digest, images, _by_device(SHARD, device)))
+    run.folder.parts.mkdir(parents=True, exist_ok=True)
+    note = note_on(encoder.digest, images, _by_device(SHARD, run.device))
+    parts = PartFolder.claim(run.folder.parts / name, note)
     missing = parts.missing()
-    if len(missing) < parts.note.num_parts:
-        done = parts.note.num_parts - len(missing)
-        log.info(f"resuming after {done} of {parts.note.num_parts} parts of the {path.name}'s")
-    progress = under(path.name, log.progress)
-    for name, count in parts.compute(
-        missing, encoder, images, device=device, workers=workers, normalized=False,
-        on_progress=progress,
+    if len(missing) < note.num_parts:
+        done = note.num_parts - len(missing)
+        run.log.info(f"resuming after {done} of {note.num_parts} parts of the {name}'s")
+    for part, count in parts.compute(
+        missing, encoder, images, device=run.device, workers=int(run.config.workers),
+        normalized=False, on_progress=under(name, run.log.progress),
     ):  # fmt: skip
-        log.debug(f"{path.name}: {name}, {count} images")
+        run.log.debug(f"{name}: {part}, {count} images")
     return parts.read(images)
 
 
@@ -267,50 +231,9 @@ def frozen_floors(
     return {"untrained": untrained_like(encoder, seed, network)}
 
 
-def measure(
-    encoder: Encoder,
-    split: Split,
-    config: EmbedConfig,
-    floors: Mapping[str, Encoder],
-    device: torch.device,
-    *,
-    features: Mapping[str, Embeddings] | None = None,
-    protocol: str = QUICK,
-    on_progress: ProgressCallback = ignore_progress,
-) -> tuple[Evaluation, Embeddings]:
-    """Measure a frozen encoder by resolved settings; see `evaluate_split`.
-
-    Its features are those of all images in one go, as a run computes them, so that the same
-    numbers come out of a run and of `nearkin evaluate`.
-    """
-    if features is None:
-        features = {
-            name: encode_images(
-                each,
-                split.images,
-                device=device,
-                workers=int(config.workers),
-                on_progress=under(name, on_progress),
-            )
-            for name, each in {"encoder": encoder, **floors}.items()
-        }
-    return evaluate_split(
-        encoder,
-        split,
-        floors=floors,
-        seed=config.seed,
-        workers=int(config.workers),
-        augment=config.augment,
-        device=device,
-        features=features,
-        protocol=protocol,
-        on_progress=on_progress,
-    )
-
-
 def absolute_source(source: str) -> str:
     """Return the source of an encoder as it holds from any working directory."""
-    head, file = _split_source(source)
+    head, file = split_source(source)
     return head + str(Path(file).resolve()) if Path(file).exists() else source
 
 
@@ -320,19 +243,10 @@ def source_name(source: str) -> str:
     >>> source_name("timm:vit_small_patch16_224"), source_name("timm:resnet18@weights/a.pth")
     ('vit_small_patch16_224', 'a')
     """
-    _, file = _split_source(source)
+    _, file = split_source(source)
     path = Path(file.partition("?")[0])
     if is_own(source) and path.is_file():
         path = path.parent / path.stem if path.parent.name == "" else path.parent
     elif path.suffix in (".safetensors", ".pth", ".pt", ".bin"):
         path = path.with_suffix("")
     return re.sub(r"[^\w.-]+", "-", path.name.rpartition(":")[2]).strip("-") or "encoder"
-
-
-def _split_source(source: str) -> tuple[str, str]:
-    """Split `ARCHITECTURE@FILE` and `timm:local-dir:PATH` before the path; others are all path."""
-    for mark in ("@", "local-dir:"):
-        head, found, file = source.rpartition(mark)
-        if found:
-            return head + found, file
-    return "", source

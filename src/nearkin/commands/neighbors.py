@@ -8,11 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from nearkin.commands.embed import load_source
 from nearkin.commands.index import shortlist
+from nearkin.config import Auto
 from nearkin.data.scan import scan
 from nearkin.data.sources import list_files
 from nearkin.distributed import choose_device
-from nearkin.encoders.encoder import Encoder, is_own, load
+from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.evaluation.embeddings import encode_images
 from nearkin.evaluation.table import (
@@ -32,6 +34,8 @@ def neighbors(
     vectors: str | Path | None = None,
     index: str | Path | None = None,
     top: int = 10,
+    image_size: int | Auto = "auto",
+    allow_partial: bool = False,
     backbone: nn.Module | None = None,
     device: str = "auto",
 ) -> list[Neighbors]:
@@ -45,6 +49,8 @@ def neighbors(
         index: Made of these vectors by `nearkin index`. Then not all of them are compared, and
             some neighbors may be missed.
         top: How many; no more are given than there are.
+        image_size: Side of the images in pixels that the vectors were made with.
+        allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         backbone: The run's network, if it was given one from Python; untrained.
         device: Where to compute features.
 
@@ -55,7 +61,11 @@ def neighbors(
     """
     if top < 1 or not files:
         raise UsageError("nothing to look for; give at least one image, and --top 1 or more")
-    encoder = load(run, backbone=backbone)
+    if vectors is None and image_size != "auto":
+        raise UsageError("--image-size is of the vectors that --in names; a run's have its own")
+    encoder = load_source(
+        run, backbone=backbone, image_size=image_size, allow_partial=allow_partial
+    )
     table = _table(run, encoder, vectors)
     queries = _features(encoder, files, choose_device(device))
     if index is None:
@@ -76,7 +86,7 @@ def _table(run: str | Path, encoder: Encoder, vectors: str | Path | None) -> Emb
     if table.encoder not in ("", encoder.digest):
         raise CheckpointError(
             f"{table.path} is of another encoder than {run}, or of the same at another image "
-            f"size; give the run that nearkin embed has made with it, or make it again with {run}"
+            f"size; give that --image-size, or make it again with {run}"
         )
     return table
 

@@ -9,23 +9,24 @@ from torch import nn
 
 from nearkin.classification.report import lines as classification_lines
 from nearkin.config import TrainConfig
-from nearkin.distributed import choose_device, is_main_process
+from nearkin.distributed import is_main_process
 from nearkin.encoders.encoder import CUSTOM
 from nearkin.errors import UsageError
 from nearkin.evaluation.evaluate import lines as measure_lines
 from nearkin.extensions import label
 from nearkin.report.pages import write_page
-from nearkin.run.data import log_start, open_logged
+from nearkin.run.data import open_logged
 from nearkin.run.failures import resource_errors
-from nearkin.run.folder import RunFolder, clear, default_folder, lines, opened
-from nearkin.run.reporter import Logger, Reporter, Silent
+from nearkin.run.folder import RunFolder, clear, lines, run_folder
+from nearkin.run.opening import open_run
+from nearkin.run.reporter import Reporter
 from nearkin.run.settings import (
     check_teacher,
     checked_options,
     known_classes,
     self_contained,
 )
-from nearkin.training.session import resumed_settings, run_worker, train_encoder
+from nearkin.training.session import run_worker, train_encoder
 from nearkin.training.start import read_start, resolved_settings
 
 
@@ -67,30 +68,21 @@ def train(
 ) -> Run:
     """Train an encoder on images and measure it; see `nearkin.train`.
 
-    Args:
-        data: What `open_images` takes: a folder, a table, an archive, arrays, or a name.
-        config: Settings; the defaults if None.
-        out: The run folder; `runs/DATA-METHOD` if None.
-        resume: Continue the run that is in `out`.
-        overwrite: Replace the run that is in `out`.
-        network: A network of your own instead of `config.backbone`, untrained.
-        reporter: Receives log lines and progress.
+    `network` is one of your own instead of `config.backbone`, untrained.
     """
     if not is_main_process():
         return Run(run_worker(data, network))
     config = _checked(config or TrainConfig(), network)
-    path = Path(out) if out else default_folder(data, label(config.method), resume=resume)
-    for name, source in (("--init-from", config.init_from), ("--teacher", config.teacher)):
-        if overwrite and _is_inside(source, path):
-            raise UsageError(f"--overwrite would remove the run that {name} names; choose --out")
-    with (
-        opened(path, resume=resume, overwrite=overwrite) as folder,
-        Logger(reporter or Silent(), folder.log) as log,
-    ):
-        if resume:
-            config = resumed_settings(folder, config)
-        device = choose_device(config.device)
-        log_start(folder, device, config.seed, log)
+    folder = run_folder(out, data, label(config.method), again=resume or overwrite)
+    with open_run(
+        folder,
+        config,
+        resume=resume,
+        overwrite=overwrite,
+        encoders=[config.init_from, config.teacher],
+        reporter=reporter,
+    ) as run:
+        config, device, log = run.config, run.device, run.log
         start = read_start(folder, config, network, device, log)
         split = open_logged(folder, data, config, log)
         # Settings that do not fit are refused before anything is overwritten.
@@ -113,7 +105,6 @@ def train(
                 log.info(f"report {folder.report.resolve()}")
             else:
                 log.info("already complete")
-        log.info(f"done   {path.resolve()}")
     return Run(folder)
 
 
@@ -127,9 +118,3 @@ def _checked(config: TrainConfig, network: nn.Module | None) -> TrainConfig:
     check_teacher(config)
     backbone = CUSTOM if network is not None else config.backbone
     return replace(config, options=options, backbone=backbone)
-
-
-def _is_inside(encoder: str, folder: Path) -> bool:
-    """Whether an encoder is a file or folder within another folder; names are none."""
-    file = Path(encoder.removeprefix("timm:local-dir:").rpartition("@")[2])
-    return bool(encoder) and file.exists() and file.resolve().is_relative_to(folder.resolve())

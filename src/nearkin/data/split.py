@@ -1,7 +1,7 @@
 """Holding images out: what is scored is never trained on."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from nearkin.config import EmbedConfig, TrainConfig
+from nearkin.config import Config, EmbedConfig, TrainConfig
 from nearkin.data.duplicates import duplicates
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
@@ -47,6 +47,19 @@ class Split:
         rows = hashlib.sha256(self.train_rows.tobytes()).hexdigest()
         return f"{self.images.fingerprint}-{rows}"
 
+    @property
+    def splits(self) -> np.ndarray:
+        """The part that each image is in: train or test."""
+        return np.where(np.isin(np.arange(len(self.images)), self.test_rows), "test", "train")
+
+    def without(self, bad_rows: Collection[int]) -> "Split":
+        """The same images less those that turned out unreadable."""
+        keep = np.setdiff1d(np.arange(len(self.images)), sorted(bad_rows))
+        train, test = (
+            np.flatnonzero(np.isin(keep, rows)) for rows in (self.train_rows, self.test_rows)
+        )
+        return replace(self, images=self.images.subset(keep), train_rows=train, test_rows=test)
+
     def describe(self) -> str:
         """Describe the data in one line."""
         images = self.images
@@ -67,24 +80,33 @@ def open_split(
     on_open: Callable[[Images], None] = lambda _: None,
 ) -> Split:
     """Open the data and hold images out; `on_open` gets the images before any are refused."""
-    images = open_images(
-        data, labels=config.labels, full=config.scan == "full", on_progress=on_progress
-    )
-    on_open(images)
-    refuse_bad(images, config.max_bad)
+    images = open_readable(data, config, config.labels, on_progress, on_open)
     return split_images(images, config.val, config.seed, on_progress)
 
 
-def refuse_bad(images: Images, max_share: float) -> None:
-    """Refuse data of which more than this share cannot be read, naming some of them."""
+def open_readable(
+    data: Any,
+    config: Config,
+    labels: str = "auto",
+    on_progress: ProgressCallback = ignore_progress,
+    on_open: Callable[[Images], None] = lambda _: None,
+) -> Images:
+    """Open the data by the settings of a run; see `open_split`.
+
+    Raises:
+        DataError: If more images than the settings allow cannot be read, naming some of them.
+    """
+    images = open_images(data, labels=labels, full=config.scan == "full", on_progress=on_progress)
+    on_open(images)
     bad, count = len(images.bad), len(images) + len(images.bad)
-    if bad > max_share * count:
+    if bad > config.max_bad * count:
         first = ", ".join(f"{bad.name!r} ({bad.reason})" for bad in images.bad[:NAMED])
         more = f" and {bad - NAMED} more" if bad > NAMED else ""
         raise DataError(
             f"{bad} of {count} images are unreadable: {first}{more}; remove them, or allow more "
             "with --max-bad"
         )
+    return images
 
 
 def split_images(

@@ -67,6 +67,11 @@ class Assignments:
         return self.predictions.classes
 
     @property
+    def class_names(self) -> list[str]:
+        """The class that each image is assigned to."""
+        return [self.classes[number] for number in self.cluster.tolist()]
+
+    @property
     def features(self) -> Features:
         """Unit vectors that the heads take."""
         return np.asarray(self.predictions.features[self.rows])

@@ -188,33 +188,38 @@ def fit_calibration(
 
 
 def fit_temperature(
-    probability: Float[np.ndarray, "n classes"], target: Int[np.ndarray, " n"]
+    probability: Float[np.ndarray, "n classes"],
+    target: Int[np.ndarray, " n"],
+    groups: Int[np.ndarray, " n"],
 ) -> Calibration:
     """Fit the temperature at which the true classes of held-out images are most probable.
 
     It has the least log-loss from 0.05 to 20 (Guo et al. 2017, section 4.2) of these images and
     of one more that is spread evenly over the classes, and is drawn towards 1: few images that
     are all right would otherwise ask for certainty. It is 1 unless temperatures that are fitted
-    to the other images lower the log-loss of those left out by more than its standard error.
+    to other groups of images lower the log-loss of those left out by more than its standard error.
 
     >>> certain = np.array([[0.99, 0.01]] * 200)
     >>> target = np.random.default_rng(0).permutation(np.repeat([0, 1], [150, 50]))
-    >>> fit_temperature(certain, target).apply(certain)[0].round(2)
+    >>> fit_temperature(certain, target, np.arange(200)).apply(certain)[0].round(2)
     array([0.79, 0.21])
     """
     temperature, target = 1.0, np.asarray(target)
-    gain = _gains(probability, target)
+    gain = _gains(probability, target, groups)
     if len(gain) > 1 and gain.mean() > gain.std(ddof=1) / np.sqrt(len(gain)):
         temperature = _shrunken_temperature(probability, target)
     return _calibration(probability, probability.argmax(axis=1) == target, temperature)
 
 
 def _gains(
-    probability: Float[np.ndarray, "n classes"], target: Int[np.ndarray, " n"]
-) -> Float[np.ndarray, " n"]:
-    """Return how much less log-loss each image has at a temperature of others."""
-    gain, folds = np.zeros(len(target)), np.arange(len(target)) % CALIBRATION_FOLDS
-    for fold in np.unique(folds) if len(target) > 1 else ():
+    probability: Float[np.ndarray, "n classes"],
+    target: Int[np.ndarray, " n"],
+    groups: Int[np.ndarray, " n"],
+) -> Float[np.ndarray, " groups"]:
+    """Return how much less log-loss each group has at a temperature of others."""
+    names, member = np.unique(groups, return_inverse=True)
+    gain, folds = np.zeros(len(target)), member % CALIBRATION_FOLDS
+    for fold in np.unique(folds) if len(names) > 1 else ():
         out = folds == fold
         temperature = _shrunken_temperature(probability[~out], target[~out])
         before, after = (
@@ -222,7 +227,7 @@ def _gains(
             for each in (1.0, temperature)
         )
         gain[out] = after - before
-    return gain
+    return np.bincount(member, gain)
 
 
 def _shrunken_temperature(

@@ -1,6 +1,6 @@
 """What a discovery is about: images, known classes, and how many novel ones to find."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import basename
@@ -12,7 +12,6 @@ from jaxtyping import Bool, Int64
 from nearkin.config import ClassifyConfig, DiscoverConfig, TrainConfig
 from nearkin.data.images import Images
 from nearkin.data.labels import Annotations, examples, match, read_table
-from nearkin.data.opening import open_images
 from nearkin.data.recognize import (
     Either,
     class_names,
@@ -22,11 +21,10 @@ from nearkin.data.recognize import (
     recognize,
     union,
 )
-from nearkin.data.split import Split, refuse_bad, split_images
+from nearkin.data.split import Split, open_readable, split_images
 from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import ProgressCallback, ignore_progress
-from nearkin.run.data import write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.settings import check_batch, known_classes, known_labels
 from nearkin.tables import read_csv
@@ -318,30 +316,22 @@ class DiscoveryData:
         """Return the same images less those that turned out unreadable."""
         if not bad_rows:
             return self
-        keep = np.setdiff1d(np.arange(len(self.images)), sorted(bad_rows))
-        position = np.full(len(self.images), UNKNOWN)
-        position[keep] = np.arange(len(keep))
-        train, test = position[self.parts.train_rows], position[self.parts.test_rows]
-        parts = Split(self.images.subset(keep), train[train >= 0], test[test >= 0])
-        truth = None if self.truth is None else self.truth[keep]
-        return replace(self, parts=parts, truth=truth)
+        truth = None if self.truth is None else np.delete(self.truth, sorted(bad_rows))
+        return replace(self, parts=self.parts.without(bad_rows), truth=truth)
 
 
 def open_discovery_data(
     data: Any,
     config: DiscoverConfig,
-    bad_files: Path | None = None,
     on_progress: ProgressCallback = ignore_progress,
+    on_open: Callable[[Images], None] = lambda _: None,
 ) -> DiscoveryData:
     """Open the data, find the known class of each image, and hold images out.
 
     The images that the run of the encoder held out are held out again, if it had the same data.
-    `bad_files` is the file to list unreadable images in.
+    `on_open` gets the images before any are refused.
     """
-    opened = open_images(data, full=config.scan == "full", on_progress=on_progress)
-    if bad_files is not None:
-        write_bad_files(bad_files, opened)
-    refuse_bad(opened, config.max_bad)
+    opened = open_readable(data, config, on_progress=on_progress, on_open=on_open)
     images = label_images(opened, config.labeled, config.known)
     if config.accept:
         images = accept(images, Path(config.accept))

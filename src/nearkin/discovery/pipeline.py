@@ -42,9 +42,10 @@ from nearkin.report.pages import write_page
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name, opened
+from nearkin.run.opening import resumed_settings
 from nearkin.run.reporter import Logger
 from nearkin.run.settings import resolve
-from nearkin.training.session import resumed_settings, train_encoder
+from nearkin.training.session import train_encoder
 from nearkin.training.start import write_start
 from nearkin.types import UNKNOWN
 

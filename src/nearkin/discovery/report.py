@@ -1,6 +1,5 @@
 """The files of a finished discovery: tables, page and summary."""
 
-import sys
 from collections import defaultdict
 from dataclasses import asdict, replace
 from math import ceil
@@ -9,9 +8,7 @@ from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
-import torch
 
-from nearkin.config import DiscoverConfig
 from nearkin.data.copies import copy_to, file_names
 from nearkin.data.sheets import class_sheet
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS, Cluster, cluster_table
@@ -20,15 +17,15 @@ from nearkin.discovery.scores import Score, confusion, joint_match, novel_match
 from nearkin.discovery.trials import MODE_RECIPES, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.evaluation.table import write_embeddings
+from nearkin.report.encoder_report import run_info
 from nearkin.report.page.html import Chart
 from nearkin.report.page.sections import ClassView, Confusion, DiscoveryReport, Table, Tile
 from nearkin.report.pages import store_report, write_page
-from nearkin.report.training_report import run_info
+from nearkin.run.data import computed_with
 from nearkin.run.folder import lines
 from nearkin.run.reporter import Logger
 from nearkin.tables import read_numbers, write_csv
 from nearkin.types import UNKNOWN
-from nearkin.version import __version__
 
 CURVES: Final = {
     "silhouette": "silhouette of the clusters",
@@ -65,8 +62,7 @@ def _write_tables(outcome: Outcome, log: Logger) -> None:
             groups = outcome.images_of(cluster.number)
             class_sheet(images, groups, folder.classes / f"{name}.png")
     if outcome.config.copy_to:
-        classes = [assignments.classes[number] for number in assignments.cluster]
-        destination = Path(outcome.config.copy_to)
+        destination, classes = Path(outcome.config.copy_to), assignments.class_names
         count = copy_to(destination, images, assignments.rows, classes, data=[outcome.data])
         log.info(f"copied {count} images to {destination}")
 
@@ -94,11 +90,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "agreement": outcome.agreement,
         "clusters": [asdict(cluster) for cluster in outcome.clusters],
         "findings": [asdict(finding) for finding in outcome.findings],
-        "nearkin": __version__,
-        "torch": torch.__version__,
-        "python": sys.version.split()[0],
-        "threads": torch.get_num_threads(),
-        "seed": config.seed,
+        **computed_with(config.seed),
     }
 
 
@@ -107,9 +99,8 @@ def _embeddings(outcome: Outcome) -> Embeddings:
     dataset, images = outcome.dataset, outcome.dataset.images
     if dataset.truth is not None:
         images = replace(images, labels=dataset.truth, classes=dataset.names)
-    splits = np.full(len(images), "train")
-    splits[dataset.parts.test_rows] = "test"
-    return replace(embeddings_of(images, outcome.assignments.predictions.features), splits=splits)
+    embedded = embeddings_of(images, outcome.assignments.predictions.features)
+    return replace(embedded, splits=dataset.parts.splits)
 
 
 def build_report(outcome: Outcome) -> DiscoveryReport:
@@ -122,13 +113,11 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
         views[cluster.kind].append(_view(outcome, cluster, with_images=cluster in largest))
     return DiscoveryReport(
         run=run_info(
-            "discover",
             outcome.data,
             outcome.config,
-            vars(DiscoverConfig()),
+            images,
             protocol=tuple(_protocol(outcome)),
             steps=tuple(_next_steps(outcome)),
-            tiny=images.is_small,
         ),
         mode=outcome.config.mode,
         known=outcome.dataset.classes,

@@ -90,7 +90,8 @@ class Encoder(nn.Module):
         """Lines of the log: what it is, how images reach it, and whose weights these are."""
         pooling = self.details.get("pooling")
         pooled = f" ({pooling})" if pooling else ""
-        assumed = "; assumed, the file does not say" if self.details.get("assumed") else ""
+        why = self.details.get("assumed")
+        assumed = f"; assumed, {why}" if why else ""
         return [
             f"encoder {self.details['backbone']}, {self.dim} features{pooled}",
             f"images  {self.preprocessing}{assumed}",

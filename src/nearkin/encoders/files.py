@@ -1,8 +1,10 @@
 """Encoders of checkpoint files, `ARCHITECTURE@FILE`: the weights in the network that they are of.
 
 How their images are prepared is in no checkpoint. With a tag of timm or torchvision in the
-architecture (`timm:vit_base_patch16_224.mae@FILE`) it is as with those weights; else as in the
-evaluations of DINO, MoCo, SwAV and most others: ImageNet's statistics, 224 of 256 px.
+architecture (`timm:vit_base_patch16_224.mae@FILE`) it is as with those weights. Of weights that
+timm itself has saved (`timm:NAME@FILE`, names under no prefix) it is as with timm's own of that
+architecture; else as in the evaluations of DINO, MoCo, SwAV and most others: ImageNet's
+statistics, 224 of 256 px.
 """
 
 import re
@@ -25,6 +27,7 @@ from nearkin.encoders.checkpoints import (
 )
 from nearkin.encoders.libraries import (
     Pretrained,
+    check_size,
     differences,
     fill,
     fitted_positions,
@@ -88,6 +91,8 @@ def load_file(
         UsageError: If there is no such architecture or file, or one is not that of the other.
         CheckpointError: If the file is damaged, or holds more than tensors.
     """
+    if image_size and NATIVE.fullmatch(architecture):
+        check_size(architecture, image_size)
     checkpoint = read_checkpoint(path)
     small = has_small_stem(checkpoint.tensors)
     size = image_size or (SMALL_SIZE if small else None)
@@ -100,6 +105,8 @@ def load_file(
     if match is None:
         raise UsageError(f"{path} holds no {name}.{_hint(checkpoint, name)}")
     _check_shapes(match, body, checkpoint, name)
+    if assumed and architecture.startswith("timm:") and not (small or match.prefix):
+        view, assumed = _default_view(name, image_size, view), "as timm's own of this architecture"
     body, lines = _filled(body, match, checkpoint, name, view, allow_partial=allow_partial)
     details: dict[str, Any] = {
         "backbone": name,
@@ -108,7 +115,7 @@ def load_file(
         "weights": [*taken(match), *lines],
     }
     if assumed:
-        details["assumed"] = True
+        details["assumed"] = assumed
     return Pretrained(body, name, view, details)
 
 
@@ -139,16 +146,16 @@ def _resolved(architecture: str, size: int | None, checkpoint: Checkpoint) -> st
 
 def _prepared(
     name: str, size: int | None, crop: float | None
-) -> tuple[Preprocessing, str | None, bool]:
-    """Return the preprocessing of an architecture, its licence, and whether they are assumed."""
+) -> tuple[Preprocessing, str | None, str]:
+    """Return the preprocessing of an architecture, its licence, and why it is assumed if it is."""
     native_name = NATIVE.fullmatch(name)
     bare, _, tag = native_name[2].partition(".") if native_name else (name, "", "")
     if tag and name.startswith("timm:"):
         config = timm_weights(name)
         view = timm_view(config.to_dict(), size or config.input_size[-1], crop)
-        return view, config.license, False
+        return view, config.license, ""
     if tag:
-        return torchvision_view(torchvision_weights(name).transforms(), size), None, False
+        return torchvision_view(torchvision_weights(name).transforms(), size), None, ""
     size = size or (_default_size(name) if native_name else SIZE)
     is_transformer = bool(re.search(r"vit|deit|beit|eva|swin|cait", bare))
     view = Preprocessing(
@@ -159,7 +166,18 @@ def _prepared(
         mean=MEAN,
         std=STD,
     )
-    return view, None, True
+    return view, None, "the file does not say"
+
+
+def _default_view(name: str, size: int | None, otherwise: Preprocessing) -> Preprocessing:
+    """Return the preprocessing of timm's default weights of an architecture, if it has any."""
+    import timm
+
+    config = timm.get_pretrained_cfg(timm_match(name)[2])
+    if config is None:
+        return otherwise
+    own = otherwise.image_size if config.fixed_input_size else config.input_size[-1]
+    return timm_view(config.to_dict(), size or own)
 
 
 def _default_size(name: str) -> int:

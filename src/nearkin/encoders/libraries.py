@@ -1,5 +1,6 @@
 """Encoders of timm and torchvision, by name, with the weights that those libraries load."""
 
+import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from nearkin.encoders.downloads import fetching, hub_file, need_torch_file, to_s
 from nearkin.encoders.origin import origin
 from nearkin.errors import CheckpointError, NearkinError, UsageError
 from nearkin.networks.backbone import NATIVE, native, timm_names, torchvision_names
+from nearkin.networks.branch import size_error
 from nearkin.networks.input_size import check_patches
 from nearkin.tables import abridged
 
@@ -33,11 +35,17 @@ class Pretrained:
 def nearest(name: str, known: Sequence[str]) -> str:
     """` Did you mean x?`, where a name begins like that or is close; else nothing.
 
-    >>> nearest("timm:vit_tiny", ["timm:gcvit_tiny", "timm:vit_tiny_patch16_224"])
+    What stands before the colon is not compared: all names of a library have it in common.
+
+    >>> nearest("timm: vit_tiny", ["timm:gcvit_tiny", "timm:vit_tiny_patch16_224"])
     ' Did you mean timm:vit_tiny_patch16_224?'
     """
-    longer = sorted((each for each in known if each.startswith(name)), key=len)
-    return f" Did you mean {longer[0]}?" if longer and len(name) > 5 else suggestion(name, known)
+    library, _, bare = (part.strip().casefold() for part in name.rpartition(":"))
+    within = [each for each in known if each.startswith(library)] or known
+    own = {each.rpartition(":")[2].casefold(): each for each in reversed(within)}
+    longer = sorted((each for each in reversed(own) if each.startswith(bare)), key=len)
+    close = longer if len(bare) > 2 and longer else difflib.get_close_matches(bare, own, n=1)
+    return f" Did you mean {own[close[0]]}?" if close else ""
 
 
 # ---------------------------------------------------------------- timm
@@ -49,15 +57,12 @@ def timm_match(name: str) -> "re.Match[str]":
     Raises:
         UsageError: If timm does not have that architecture.
     """
-    match = NATIVE.fullmatch(name)
-    if match is None:
-        raise UsageError(f"{name} is no architecture of timm; give timm:NAME")
-    bare = match[2].partition(".")[0]
-    if bare not in timm_names():
+    match, untagged = NATIVE.fullmatch(name), name.partition(".")[0]
+    if match is None or match[2].partition(".")[0] not in timm_names():
         names = [f"timm:{each}" for each in timm_names()]
         raise UsageError(
-            f"timm has no architecture {bare}.{nearest(f'timm:{bare}', names)} "
-            "`nearkin backbones --pretrained` lists what has weights"
+            f"timm has no architecture {untagged.removeprefix('timm:').strip()}."
+            f"{nearest(untagged, names)} `nearkin backbones --pretrained` lists what has weights"
         )
     return match
 
@@ -103,9 +108,8 @@ def load_timm(
     """
     config = timm_weights(name)
     size = image_size or config.input_size[-1]
-    if image_size:  # before a download, and before interpolation to no patch at all
-        with torch.device("meta"):
-            check_patches(native(name, size), size, name)
+    if image_size:
+        check_size(name, size)
     view = timm_view(config.to_dict(), size, crop)
     if config.hf_hub_id:
         where = f"https://huggingface.co/{config.hf_hub_id}"
@@ -118,6 +122,20 @@ def load_timm(
     with fitting(name, where):
         body = timm_body(name, size, overlay, config.num_classes, strict=not allow_partial)
     return described(body, name, view, origin(where, config.license, file))
+
+
+def check_size(name: str, image_size: int) -> None:
+    """Refuse a size of images before weights are fetched, read or interpolated to no patch at all.
+
+    Raises:
+        UsageError: If the patches of the architecture do not divide it, or its library refuses.
+    """
+    try:
+        with torch.device("meta"):
+            body = native(name, image_size)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise size_error(name, image_size, error) from error
+    check_patches(body, image_size, name)
 
 
 def timm_body(
@@ -184,7 +202,10 @@ def torchvision_weights(name: str) -> Any:
     match = NATIVE.fullmatch(name)
     if match is None or match[2].partition(".")[0] not in torchvision_names():
         names = [f"torchvision:{each}" for each in torchvision_names()]
-        raise UsageError(f"torchvision has no model {name}.{nearest(name, names)}")
+        bare = name.removeprefix("torchvision:").partition(".")[0].strip()
+        raise UsageError(
+            f"torchvision has no model {bare}.{nearest(f'torchvision:{bare}', names)}"
+        )
     bare, _, tag = match[2].partition(".")
     known = get_model_weights(bare)
     if tag not in ("", *known.__members__):
@@ -197,6 +218,8 @@ def torchvision_weights(name: str) -> Any:
 def load_torchvision(name: str, image_size: int | None, *, allow_partial: bool) -> Pretrained:
     """Load an encoder of torchvision: `torchvision:NAME` or `torchvision:NAME.WEIGHTS`."""
     weights = torchvision_weights(name)
+    if image_size:
+        check_size(name, image_size)
     view = torchvision_view(weights.transforms(), image_size)
     need_torch_file(name, weights.url)
     with fetching(name, weights.url):

@@ -32,6 +32,7 @@ from nearkin.encoders.libraries import (
 from nearkin.encoders.origin import NOT_STATED, folder_license, origin
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import timm_names, torchvision_names
+from nearkin.run.folder import neighboring_runs
 from nearkin.tables import usable
 
 DINOV2: Final = {
@@ -64,8 +65,9 @@ def unknown(source: str) -> UsageError:
     word = source.rpartition("/")[2]
     libraries = {"torchvision": torchvision_names(), "timm": timm_names()}
     exact = [f"{library}:{word}" for library, names in libraries.items() if word in names]
-    known = [f"{library}:{name}" for library, names in libraries.items() for name in names]
-    hint = f" Did you mean {' or '.join(exact)}?" if exact else nearest(source, [*DINOV2, *known])
+    known = [*neighboring_runs(Path(source)), *DINOV2]
+    known += [f"{library}:{name}" for library, names in libraries.items() for name in names]
+    hint = f" Did you mean {' or '.join(exact)}?" if exact else nearest(source, known)
     return UsageError(
         f"{source} does not exist; `nearkin train` makes a run when it is done.{hint} An encoder "
         f"is a run folder, {', '.join(DINOV2)}, timm:NAME, torchvision:NAME, a folder of Hugging "

@@ -115,7 +115,8 @@ def encode(encoder: nn.Module, batches: Iterable[Float[Tensor, "_ ..."]]) -> Flo
     with eval_mode(encoder):
         for batch in batches:
             with torch.inference_mode():
-                features.append(encoder(batch).flatten(1).float().cpu())
+                # A copy: a class token is a view, and would keep all tokens of its batch.
+                features.append(encoder(batch).flatten(1).to("cpu", torch.float32, copy=True))
     if not features:
         raise DataError("no image to encode; name a folder or a split that has some")
     return torch.cat(features)  # outside of inference mode, so that a probe can learn from it

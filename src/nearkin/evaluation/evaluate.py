@@ -46,7 +46,7 @@ class Evaluation:
 
     sizes: Mapping[str, int]  # Number of images of each split
     measures: Mapping[str, list[Measure]]  # By table of features
-    left_out: Mapping[str, str]  # What could not be measured, and why
+    left_out: Mapping[str, str]  # What could not be measured, of all tables or of one, and why
     comparison: StartComparison | None = None  # With the start of the training, if it had one
     kept: tuple[KeptShare, ...] = ()  # Of the accuracy of its teacher, if it had one
 
@@ -111,14 +111,19 @@ def evaluate_tables(
     """
     entries = chosen(protocol)
     measures: dict[str, list[Measure]] = {}
-    left_out: dict[str, str] = {}
+    missing: dict[str, dict[str, str]] = {}
     for name, (train, test) in tables.items():
         for embeddings in (train, test, test.second_view):
             _check_finite(embeddings)
         views = (image_views or {}).get(name)
         inputs = Inputs(train, test, k, seed, views)
-        measures[name], missing = _measured(inputs, entries, under(name, on_progress))
-        left_out |= missing
+        measures[name], missing[name] = _measured(inputs, entries, under(name, on_progress))
+    left_out: dict[str, str] = {}
+    for name, reasons in missing.items():
+        for title, why in reasons.items():
+            if not all(title in each for each in missing.values()):
+                title = f"{title} of {TITLES.get(name, name)}"
+            left_out.setdefault(title, why)
     train, test = next(iter(tables.values()))
     evaluation = Evaluation({"train": len(train), "test": len(test)}, measures, left_out)
     if not set(ENTRIES[QUICK]) <= set(entries):

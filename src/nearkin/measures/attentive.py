@@ -6,13 +6,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from nearkin.data.rng import seeded
 from nearkin.errors import DataError
-from nearkin.measures.probe import Validated, validate, validation_folds
+from nearkin.measures.probe import Validated, regularized_path, validate, validation_folds
 from nearkin.networks.tokens import AttentivePooling, pool_tokens
 from nearkin.types import UNKNOWN
 
@@ -118,25 +117,9 @@ def _fit_path(
     attention = start.clone().requires_grad_()
     weight = x.new_zeros(start.numel(), num_classes, requires_grad=True)
     bias = x.new_zeros(num_classes, requires_grad=True)
-    fits = list[Fitted]()
-    for strength in strengths:
-        ridge = 1 / (strength * len(x))
-        optimizer = torch.optim.LBFGS(
-            [attention, weight, bias],
-            max_iter=STEPS,
-            tolerance_grad=1e-5,
-            line_search_fn="strong_wolfe",
-        )
 
-        def closure(optimizer: torch.optim.Optimizer = optimizer, ridge: float = ridge) -> Tensor:
-            optimizer.zero_grad()
-            squares = weight.square().sum() + attention.square().sum()
-            logits = pool_tokens(x, attention) @ weight + bias
-            loss = F.cross_entropy(logits, y) + ridge / 2 * squares
-            loss.backward()
-            return loss
+    def logits() -> Tensor:
+        return pool_tokens(x, attention) @ weight + bias
 
-        with torch.enable_grad():
-            optimizer.step(closure)
-        fits.append(Fitted(*(each.detach().clone() for each in (attention, weight, bias))))
-    return fits
+    fits = regularized_path(logits, y, [attention, weight], bias, strengths, STEPS)
+    return [Fitted(*fit) for fit in fits]

@@ -28,22 +28,43 @@ def fit_path(
     """
     weight = x.new_zeros(x.shape[1], num_classes, requires_grad=True)
     bias = x.new_zeros(num_classes, requires_grad=True)
+
+    def logits() -> Tensor:
+        return x @ weight + bias
+
+    fits = regularized_path(logits, y, [weight], bias, strengths, STEPS)
+    return [(weight, bias) for weight, bias in fits]
+
+
+def regularized_path(
+    logits: Callable[[], Tensor],
+    y: Int[Tensor, " n"],
+    weights: Sequence[Tensor],
+    bias: Tensor,
+    strengths: Sequence[float],
+    steps: int,
+) -> list[tuple[Tensor, ...]]:
+    """Fit weights and bias, in place, for each strength in turn; return copies of each fit.
+
+    Minimizes the mean cross-entropy plus the squares of all `weights` over `2 C n`.
+    """
     fits = []
     for strength in strengths:
-        ridge = 1 / (strength * len(x))
+        ridge = 1 / (strength * len(y))
         optimizer = torch.optim.LBFGS(
-            [weight, bias], max_iter=STEPS, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
+            [*weights, bias], max_iter=steps, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
         )
 
         def closure(optimizer: torch.optim.Optimizer = optimizer, ridge: float = ridge) -> Tensor:
             optimizer.zero_grad()
-            loss = F.cross_entropy(x @ weight + bias, y) + ridge / 2 * weight.square().sum()
+            squares = torch.stack([weight.square().sum() for weight in weights]).sum()
+            loss = F.cross_entropy(logits(), y) + ridge / 2 * squares
             loss.backward()
             return loss
 
         with torch.enable_grad():
             optimizer.step(closure)
-        fits.append((weight.detach().clone(), bias.detach().clone()))
+        fits.append(tuple(each.detach().clone() for each in (*weights, bias)))
     return fits
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
-from nearkin.report.frozen_report import frozen_report
+from nearkin.report.encoder_report import frozen_report, training_report
 from nearkin.report.image_map import image_map, thumbnails
 from nearkin.report.page.sections import (
     ClassificationReport,
@@ -23,8 +23,7 @@ from nearkin.report.page.sections import (
     report_page,
 )
 from nearkin.report.plots import neighbor_sheet, write_figures
-from nearkin.report.training_report import training_report
-from nearkin.run.folder import RunFolder
+from nearkin.run.folder import KINDS, RunFolder
 from nearkin.tables import read_csv, replace_text, usable
 
 MEDOID_SIDE: Final = 192
@@ -63,20 +62,25 @@ def store_report(folder: RunFolder, report: DiscoveryReport | ClassificationRepo
 
 
 def _stored_report(folder: RunFolder, images: Images) -> Report:
-    if folder.kind == "classification":
-        return _stored_classification(folder, images)
-    with usable(folder.page, "discover again"):
-        report = msgspec.json.decode(folder.page.read_bytes(), type=DiscoveryReport)
-    views = *report.novel, *report.assigned
-    small = _uris([tile for v in views for tile in (*v.core, *v.border)], images, SIDE)
+    """Return the stored content, with thumbnails and the names that the user has given."""
+    kind = ClassificationReport if folder.kind == "classification" else DiscoveryReport
+    with usable(folder.page, f"{KINDS[folder.kind].verb} again"):
+        report: Any = msgspec.json.decode(folder.page.read_bytes(), type=kind)
+    groups = ("novel", "assigned") if kind is DiscoveryReport else ("classes",)
+    alone = () if kind is DiscoveryReport else ("unsure", "doubts")
+    views = [view for group in groups for view in getattr(report, group)]
+    tiles = [tile for view in views for tile in (*view.core, *view.border)]
+    tiles += [tile for group in alone for tile in getattr(report, group)]
+    small = _uris(tiles, images, SIDE)
     large = _uris([view.medoid for view in views if view.medoid], images, MEDOID_SIDE)
-    names = {row["cluster"]: row["name"].strip() for row in read_csv(folder.clusters)}
+    names = {}
+    if kind is DiscoveryReport:
+        names = {row["cluster"]: row["name"].strip() for row in read_csv(folder.clusters)}
 
     def named(cluster: str) -> str:
         return f"{names[cluster]} ({cluster})" if names.get(cluster) else cluster
 
     def completed(view: ClassView) -> ClassView:
-        """With thumbnails, and the names that the user has given."""
         return replace(
             view,
             name=named(view.name),
@@ -86,32 +90,10 @@ def _stored_report(folder: RunFolder, images: Images) -> Report:
             border=_with_pixels(view.border, small),
         )
 
-    return replace(
-        report,
-        novel=tuple(map(completed, report.novel)),
-        assigned=tuple(map(completed, report.assigned)),
-    )
-
-
-def _stored_classification(folder: RunFolder, images: Images) -> ClassificationReport:
-    with usable(folder.page, "classify again"):
-        report = msgspec.json.decode(folder.page.read_bytes(), type=ClassificationReport)
-    views = report.classes
-    tiles = [tile for v in views for tile in (*v.core, *v.border)]
-    small = _uris([*tiles, *report.unsure, *report.doubts], images, SIDE)
-    large = _uris([view.medoid for view in views if view.medoid], images, MEDOID_SIDE)
-
-    def completed(view: ClassView) -> ClassView:
-        medoid = next(iter(_with_pixels([view.medoid] if view.medoid else [], large)), None)
-        core, border = (_with_pixels(each, small) for each in (view.core, view.border))
-        return replace(view, medoid=medoid, core=core, border=border)
-
-    return replace(
-        report,
-        classes=tuple(map(completed, views)),
-        unsure=_with_pixels(report.unsure, small),
-        doubts=_with_pixels(report.doubts, small),
-    )
+    changed = {group: tuple(map(completed, getattr(report, group))) for group in groups}
+    lone = {group: _with_pixels(getattr(report, group), small) for group in alone}
+    stored: Report = replace(report, **changed, **lone)
+    return stored
 
 
 def _uris(tiles: Sequence[Tile], images: Images, side: int) -> dict[str, str]:

@@ -18,10 +18,10 @@ from nearkin.errors import DataError, OutputError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import as_text
 from nearkin.measures.neighbors import nearest
+from nearkin.report.encoder_report import training_curves
 from nearkin.report.page.html import Chart
 from nearkin.report.page.map import Coloring, ImageMap
 from nearkin.report.page.sections import Confusion, DiscoveryReport, Report, TrainingReport
-from nearkin.report.training_report import training_curves
 from nearkin.run.folder import RunFolder
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """What a run was computed from, as its folder records it: the images and the machine."""
 
 import json
+import platform
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,14 +18,6 @@ from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter
 from nearkin.tables import read_csv, replace_text, usable, write_csv
 from nearkin.version import __version__
-
-
-def log_start(folder: RunFolder, device: torch.device, seed: int, log: Reporter) -> None:
-    """Log what computes a run, and where it is written."""
-    log.info(
-        f"nearkin {__version__} | {device_name(device)} | seed {seed} | "
-        f"writing {folder.path.resolve()}"
-    )
 
 
 def open_logged(
@@ -97,6 +90,20 @@ def write_bad_files(
     rows += [(name, reason, "") for name, reason in sorted((undecodable or {}).items())]
     if rows:
         write_csv(path, ("path", "reason", "bytes"), rows)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the programs that compute a run."""
+    return {
+        "nearkin": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def computed_with(seed: int) -> dict[str, str | int]:
+    """Return what the numbers of a summary depend on, beside settings and data."""
+    return {**versions(), "threads": torch.get_num_threads(), "seed": seed}
 
 
 def machine(device: torch.device) -> dict[str, str | int]:

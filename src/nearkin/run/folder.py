@@ -16,9 +16,11 @@ from nearkin.config import (
     Config,
     DiscoverConfig,
     EmbedConfig,
+    Settings,
     TrainConfig,
     load_toml,
     read_toml,
+    suggestion,
     to_toml,
 )
 from nearkin.data.sources import MARKER
@@ -108,8 +110,7 @@ class RunFolder:
                 f"{self.path} is a {kind}; look at its {self.report.name}, or give the run "
                 "that its encoder is from"
             )
-        stored, data = self._stored(TrainConfig)
-        return TrainConfig(**stored), data
+        return self.settings_of(TrainConfig)
 
     @property
     def is_frozen(self) -> bool:
@@ -122,30 +123,20 @@ class RunFolder:
         Raises:
             UsageError: If this is a discovery, or no run.
         """
-        if not self.is_frozen:
-            return self.settings()
-        stored, data = self._stored(EmbedConfig)
-        return EmbedConfig(**stored), data
-
-    def discovery_settings(self) -> tuple[DiscoverConfig, str]:
-        """The stored configuration of a discovery, and the data it names; or UsageError."""
-        stored, data = self._stored(DiscoverConfig)
-        return DiscoverConfig(**stored), data
-
-    def classify_settings(self) -> tuple[ClassifyConfig, str]:
-        """The stored configuration of a classification, and the data it names; or UsageError."""
-        stored, data = self._stored(ClassifyConfig)
-        return ClassifyConfig(**stored), data
+        return self.settings_of(EmbedConfig) if self.is_frozen else self.settings()
 
     def any_settings(self) -> tuple[Config, str]:
         """The stored configuration of a run of any kind, and the data it names; or UsageError."""
-        match self.kind:
-            case "discovery":
-                return self.discovery_settings()
-            case "classification":
-                return self.classify_settings()
-            case _:
-                return self.encoder_settings()
+        return self.settings_of(KINDS[self.kind])
+
+    def settings_of(self, kind: type[Settings]) -> tuple[Settings, str]:
+        """The stored configuration of a run of that kind, and the data it names; or UsageError."""
+        self.check_is_run()
+        stored = read_toml(self.config, kind)
+        if "data" not in stored:
+            raise UsageError(f"{self.config} names no data; it is not what a run wrote")
+        data = str(stored.pop("data"))
+        return kind(**stored), data
 
     @property
     def kind(self) -> str:
@@ -161,18 +152,11 @@ class RunFolder:
         """Raise UsageError for a folder that holds no run."""
         if not self.path.exists():
             raise UsageError(
-                f"{self.path} is no run folder; `nearkin embed {self.path} DATA` makes one of an "
-                "encoder"
+                f"{self.path} is no run folder; `nearkin embed ENCODER DATA` or `nearkin train "
+                f"DATA` makes one.{suggestion(str(self.path), neighboring_runs(self.path))}"
             )
         if not self.config.exists():
             raise UsageError(f"{self.path} is no run folder: it has no {self.config.name}")
-
-    def _stored(self, kind: type[Config]) -> tuple[dict[str, Any], str]:
-        self.check_is_run()
-        stored = read_toml(self.config, kind)
-        if "data" not in stored:
-            raise UsageError(f"{self.config} names no data; it is not what a run wrote")
-        return stored, str(stored.pop("data"))
 
     def write_settings(self, config: Config, data: str) -> None:
         """Store the configuration."""
@@ -231,6 +215,12 @@ class RunFolder:
         return stored
 
 
+def neighboring_runs(path: Path) -> list[str]:
+    """Return the run folders beside a path, and those in `runs`."""
+    marks = {*path.parent.glob("*/config.toml"), *Path("runs").glob("*/config.toml")}
+    return sorted(str(mark.parent) for mark in marks)
+
+
 def data_name(data: Any) -> str:
     """Return the name of the data in files: their full path, reference or name, or `arrays`."""
     if not isinstance(data, str | Path):
@@ -272,15 +262,20 @@ def _table(scores: Mapping[str, list[dict[str, Any]]]) -> list[str]:
     return aligned(rows)
 
 
-def default_folder(data: Any, method: str, *, resume: bool) -> Path:
-    """`runs/DATA-METHOD`, with a number behind it: the next that is free, or the newest."""
+def run_folder(out: str | Path | None, data: Any, name: str, *, again: bool) -> RunFolder:
+    """The folder `out`; `runs/DATA-NAME` if None, with a number behind it.
+
+    That is the next which is free or, where a run is to be resumed or replaced, the newest.
+    """
+    if out is not None:
+        return RunFolder(Path(out))
     stem = Path(data_name(data)).name.split(".")[0].replace(":", "-")
-    path = first = Path("runs") / f"{stem}-{method}"
+    path = first = Path("runs") / f"{stem}-{name}"
     newest, number = None, 1
     while path.exists() and (not path.is_dir() or _occupied(RunFolder(path))):
         newest, number = path, number + 1
         path = first.with_name(f"{first.name}-{number}")
-    return newest if resume and newest else path
+    return RunFolder(newest if again and newest else path)
 
 
 @contextmanager

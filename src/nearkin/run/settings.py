@@ -460,12 +460,18 @@ def shrunk(config: TrainConfig, num_images: int) -> list[str]:
     return lines
 
 
-def command(verb: str, data: str, config: Config, usual: Mapping[str, Any]) -> str:
-    """Return the command that repeats a run: every setting that is not the `usual` one."""
-    words = ["nearkin", verb, *([config.encoder] if isinstance(config, EmbedConfig) else []), data]
-    for name, default in usual.items():
+NEEDS = {"teacher_views": "teacher", "freeze_epochs": "init_from"}
+"""Settings that have no effect without another one."""
+
+
+def command(data: str, config: Config) -> str:
+    """Return the command that repeats a run: every setting in effect that is not the default."""
+    encoder = [config.encoder] if isinstance(config, EmbedConfig) else []
+    words = ["nearkin", config.verb, *encoder, data]
+    for name, default in vars(type(config)()).items():
         value = getattr(config, name)
-        if name not in ("options", "encoder") and value != default:
+        in_effect = name not in NEEDS or getattr(config, NEEDS[name])
+        if name not in ("options", "encoder") and value != default and in_effect:
             words += [f"--no-{name}"] if value is False else [option(name), str(value)]
     for name, value in getattr(config, "options", {}).items():
         words += [option(name), str(value)]

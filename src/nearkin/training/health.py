@@ -19,7 +19,7 @@ from nearkin.data.images import Images
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.split import Split
 from nearkin.errors import DivergedError
-from nearkin.evaluation.embeddings import Embeddings, encode, encode_pixels
+from nearkin.evaluation.embeddings import Embeddings, encode, encode_pixels, images_at_once
 from nearkin.evaluation.measures import knn, num_neighbors
 from nearkin.measures.geometry import effective_rank, feature_std, mean_cosine
 from nearkin.method import Method
@@ -33,7 +33,6 @@ RECOVERY: Final = 0.1  # Share of the way back to its bound that counts as recov
 
 # Images that are encoded, at most: enough for a curve, little beside an epoch.
 BANK, QUERIES = 5_000, 1_000
-PIECE = 256  # Images encoded at once
 
 Evaluate = Callable[[Method[Any]], dict[str, float]]
 """Measures a method in training, and leaves it as it was."""
@@ -141,7 +140,7 @@ class Monitor:
     def evaluate(self, method: Method[Any]) -> dict[str, float]:
         """Measure a method, leaving it as it was."""
         features = self._encode(method, self.queries)
-        embedding = encode(method.online.projector, features.to(self.device).split(PIECE))
+        embedding = encode(method.online.projector, [features.to(self.device)])
         measured = health(embedding)
         if self.scored:
             bank = Embeddings(self._encode(method, self.bank).numpy(), self.bank_labels)
@@ -150,7 +149,8 @@ class Monitor:
         return measured
 
     def _encode(self, method: Method[Any], pixels: UInt8[Tensor, "n 3 _ _"]) -> Tensor:
-        pieces = tracked(pixels.split(PIECE), len(pixels), "evaluation", self.on_progress)
+        size = images_at_once(self.view.image_size, self.device)
+        pieces = tracked(pixels.split(size), len(pixels), "evaluation", self.on_progress)
         return encode_pixels(method.backbone, pieces, self.device)
 
 

@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from nearkin.errors import UsageError
 from nearkin.method import Method, Schedule
+from nearkin.networks.blocks import layer_depths
 from nearkin.networks.branch import Backbone
-from nearkin.networks.layers import layer_depths
 
 MOMENTUM = 0.9  # Of all optimizers; the first beta of AdamW
 EPSILON = 1e-8  # Keeps the trust ratio finite where a layer's gradient and weight decay vanish

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nearkin.config import TrainConfig, continued
+from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.images import Images
@@ -20,7 +20,6 @@ from nearkin.data.sheets import augmentation_sheet
 from nearkin.data.split import Split, open_split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
-from nearkin.errors import CheckpointError
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import write_embeddings
 from nearkin.method import Method
@@ -38,7 +37,6 @@ from nearkin.run.settings import (
     shrunk,
     sources_of,
 )
-from nearkin.training.checkpoint import latest
 from nearkin.training.fit import Lead, fit, with_epochs
 from nearkin.training.health import Monitor, verdict
 from nearkin.training.start import preprocessing_of, starting_backbone, write_start
@@ -160,23 +158,6 @@ def build(
     for size in {*batches.sizes} - {int(config.image_size)}:
         as_backbone(backbone.body, size, name=backbone.name)  # multi-crop: tries it
     return method, batches
-
-
-def resumed_settings(folder: RunFolder, config: TrainConfig) -> TrainConfig:
-    """Return the settings a run goes on with: those it was started with, where `config` agrees.
-
-    Raises:
-        CheckpointError: If there are checkpoints, but no settings.
-        UsageError: If `config` differs from the stored settings.
-    """
-    if folder.config.exists():
-        return continued(config, folder.settings()[0])
-    if latest(folder.checkpoints):
-        raise CheckpointError(
-            f"{folder.path} has checkpoints but no {folder.config.name}; bring it back, or start "
-            "anew in another --out"
-        )
-    return config
 
 
 def floors(

@@ -62,6 +62,8 @@ def read_start(
         )
     for line in start.lines():
         log.info(f"start  {line}")
+    if config.image_size not in ("auto", start.image_size):
+        resized(start, int(config.image_size))  # refused before the images are opened
     return start
 
 

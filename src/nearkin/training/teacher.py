@@ -29,6 +29,7 @@ from nearkin.distributed import all_reduce_max, rows_of_rank, to_device
 from nearkin.encoders.encoder import Encoder, load, write_encoder
 from nearkin.encoders.weights import weight_bytes
 from nearkin.errors import DataError, OutputError, ResourceError
+from nearkin.evaluation.embeddings import images_at_once
 from nearkin.networks.branch import eval_mode
 from nearkin.objectives import unit
 from nearkin.pace import ProgressCallback, count, ignore_progress
@@ -36,8 +37,7 @@ from nearkin.run.folder import RunFolder
 from nearkin.tables import read_sealed, write_sealed
 from nearkin.types import Batch
 
-CHUNK: Final = 256  # Images that the teacher sees at once
-PART: Final = 4 * CHUNK  # Images in a file of features, at least: what a kill loses at most
+PART: Final = 1024  # Images in a file of features, at least: what a kill loses at most
 MOST_PARTS: Final = 64  # Files of one epoch's views
 HALF: Final = np.dtype(np.float16)
 """Features are kept in half precision.
@@ -88,8 +88,9 @@ def inherited(folder: RunFolder, config: TrainConfig) -> dict[str, Any]:
 @torch.no_grad()
 def _features(teacher: Encoder, view: Tensor) -> Float[Tensor, "batch dim"]:
     """Return unit features of normalized images."""
+    pieces = view.split(images_at_once(teacher.image_size, view.device))
     with eval_mode(teacher):
-        return unit(teacher(view).float())
+        return unit(torch.cat([teacher(piece).float() for piece in pieces]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +174,7 @@ class TeacherFiles:
     @property
     def part(self) -> int:
         """Images in a file."""
-        return max(PART, -(-self.num_images // (MOST_PARTS * CHUNK)) * CHUNK)
+        return PART * -(-self.num_images // (MOST_PARTS * PART))
 
     @property
     def bytes(self) -> int:
@@ -298,18 +299,19 @@ def compute(
 
     Images that cannot be read have features that are no numbers.
     """
-    order = InOrder(files.num_images, CHUNK, batches.order.seed)
+    size = images_at_once(teacher.image_size, batches.device)  # divides the size of a file
+    order = InOrder(files.num_images, size, batches.order.seed)
     views = batches.enlarged(teacher.image_size, order)
     total = sum(files.shape(first)[0] for _, first in parts)
     done = 0
     for epoch, first in parts:
         features = np.full(files.shape(first), np.nan, HALF)
-        start = epoch * order.steps_per_epoch + first // CHUNK
-        stop = start + -(-len(features) // CHUNK)
+        start = epoch * order.steps_per_epoch + first // size
+        stop = start + -(-len(features) // size)
         expected = np.arange(first, first + len(features))
         for number, (pixels, rows) in enumerate(views.sampled(start, stop, slice(None))):
             on_progress(done, total, f"teacher's features of views {epoch + 1}/{files.epochs}")
-            chunk = slice(number * CHUNK, number * CHUNK + len(rows))
+            chunk = slice(number * size, number * size + len(rows))
             seen = [_features(teacher, normalize(view)) for view in pixels]
             shown = rows == expected[chunk]
             features[chunk][shown] = torch.stack(seen, dim=1).cpu().numpy()[shown].astype(HALF)

@@ -88,8 +88,9 @@ class TrainingReport:
     lead: str  # what was trained on what, in a paragraph
     health: str  # whether embeddings collapsed, in a sentence
     verdict: str = ""  # whether training helped the encoder it started from, in a sentence
-    frozen: tuple[tuple[str, str], ...] = ()
-    """Of an encoder that was not trained here: its origin and preprocessing, by name."""
+    frozen: bool = False  # whether the encoder was not trained here
+    origin: tuple[tuple[str, str], ...] = ()
+    """What the encoder is, or that which it was trained from, and whose weights these are."""
     findings: tuple[str, ...] = ()  # what to know before using the encoder, a sentence or two each
     results: Table | None = None  # measures of the encoder beside its floors
     meanings: tuple[tuple[str, str], ...] = ()  # each measure with its definition
@@ -203,9 +204,10 @@ def _training_sections(report: TrainingReport) -> list[Section]:
     meanings = BLOCKS.folded_table("What the measures mean", (), report.meanings)
     measures = BLOCKS.results(report.results) + meanings if report.results else Markup()
     summary = [sentence for sentence in (report.verdict, report.health) if sentence]
+    origin = BLOCKS.table("Encoder", (), report.origin, "facts") if report.origin else Markup()
     return [
         ("Summary", BLOCKS.paragraphs(summary) + BLOCKS.findings(report.findings)),
-        ("Encoder", _facts(report.frozen)),
+        ("Encoder" if report.frozen else "Origin", origin),
         ("Evaluation", measures),
         ("Confusion", _confusion(report.confusion)),
         ("Training curves", line_charts(report.curves)),
@@ -237,10 +239,6 @@ def _classification_sections(report: ClassificationReport) -> list[Section]:
         ("Classes", cards if report.classes else Markup()),
         ("Fewer labels", line_charts(report.curves)),
     ]
-
-
-def _facts(facts: tuple[tuple[str, str], ...]) -> Markup:
-    return BLOCKS.results(Table("", ("", ""), facts)) if facts else Markup()
 
 
 def _discovery_sections(report: DiscoveryReport) -> list[Section]:

@@ -1,16 +1,16 @@
-"""The content of a training's page, from the files of its run folder."""
+"""The content of an encoder's page, trained or frozen, from the files of its run folder."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from platform import python_version
 from typing import Any, Final
 
 import numpy as np
-import torch
 
-from nearkin.config import TrainConfig
+from nearkin.config import Config, TrainConfig
 from nearkin.data.images import Images
+from nearkin.data.preprocessing import Preprocessing
+from nearkin.encoders.origin import origin_lines
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import TITLES
 from nearkin.evaluation.kept import stored_shares
@@ -19,10 +19,10 @@ from nearkin.evaluation.verdict import StartComparison, stored_comparison
 from nearkin.pace import count
 from nearkin.report.page.html import Chart, Points
 from nearkin.report.page.sections import Confusion, RunInfo, Table, TrainingReport
+from nearkin.run.data import versions
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings import command
 from nearkin.tables import read_numbers
-from nearkin.version import __version__
 
 CURVES: Final = {
     "loss": ("Training loss", "Comparable only within one method."),
@@ -135,18 +135,18 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
     measures, comparison = summary["measures"], stored_comparison(summary)
     return TrainingReport(
         run=run_info(
-            "train",
             data,
             config,
-            vars(TrainConfig()),
+            images,
             protocol=(*measure_protocols(summary), LAST_EPOCH),
             steps=tuple(_steps(folder, data, comparison)),
-            tiny=images.is_small,
         ),
         lead=_lead(config, summary, images),
         verdict=f"Training {comparison.text}." if comparison else "",
         health=f"The embedding is {summary['verdict']}.",
+        origin=tuple(_came_from(summary)),
         findings=(
+            *licence_findings(summary),
             *(comparison.findings() if comparison else ()),
             *(f"The student {share}." for share in stored_shares(summary)),
             *([COLLAPSED] if summary["verdict"].startswith("collapsed") else []),
@@ -159,23 +159,45 @@ def training_report(folder: RunFolder, images: Images, embeddings: Embeddings) -
     )
 
 
-def run_info(
-    verb: str, data: str, config: Any, defaults: Mapping[str, Any], **more: Any
-) -> RunInfo:
-    """Return the `RunInfo` of a run, with `more` of its fields.
+def frozen_report(folder: RunFolder, images: Images, embeddings: Embeddings) -> TrainingReport:
+    """Return the content of the page of a finished run of `nearkin embed`."""
+    config, data = folder.encoder_settings()
+    summary = folder.read_evaluated()
+    measures, health = summary["measures"], summary["health"]
+    return TrainingReport(
+        run=run_info(
+            data,
+            config,
+            images,
+            protocol=(
+                *measure_protocols(summary),
+                "Nothing was trained, and nothing was chosen by the labels of held-out images.",
+            ),
+            steps=tuple(_frozen_steps(folder.path, data)),
+        ),
+        lead=_frozen_lead(summary, images),
+        health=(
+            f"The embeddings use {health['effective_rank']:.0f} of {health['directions']:.0f} "
+            f"directions (spread {health['feature_std']:.2f}, mean cosine "
+            f"{health['mean_cosine']:.2f})."
+        ),
+        frozen=True,
+        origin=_described(summary),
+        findings=(*licence_findings(summary), *knn_findings(measures)),
+        results=results(measures),
+        meanings=meanings(measures["encoder"]),
+        confusion=confusion(embeddings),
+    )
 
-    Its command, `train`, `embed` or `discover`, omits the defaults.
-    """
-    versions = {
-        "nearkin": __version__,
-        "torch": str(torch.__version__),
-        "python": python_version(),
-    }
+
+def run_info(data: str, config: Config, images: Images, **more: Any) -> RunInfo:
+    """Return the `RunInfo` of a run, with `more` of its fields."""
     return RunInfo(
         data=Path(data).name,
         configuration=vars(config) | {"options": dict(getattr(config, "options", {}))},
-        versions=versions,
-        command=command(verb, data, config, defaults),
+        versions=versions(),
+        command=command(data, config),
+        tiny=images.is_small,
         **more,
     )
 
@@ -186,20 +208,72 @@ def _lead(config: TrainConfig, summary: Mapping[str, Any], images: Images) -> st
     taught = f", with {config.teacher} as its teacher" if config.teacher else ""
     began = f", starting from {config.init_from}" if config.init_from else ""
     known = [name for name in config.known.split(",") if name.strip()]
-    labels = "Labels are used only for the evaluation below."
+    labels = _use_of_labels(images)
     if known:  # a setting of the methods that learn from labels
         labels = (
             f"It learned from the labels of {count(len(known), 'known class')}; all other labels "
             "are used only for the evaluation below."
         )
-    elif not images.classes:
-        labels = "There are no labels, so only the geometry of the embedding can be measured."
     return (
         f"{summary['title']} trained the backbone {config.backbone} on "
         f"{count(sizes['train'], 'image')} for {count(int(config.epochs), 'epoch')}"
         f"{began}{taught}{held_out}. "
         f"{labels}"
     )
+
+
+def _frozen_lead(summary: Mapping[str, Any], images: Images) -> str:
+    sizes, origin = summary["sizes"], summary.get("origin", {})
+    license_ = f" ({origin['license']})" if origin.get("license") else ""
+    trained = "not trained on these images"
+    if "method" in summary:  # the encoder of a run
+        trained = f"as {summary['method']} had trained it"
+    held_out = f"; {sizes['test']:,} of them are held out for scoring" if "test" in sizes else ""
+    return (
+        f"A frozen {summary['backbone']}{license_}, {trained}, embedded "
+        f"{count(sum(sizes.values()), 'image')}{held_out}. {_use_of_labels(images)}"
+    )
+
+
+def _use_of_labels(images: Images) -> str:
+    if images.classes:
+        return "Labels are used only for the evaluation below."
+    return "There are no labels, so only the geometry of the embedding can be measured."
+
+
+def _described(summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Name what the encoder is, how images reach it, and whose its weights are."""
+    described = {
+        "Encoder": summary["encoder"],
+        "Architecture": f"{summary['backbone']}, {summary['feature_dim']} features",
+        "Pooling": summary.get("pooling", ""),
+        "Preprocessing": str(Preprocessing.from_dict(summary["preprocessing"])),
+    }
+    return (*((name, text) for name, text in described.items() if text), *origin_rows(summary))
+
+
+def _came_from(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name the encoders that a training started or learned from, and whose weights these are."""
+    for title, key in (("Start", "init_from"), ("Teacher", "teacher")):
+        if key in summary:
+            yield title, summary[key]
+    yield from origin_rows(summary)
+
+
+def origin_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name the licence, the source and the checksum of an encoder's weights, where known."""
+    titles = {"license": "Licence", "source": "Source", "sha256": "SHA-256 of its file"}
+    origin = summary.get("origin", {})
+    return ((title, origin[key]) for key, title in titles.items() if origin.get(key))
+
+
+def licence_findings(summary: Mapping[str, Any]) -> list[str]:
+    """Return a warning if the licence of an encoder's weights does not allow every use."""
+    return [
+        line.removeprefix("warning: ").capitalize()
+        for line in origin_lines(summary.get("origin", {}))
+        if line.startswith("warning: ")
+    ]
 
 
 def knn_findings(measures: Mapping[str, Any]) -> list[str]:
@@ -260,7 +334,7 @@ def measure_protocols(summary: Mapping[str, Any]) -> list[str]:
     return [*measured, *missing, "Confusion: kNN predictions of held-out images."]
 
 
-def look_steps(run: Path) -> list[tuple[str, str]]:
+def _look_steps(run: Path) -> list[tuple[str, str]]:
     """Return the next steps that only look at a run."""
     return [
         ("Browse images at full size, and search by image.", f"nearkin explore {run}"),
@@ -278,10 +352,28 @@ def _steps(
     )
     return [
         *([start] if comparison and comparison.verdict == "worse" else []),
-        *look_steps(run),
+        *_look_steps(run),
         ("Write embeddings for other programs.", f"nearkin embed {run} {data} -o vectors.parquet"),
         (
             "Label some classes, and discover the novel ones.",
             f"nearkin discover {data} --known A,B --from {run}",
+        ),
+    ]
+
+
+def _frozen_steps(run: Path, data: str) -> list[tuple[str, str]]:
+    return [
+        *_look_steps(run),
+        (
+            "Continue to train it on these images, and see whether that helps.",
+            f"nearkin train {data} --init-from {run}",
+        ),
+        (
+            "Label some classes, and discover the novel ones.",
+            f"nearkin discover {data} --known A,B --from {run}",
+        ),
+        (
+            "Label a few images of each class, and train a classifier.",
+            f"nearkin classify {data} --from {run} --labels LABELS.csv",
         ),
     ]
