@@ -117,8 +117,9 @@ class Branch(nn.Module):
         layers = [features, *(size or features for size in sizes)]
         self.projector: nn.Module = nn.Identity()
         if sizes:
-            norms = dict(norm=norm, last_norm=last_norm, affine=affine)
-            self.projector = mlp(*layers, **norms, activation=activation)
+            self.projector = mlp(
+                *layers, norm=norm, last_norm=last_norm, affine=affine, activation=activation
+            )
         if bn_groups:
             normalize_in_groups(self, bn_groups)
 
