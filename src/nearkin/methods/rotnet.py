@@ -17,7 +17,8 @@ from torch import nn
 from typing_extensions import override
 
 from nearkin.method import Defaults, HealthBounds, Method
-from nearkin.networks.branch import Branch, run_by_size
+from nearkin.networks.branch import Branch
+from nearkin.networks.drop_path import views_of_batch
 from nearkin.objectives import classify
 from nearkin.types import Batch, Encoded, Step
 
@@ -44,7 +45,9 @@ class RotNet(Method[None]):
     @override
     def encode(self, batch: Batch) -> Encoded:
         turned = [torch.rot90(batch.views[0], turn, dims=(2, 3)) for turn in range(QUARTERS)]
-        return tuple(run_by_size(self.online, turned))
+        with views_of_batch(QUARTERS):  # one pass: shared batch-norm statistics
+            h = self.online(torch.cat(turned))
+        return torch.chunk(h, QUARTERS)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:

@@ -29,7 +29,8 @@ from typing_extensions import override
 
 from nearkin.config import Count, Dim, DimOrZero, Fraction, Temperature, Weight
 from nearkin.method import Defaults, HealthBounds, Method
-from nearkin.networks.branch import Branch, run_by_size
+from nearkin.networks.branch import Branch
+from nearkin.networks.drop_path import views_of_batch
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import classify, mean_entropy, nt_xent, sup_con, swapped_match, unit
 from nearkin.types import UNKNOWN, Batch, Encoded, Step
@@ -92,7 +93,9 @@ class SimGCD(Method[None]):
 
     @override
     def encode(self, batch: Batch) -> Encoded:
-        return tuple(run_by_size(self.online.features, batch.views))
+        with views_of_batch(2):  # one pass: shared batch-norm statistics
+            h = self.online.features(torch.cat(batch.views))
+        return h.chunk(2)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:

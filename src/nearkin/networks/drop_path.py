@@ -59,7 +59,10 @@ def _draw(rows: int, device: torch.device) -> Float[Tensor, " {rows}"]:
 
 @contextmanager
 def views_of_batch(count: int) -> Iterator[None]:
-    """Say within a `with` block that batches consist of so many views, one after the other."""
+    """Say within a `with` block that batches consist of so many views, one after the other.
+
+    Without it, several processes would draw other rows for joined views than one process.
+    """
     token = _num_views.set(count)
     try:
         yield
