@@ -269,6 +269,7 @@ REFUSED = {
     "unknown option": ("embed SOURCE DATA --vall .2", 2, "--vall"),
     "image size": ("embed SOURCE DATA --out OUT/r --image-size 33", 2, "32 or 40"),
     "unknown name": ("embed dinov2-smal DATA --out OUT/r", 2, "Did you mean dinov2-small?"),
+    "no file behind @": ("embed resnet18@ DATA --out OUT/r", 2, "resnet18@ names no file"),
     "a run that is there": ("embed SOURCE DATA --out RUN", 4, "--resume"),
     "another seed": ("embed SOURCE DATA --out RUN --val .3 --seed 3 --resume", 2, "--seed 0"),
     "its own encoder": ("embed RUN DATA --out RUN --overwrite", 2, "--overwrite would remove"),

@@ -234,7 +234,7 @@ def frozen_floors(
 def absolute_source(source: str) -> str:
     """Return the source of an encoder as it holds from any working directory."""
     head, file = split_source(source)
-    return head + str(Path(file).resolve()) if Path(file).exists() else source
+    return head + str(Path(file).resolve()) if file and Path(file).exists() else source
 
 
 def source_name(source: str) -> str:
