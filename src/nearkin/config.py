@@ -9,6 +9,7 @@ import difflib
 import inspect
 import json
 import math
+import os
 import re
 import textwrap
 import tomllib
@@ -37,6 +38,7 @@ Mark = TypeVar("Mark")
 
 MAX: Final = 1e9
 """The largest value of a setting without a bound of its own; sums of such values stay finite."""
+VARIABLES: Final = "NEARKIN_"  # How variables of the environment begin that are settings
 MODE_METHODS: Final = {"ncd": "ncl", "gcd": "simgcd"}  # of a discovery's last stage, by mode
 # What `nearkin evaluate --protocol` measures, by name; `full` is all of it. Each is a tuple of
 # `nearkin.evaluation.protocols`, which needs torch.
@@ -227,6 +229,12 @@ def protocol_names(protocol: str) -> list[str]:
             listed = ", ".join(known)
             raise UsageError(f"--protocol {name} is none of {listed}.{suggestion(name, known)}")
     return list(PROTOCOLS) if FULL in names else list(dict.fromkeys(names))
+
+
+def as_given(name: str) -> str:
+    """How a user gave an unknown setting: as an option, or as a variable of the environment."""
+    variable = f"{VARIABLES}{name.upper()}"
+    return variable if variable in os.environ else option(name)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
