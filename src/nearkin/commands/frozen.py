@@ -174,7 +174,7 @@ def _measure(
         features=features,
         on_progress=log.progress,
     )
-    write_embeddings(folder.embeddings, embeddings)
+    write_embeddings(folder.embeddings, embeddings, encoder.digest)
     write_bad_files(folder.bad_files, split.images, embeddings.bad)
     if embeddings.bad:
         log.info(f"warning: {len(embeddings.bad)} images cannot be decoded, see bad_files.csv")
