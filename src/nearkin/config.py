@@ -262,6 +262,7 @@ AutoCountOrZero = Annotated[int | Auto, Range(0, MAX)]
 AutoRate = Annotated[float | Auto, Range(1e-12, MAX)]
 Share = Annotated[float, Range(0, 1)]
 HeldOut = Annotated[float, Range(0, 0.9)]
+AutoHeldOut = Annotated[float | Auto, Range(0, 0.9)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 Devices = Annotated[int, Range(1, 1024)]
 Augment = str | Sequence[dict[str, Any]]
@@ -412,8 +413,8 @@ class DiscoverConfig:
     """Whether unlabeled images may be of known classes (gcd), or are all of novel ones (ncd)."""
     accept: str = ""
     """An earlier discovery whose named classes become known ones."""
-    val: HeldOut = 0.1
-    """Fraction of the images held out for evaluation, where the data have no test part."""
+    val: AutoHeldOut = "auto"
+    """Fraction held out for evaluation, if the data have no test part; auto: .1, or the run's."""
     truth: str = ""
     """True labels, for evaluation only: data, or a table or folders."""
     scan: Literal["headers", "full"] = "headers"
@@ -490,8 +491,8 @@ class ClassifyConfig:
     """Labels, of some images or of all: auto, folders, or a table with columns path and label."""
     labeled: str = ""
     """Labeled images instead: class folders, or a table with columns path and label."""
-    val: HeldOut = 0.1
-    """Fraction of the images held out for evaluation, where the data have no test part."""
+    val: AutoHeldOut = "auto"
+    """Fraction held out for evaluation, if the data have no test part; auto: .1, or the run's."""
     scan: Literal["headers", "full"] = "headers"
     """Check before training: the header of every file, or every image decoded."""
     max_bad: Share = 0.1
