@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--images", type=int, default=8_000)
-    parser.add_argument("--teacher-epochs", type=int, default=20)
+    parser.add_argument("--teacher-epochs", type=int, default=40)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -139,8 +139,7 @@ def main() -> None:
         return
     runs = {"teacher": teacher}
     for method in METHODS:
-        how: dict[str, object] = {"method": method, "teacher": teacher, "backbone": tenth}
-        how |= {"teacher_views": 8, "lr": RATE}
+        how = {"method": method, "teacher": teacher, "backbone": tenth, "lr": RATE}
         run = clock.train(method, epochs=options.epochs, **how, **common)
         if run is None:
             return
