@@ -69,6 +69,8 @@ def train(  # noqa: D417 (the settings are described by the data class)
     lars_eta: float = 0.001,
     lars_clip: bool = False,
     lars_vectors: bool = False,
+    lars_joint: bool = False,
+    lars_inside: bool = False,
     warmup: float = 0.1,
     warmup_start: float = 0.0,
     cosine_end: float = 0.0,

@@ -321,6 +321,10 @@ class TrainConfig:
     """Whether LARS limits the rate of each layer to that of SGD."""
     lars_vectors: bool = False
     """Whether LARS adapts and decays biases and norms as well."""
+    lars_joint: bool = False
+    """Whether LARS divides by the norm of the decayed gradient, not by the sum of both norms."""
+    lars_inside: bool = False
+    """Whether LARS keeps the learning rate inside the momentum, as SimCLR's code."""
     warmup: Annotated[float, Range(0, 0.99)] = 0.1
     """Fraction of the training over which the learning rate rises; a cosine follows."""
     warmup_start: Share = 0.0

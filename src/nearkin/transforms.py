@@ -118,7 +118,7 @@ class ViewTransform:
     ) -> Float[Tensor, "batch 3 _ _"]:
         size = self.sizes[number]
         if isinstance(batch, Tensor):
-            return crop(batch, params.box, size)
+            return crop(batch, params.box, size, self.views[number].interpolation)
         boxes = params.box[:, None]
         cut = [crops(pixels, box, [size])[0] for pixels, box in zip(batch, boxes, strict=True)]
         return torch.from_numpy(np.stack(cut)).permute(0, 3, 1, 2) / 255

@@ -126,18 +126,19 @@ def test_a_flip_swaps_left_and_right():
 BOXES = np.array([[0, 0, 32, 32], [3, 5, 20, 11], [31, 0, 1, 32], [8, 8, 16, 24]], np.float32)
 
 
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [8, 20, 32, 64])
-def test_crops_are_pillows_both_larger_and_smaller(size):
+def test_crops_are_pillows_both_larger_and_smaller(size, interpolation):
     images = samples(4)
     expected = [
         Image.fromarray(channel.numpy()).resize(
-            (size, size), Image.Resampling.BILINEAR, box=(x, y, x + w, y + h)
+            (size, size), Image.Resampling[interpolation.upper()], box=(x, y, x + w, y + h)
         )
         for image, (x, y, w, h) in zip(images, BOXES.tolist())
         for channel in image
     ]
     expected = torch.from_numpy(np.stack(expected)).view(4, 3, size, size)
-    assert_close(crop(images, BOXES / 32, size), expected)
+    assert_close(crop(images, BOXES / 32, size, interpolation), expected.clamp(0, 1))
 
 
 def test_enlarged_crops_are_torchvisions():
@@ -233,11 +234,32 @@ def test_ranges_are_filled_and_kept():
     params = sampled(replace(EVERYTHING, blur=1.0), 4000)
     for values, low, high in [
         (params.angle, -20, 20),
-        (params.shift, -0.1, 0.1),
         (params.sigma, 0.1, 2.0),
     ]:
         assert low <= values.min() < low + 0.02 * (high - low)
         assert high - 0.02 * (high - low) < values.max() <= np.float32(high)
+
+
+def test_shifts_are_whole_pixels_all_alike_in_number():
+    """As AutoNovel and NCL draw them: 4 pixels of 32 are -4 to 4, each as often."""
+    shift = sampled(View(translate=4 / 32), 9000).shift * 32
+    for across_or_down in shift.T:
+        pixels, count = np.unique(across_or_down, return_counts=True)
+        assert pixels.tolist() == list(range(-4, 5))
+        assert np.abs(count - 1000).max() < 130  # over four deviations
+
+
+def test_a_shift_moves_pixels_and_blurs_none():
+    images = samples(64)
+    view = replace(AUGMENTATIONS["ncl_cifar"][0], flip=0.0)
+    params = sampled(view, 64)
+    shifted = augment(crop(images, params.box, 32), params)
+    for image, moved, (right, down) in zip(
+        images, shifted, np.rint(params.shift * 32).astype(int)
+    ):
+        place = np.arange(32)
+        rows, columns = (place - down).clip(0, 31), (place - right).clip(0, 31)
+        assert_close(moved, image[:, rows][:, :, columns], 2e-4)
 
 
 def test_what_is_drawn_is_uncorrelated():

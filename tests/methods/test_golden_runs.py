@@ -3,7 +3,7 @@
 Nothing says that these numbers are right; other tests do. After a change that is meant to alter
 them, write them anew, and say in the commit why they moved:
 
-    python tests/methods/test_golden_runs.py [METHOD ...]
+    PYTHONPATH=tests python tests/methods/test_golden_runs.py [METHOD ...]
 """
 
 import sys

@@ -33,6 +33,18 @@ def test_the_cross_view_form_is_the_cross_entropy_of_first_views_among_second_on
     torch.testing.assert_close(method(batch, 0.5).loss, expected)
 
 
+def test_simclr_at_scale_two_is_the_official_sum_over_first_and_second_views():
+    """Each of the two means is over its N views, with the others of both kinds as negatives."""
+    method, batch = small("simclr", scale=2.0).double(), as_double(batch_at(0))
+    z1, z2 = unit(method.online(torch.cat(batch.views))).chunk(2)
+    own = torch.arange(len(z1))
+    never = torch.full((len(z1),), -1e9, dtype=torch.float64).diag()
+    aa, ab, ba, bb = (a @ b.T / method.temperature for a in (z1, z2) for b in (z1, z2))
+    expected = F.cross_entropy(torch.cat([ab, aa + never], 1), own)
+    expected = expected + F.cross_entropy(torch.cat([ba, bb + never], 1), own)
+    torch.testing.assert_close(method(batch, 0.0).loss, expected)
+
+
 def test_simclr_does_not_care_which_view_is_first():
     method = small("simclr").double()
     batch = as_double(batch_at(0))

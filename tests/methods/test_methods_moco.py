@@ -308,3 +308,22 @@ def test_the_third_version_has_the_projector_and_the_predictor_of_the_paper():
     assert kinds(method.online.projector) == [*hidden, nn.BatchNorm1d]
     assert not method.online.projector[-1].affine
     assert kinds(method.predictor) == hidden
+
+
+def test_the_third_version_has_the_heads_of_the_papers_vision_transformers():
+    """A projector of three layers, and batch norm without scale and shift at both ends."""
+    method = small("moco_v3", num_layers=3, predictor_norm=True)
+    inner = [nn.Linear, nn.BatchNorm1d, nn.ReLU]
+    assert kinds(method.online.projector) == [*inner, *inner, nn.Linear, nn.BatchNorm1d]
+    assert kinds(method.predictor) == [*inner, nn.Linear, nn.BatchNorm1d]
+    assert not method.online.projector[-1].affine
+    assert not method.predictor[-1].affine
+
+
+def test_unmasked_a_query_meets_its_own_older_entry_as_in_the_official_code():
+    method, batch = moco(mask_own=False).eval(), at(0)
+    q, k = unit(method.online(batch.views[0])), unit(method.target(batch.views[1])).detach()
+    method.queue.enqueue(k, batch.index)
+    logits = torch.cat([(q * k).sum(dim=1, keepdim=True), q @ method.queue.keys.T], dim=1)
+    expected = F.cross_entropy(logits / method.temperature, torch.zeros(BATCH, dtype=torch.long))
+    torch.testing.assert_close(method(batch, 0.5).loss, expected)

@@ -333,6 +333,13 @@ def test_hard_negatives_are_added_when_their_time_has_come():
     assert hard[1] > plain[1]
 
 
+def test_the_contrast_of_novel_images_waits_for_the_end_of_the_first_epoch():
+    method, batch = small("ncl", novel_from=0.1).double(), as_double(batch_for("ncl", 0))
+    method.commit(method(as_double(batch_for("ncl", 1)), 0.0).memo, 0.0)
+    assert method(batch, 0.09).metrics["novel"] == 0
+    assert method(batch, 0.1).metrics["novel"] > 0
+
+
 def test_hard_negatives_wait_for_known_images():
     method, batch = small("ncl").double().eval(), at(0)
     method.novel_queue.enqueue(F.normalize(torch.rand(40, 24).double()), torch.arange(100, 140))

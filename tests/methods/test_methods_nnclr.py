@@ -120,6 +120,32 @@ def test_an_older_entry_of_the_same_image_is_no_neighbor_however_near():
     torch.testing.assert_close(drawn_neighbors(method, z1, batch.index), z1)
 
 
+def test_unmasked_an_older_entry_of_the_same_image_is_its_neighbor():
+    method, batch = nnclr(predictor=False, mask_own=False), at(0)
+    z1, _ = (view.detach() for view in embeddings(method, batch))
+    method.support_set.enqueue(z1, batch.index)
+    torch.testing.assert_close(drawn_neighbors(method, z1, batch.index), z1)
+
+
+def test_nt_xent_is_lightlys_over_neighbors_and_predictions_together():
+    """2N rows, of which each has one partner and 2N - 2 negatives; the mean of both directions."""
+    method, batch = nnclr(loss="nt_xent", num_neighbors=1), at(0)
+    (z1, z2), losses = (z.detach() for z in embeddings(method, batch)), []
+    p1, p2 = (unit(method.predictor(method.online(view))) for view in batch.views)
+    for z, p in ((z1, p2), (z2, p1)):
+        rows = torch.cat([drawn_neighbors(method, z, batch.index), p])
+        logits = (rows @ rows.T / method.temperature).fill_diagonal_(-torch.inf)
+        losses.append(F.cross_entropy(logits, torch.arange(2 * BATCH).roll(BATCH)))
+    torch.testing.assert_close(method(batch, 0.5).loss, torch.stack(losses).mean())
+
+
+def test_the_projector_of_lightly_has_two_layers_and_a_norm_with_scale_and_shift():
+    method = small("nnclr", num_layers=2, affine=True)
+    kinds = [type(layer) for layer in method.online.projector]
+    assert kinds == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear, nn.BatchNorm1d]
+    assert method.online.projector[-1].affine
+
+
 def test_no_image_is_ever_its_own_neighbor():
     """Over twenty steps, with a support set half as large as the data."""
     method, optimizer = small("nnclr", support_size=NUM_IMAGES // 2, num_neighbors=5), None

@@ -39,10 +39,13 @@ def convolutional(name, **options):
 
 
 def through(network, views):
-    """Embeddings of unit length. Views of one size go through the network together."""
-    large = network(torch.cat(views[:2])).chunk(2)
-    little = network(torch.cat(views[2:])).chunk(len(views) - 2) if views[2:] else ()
-    return [F.normalize(z) for z in (*large, *little)]
+    """Embeddings of unit length: the backbone sees views by their size, the projector all at once.
+
+    So do SwAV's `forward` and DINO's `MultiCropWrapper`.
+    """
+    parts = [torch.cat(part) for part in (views[:2], views[2:]) if part]
+    features = torch.cat([network.backbone(part) for part in parts])
+    return [F.normalize(z) for z in network.projector(features).chunk(len(views))]
 
 
 def swapped(scores, codes, temperature):

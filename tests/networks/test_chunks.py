@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from nearkin.errors import UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.batch_norm import normalize_in_groups
-from nearkin.networks.branch import Backbone, Branch, run_by_size, set_chunk_size
+from nearkin.networks.branch import Backbone, Branch, set_chunk_size
 
 SIZE = 4
 TOGETHER = {"dino": 2, "rotnet": 4, "simclr": 2, "simgcd": 2, "swav": 2}
@@ -173,13 +173,14 @@ def test_dropout_and_precision_are_the_same_when_chunks_are_computed_again(preci
     assert_same_state(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 
-def test_views_of_two_sizes_are_in_chunks_of_one_size_each():
+def test_views_of_two_sizes_are_in_chunks_of_one_size_each_and_projected_in_all_chunks():
     plain, parts = branch(), branch()
     set_chunk_size(parts, 4, 8)
     views = [images(8), images(8) + 1, images(8, side=3)]
-    large = in_pieces(plain, torch.cat(views[:2]), 4)
-    expected = learned(plain, torch.cat([large, in_pieces(plain, views[2], 4)]))
-    result = learned(parts, torch.cat(run_by_size(parts, views)))
+    large = in_pieces(plain.backbone, torch.cat(views[:2]), 4)
+    features = torch.cat([large, in_pieces(plain.backbone, views[2], 4)])
+    expected = learned(plain, in_pieces(plain.projector, features, 4))
+    result = learned(parts, torch.cat(parts.by_size(views)))
     assert_same_state(result, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -8,6 +8,7 @@ from nearkin.errors import UsageError
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.blocks import network_parts
 from nearkin.networks.branch import Branch, as_backbone, ema_update, frozen_copy, mlp
+from nearkin.networks.heads import CosineHead
 
 
 @pytest.mark.parametrize(
@@ -152,3 +153,44 @@ def test_parts_cover_a_network_in_order(name: str, num_blocks: int, last: str) -
         assert len(holders) == (
             parameter not in ("cls_token", "pos_embed", "class_token", "encoder.pos_embedding")
         )
+
+
+def degrees_turned(head, steps, lr):
+    """How far prototypes turn in steps of SGD on 40 features of 10 classes, on average."""
+    start = head.weight.detach().clone()
+    optimizer = torch.optim.SGD(head.parameters(), lr, momentum=0.9)
+    rows = torch.Generator().manual_seed(0)
+    features = torch.randn(40, start.shape[1], generator=rows, dtype=start.dtype)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(head(features), torch.arange(40) % 10).backward()
+        optimizer.step()
+    return nn.functional.cosine_similarity(start, head.weight).clamp(max=1).acos().rad2deg().mean()
+
+
+def prototypes(dim, length=None):
+    torch.manual_seed(0)
+    head = CosineHead(dim, 10, temperature=0.1).double()
+    if length is not None:
+        head.weight.data = length * nn.functional.normalize(head.weight.data)
+    return head
+
+
+@pytest.mark.parametrize("length", [0.577, 3.0, 22.6])
+def test_a_step_turns_a_prototype_by_the_rate_over_its_squared_length(length):
+    """Its gradient is at right angles to it, and in inverse proportion to its length."""
+    of_unit, of_length = (
+        degrees_turned(prototypes(512, length), steps=1, lr=1e-2) for length in (1.0, length)
+    )
+    torch.testing.assert_close(of_length, of_unit / length**2, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("dim", [256, 512, 768])
+def test_prototypes_start_at_the_length_of_the_official_weight_normalized_rows(dim):
+    """Rows of `nn.Linear` have length 1 / sqrt(3); at sqrt(dim) they would hardly turn."""
+    torch.testing.assert_close(
+        prototypes(dim).weight.norm(dim=1).mean().item(), 3**-0.5, rtol=0.05, atol=0
+    )
+    turned = degrees_turned(prototypes(dim), steps=100, lr=0.1)
+    assert turned > 45
+    assert turned > 5 * degrees_turned(prototypes(dim, dim**0.5), steps=100, lr=0.1)

@@ -1,5 +1,6 @@
 """Every method has its published recipes, and each of them trains."""
 
+import copy
 import math
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from nearkin.cli import main
 from nearkin.config import TrainConfig, read_toml
@@ -15,12 +17,14 @@ from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import write_encoder
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
+from nearkin.networks.branch import Backbone
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings import checked_options, method_options, resolve
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.optimizer import LARS
 from nearkin.training.session import build
 from nearkin.training.teacher import open_teacher, with_teacher
+from nearkin.types import Batch
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(ROOT.glob("recipes/cifar10/*.toml")) + sorted(
@@ -57,6 +61,10 @@ def test_both_versions_of_moco_and_both_losses_of_instdisc_have_recipes():
     assert option_in("cifar10", "instdisc", "loss") == {"nce", "softmax"}
 
 
+def test_the_support_set_is_as_large_as_in_the_source_though_there_are_fewer_images():
+    assert 65_536 in option_in("cifar10", "nnclr", "support_size")
+
+
 @each_recipe
 def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it(path):
     head = path.read_text(encoding="utf-8").split("\n\n")[0]
@@ -83,6 +91,82 @@ def test_a_recipe_fits_its_data_set_as_it_stands(path):
     size = NUM_IMAGES[path.parent.name], settings["batch_size"]
     used = method_options(settings["method"], settings["options"], *size)
     assert settings["options"].items() <= used.items()
+
+
+def recipe_method(path, **options):
+    """The method of a recipe around a network of 24 features, in double precision."""
+    settings = read_toml(ROOT / "recipes" / path)
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Flatten(), nn.Linear(48, 24))
+    method = METHODS[settings["method"]](Backbone(body, 24), **settings["options"] | options)
+    return method.double(), settings
+
+
+def test_vicreg_on_cifar_adds_the_hinges_of_both_views_as_its_source_does():
+    """solo-learn: 25 mse + 25 (hinge + hinge') + covariance, where nearkin's hinge is a mean."""
+    method, _ = recipe_method("cifar10/vicreg.toml", dim=8)
+    z1, z2 = 0.3 * torch.randn(2, 16, 8, dtype=torch.float64)
+
+    def hinge(z):
+        return (1 - (z.var(dim=0) + 1e-4).sqrt()).clamp(min=0).mean()
+
+    def covariance(z):
+        matrix = (z - z.mean(dim=0)).T @ (z - z.mean(dim=0)) / 15
+        return (matrix - matrix.diagonal().diag()).square().sum() / 8
+
+    expected = 25 * ((z1 - z2).square().mean() + hinge(z1) + hinge(z2))
+    expected += covariance(z1) + covariance(z2)
+    batch = Batch((), torch.arange(16), torch.full((16,), -1))
+    torch.testing.assert_close(method.compute_loss((z1, z2), batch, 0.0).loss, expected)
+
+
+def test_dino_on_cifar_has_no_norms_in_its_head_and_a_constant_temperature_as_its_source():
+    method, _ = recipe_method("cifar10/dino.toml", num_prototypes=8)
+    assert not any(isinstance(layer, nn.BatchNorm1d) for layer in method.online.projector)
+    assert {method.sharpness(progress) for progress in (0.0, 0.1, 1.0)} == {0.07}
+
+
+def test_the_mean_of_both_directions_takes_the_steps_of_the_symmetric_demonstrations_sum():
+    """The demonstration adds both directions, at lr 0.06 with weight decay 5e-4."""
+    method, settings = recipe_method("cifar10/moco_symmetric.toml", queue_size=16, bn_groups=1)
+    restated = copy.deepcopy(method)
+    ours = torch.optim.SGD(
+        method.parameters(), settings["lr"], 0.9, weight_decay=settings["weight_decay"]
+    )
+    theirs = torch.optim.SGD(restated.parameters(), 0.06, 0.9, weight_decay=5e-4)
+    for step in range(4):
+        views = tuple(torch.randn(2, 8, 3, 4, 4, dtype=torch.float64))
+        batch = Batch(views, torch.arange(8) + 8 * step, torch.full((8,), -1))
+        for network, optimizer, loss_scale in ((method, ours, 1), (restated, theirs, 2)):
+            optimizer.zero_grad()
+            result = network(batch, 0.0)
+            (loss_scale * result.loss).backward()
+            optimizer.step()
+            network.commit(result.memo, 0.0)
+    torch.testing.assert_close(dict(method.state_dict()), dict(restated.state_dict()))
+
+
+@each_recipe
+def test_small_crops_are_bicubic_where_the_source_is_solo_learn(path):
+    from_solo = "Source     solo-learn" in path.read_text(encoding="utf-8")
+    kinds = {view.interpolation for view in views_of(read_toml(path)["augment"], more=True)}
+    assert kinds == {"bicubic" if from_solo else "bilinear"}
+
+
+FORMS = ("clip", "vectors", "joint", "inside")
+"""Of LARS, which a recipe sets by `lars_...`."""
+
+
+@each_recipe
+def test_a_recipe_has_the_form_of_lars_of_its_source(path):
+    """TensorFlow's of SimCLR; JAX's of BYOL and torch's of Barlow Twins and others; LARC."""
+    settings = read_toml(path)
+    if settings["optimizer"] == "lars":
+        joint = {"simclr", "byol", "barlow_twins", "vicreg", "moco_v3", "dino"}
+        source = path.read_text(encoding="utf-8")
+        by_authors = settings["method"] in joint and "Source     solo-learn" not in source
+        assert settings.get("lars_joint", False) == by_authors
+        assert settings.get("lars_inside", False) == (settings["method"] == "simclr")
 
 
 STRONG, HALF, BYOL = (0.8, 0.8, 0.8, 0.2), (0.4, 0.4, 0.4, 0.1), (0.4, 0.4, 0.2, 0.1)
@@ -113,6 +197,10 @@ VIEWS = {
         *[(0.05, 0.5, 0.8, BYOL, 0.2, 0.5, 0, 96)] * 6,
     ],
     "asymmetric_cifar": [
+        (0.08, 0.5, 0.8, BYOL, 0.2, 0, 0, 224),
+        (0.08, 0.5, 0.8, BYOL, 0.2, 0, 0.2, 224),
+    ],
+    "solo_cifar": [
         (0.08, 0.5, 0.8, BYOL, 0.2, 0, 0, 224),
         (0.08, 0.5, 0.8, BYOL, 0.2, 0, 0.2, 224),
     ],
@@ -210,7 +298,7 @@ def test_a_recipe_builds_and_trains(path, images, teacher, tmp_path):
     assert all(p.isfinite().all() for p in after.values())
     assert all(not torch.equal(after[name], value) for name, value in before.items())
     if isinstance(optimizer, LARS):
-        expected = {name: settings.get(f"lars_{name}", False) for name in ("clip", "vectors")}
+        expected = {name: settings.get(f"lars_{name}", False) for name in FORMS}
         expected["eta"] = settings["lars_eta"]
         assert all(expected.items() <= group.items() for group in optimizer.param_groups)
 

@@ -107,6 +107,52 @@ def test_lars_walks_the_same_way_as_timms(weight_decay, clip, eta):
     torch.testing.assert_close(walked, expected, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-4, 0.1])
+def test_joint_lars_is_that_of_simclr_with_the_rate_inside_and_of_byol_with_it_outside(
+    inside, weight_decay
+):
+    """Both divide by |g + weight_decay w|; biases and norms are neither decayed nor adapted."""
+    ours, theirs = net(), net()
+    velocities = [torch.zeros_like(p) for p in theirs.parameters()]
+    optimizer = LARS(ours.parameters(), 0.3, weight_decay=weight_decay, joint=True, inside=inside)
+    walked = train(ours, optimizer, range(30), cosine)
+
+    class Restated(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self):
+            lr = self.param_groups[0]["lr"]
+            for p, v in zip(theirs.parameters(), velocities, strict=True):
+                update = p.grad
+                if p.ndim > 1:
+                    update = p.grad + weight_decay * p
+                    update = update * 1e-3 * p.norm() / update.norm()
+                v.mul_(0.9).add_(lr * update if inside else update)
+                p.sub_(v if inside else lr * v)
+
+    expected = train(theirs, Restated(theirs.parameters(), 0.3), range(30), cosine)
+    torch.testing.assert_close(walked, expected, rtol=1e-5, atol=1e-9)
+
+
+def test_both_norms_alike_and_at_right_angles_make_a_difference_of_the_root_of_two():
+    """|w| = |g| = 5 at weight decay 1: ratios eta 5 / 10 and eta 5 / |(7, 1)|."""
+    options = dict(lr=1.0, weight_decay=1.0, momentum=0.0, eta=1.0)
+    weights, gradient = [[3.0, 4.0]], [[4.0, -3.0]]
+    assert_equal(one_step(weights, gradient, **options), [[3 - 3.5, 4 - 0.5]])
+    by = 2**-0.5
+    assert_equal(one_step(weights, gradient, **options, joint=True), [[3 - 7 * by, 4 - by]])
+
+
+def test_a_checkpoint_from_before_the_forms_of_lars_had_names_is_read():
+    model = net()
+    state = LARS(model.parameters(), 0.3).state_dict()
+    for group in state["param_groups"]:
+        del group["joint"], group["inside"]
+    optimizer = LARS(model.parameters(), 0.3)
+    optimizer.load_state_dict(state)
+    train(model, optimizer, range(2), cosine)
+
+
 def one_step(weights, gradient, **options):
     parameter = nn.Parameter(torch.tensor(weights, dtype=torch.float64))
     parameter.grad = torch.tensor(gradient, dtype=torch.float64)
@@ -256,7 +302,7 @@ def test_sgd_decays_everything_and_lars_does_so_if_told(name, options):
 
 
 def test_the_settings_of_lars_reach_it():
-    options = dict(eta=0.02, clip=True, vectors=True)
+    options = dict(eta=0.02, clip=True, vectors=True, joint=True, inside=True)
     lars = build_optimizer(Siamese(), name="lars", lr=0.1, weight_decay=0.0, **options)
     assert all(options.items() <= group.items() for group in lars.param_groups)
 

@@ -4,7 +4,7 @@ Operations run in one order: crop, jitter, gray, blur, solarize, flip. The paper
 same, except InstDisc and MoCo v1, which remove color before jitter: an image that keeps its color
 is the same either way, and one that loses it is gray either way, only its brightness differs.
 Photographs are cropped bicubically, as in SimCLR's and BYOL's code, small images in memory
-bilinearly; both with antialiasing.
+bilinearly, as in lightly, or bicubically, as in solo-learn; all with antialiasing.
 """
 
 from collections import Counter
@@ -39,6 +39,7 @@ SIMCLR: Final = View(
 SMALL: Final = replace(MOCO, scale=(0.08, 1.0), blur=0.0)
 # Grill et al. 2020, appendix B, what the two views have in common
 BYOL: Final = replace(SIMCLR, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1)
+SOLO: Final = replace(BYOL, blur=0.0, interpolation="bicubic")  # solo-learn's asymmetric.yaml
 SWAV: Final = replace(SIMCLR, scale=(0.14, 1.0))  # Caron et al. 2020, the large views
 NCL: Final = View(scale=(0.5, 1.0), flip=0.5)  # Zhong et al. 2021, official code for ImageNet
 # For digits and letters: a flip turns them into others, and their color carries no meaning
@@ -87,7 +88,8 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "simsiam_cifar": (replace(MOCO, blur=0.0),),
     "swav_cifar": (replace(SMALL, scale=(0.14, 1.0)),),
     "asymmetric_cifar": (replace(BYOL, blur=0.0), replace(BYOL, blur=0.0, solarize=0.2)),
-    "vicreg_cifar": (replace(BYOL, scale=(0.2, 1.0), blur=0.0, solarize=0.1),),
+    "solo_cifar": (SOLO, replace(SOLO, solarize=0.2)),
+    "vicreg_cifar": (replace(SOLO, scale=(0.2, 1.0), solarize=0.1),),
     "ncl_cifar": (replace(NCL, scale=(1.0, 1.0), ratio=(1.0, 1.0), translate=4 / 32),),
     "characters": (CHARACTERS,),
 }

@@ -231,8 +231,12 @@ class Batches:
         candidates = (self.sampler.candidates(epoch, row) for row in rows.tolist())
         rows = np.array([next(row for row in each if row not in self.bad) for each in candidates])
         images = pixels[to_device(torch.from_numpy(rows), self.device)]
-        sampled = zip(self.sampler.sample(epoch, rows), self.sizes, strict=True)
-        return [augment(crop(images, params.box, size), params) for params, size in sampled], rows
+        sampled = self.sampler.sample(epoch, rows)
+        views = [
+            augment(crop(images, params.box, size, view.interpolation), params)
+            for view, params, size in zip(self.sampler.views, sampled, self.sizes, strict=True)
+        ]
+        return views, rows
 
     def _from_files(self, cropped: Crops) -> tuple[Views, np.ndarray]:
         """The views, and the rows that they show."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import permutations
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from nearkin.config import fits, suggestion
 from nearkin.data.rng import uniform
 from nearkin.distributed import to_device
 from nearkin.errors import UsageError
+
+Interpolation = Literal["bilinear", "bicubic"]
 
 ATTEMPTS = 10  # Boxes that are tried before the largest central one is used
 
@@ -136,18 +138,32 @@ def separable(
     return torch.matmul(rows[:, None], across.unflatten(1, images.shape[1:3]))
 
 
-def triangle(start: PerImage, extent: PerImage, pixels: int, size: int) -> Tensor:
+def resampling(
+    start: PerImage,
+    extent: PerImage,
+    pixels: int,
+    size: int,
+    interpolation: Interpolation = "bilinear",
+) -> Tensor:
     """Weights (batch, size, pixels) that resample an interval (shares) of a line of pixels.
 
-    The bilinear filter with antialiasing, as in Pillow's `resize`.
+    The bilinear or bicubic filter with antialiasing, as in Pillow's `resize`.
     """
     step = extent * pixels / size
     places = torch.arange(size, device=start.device) + 0.5
     centers = (start * pixels)[:, None] + step[:, None] * places
     grid = torch.arange(pixels, device=start.device) + 0.5
     reach = step.clamp(min=1)[:, None, None]
-    weights = (1 - (centers[:, :, None] - grid).abs_() / reach).clamp_(min=0)
+    distance = (centers[:, :, None] - grid).abs_() / reach
+    weights = keys(distance) if interpolation == "bicubic" else (1 - distance).clamp_(min=0)
     return weights / weights.sum(dim=2, keepdim=True)
+
+
+def keys(distance: Tensor) -> Tensor:
+    """The cubic of Keys (1981) with a = -0.5, which is zero from a distance of two pixels on."""
+    near = (1.5 * distance - 2.5) * distance.square() + 1
+    far = ((2.5 - 0.5 * distance) * distance - 4) * distance + 2
+    return torch.where(distance < 1, near, far.where(distance < 2, 0))
 
 
 def blur(images: Squares, sigma: PerImage) -> Squares:
@@ -229,11 +245,14 @@ class View:
     solarize: float = 0.0
     """Probability that pixels of 0.5 or more are inverted."""
     translate: float = 0.0
-    """Largest shift across and down, as a share of the view's side, 0 to 1."""
+    """Largest shift across and down, as a share of the image's sides, 0 to 1. Shifts are whole
+    pixels of the image: a fraction of a pixel would blur small images."""
     rotate: float = 0.0
     """Largest rotation either way, in degrees, 0 to 180."""
     size: float = 1.0
     """Side of the view, as a share of the run's image size, 0.05 to 1."""
+    interpolation: Interpolation = "bilinear"
+    """Of crops of small images, `bilinear` or `bicubic`; those of photos are always bicubic."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -261,6 +280,10 @@ def _checked(name: str, value: Any) -> Any:
     if name == "kind":
         if not isinstance(value, str) or not value:
             raise UsageError(f"a view's kind is {value!r}; give a name, such as strong")
+        return value
+    if name == "interpolation":
+        if value not in get_args(Interpolation):
+            raise UsageError(f"a view's interpolation is {value!r}; give bilinear or bicubic")
         return value
     is_pair, several = name in PAIRS, isinstance(value, tuple | list)
     numbers = tuple(value) if several else (value,)
@@ -316,7 +339,7 @@ def sample_view(
     """Sample one view of each image: a function of the seed, the epoch, the image and the number.
 
     The parameters are numpy arrays, so that loader workers can sample them and no decision waits
-    for an accelerator. Crops are whole pixels of images of this width and height.
+    for an accelerator. Crops and shifts are whole pixels of images of this width and height.
     """
     u = uniform(seed, epoch, index, number, SLOTS)
     # Every parameter has its own slots, used or not: switching one on leaves the others alone.
@@ -324,13 +347,15 @@ def sample_view(
     sides = [np.broadcast_to(side, index.shape).astype(float) for side in (width, height)]
     box = random_boxes(crop_u, view.scale, view.ratio, *sides) / np.stack(sides * 2, axis=1)
     u_jitter, u_order, u_gray, u_blur, u_sigma, u_solarize, u_flip, u_angle = u[:, :8].T
+    farthest = np.rint(view.translate * np.stack(sides, axis=1))  # in pixels
+    shift = np.floor(u[:, 12:] * (2 * farthest + 1)) - farthest
     strength = np.array([view.brightness, view.contrast, view.saturation, view.hue])
     lowest = np.maximum(NEUTRAL - strength, LOWEST)
     jitter = lowest + (NEUTRAL + strength - lowest) * u[:, 8:12]
     return ViewParams(
         box=box.astype(np.float32),
         angle=between(u_angle, (-view.rotate, view.rotate)).astype(np.float32),
-        shift=between(u[:, 12:], (-view.translate, view.translate)).astype(np.float32),
+        shift=(shift / np.stack(sides, axis=1)).astype(np.float32),
         jitter=np.where((u_jitter < view.jitter)[:, None], jitter, NEUTRAL).astype(np.float32),
         order=ORDERS[(u_order * len(ORDERS)).astype(int)],
         gray=u_gray < view.gray,
@@ -356,6 +381,7 @@ def crop(
     | Float[Tensor, "batch channel height width"],
     box: Float32[np.ndarray, "batch 4"],
     size: int,
+    interpolation: Interpolation = "bilinear",
 ) -> Float32[Tensor, "batch channel {size} {size}"]:
     """Crop each image by its own box and resample it, as Pillow's `resize(box=...)` does.
 
@@ -366,8 +392,8 @@ def crop(
     if images.dtype == torch.uint8:
         pixels.div_(255)
     left, top, width, height = to_device(torch.from_numpy(box), images.device).unbind(dim=1)
-    rows = triangle(top, height, images.shape[2], size)
-    columns = triangle(left, width, images.shape[3], size)
+    rows = resampling(top, height, images.shape[2], size, interpolation)
+    columns = resampling(left, width, images.shape[3], size, interpolation)
     return separable(pixels, rows, columns).clamp_(0, 1)
 
 

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from nearkin.config import Count, Dim, DimOrZero, Fraction, Momentum, Temperature
 from nearkin.method import Defaults, HealthBounds, Method, Schedule
-from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, run_by_size
+from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy
 from nearkin.networks.heads import CosineHead
 from nearkin.objectives import mean_over_rows, swapped_match
 from nearkin.types import Batch, Encoded, Step
@@ -96,8 +96,8 @@ class DINO(Method[Tensor]):
     @override
     def encode(self, batch: Batch) -> Encoded:
         with torch.no_grad():
-            large = run_by_size(self.target, batch.views[:2])
-        return *large, *run_by_size(self.online, batch.views)
+            large = self.target.by_size(batch.views[:2])
+        return *large, *self.online.by_size(batch.views)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[Tensor]:

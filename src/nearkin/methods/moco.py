@@ -29,15 +29,16 @@ from nearkin.types import Batch, Encoded, Step
 class MoCo(Method[KeyUpdate]):
     """The query must find its key, the other view, among the keys of earlier batches.
 
-    Older keys of the query's own image are left out of its negatives. Batch statistics are taken
-    over groups of the batch, and keys are shuffled between the groups, so that statistics do not
-    tell which key is the query's (section 3.3).
+    Batch statistics are taken over groups of the batch, and keys are shuffled between the groups,
+    so that statistics do not tell which key is the query's (section 3.3).
 
     Args:
         dim: Embedding dimension.
         projector: `linear` as in v1, or `mlp` as in v2.
         hidden_dim: Hidden dimension of the MLP; 0 is that of the features.
         queue_size: Number of negatives in the queue.
+        mask_own: Whether older keys of the query's own image are left out of its negatives; the
+            official code keeps them.
         momentum: EMA coefficient of the key encoder.
         symmetric: Whether both views are queries. The loss is then the mean of both directions.
         bn_groups: Number of groups of the batch with batch statistics of their own.
@@ -54,12 +55,14 @@ class MoCo(Method[KeyUpdate]):
         projector: Literal["linear", "mlp"] = "mlp",
         hidden_dim: DimOrZero = 0,
         queue_size: QueueSize = 65_536,
+        mask_own: bool = True,
         momentum: Momentum = 0.999,
         symmetric: bool = False,
         bn_groups: Annotated[int, Range(1), BatchGroups()] = 8,
         temperature: Temperature = 0.2,
     ) -> None:
         super().__init__()
+        self.mask_own = mask_own
         self.momentum = momentum
         self.symmetric = symmetric
         self.temperature = temperature
@@ -81,7 +84,7 @@ class MoCo(Method[KeyUpdate]):
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[KeyUpdate]:
         pairs = len(encoded) // 2
         q, k = encoded[:pairs], encoded[pairs:]
-        same = same_image_mask(batch.index, self.queue.index)
+        same = same_image_mask(batch.index, self.queue.index) if self.mask_own else None
         losses = [
             info_nce(query, key, self.queue.keys, self.temperature, same)
             for query, key in zip(q, k, strict=True)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import Dim, DimOrZero, Momentum, Temperature
+from nearkin.config import Count, Dim, DimOrZero, Momentum, Temperature
 from nearkin.method import Defaults, Method
 from nearkin.networks.branch import Branch, cosine_to_one, ema_update, frozen_copy, mlp
 from nearkin.objectives import in_batch, unit
@@ -35,6 +35,8 @@ class MoCoV3(Method[None]):
     Args:
         dim: Embedding dimension.
         hidden_dim: Hidden dimension of projector and predictor; 0 is that of the features.
+        num_layers: Number of layers of the projector; the paper has 3 with vision transformers.
+        predictor_norm: Whether the predictor ends on a batch norm, as with vision transformers.
         momentum: EMA coefficient of the target at the first step; it rises to 1.
         temperature: Softmax temperature.
     """
@@ -51,15 +53,18 @@ class MoCoV3(Method[None]):
         *,
         dim: Dim = 256,
         hidden_dim: DimOrZero = 4096,
+        num_layers: Count = 2,
+        predictor_norm: bool = False,
         momentum: Momentum = 0.99,
         temperature: Temperature = 1.0,
     ) -> None:
         super().__init__()
         self.momentum = momentum
         self.temperature = temperature
-        self.online = Branch(backbone, hidden_dim, dim, last_norm=True)
+        self.online = Branch(backbone, *(hidden_dim,) * (num_layers - 1), dim, last_norm=True)
         self.target = frozen_copy(self.online)
-        self.predictor = mlp(dim, hidden_dim or self.backbone.feature_dim, dim)
+        hidden = hidden_dim or self.backbone.feature_dim
+        self.predictor = mlp(dim, hidden, dim, last_norm=predictor_norm)
 
     @override
     def encode(self, batch: Batch) -> Encoded:

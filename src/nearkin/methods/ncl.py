@@ -74,12 +74,15 @@ class NCL(Method[KeyUpdate]):
         threshold: Cosine similarity above which features are close.
         positive_rate: Share of the pairs of a batch that are positive, for `closest`.
         top_ranks: Number of largest features that must be the same, for `ranks`.
-        num_easy: Number of least similar novel keys to mix with known keys.
+        num_easy: Number of least similar novel keys to mix with known keys. The official code has
+            50 with five novel classes, 400 with more.
         num_mixes: Number of mixtures of each of them.
         num_hard: Number of hard negatives: the most similar mixtures. 0 means none.
         mix: Share of the novel key: one and two `thirds` (official code), or `uniform`.
         hard_from: Share of training after which hard negatives are added.
         novel_weight: Weight of the contrastive loss of unlabeled images.
+        novel_from: Share of training after which that loss is added; the first epoch's end in the
+            official code.
         known_weight: Weight of the contrastive loss of labeled images.
         consistency_weight: Weight of the consistency of the views, after it has risen.
         consistency_until: Share of training in which that weight rises.
@@ -104,12 +107,13 @@ class NCL(Method[KeyUpdate]):
         threshold: Annotated[float, Range(-1, 1)] = 0.95,
         positive_rate: Fraction = 0.1,
         top_ranks: Count = 5,
-        num_easy: Count = 400,
+        num_easy: Count = 50,
         num_mixes: Count = 5,
         num_hard: Annotated[int, Range(0)] = 400,
         mix: Literal["thirds", "uniform"] = "thirds",
         hard_from: Fraction = 0.015,
         novel_weight: Weight = 1.0,
+        novel_from: Fraction = 0.0,
         known_weight: Weight = 0.1,
         consistency_weight: Weight = 5.0,
         consistency_until: Fraction = 0.25,
@@ -122,6 +126,7 @@ class NCL(Method[KeyUpdate]):
         self.num_easy, self.num_mixes, self.num_hard = num_easy, num_mixes, num_hard
         self.mix, self.hard_from, self.temperature = mix, hard_from, temperature
         self.novel_weight, self.known_weight = novel_weight, known_weight
+        self.novel_from = novel_from
         self.consistency_weight, self.consistency_until = consistency_weight, consistency_until
         self.online = Branch(backbone)
         features = self.backbone.feature_dim
@@ -144,7 +149,7 @@ class NCL(Method[KeyUpdate]):
             "consistency": ramped * (consistency(known1, known2) + consistency(novel1, novel2)),
             "known": self.known_weight
             * self.contrast_known(query[known], key[known], index[known], label[known]),
-            "novel": self.novel_weight
+            "novel": (self.novel_weight if progress >= self.novel_from else 0.0)
             * self.contrast_novel(query[~known], key[~known], index[~known], progress),
         }
         others = max(len(same) * (len(same) - 1), 1)

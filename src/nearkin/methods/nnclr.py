@@ -7,12 +7,12 @@ nearest-neighbor contrastive learning of visual representations. ICCV 2021, arXi
     rows(z, p) = mean_i -log exp(NN(z_i).p_i / t) / sum_j exp(NN(z_i).p_j / t)
     cols(z, p) = mean_i -log exp(NN(z_i).p_i / t) / sum_j exp(NN(z_j).p_i / t)
 
-    views:  loss = (rows(z1, p2) + rows(z2, p1)) / 2
+    views:  loss = (rows(z1, p2) + rows(z2, p1)) / 2, as in solo-learn and lightly
     rowcol: loss = (rows(z1, p2) + cols(z1, p2)) / 2
     both:   the mean of all four
 
 z are the embeddings of the two views and p the predictions from them, unit vectors; t is
-`temperature`.
+`temperature`. With `loss` nt_xent, rows(z, p) is eq. 1 of SimCLR, with NN(z) and p for the views.
 
 Queries: nearest neighbors of embeddings of one view. Keys: predictions from the other view, of
 the whole batch.
@@ -31,7 +31,7 @@ from nearkin.measures.neighbors import nearest
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, Method
 from nearkin.networks.branch import Branch, mlp
-from nearkin.objectives import in_batch, unit
+from nearkin.objectives import in_batch, nt_xent, unit
 from nearkin.types import Batch, Encoded, Step
 
 
@@ -39,16 +39,21 @@ class NNCLR(Method[KeyUpdate]):
     """The nearest neighbor of one view must find the other view's prediction in the batch.
 
     Neighbors come from a support set of earlier embeddings. An image's own older entry is never
-    its neighbor.
+    its neighbor, if it is masked.
 
     Args:
         dim: Embedding dimension.
         hidden_dim: Hidden dimension of the projector; 0 is that of the features.
+        num_layers: Number of layers of the projector; lightly has 2 for CIFAR-10.
+        affine: Whether its last batch norm has scale and shift, as in solo-learn and lightly.
         predictor_dim: Hidden dimension of the predictor.
         predictor: Whether there is a predictor.
         support_size: Number of earlier embeddings in the support set.
+        mask_own: Whether an image's own older entries are left out; other code keeps them.
         num_neighbors: Number of nearest neighbors to draw one from (table 6b).
-        symmetric: Both `views` as queries, as in the official code; one view along rows and
+        loss: `cross_view`, where neighbors look for predictions only, or lightly's `nt_xent`,
+            where each of both looks for its partner among all others of both.
+        symmetric: Both `views` as queries, as in solo-learn and lightly; one view along rows and
             columns of its matrix (`rowcol`), as in the paper's text; or `both`.
         temperature: Softmax temperature.
     """
@@ -65,10 +70,14 @@ class NNCLR(Method[KeyUpdate]):
         *,
         dim: Dim = 256,
         hidden_dim: DimOrZero = 2048,
+        num_layers: Count = 3,
+        affine: bool = False,
         predictor_dim: Dim = 4096,
         predictor: bool = True,
         support_size: QueueSize = 98_304,
+        mask_own: bool = True,
         num_neighbors: Count = 1,
+        loss: Literal["cross_view", "nt_xent"] = "cross_view",
         symmetric: Literal["views", "rowcol", "both"] = "views",
         temperature: Temperature = 0.1,
     ) -> None:
@@ -77,10 +86,13 @@ class NNCLR(Method[KeyUpdate]):
             raise UsageError(
                 f"--num-neighbors {num_neighbors} is more than --support-size {support_size}"
             )
+        self.mask_own = mask_own
         self.num_neighbors = num_neighbors
+        self.contrast = in_batch if loss == "cross_view" else nt_xent
         self.symmetric = symmetric
         self.temperature = temperature
-        self.online = Branch(backbone, hidden_dim, hidden_dim, dim, last_norm=True)
+        sizes = *(hidden_dim,) * (num_layers - 1), dim
+        self.online = Branch(backbone, *sizes, last_norm=True, affine=affine)
         self.predictor = mlp(dim, predictor_dim, dim) if predictor else nn.Identity()
         self.support_set = Queue(support_size, dim)
 
@@ -110,7 +122,7 @@ class NNCLR(Method[KeyUpdate]):
         self, z: Float[Tensor, "batch dim"], index: Int[Tensor, " batch"]
     ) -> Int[Tensor, "batch neighbors"]:
         """Return the nearest entries of the support set, -1 where there are no more."""
-        own = same_image_mask(index, self.support_set.index)
+        own = same_image_mask(index, self.support_set.index) if self.mask_own else None
         similarity, entries = nearest(self.support_set.keys, z, self.num_neighbors, ignored=own)
         return entries.where(similarity.isfinite(), -1)
 
@@ -124,7 +136,7 @@ class NNCLR(Method[KeyUpdate]):
         self, neighbor: Float[Tensor, "batch dim"], p: Float[Tensor, "batch dim"]
     ) -> Float[Tensor, ""]:
         """Find predictions from neighbors and, along the columns, the reverse (eq. 3)."""
-        loss = in_batch(neighbor, p, self.temperature)
+        loss = self.contrast(neighbor, p, self.temperature)
         if self.symmetric == "views":
             return loss
-        return torch.add(loss, in_batch(p, neighbor, self.temperature)) / 2
+        return torch.add(loss, self.contrast(p, neighbor, self.temperature)) / 2

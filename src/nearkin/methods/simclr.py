@@ -5,8 +5,8 @@ representations. ICML 2020, arXiv:2002.05709.
 
     l(i, j) = -log exp(z_i.z_j / t) / sum_{k != i} exp(z_i.z_k / t)  (eq. 1)
 
-    nt_xent:    loss = mean_i l(i, j), where j shows the image of i
-    cross_view: loss = mean_i -log exp(a_i.b_i / t) / sum_j exp(a_i.b_j / t)
+    nt_xent:    loss = scale mean_i l(i, j), where j shows the image of i
+    cross_view: loss = scale mean_i -log exp(a_i.b_i / t) / sum_j exp(a_i.b_j / t)
 
 z are the embeddings of all 2N views of a batch, a those of first views and b those of second
 ones; t is `temperature`.
@@ -14,13 +14,13 @@ ones; t is `temperature`.
 Queries: online embeddings of all views. Keys: the same, less the query itself.
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import Dim, DimOrZero, Temperature
+from nearkin.config import Dim, DimOrZero, Range, Temperature
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import in_batch, nt_xent, unit
@@ -33,8 +33,12 @@ class SimCLR(Method[None]):
     Args:
         dim: Embedding dimension.
         hidden_dim: Hidden dimension of the projector; 0 is that of the features.
+        last_norm: Whether the projector ends on a batch norm, as in lightly and in the official
+            code, where it has no shift.
         loss: `nt_xent` (eq. 1), or `cross_view`, the form in the NNCLR paper: first views look for
             second ones, among second ones only.
+        scale: Factor of the loss. The official code has 2, where it adds the means of first and of
+            second views.
         temperature: Softmax temperature.
     """
 
@@ -48,13 +52,16 @@ class SimCLR(Method[None]):
         *,
         dim: Dim = 128,
         hidden_dim: DimOrZero = 0,
+        last_norm: bool = False,
         loss: Literal["nt_xent", "cross_view"] = "nt_xent",
+        scale: Annotated[float, Range(1e-9)] = 1.0,
         temperature: Temperature = 0.5,
     ) -> None:
         super().__init__()
         self.contrast = nt_xent if loss == "nt_xent" else in_batch
+        self.scale = scale
         self.temperature = temperature
-        self.online = Branch(backbone, hidden_dim, dim)
+        self.online = Branch(backbone, hidden_dim, dim, last_norm=last_norm, affine=True)
 
     @override
     def encode(self, batch: Batch) -> Encoded:
@@ -64,4 +71,4 @@ class SimCLR(Method[None]):
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:
         z1, z2 = encoded
-        return Step(self.contrast(z1, z2, self.temperature), memo=None)
+        return Step(self.scale * self.contrast(z1, z2, self.temperature), memo=None)

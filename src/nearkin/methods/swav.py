@@ -25,7 +25,7 @@ from typing_extensions import override
 from nearkin.config import Count, Dim, DimOrZero, Fraction, QueueSize, Range, Temperature
 from nearkin.memory import KeyUpdate, Queue, same_image_mask
 from nearkin.method import Defaults, HealthBounds, Method, Schedule
-from nearkin.networks.branch import Branch, run_by_size
+from nearkin.networks.branch import Branch
 from nearkin.objectives import look_up, mean_over_rows, sinkhorn, swapped_match, unit
 from nearkin.types import Batch, Encoded, Step
 
@@ -82,7 +82,7 @@ class SwAV(Method[KeyUpdate]):
 
     @override
     def encode(self, batch: Batch) -> Encoded:
-        return tuple(unit(z) for z in run_by_size(self.online, batch.views))
+        return tuple(unit(z) for z in self.online.by_size(batch.views))
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[KeyUpdate]:

@@ -94,8 +94,9 @@ class Branch(nn.Module):
     """A backbone, which is any network, and an `mlp` on top of it: the projector.
 
     `sizes` are the outputs of the projector's layers, where 0 is as many as there are features;
-    without any there is no projector. Embeddings are in full precision. If `bn_groups`, batch
-    norms take their statistics over that many equal parts of the batch.
+    without any there is no projector. `norm`, `last_norm` and `affine` are those of `mlp`.
+    Embeddings are in full precision. If `bn_groups`, batch norms take their statistics over that
+    many equal parts of the batch.
     """
 
     chunk_size: int = 0  # rows that training computes at a time, see `set_chunk_size`; 0: all
@@ -106,6 +107,7 @@ class Branch(nn.Module):
         *sizes: int,
         norm: bool = True,
         last_norm: bool = False,
+        affine: bool = False,
         activation: type[nn.Module] = nn.ReLU,
         bn_groups: int = 0,
     ) -> None:
@@ -115,18 +117,39 @@ class Branch(nn.Module):
         layers = [features, *(size or features for size in sizes)]
         self.projector: nn.Module = nn.Identity()
         if sizes:
-            self.projector = mlp(*layers, norm=norm, last_norm=last_norm, activation=activation)
+            self.projector = mlp(
+                *layers, norm=norm, last_norm=last_norm, affine=affine, activation=activation
+            )
         if bn_groups:
             normalize_in_groups(self, bn_groups)
 
     @override
     def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch dim"]:
-        embedding = _run_chunks(self, lambda rows: self.projector(self.backbone(rows)), images)
-        return embedding.to(torch.promote_types(embedding.dtype, torch.float32))
+        return _full(_run_chunks(self, lambda rows: self.projector(self.backbone(rows)), images))
 
     def features(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch features"]:
         """Return the features of the backbone, without the projector."""
         return _run_chunks(self, self.backbone, images)
+
+    def by_size(self, views: Sequence[Tensor]) -> list[Float[Tensor, "batch dim"]]:
+        """Return the embeddings of views of several sizes.
+
+        Consecutive views of one size go through the backbone together, and all of them at once
+        through the projector, as in the official code of SwAV and DINO: batch statistics of the
+        projector are over all views.
+        """
+        groups = [list(group) for _, group in groupby(views, key=lambda view: view.shape[-2:])]
+        features = []
+        for group in groups:
+            with views_of_batch(len(group)):
+                features.append(self.features(torch.cat(group)))
+        projected = _run_chunks(self, self.projector, torch.cat(features))
+        return list(_full(projected).chunk(len(views)))
+
+
+def _full(embedding: Tensor) -> Tensor:
+    """Return embeddings in single precision at least."""
+    return embedding.to(torch.promote_types(embedding.dtype, torch.float32))
 
 
 def _run_chunks(branch: Branch, network: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
@@ -149,11 +172,15 @@ def _run_chunks(branch: Branch, network: Callable[[Tensor], Tensor], images: Ten
 
 
 def mlp(
-    *sizes: int, norm: bool = True, last_norm: bool = False, activation: type[nn.Module] = nn.ReLU
+    *sizes: int,
+    norm: bool = True,
+    last_norm: bool = False,
+    affine: bool = False,
+    activation: type[nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
     """Return linear layers with an activation between them, batch-normalized if `norm`.
 
-    `last_norm` ends on a batch norm without scale or shift (Chen & He 2021).
+    `last_norm` ends on a batch norm, without scale or shift (Chen & He 2021) unless `affine`.
     """
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(sizes[:-1]):
@@ -161,7 +188,7 @@ def mlp(
         layers += [nn.BatchNorm1d(fan_out)] if norm else []
         layers += [activation()]
     layers += [nn.Linear(sizes[-2], sizes[-1], bias=not last_norm)]
-    layers += [nn.BatchNorm1d(sizes[-1], affine=False)] if last_norm else []
+    layers += [nn.BatchNorm1d(sizes[-1], affine=affine)] if last_norm else []
     return nn.Sequential(*layers)
 
 
@@ -218,21 +245,6 @@ def cosine_to_one(momentum: float, progress: float) -> float:
     [0.5, 0.75, 1.0]
     """
     return 1 - (1 - momentum) * (math.cos(math.pi * progress) + 1) / 2
-
-
-def run_by_size(
-    network: Callable[[Tensor], Tensor], views: Sequence[Tensor]
-) -> list[Float[Tensor, "batch dim"]]:
-    """Run a network on each view; consecutive views of one size go through it together.
-
-    They share batch statistics then, as in the official code of SwAV and DINO.
-    """
-    groups = [list(group) for _, group in groupby(views, key=lambda view: view.shape[-2:])]
-    embeddings: list[Tensor] = []
-    for group in groups:
-        with views_of_batch(len(group)):
-            embeddings += network(torch.cat(group)).chunk(len(group))
-    return embeddings
 
 
 def set_chunk_size(network: nn.Module, size: int, batch_size: int) -> None:

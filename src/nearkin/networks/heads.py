@@ -39,7 +39,9 @@ class CosineHead(nn.Module):
     def __init__(self, features: int, num_classes: int, temperature: float) -> None:
         super().__init__()
         self.temperature = temperature
-        self.weight = nn.Parameter(torch.randn(num_classes, features))
+        # Only directions count, and a step of SGD turns them by lr / length^2: prototypes start
+        # as rows of a linear layer, as the weight-normalized ones of DINO and SimGCD do.
+        self.weight = nn.Linear(features, num_classes, bias=False).weight
 
     @override
     def forward(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n classes"]:

@@ -64,6 +64,8 @@ def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optim
         eta=config.lars_eta,
         clip=config.lars_clip,
         vectors=config.lars_vectors,
+        joint=config.lars_joint,
+        inside=config.lars_inside,
     )
 
 

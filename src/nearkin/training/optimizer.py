@@ -22,16 +22,20 @@ EPSILON = 1e-8  # Keeps the trust ratio finite where a layer's gradient and weig
 class LARS(Optimizer):
     """Layer-wise adaptive rate scaling: momentum SGD with a step in proportion to the weights.
 
-    You, Gitman, Ginsburg. Large batch training of convolutional networks. arXiv:1708.03888, in
-    the form that SimCLR and BYOL train with: the learning rate outside of the momentum. With
+    You, Gitman, Ginsburg. Large batch training of convolutional networks. arXiv:1708.03888. With
     weights `w` and gradient `g` of one layer, each step is
 
-        ratio = eta |w| / (|g| + weight_decay |w|)
+        ratio = eta |w| / (|g| + weight_decay |w|),     of SwAV (LARC) and solo-learn, or
+                eta |w| / |g + weight_decay w|          if `joint`, of SimCLR, BYOL, Barlow Twins,
+                                                        VICReg, MoCo v3 and DINO
         v <- momentum v + ratio (g + weight_decay w)
         w <- w - lr v
 
-    Where `|w|` or `|g|` is zero the ratio is 1. Parameters of one dimension or none (biases,
-    norms) take `v <- momentum v + g`: neither weight decay nor adaptation, unless `vectors`.
+    In SimCLR's code the rate is `inside` the momentum, `v <- momentum v + lr ratio (...)` and
+    `w <- w - v`: what has been gathered keeps its rate while the schedule moves on.
+
+    Where a norm that is part of it is zero the ratio is 1. Parameters of one dimension or none
+    (biases, norms) take `g` alone: neither weight decay nor adaptation, unless `vectors`.
 
     Args:
         params: Parameters, or groups of them.
@@ -42,6 +46,8 @@ class LARS(Optimizer):
         clip: Never let a layer move faster than plain SGD would (LARC): the ratio becomes
             `min(ratio / lr, 1)`.
         vectors: Treat biases and norms as layers too, as SwAV does.
+        joint: Divide by the norm of the decayed gradient, not by the sum of both norms.
+        inside: Keep the learning rate inside the momentum.
     """
 
     def __init__(
@@ -54,9 +60,19 @@ class LARS(Optimizer):
         eta: float = 1e-3,
         clip: bool = False,
         vectors: bool = False,
+        joint: bool = False,
+        inside: bool = False,
     ) -> None:
-        defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay)
-        super().__init__(params, defaults | dict(eta=eta, clip=clip, vectors=vectors))
+        defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, eta=eta)
+        forms = dict(clip=clip, vectors=vectors, joint=joint, inside=inside)
+        super().__init__(params, defaults | forms)
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # checkpoints from before there was a choice
+            group.setdefault("joint", False)
+            group.setdefault("inside", False)
 
     @override
     @torch.no_grad()
@@ -77,21 +93,25 @@ class LARS(Optimizer):
                 self.state[p]["velocity"] = torch.zeros_like(p)
         velocities = [self.state[p]["velocity"] for p in params]
         gradients = [p.grad for p in params if p.grad is not None]
+        inner, outer = (group["lr"], 1.0) if group["inside"] else (1.0, group["lr"])
         torch._foreach_mul_(velocities, group["momentum"])
         if adapted:  # without a copy of any layer: clearing its memory takes longer than the sums
-            ratios = _ratios(params, gradients, group)
+            ratios = inner * _ratios(params, gradients, group)
             torch._foreach_addcmul_(velocities, gradients, list(ratios))
             torch._foreach_addcmul_(velocities, params, list(ratios * group["weight_decay"]))
         else:
-            torch._foreach_add_(velocities, gradients)
-        torch._foreach_add_(params, velocities, alpha=-group["lr"])
+            torch._foreach_add_(velocities, gradients, alpha=inner)
+        torch._foreach_add_(params, velocities, alpha=-outer)
 
 
 def _ratios(layers: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> Tensor:
     """Return the trust ratio of each layer."""
     w = torch.stack(torch._foreach_norm(layers))
+    if group["joint"]:
+        gradients = list(torch._foreach_add(gradients, layers, alpha=group["weight_decay"]))
     g = torch.stack(torch._foreach_norm(gradients))
-    ratio = group["eta"] * w / (g + group["weight_decay"] * w + EPSILON)
+    norm = g if group["joint"] else g + group["weight_decay"] * w
+    ratio = group["eta"] * w / (norm + EPSILON)
     if group["clip"]:
         ratio = (ratio / group["lr"]).clamp(max=1)
     return torch.where((w > 0) & (g > 0), ratio, 1)
