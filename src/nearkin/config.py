@@ -9,6 +9,7 @@ import difflib
 import inspect
 import json
 import math
+import os
 import re
 import textwrap
 import tomllib
@@ -37,6 +38,7 @@ Mark = TypeVar("Mark")
 
 MAX: Final = 1e9
 """The largest value of a setting without a bound of its own; sums of such values stay finite."""
+VARIABLES: Final = "NEARKIN_"  # How variables of the environment begin that are settings
 MODE_METHODS: Final = {"ncd": "ncl", "gcd": "simgcd"}  # of a discovery's last stage, by mode
 # What `nearkin evaluate --protocol` measures, by name; `full` is all of it. Each is a tuple of
 # `nearkin.evaluation.protocols`, which needs torch.
@@ -229,6 +231,12 @@ def protocol_names(protocol: str) -> list[str]:
     return list(PROTOCOLS) if FULL in names else list(dict.fromkeys(names))
 
 
+def as_given(name: str) -> str:
+    """How a user gave an unknown setting: as an option, or as a variable of the environment."""
+    variable = f"{VARIABLES}{name.upper()}"
+    return variable if variable in os.environ else option(name)
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """` Did you mean x?`, where something known is close enough; else nothing.
 
@@ -254,6 +262,7 @@ AutoCountOrZero = Annotated[int | Auto, Range(0, MAX)]
 AutoRate = Annotated[float | Auto, Range(1e-12, MAX)]
 Share = Annotated[float, Range(0, 1)]
 HeldOut = Annotated[float, Range(0, 0.9)]
+AutoHeldOut = Annotated[float | Auto, Range(0, 0.9)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 Devices = Annotated[int, Range(1, 1024)]
 Augment = str | Sequence[dict[str, Any]]
@@ -408,8 +417,8 @@ class DiscoverConfig:
     """Whether unlabeled images may be of known classes (gcd), or are all of novel ones (ncd)."""
     accept: str = ""
     """An earlier discovery whose named classes become known ones."""
-    val: HeldOut = 0.1
-    """Fraction of the images held out for evaluation, where the data have no test part."""
+    val: AutoHeldOut = "auto"
+    """Fraction held out for evaluation, if the data have no test part; auto: .1, or the run's."""
     truth: str = ""
     """True labels, for evaluation only: data, or a table or folders."""
     scan: Literal["headers", "full"] = "headers"
@@ -486,8 +495,8 @@ class ClassifyConfig:
     """Labels, of some images or of all: auto, folders, or a table with columns path and label."""
     labeled: str = ""
     """Labeled images instead: class folders, or a table with columns path and label."""
-    val: HeldOut = 0.1
-    """Fraction of the images held out for evaluation, where the data have no test part."""
+    val: AutoHeldOut = "auto"
+    """Fraction held out for evaluation, if the data have no test part; auto: .1, or the run's."""
     scan: Literal["headers", "full"] = "headers"
     """Check before training: the header of every file, or every image decoded."""
     max_bad: Share = 0.1

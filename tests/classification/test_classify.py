@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -234,6 +235,24 @@ def test_few_labels_classify_the_rest(data, encoder, tmp_path, capsys):
     capsys.readouterr()
     assert main(["compare", str(out), str(encoder.parent)]) == 2
     assert main([*command, "--out", str(out), "--workers", "0", "--resume", "-q"]) == 0
+
+
+def test_what_the_run_of_the_encoder_held_out_is_held_out_again(encoder, tmp_path, capsys):
+    pixels, labels = load_digits(return_X_y=True)
+    pixels = np.round(pixels[:120].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    np.savez(tmp_path / "digits.npz", x=pixels, y=labels[:120])
+    data, source, out = (str(tmp_path / name) for name in ("digits.npz", "source", "run"))
+    held_out = nearkin.embed(encoder, data, out=source, val=0.25, workers=0).splits == "test"
+    command = ["classify", data, "--from", source, "--out", out, "--no-baselines", "-q"]
+    assert main([*command, "--val", "0.1"]) == 2
+    assert "--val 0.1, but " in capsys.readouterr().err
+    assert not Path(out).exists()
+    assert main(command) == 0
+    stored = tomllib.loads(Path(out, "config.toml").read_text())
+    assert stored["val"] == 0.25
+    assert json.loads(Path(out, "summary.json").read_text())["sizes"]["test"] == held_out.sum()
+    shutil.rmtree(source)
+    assert main([*command, "--resume"]) == 0
 
 
 def test_labels_that_change_are_not_resumed_with(data, encoder, tmp_path, capsys):

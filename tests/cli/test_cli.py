@@ -205,6 +205,22 @@ def test_the_small_commands_answer(capsys):
         assert expected in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["methods", "resnet19"],
+        ["backbones", "resnet19"],
+        ["backbones", "--pretrained", "resnet19"],
+    ],
+)
+def test_names_that_are_not_listed_are_refused(words, capsys):
+    code, line = failure(words, capsys)
+    assert code == 2
+    assert "resnet19" in line
+    if words[0] == "backbones":
+        assert "Did you mean" in line
+
+
 @pytest.mark.parametrize("method", [name for name, cls in METHODS.items() if not cls.uses_labels])
 def test_what_config_prints_is_a_configuration(method, tmp_path, capsys):
     assert main(["config", method]) == 0
@@ -488,6 +504,20 @@ def test_a_run_is_not_resumed_on_images_that_have_changed(tmp_path, capsys):
     code, line = failure([*arguments, "--resume"], capsys)
     assert code == 5
     assert "bring them back" in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["train", "DATA"], ["classify", "DATA"], ["embed", "resnet18@w.pth", "DATA"],
+     ["discover", "DATA", "--known", "a,b"]],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_a_variable_that_is_no_setting_is_named(words, images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NEARKIN_EPOCHS_X", "1")
+    words = [str(images) if word == "DATA" else word for word in words]
+    code, line = failure([*words, "--out", tmp_path / "run"], capsys)
+    assert code == 2
+    assert "unknown option NEARKIN_EPOCHS_X" in line
 
 
 @pytest.mark.parametrize("variable", ["NEARKIN_TRACEBACK", "NEARKIN_TORCHVISION"])

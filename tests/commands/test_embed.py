@@ -146,20 +146,22 @@ def test_python_and_the_command_line_give_the_same(run, source, images, tmp_path
     assert list(alone.paths) == list(made.paths) == table["path"].to_pylist()
 
 
+@pytest.mark.parametrize("output", ["parts/", "v.parquet", "v.npz"])
 def test_neighbors_take_the_name_and_the_run_and_know_their_vectors(
-    run, source, images, tmp_path, capsys
+    output, run, source, images, tmp_path, capsys
 ):
-    parts, query = tmp_path / "parts", str(images / "1" / "001.jpg")
-    assert main(["embed", source, str(images), "-o", f"{parts}/", "-q"]) == 0
-    assert open_table(parts).encoder == load(source).digest == load(run.path).digest
+    vectors, query = tmp_path / output, str(images / "1" / "001.jpg")
+    assert main(["embed", source, str(images), "-o", f"{tmp_path}/{output}", "-q"]) == 0
+    assert open_table(vectors).encoder == load(source).digest == load(run.path).digest
+    assert open_table(run.embeddings).encoder == load(source).digest
     of_run = nearkin.neighbors(run.path, [query], top=3)
     assert of_run[0].neighbors[0].path == "1/001.jpg"
     for encoder in (source, run.path):
-        assert nearkin.neighbors(encoder, [query], vectors=parts, top=3) == of_run
+        assert nearkin.neighbors(encoder, [query], vectors=vectors, top=3) == of_run
     other = f"timm:local-dir:{write_weights(tmp_path / 'other', seed=1)}"
     capsys.readouterr()
-    assert main(["neighbors", other, query, "--in", str(parts)]) == 5
-    assert f"{parts} is of another encoder than {other}" in capsys.readouterr().err
+    assert main(["neighbors", other, query, "--in", str(vectors)]) == 5
+    assert f"{vectors} is of another encoder than {other}" in capsys.readouterr().err
 
 
 def test_evaluate_and_neighbors_take_the_size_of_other_vectors(source, images, tmp_path, capsys):
@@ -269,6 +271,7 @@ REFUSED = {
     "unknown option": ("embed SOURCE DATA --vall .2", 2, "--vall"),
     "image size": ("embed SOURCE DATA --out OUT/r --image-size 33", 2, "32 or 40"),
     "unknown name": ("embed dinov2-smal DATA --out OUT/r", 2, "Did you mean dinov2-small?"),
+    "no file behind @": ("embed resnet18@ DATA --out OUT/r", 2, "resnet18@ names no file"),
     "a run that is there": ("embed SOURCE DATA --out RUN", 4, "--resume"),
     "another seed": ("embed SOURCE DATA --out RUN --val .3 --seed 3 --resume", 2, "--seed 0"),
     "its own encoder": ("embed RUN DATA --out RUN --overwrite", 2, "--overwrite would remove"),

@@ -381,6 +381,17 @@ def test_a_folder_with_a_discovery_is_refused_and_overwritten_if_asked(
     assert (out / "classes" / "mine.txt").read_text() == "mine"
 
 
+def test_a_share_that_the_run_of_the_encoder_did_not_hold_out_is_refused(
+    arrays, encoder, finished, tmp_path, capsys
+):
+    settings = ["discover", arrays, "-o", tmp_path / "run", "--from", encoder, *LEAST]
+    code, line = refused(capsys, *settings, "--known", "0,1,2", "--val", "0.2")
+    assert code == 2
+    assert "was made with --val 0.1 of the same images" in line
+    assert not (tmp_path / "run").exists()
+    assert tomllib.loads((finished / "config.toml").read_text())["val"] == 0.1
+
+
 def wait_for(condition, child):
     while not condition():
         assert child.poll() is None, "the run was over before it could be killed"

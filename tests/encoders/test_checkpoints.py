@@ -159,13 +159,16 @@ def test_vision_transformers(kind, vit, transformer, tmp_path):
 
 def test_the_line_says_what_was_taken_and_what_was_not(residual, tmp_path):
     torch.save(residual["moco"], tmp_path / "moco.pth.tar")
-    lines = load(f"resnet18@{tmp_path / 'moco.pth.tar'}").lines()
+    encoder = load(f"resnet18@{tmp_path / 'moco.pth.tar'}")
+    lines = encoder.lines()
     assert "weights of state_dict.module.encoder_q" in lines
     assert (
         "weights without state_dict.module.encoder_k (120), state_dict.module.encoder_q.fc (2), "
         "state_dict.module.queue (1)"
     ) in lines
     assert "assumed, the file does not say" in lines[1]
+    encoder.details["assumed"] = True  # as files of earlier versions have it
+    assert encoder.lines() == lines
 
 
 @pytest.mark.parametrize("kind", ["moco", "dino", "moco v3", "timm training"])
@@ -311,6 +314,8 @@ def test_unknown_architectures_suggest_the_nearest(tmp_path, resnet):
     assert "Did you mean resnet18?" in refusal(f"resnet1@{tmp_path / 'w.pth'}")
     for missing in (tmp_path / "no.pth", tmp_path):
         assert f"{missing} is no file" in refusal(f"resnet18@{missing}")
+    for source in ("resnet18@", "@"):
+        assert refusal(source) == f"{source} names no file; give ARCHITECTURE@FILE"
 
 
 @pytest.mark.parametrize(
@@ -325,6 +330,15 @@ def test_unknown_architectures_suggest_the_nearest(tmp_path, resnet):
 def test_files_of_something_else_get_a_line_that_says_so(content, reason, tmp_path):
     (tmp_path / "w.pth").write_bytes(content)
     assert reason in refusal(f"resnet18@{tmp_path / 'w.pth'}", CheckpointError)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_the_reason_for_a_file_that_is_cut_off_is_a_whole_sentence(zipped, tmp_path):
+    path = tmp_path / "w.pth"
+    torch.save({"a": torch.zeros(999)}, path, _use_new_zipfile_serialization=zipped)
+    path.write_bytes(path.read_bytes()[:-200])
+    reason = "is cut off" if zipped else r"expected \d+ more bytes\)"
+    assert re.search(f"{reason}; get it again", refusal(f"resnet18@{path}", CheckpointError))
 
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path, resnet):

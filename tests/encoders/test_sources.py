@@ -362,4 +362,3 @@ def test_encoders_with_weights_are_listed_with_their_licences():
     assert dict(line.split(maxsplit=1) for line in pretrained_lines("hiera_tiny_224.mae"))[
         "timm:hiera_tiny_224.mae"
     ].startswith("cc-by-nc")
-    assert pretrained_lines("no such name") == []

@@ -60,7 +60,8 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
         log.info(f"copied {copied} images to {destination}")
     # Not what an attentive probe pools: images are searched for by the encoder that is written.
     embedded = embeddings_of(images, unit_rows(outcome.features.numpy()).astype(np.float32))
-    write_embeddings(folder.embeddings, replace(embedded, splits=outcome.dataset.parts.splits))
+    embedded = replace(embedded, splits=outcome.dataset.parts.splits)
+    write_embeddings(folder.embeddings, embedded, outcome.classifier.digest)
     summary = outcome.summary() | computed_with(outcome.config.seed)
     store_report(folder, build_report(outcome))
     write_page(folder, images)

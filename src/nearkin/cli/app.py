@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 from cyclopts import App, Group, Parameter
 from cyclopts.config import Env
 
+from nearkin.config import VARIABLES
 from nearkin.tables import printable
 from nearkin.version import __version__
 
@@ -18,7 +19,7 @@ nearkin train IMAGES --epochs 100
 
 nearkin discover IMAGES --labeled SOME_CLASSES
 """
-app = App(name="nearkin", version=__version__, help=HELP, config=Env("NEARKIN_", command=False))
+app = App(name="nearkin", version=__version__, help=HELP, config=Env(VARIABLES, command=False))
 
 TITLES = ("Data", "Method", "Views", "Optimization", "Evaluation", "Machine", "Output")
 GROUPS: Final = {title: Group(title, sort_key=place) for place, title in enumerate(TITLES)}

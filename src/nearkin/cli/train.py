@@ -18,12 +18,14 @@ from nearkin.cli.app import ENCODER, GROUPS, Flag, Images, app, is_only_process,
 from nearkin.cli.terminal import Terminal
 from nearkin.config import (
     MODE_METHODS,
+    VARIABLES,
     ClassifyConfig,
     Config,
     DiscoverConfig,
     EmbedConfig,
     Range,
     TrainConfig,
+    as_given,
     field_docs,
     metadata,
     option,
@@ -141,15 +143,10 @@ def _run(
         raise UsageError(
             f"no images given; say nearkin {kind.verb} DATA, or --config with a data key"
         )
-    _drop_other_variables(typed)
-    names = {entry.name for entry in fields(kind)}
-    settings |= {name: value for name, value in typed.items() if name in names}
-    options = {k.replace("-", "_"): value for k, value in typed.items() if k not in names}
-    if "options" in names:
+    own, options = _divided(kind, typed)
+    settings |= own
+    if options:
         settings["options"] = settings.get("options", {}) | options
-    elif options:
-        near = suggestion(next(iter(options)), names)
-        raise UsageError(f"unknown option {option(next(iter(options)))}.{near}")
     from nearkin.distributed import is_main_process
 
     command = getattr(import_module(f"nearkin.commands.{kind.verb}"), kind.verb)
@@ -161,10 +158,18 @@ def _run(
         show(finished.summary, run.json, finished.lines())
 
 
-def _drop_other_variables(typed: dict[str, Any]) -> None:
+def _divided(kind: type[Config], typed: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings among what was typed, and the options of the method, if it has one."""
     for variable in OTHER_VARIABLES:  # cyclopts takes every NEARKIN_ variable for an option
         if variable in os.environ:
-            typed.pop(variable.removeprefix("NEARKIN_").lower(), None)
+            typed.pop(variable.removeprefix(VARIABLES).lower(), None)
+    names = {entry.name for entry in fields(kind)}
+    settings = {name: value for name, value in typed.items() if name in names}
+    options = {k.replace("-", "_"): value for k, value in typed.items() if k not in names}
+    if options and "options" not in names:
+        name = min(options)
+        raise UsageError(f"unknown option {as_given(name)}.{suggestion(name, names)}")
+    return settings, options
 
 
 def _embed(
@@ -183,12 +188,8 @@ def _embed(
     if not encoder or data is None:
         what = "no images" if encoder else "no encoder"
         raise UsageError(f"{what} given; say nearkin embed ENCODER DATA, or --config FILE")
-    _drop_other_variables(typed)
-    if unknown := typed.keys() - {entry.name for entry in fields(EmbedConfig)}:
-        name = min(unknown)
-        near = suggestion(name, EmbedConfig.__dataclass_fields__)
-        raise UsageError(f"unknown option {option(name)}.{near}")
-    config = EmbedConfig(**{**settings, **typed, "encoder": encoder})
+    own, _ = _divided(EmbedConfig, typed)
+    config = EmbedConfig(**{**settings, **own, "encoder": encoder})
     if run.output is not None:
         _embed_table(config, data, run)
         return

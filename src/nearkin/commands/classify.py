@@ -26,6 +26,7 @@ from nearkin.config import ClassifyConfig
 from nearkin.data.cache import cache_for, free_disk, free_memory
 from nearkin.data.images import in_bytes
 from nearkin.data.recognize import class_names
+from nearkin.discovery.data import check_share, division
 from nearkin.discovery.features import CachedFeatures, ViewSettings, extract_features
 from nearkin.distributed import available_cpus, is_main_process
 from nearkin.encoders.encoder import Encoder, load, write_encoder
@@ -57,6 +58,7 @@ def classify(
     # Everything that can be refused is, before the run folder is touched and time is spent.
     encoder = _checked(config, kept_copy(folder.start, config.from_run, resume=resume))
     config = self_contained(config)
+    check_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
         folder,
@@ -78,7 +80,8 @@ def classify(
         if folder.summary.exists():
             run.log.info("already complete")
             return Run(folder)
-        run = replace(run, config=_resolved(run.config, dataset, encoder))
+        share, _ = division(data, run.config)
+        run = replace(run, config=replace(_resolved(run.config, dataset, encoder), val=share))
         with resource_errors(64):
             folder.write_settings(run.config, data_name(data))
             # A resumed run needs the source no longer; trained on is the file from the start.

@@ -7,7 +7,14 @@ from typing import Any
 
 from nearkin.commands.train import Run
 from nearkin.config import DiscoverConfig, option
-from nearkin.discovery.data import BATCH_SIZE, DiscoveryData, batch_size, open_discovery_data
+from nearkin.discovery.data import (
+    BATCH_SIZE,
+    DiscoveryData,
+    batch_size,
+    check_share,
+    division,
+    open_discovery_data,
+)
 from nearkin.discovery.features import check_train_layers
 from nearkin.discovery.outcome import build_outcome
 from nearkin.discovery.pipeline import Pipeline
@@ -43,6 +50,7 @@ def discover(
     # Everything that can be refused is, before the run folder is touched and time is spent.
     folder = run_folder(out, data, config.mode, again=resume or overwrite)
     config = _checked(config, kept_copy(folder.start, config.from_run, resume=resume))
+    check_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
         folder,
@@ -52,7 +60,7 @@ def discover(
         encoders=[config.from_run],
         reporter=reporter,
     ) as run:
-        config, log = run.config, run.log
+        config, log = replace(run.config, val=division(data, run.config)[0]), run.log
         list_bad = partial(write_bad_files, folder.bad_files)
         dataset = open_discovery_data(data, config, log.progress, list_bad)
         for line in dataset.lines():

@@ -68,7 +68,7 @@ def embed(
             encoder, images, device=where, workers=processes, on_progress=on_progress
         ).normalized()
     if output is not None:
-        write_embeddings(Path(output), embeddings)
+        write_embeddings(Path(output), embeddings, encoder.digest)
     return embeddings
 
 

@@ -174,7 +174,7 @@ def _measure(
         features=features,
         on_progress=log.progress,
     )
-    write_embeddings(folder.embeddings, embeddings)
+    write_embeddings(folder.embeddings, embeddings, encoder.digest)
     write_bad_files(folder.bad_files, split.images, embeddings.bad)
     if embeddings.bad:
         log.info(f"warning: {len(embeddings.bad)} images cannot be decoded, see bad_files.csv")
@@ -234,7 +234,7 @@ def frozen_floors(
 def absolute_source(source: str) -> str:
     """Return the source of an encoder as it holds from any working directory."""
     head, file = split_source(source)
-    return head + str(Path(file).resolve()) if Path(file).exists() else source
+    return head + str(Path(file).resolve()) if file and Path(file).exists() else source
 
 
 def source_name(source: str) -> str:

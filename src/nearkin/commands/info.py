@@ -30,7 +30,9 @@ from nearkin.config import (
     toml_value,
 )
 from nearkin.distributed import available_cpus, choose_device, device_name, native_precision
+from nearkin.encoders.libraries import nearest
 from nearkin.encoders.pretrained import DINOV2, license_of
+from nearkin.errors import UsageError
 from nearkin.extensions import label
 from nearkin.method import Defaults, Method
 from nearkin.methods import METHODS, method_class, method_names, option_types, parameters
@@ -240,7 +242,7 @@ def backbone_lines(pattern: str) -> list[str]:
         *(f"torchvision/{name}" for name in torchvision_names()),
         *(f"timm/{name}" for name in timm_names()),
     ]
-    return [name for name in names if pattern in name]
+    return _containing(pattern, names)
 
 
 def pretrained_lines(pattern: str) -> list[str]:
@@ -252,7 +254,15 @@ def pretrained_lines(pattern: str) -> list[str]:
         *(f"torchvision:{name}" for name in torchvision_names()),
         *(f"timm:{name}" for name in timm.list_pretrained()),
     ]
-    return aligned([(name, license_of(name)) for name in names if pattern in name])
+    return aligned([(name, license_of(name)) for name in _containing(pattern, names)])
+
+
+def _containing(pattern: str, names: list[str]) -> list[str]:
+    found = [name for name in names if pattern in name]
+    if not found:
+        hint = nearest(pattern, names)
+        raise UsageError(f"no name contains {pattern}.{hint} `nearkin backbones` lists them")
+    return found
 
 
 def doctor_lines() -> list[str]:

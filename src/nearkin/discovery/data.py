@@ -350,8 +350,18 @@ def division(data: Any, config: DiscoverConfig | ClassifyConfig) -> tuple[float,
         earlier, its_data = run.any_settings()
         # An image that the encoder was trained on is no held-out image of what follows.
         if its_data == data_name(data):
-            return earlier.val, earlier.seed
-    return config.val, config.seed
+            return float(earlier.val), earlier.seed
+    return TrainConfig.val if config.val == "auto" else config.val, config.seed
+
+
+def check_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> None:
+    """Refuse to hold out another share of the images than the run of the encoder did."""
+    share, _ = division(data, config)
+    if config.val not in ("auto", share):
+        raise UsageError(
+            f"--val {config.val}, but {config.from_run} was made with --val {share} of the same "
+            "images, and what it held out stays held out; leave --val out"
+        )
 
 
 def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig, Value
-from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size, division
+from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size
 from nearkin.discovery.features import (
     CachedFeatures,
     DiscoveryEncoder,
@@ -51,7 +51,7 @@ from nearkin.types import UNKNOWN
 
 SEEDS: Final = 3
 """Trainings of the last stage on top of a frozen encoder; a finetuned one is trained once."""
-SHARED: Final = ("device", "devices", "workers", "cache", "scan", "max_bad")
+SHARED: Final = ("val", "seed", "device", "devices", "workers", "cache", "scan", "max_bad")
 """Settings that the first stage takes over."""
 BASE_LOSS: Final[dict[str, Value]] = {"novel_weight": 0.0, "known_weight": 0.0}
 """Options of NCL without its contrastive terms."""
@@ -154,11 +154,8 @@ class Pipeline:
         if stage.summary.exists():
             return load(stage.path)
         self.log.info(f"stage 1/3  features: {config.method}, without labels")
-        share, seed = division(self.data, config)
-        settings = TrainConfig(
-            method=config.method, labels="none", val=share, seed=seed, **self._shared(*SHARED)
-        )
-        parts = dataset.pretraining_parts(share, seed)
+        settings = TrainConfig(method=config.method, labels="none", **self._shared(*SHARED))
+        parts = dataset.pretraining_parts(settings.val, settings.seed)
         # A run folder of its own, so that it is resumed like any other training.
         with (
             opened(stage.path, resume=stage.config.exists(), overwrite=False) as folder,

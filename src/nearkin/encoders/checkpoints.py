@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +128,8 @@ def _read(path: Path) -> Any:
 
         with usable(path, REMEDY):
             return load_file(path)
+    if start.startswith(b"PK") and not is_zipfile(path):  # which ends with its list of contents
+        raise CheckpointError(f"{path} is cut off; {REMEDY}")
     names: set[str] = set()
     while True:
         try:
@@ -136,7 +139,8 @@ def _read(path: Path) -> Any:
             if blocked is None:
                 # torch advises to load all the same, which is what must not be done.
                 own = re.search(r"WeightsUnpickler error: (.*?)\s*Check the doc", str(error), re.S)
-                reason = " ".join((own[1] if own else str(error)).split())[:200]
+                whole = " ".join((own[1] if own else str(error)).split())
+                reason = whole.partition(". ")[0][:200]  # what follows guesses at causes
                 if not reason or reason.isdecimal():  # the byte at which unpickling gives up
                     reason = "it is no checkpoint of PyTorch"
                 raise CheckpointError(f"{path} cannot be read ({reason}); {REMEDY}") from error

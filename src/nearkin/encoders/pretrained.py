@@ -102,6 +102,8 @@ def load(source: str, *, image_size: int | None = None, allow_partial: bool = Fa
     crop = SIZE / RESIZE if architecture in DINOV2 else None
     size = image_size or (SIZE if architecture in DINOV2 else None)
     name = DINOV2.get(architecture, architecture)
+    if at and not file:
+        raise UsageError(f"{source} names no file; give ARCHITECTURE@FILE")
     if at:
         return load_file(name, Path(file), size, crop=crop, allow_partial=allow_partial)
     if not is_name(source):

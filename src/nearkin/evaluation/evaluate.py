@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,20 +111,21 @@ def evaluate_tables(
     more than features, `image_views` has the images of each table.
     """
     entries = chosen(protocol)
-    measures: dict[str, list[Measure]] = {}
+    taken: dict[str, dict[str, list[Measure]]] = {}
     missing: dict[str, dict[str, str]] = {}
     for name, (train, test) in tables.items():
         for embeddings in (train, test, test.second_view):
             _check_finite(embeddings)
         views = (image_views or {}).get(name)
         inputs = Inputs(train, test, k, seed, views)
-        measures[name], missing[name] = _measured(inputs, entries, under(name, on_progress))
+        taken[name], missing[name] = _measured(inputs, entries, under(name, on_progress))
+    measures = {name: [*chain.from_iterable(each.values())] for name, each in taken.items()}
+    elsewhere = {title for each in taken.values() for title, found in each.items() if found}
     left_out: dict[str, str] = {}
     for name, reasons in missing.items():
         for title, why in reasons.items():
-            if not all(title in each for each in missing.values()):
-                title = f"{title} of {TITLES.get(name, name)}"
-            left_out.setdefault(title, why)
+            of_one = f"{title} of {TITLES.get(name, name)}" if title in elsewhere else title
+            left_out.setdefault(of_one, why)
     train, test = next(iter(tables.values()))
     evaluation = Evaluation({"train": len(train), "test": len(test)}, measures, left_out)
     if not set(ENTRIES[QUICK]) <= set(entries):
@@ -135,9 +137,9 @@ def evaluate_tables(
 
 def _measured(
     inputs: Inputs, entries: Iterable[Entry], on_progress: ProgressCallback
-) -> tuple[list[Measure], dict[str, str]]:
+) -> tuple[dict[str, list[Measure]], dict[str, str]]:
     """Take the measures of one table of features; also return what could not be, and why."""
-    measures, left_out, entries = list[Measure](), dict[str, str](), tuple(entries)
+    measures, left_out, entries = dict[str, list[Measure]](), dict[str, str](), tuple(entries)
     for done, entry in enumerate(entries):
         on_progress(done, len(entries), entry.title)
         try:
@@ -147,7 +149,7 @@ def _measured(
         else:
             if not entry.compared:  # in the verdict, which looks at outcomes
                 taken = [replace(measure, outcome=None) for measure in taken]
-            measures += taken
+            measures[entry.title] = taken
     on_progress(len(entries), len(entries), "measured")
     return measures, left_out
 

@@ -32,6 +32,7 @@ from nearkin.types import UNKNOWN
 FORMATS: Final = (".parquet", ".npz", ".npy")  # What `write_embeddings` writes
 COLUMNS: Final = ("path", "label", "vector")  # A table of another program needs no more
 BAD: Final = b"nearkin.bad"  # Where a part notes its bad images, so that both appear at once
+ENCODER: Final = "nearkin.encoder"  # Where a file notes the digest of the encoder that it is from
 BLOCK_SIZE: Final = 4_096  # Images that can be read from a file at once
 AGAIN: Final = "write it again with nearkin embed"
 ROOM: Final = "make room, or choose another -o"
@@ -40,15 +41,19 @@ ROOM: Final = "make room, or choose another -o"
 # Files
 
 
-def write_embeddings(path: Path, embeddings: Embeddings) -> None:
-    """Write a file whose ending says how: .parquet, .npz, or .npy with a .csv beside it."""
+def write_embeddings(path: Path, embeddings: Embeddings, encoder: str = "") -> None:
+    """Write a file whose ending says how: .parquet, .npz, or .npy with a .csv beside it.
+
+    `encoder` is the digest of the encoder, which a .parquet and an .npz note.
+    """
     check_format(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".parquet":
-            _write_parquet(path, embeddings)
+            _write_parquet(path, embeddings, encoder)
         elif path.suffix == ".npz":
-            np.savez(path, allow_pickle=False, **_text(embeddings), vector=embeddings.vectors)
+            columns = _text(embeddings) | {ENCODER: [encoder]}
+            np.savez(path, allow_pickle=False, **columns, vector=embeddings.vectors)
         else:
             np.save(path, embeddings.vectors)
             text = _text(embeddings)
@@ -84,7 +89,7 @@ def _lists(vectors: Float[np.ndarray, "n dim"]) -> Any:
     return pyarrow.FixedSizeListArray.from_arrays(vectors.ravel(), vectors.shape[1])
 
 
-def _write_parquet(path: Path, embeddings: Embeddings) -> None:
+def _write_parquet(path: Path, embeddings: Embeddings, encoder: str) -> None:
     import pyarrow
     from pyarrow import parquet
 
@@ -93,7 +98,7 @@ def _write_parquet(path: Path, embeddings: Embeddings) -> None:
     }
     table = pyarrow.table(
         columns | {"vector": _lists(embeddings.vectors)},
-        metadata={BAD: json.dumps(embeddings.bad)},
+        metadata={BAD: json.dumps(embeddings.bad), ENCODER: encoder},
     )
     repeated = ["split", "label"]  # of the others, hardly two cells are equal
     with path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
@@ -295,7 +300,7 @@ class PartFolder:
         """Write one part, and in it which of its images could not be read."""
         path = self.files[number]
         with writing(path, ROOM), whole(path) as partial:
-            _write_parquet(partial, embeddings)
+            _write_parquet(partial, embeddings, self.note.encoder)
 
     def compute(
         self,
@@ -436,7 +441,7 @@ class EmbeddingTable:
 
 
 def open_table(path: Path) -> EmbeddingTable:
-    """Open a table of embeddings, of which nothing is read yet; refuse an incomplete folder."""
+    """Open a table of embeddings, of which no row is read yet; refuse an incomplete folder."""
     if path.is_dir():
         folder = PartFolder.open(path)
         if missing := folder.missing():
@@ -452,7 +457,19 @@ def open_table(path: Path) -> EmbeddingTable:
             f"{path} is no table of features; give a folder that nearkin embed has made, or a "
             f"file that ends in {' or '.join(READERS)}"
         )
-    return EmbeddingTable(path, (path,))
+    return EmbeddingTable(path, (path,), _encoder_of(path))
+
+
+def _encoder_of(file: Path) -> str:
+    """Return the digest of the encoder that a file notes; empty if none, as of other tools."""
+    from pyarrow import parquet
+
+    with usable(file, AGAIN), file.open("rb") as opened:
+        if file.suffix == ".npz":
+            with np.load(opened, allow_pickle=False) as stored:
+                return str(stored[ENCODER][0]) if ENCODER in stored else ""
+        noted = parquet.read_metadata(opened).metadata or {}
+        return str(noted.get(ENCODER.encode(), b""), "utf-8")
 
 
 def _groups(file: Path) -> Iterator[tuple[int, Iterator[Any]]]:

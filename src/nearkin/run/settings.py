@@ -22,6 +22,7 @@ from nearkin.config import (
     Settings,
     TrainConfig,
     Value,
+    as_given,
     check_value,
     metadata,
     option,
@@ -75,7 +76,7 @@ def checked_options(
         if key not in options:
             near = suggestion(key, [*options, *kind.__dataclass_fields__])
             raise UsageError(
-                f"unknown option {option(key)} for {label(name)}.{near} "
+                f"unknown option {as_given(key)} for {label(name)}.{near} "
                 f"`nearkin config {name}` lists them"
             )
         checked[key] = from_text(value, kinds[key]) if isinstance(value, str) else value

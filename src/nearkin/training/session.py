@@ -213,7 +213,7 @@ def _evaluate(
         device=batches.device,
         on_progress=log.progress,
     )
-    write_embeddings(folder.embeddings, embeddings)
+    write_embeddings(folder.embeddings, embeddings, encoder.digest)
     bad_files = {split.train.names[row]: reason for row, reason in batches.bad.items()}
     bad_files |= embeddings.bad
     write_bad_files(folder.bad_files, split.images, bad_files)
