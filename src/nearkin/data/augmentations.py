@@ -90,7 +90,9 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "asymmetric_cifar": (replace(BYOL, blur=0.0), replace(BYOL, blur=0.0, solarize=0.2)),
     "solo_cifar": (SOLO, replace(SOLO, solarize=0.2)),
     "vicreg_cifar": (replace(SOLO, scale=(0.2, 1.0), solarize=0.1),),
-    "ncl_cifar": (replace(NCL, scale=(1.0, 1.0), ratio=(1.0, 1.0), translate=4 / 32),),
+    "ncl_cifar": (
+        replace(NCL, scale=(1.0, 1.0), ratio=(1.0, 1.0), translate=4 / 32, whole_shifts=True),
+    ),
     "characters": (CHARACTERS,),
 }
 """The views of each augmentation; a single one serves for any number of views."""

@@ -245,8 +245,9 @@ class View:
     solarize: float = 0.0
     """Probability that pixels of 0.5 or more are inverted."""
     translate: float = 0.0
-    """Largest shift across and down, as a share of the image's sides, 0 to 1. Shifts are whole
-    pixels of the image: a fraction of a pixel would blur small images."""
+    """Largest shift across and down, as a share of the view's side, 0 to 1."""
+    whole_shifts: bool = False
+    """Whether shifts are whole pixels of the image: a fraction of one blurs a small image."""
     rotate: float = 0.0
     """Largest rotation either way, in degrees, 0 to 180."""
     size: float = 1.0
@@ -281,9 +282,10 @@ def _checked(name: str, value: Any) -> Any:
         if not isinstance(value, str) or not value:
             raise UsageError(f"a view's kind is {value!r}; give a name, such as strong")
         return value
-    if name == "interpolation":
-        if value not in get_args(Interpolation):
-            raise UsageError(f"a view's interpolation is {value!r}; give bilinear or bicubic")
+    if name in CHOICES:
+        if value not in CHOICES[name]:
+            choices = " or ".join(map(str, CHOICES[name])).lower()
+            raise UsageError(f"a view's {name} is {value!r}; give {choices}")
         return value
     is_pair, several = name in PAIRS, isinstance(value, tuple | list)
     numbers = tuple(value) if several else (value,)
@@ -297,6 +299,7 @@ def _checked(name: str, value: Any) -> Any:
     return tuple(map(float, numbers)) if is_pair else float(value)
 
 
+CHOICES: Final = {"interpolation": get_args(Interpolation), "whole_shifts": (False, True)}
 PAIRS: Final = ("scale", "ratio", "sigma")
 RANGES: Final = {
     **dict.fromkeys(("flip", "jitter", "gray", "blur", "solarize", "scale", "translate"), (0, 1)),
@@ -339,7 +342,7 @@ def sample_view(
     """Sample one view of each image: a function of the seed, the epoch, the image and the number.
 
     The parameters are numpy arrays, so that loader workers can sample them and no decision waits
-    for an accelerator. Crops and shifts are whole pixels of images of this width and height.
+    for an accelerator. Crops are whole pixels of images of this width and height.
     """
     u = uniform(seed, epoch, index, number, SLOTS)
     # Every parameter has its own slots, used or not: switching one on leaves the others alone.
@@ -347,15 +350,18 @@ def sample_view(
     sides = [np.broadcast_to(side, index.shape).astype(float) for side in (width, height)]
     box = random_boxes(crop_u, view.scale, view.ratio, *sides) / np.stack(sides * 2, axis=1)
     u_jitter, u_order, u_gray, u_blur, u_sigma, u_solarize, u_flip, u_angle = u[:, :8].T
-    farthest = np.rint(view.translate * np.stack(sides, axis=1))  # in pixels
-    shift = np.floor(u[:, 12:] * (2 * farthest + 1)) - farthest
+    shift = between(u[:, 12:], (-view.translate, view.translate))
+    if view.whole_shifts:
+        pixels = np.stack(sides, axis=1)
+        farthest = np.rint(view.translate * pixels)
+        shift = (np.floor(u[:, 12:] * (2 * farthest + 1)) - farthest) / pixels
     strength = np.array([view.brightness, view.contrast, view.saturation, view.hue])
     lowest = np.maximum(NEUTRAL - strength, LOWEST)
     jitter = lowest + (NEUTRAL + strength - lowest) * u[:, 8:12]
     return ViewParams(
         box=box.astype(np.float32),
         angle=between(u_angle, (-view.rotate, view.rotate)).astype(np.float32),
-        shift=(shift / np.stack(sides, axis=1)).astype(np.float32),
+        shift=shift.astype(np.float32),
         jitter=np.where((u_jitter < view.jitter)[:, None], jitter, NEUTRAL).astype(np.float32),
         order=ORDERS[(u_order * len(ORDERS)).astype(int)],
         gray=u_gray < view.gray,
