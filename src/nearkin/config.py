@@ -309,7 +309,7 @@ class TrainConfig:
     """Length as time, such as 45m or 2h; converted to epochs by a measurement at the start."""
     batch_size: Annotated[int | Auto, Range(2, MAX)] = "auto"
     """Images per step, over all processes."""
-    optimizer: Literal["auto", "sgd", "lars", "adamw"] = "auto"
+    optimizer: Literal["auto", "sgd", "lars", "adamw", "muon"] = "auto"
     """Optimizer."""
     lr: AutoRate = "auto"
     """Peak learning rate, used as it is (not scaled by the batch size)."""
