@@ -32,7 +32,7 @@ deep48 = partial(deep_resnet, 48, (96, 192, 384))
 
 
 def unshuffled(stem: int, widths: tuple[int, ...]) -> nn.Sequential:
-    """A first convolution of 4x4 pixels with stride 2, then blocks that halve the side but the first."""
+    """A first convolution of stride 2, then blocks that halve the side, but the first."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, stem, 4, 2, padding=1, bias=False),
         nn.BatchNorm2d(stem),
@@ -58,6 +58,7 @@ class Pooled(nn.Module):
         self.pool, self.block = pool, Block(fan_in, fan_out, stride=1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Pool and run the block."""
         y: Tensor = self.block(self.pool(x))
         return y
 

@@ -60,6 +60,7 @@ def train(  # noqa: D417 (the settings are described by the data class)
     max_bad: float = 0.1,
     augment: Augment = "auto",
     image_size: int | Auto = "auto",
+    view_sizes: str = "auto",
     epochs: int | Auto = "auto",
     max_time: str = "",
     batch_size: int | Auto = "auto",

@@ -19,7 +19,7 @@ from nearkin.errors import NearkinError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import knn
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.run.settings import describe, resolve
+from nearkin.run.settings import describe, resolve, view_sides
 from nearkin.training.fit import seconds_per_epoch
 from nearkin.training.session import build
 
@@ -132,7 +132,8 @@ def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[flo
     batch = batch if images.is_small else min(TIMED_BATCH, batch)
     timed = replace(config, batch_size=batch, workers=0, cache="off")
     method, batches = build(timed, images, device)
-    hours = seconds_per_epoch(timed, method, batches) * int(config.epochs) / 3600
+    parts = [batches.resized(side) for side in view_sides(timed)]
+    hours = seconds_per_epoch(timed, method, parts) * int(config.epochs) / 3600
     weights = sum(tensor.nbytes for tensor in method.state_dict().values())
     features = 4 * method.backbone.feature_dim * len(images)
     copies = 3 * 3  # the newest three checkpoints, each with the optimizer's two moments

@@ -246,6 +246,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     resolved = replace(
         config,
         image_size=size,
+        view_sizes=_or(config.view_sizes, lambda: str(size)),
         batch_size=batch,
         optimizer=optimizer,
         lr=_or(config.lr, lambda: chosen.lr * growth * rate_share(config)),
@@ -394,6 +395,13 @@ def image_size(images: Images, device: torch.device) -> int:
     return max((size for size in SIZES if size <= side), default=SIZES[0])
 
 
+def view_sides(config: TrainConfig) -> list[int]:
+    """The sides in pixels of the views of a resolved configuration, one per part of training."""
+    if config.view_sizes == "auto":  # of a run from before there was a choice
+        return [int(config.image_size)]
+    return [int(side) for side in config.view_sizes.split(",")]
+
+
 def is_gray(images: Images) -> bool:
     """Whether images have no color, by a look at some of them."""
     batches = CenterCrops(images.spread(64), 16)
@@ -428,9 +436,13 @@ def describe(config: TrainConfig) -> str:
     """The recipe in one line."""
     options = ", ".join(f"{name} {value}" for name, value in config.options.items())
     views = config.augment
+    resized = (
+        f"views of {config.view_sizes} px, " if view_sides(config) != [config.image_size] else ""
+    )
     augmentation = views if isinstance(views, str) else f"of {len(views)} views of your own"
     return (
         f"recipe {label(config.method)} ({options}), {config.backbone}, {config.image_size} px, "
+        f"{resized}"
         f"augmentation {augmentation}, batch {config.batch_size} (global), {config.optimizer} "
         f"lr {config.lr:.4g}, weight decay {config.weight_decay:g}, "
         f"{count(int(config.epochs), 'epoch')}, {config.precision}; all of it in config.toml"

@@ -273,8 +273,13 @@ def _means(rows: Sequence[Mapping[str, int | float]], names: Iterable[str]) -> l
     return [f"{name.replace('_', ' ')} {mean:.3f}" for name, mean in means.items()]
 
 
-def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> float:
-    """Estimate how long an epoch takes here, by timing a few steps of a copy of the method."""
+def seconds_per_epoch(config: TrainConfig, method: Method[Any], parts: Sequence[Feed]) -> float:
+    """Estimate how long an epoch takes here, as the mean over equal parts of a training."""
+    return fmean(_seconds_per_epoch(config, method, part) for part in parts)
+
+
+def _seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> float:
+    """Time a few steps of a copy of the method."""
     trial, config = copy.deepcopy(method), replace(config, freeze_epochs=0)  # a usual step
     optimizer = optimizer_for(trial, config)
     laps, before = [], time.perf_counter()
@@ -286,7 +291,7 @@ def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -
 
 
 def with_epochs(
-    config: TrainConfig, method: Method[Any], batches: Feed, spent: float = 0.0
+    config: TrainConfig, method: Method[Any], parts: Sequence[Feed], spent: float = 0.0
 ) -> TrainConfig:
     """Replace --max-time, less the seconds already spent, by a number of epochs.
 
@@ -295,7 +300,7 @@ def with_epochs(
     if not config.max_time:
         return config
     # From here on the length is fixed: schedules depend on it, so a clock may not end the run.
-    pace = broadcast_bytes(repr(seconds_per_epoch(config, method, batches)).encode())
+    pace = broadcast_bytes(repr(seconds_per_epoch(config, method, parts)).encode())
     # The first process's, as it is the one that has been measured.
     epochs = epochs_within(config.max_time, float(pace), spent)
     epochs = int(broadcast_bytes(str(epochs).encode()))
