@@ -64,7 +64,7 @@ def train(  # noqa: D417 (the settings are described by the data class)
     epochs: int | Auto = "auto",
     max_time: str = "",
     batch_size: int | Auto = "auto",
-    optimizer: Literal["auto", "sgd", "lars", "adamw"] = "auto",
+    optimizer: Literal["auto", "sgd", "lars", "adamw", "muon"] = "auto",
     lr: float | Auto = "auto",
     weight_decay: float | Auto = "auto",
     lars_eta: float = 0.001,

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -28,7 +29,7 @@ from nearkin.pace import Pace
 from nearkin.run.data import note_machine
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import PRECISIONS, with_frozen_epochs
+from nearkin.run.settings import PRECISIONS, with_length
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Checkpointer, Files
@@ -295,16 +296,24 @@ def with_epochs(
 ) -> TrainConfig:
     """Replace --max-time, less the seconds already spent, by a number of epochs.
 
-    It is the same in all processes.
+    It is the same in all processes. Where the number was `auto` as well, it has a limit.
     """
     if not config.max_time:
         return config
     # From here on the length is fixed: schedules depend on it, so a clock may not end the run.
     pace = broadcast_bytes(repr(seconds_per_epoch(config, method, parts)).encode())
     # The first process's, as it is the one that has been measured.
-    epochs = epochs_within(config.max_time, float(pace), spent)
-    epochs = int(broadcast_bytes(str(epochs).encode()))
-    return with_frozen_epochs(replace(config, epochs=epochs, max_time=""))
+    epochs = int(broadcast_bytes(str(planned_epochs(config, float(pace), spent)).encode()))
+    device = next(method.parameters()).device
+    return with_length(config, epochs, parts[0].order.steps_per_epoch, device)
+
+
+def planned_epochs(config: TrainConfig, epoch_seconds: float, spent: float = 0.0) -> int:
+    """Return the number of epochs of a training that may have a time, a number, or both."""
+    most = math.inf if config.epochs == "auto" else config.epochs
+    if config.max_time:
+        most = min(most, epochs_within(config.max_time, epoch_seconds, spent))
+    return int(most)
 
 
 def epochs_within(duration: str, epoch_seconds: float, spent: float = 0.0) -> int:

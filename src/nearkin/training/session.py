@@ -36,6 +36,7 @@ from nearkin.run.settings import (
     describe,
     known_classes,
     known_labels,
+    length,
     shrunk,
     sources_of,
     view_sides,
@@ -83,11 +84,15 @@ def train_encoder(
         spent = time.monotonic() - before
         if isinstance(parts[0], CachedTeacher):
             log.info(f"teacher features of {parts[0].files} in {spent:.1f} s")
-        config = with_epochs(config, method, parts, spent)
+        planned, config = config, with_epochs(config, method, parts, spent)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))
-        for line in [describe(config), *shrunk(config, len(split.train))]:
+        for line in [
+            describe(config),
+            *length(planned, config),
+            *shrunk(config, len(split.train)),
+        ]:
             log.info(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         log.info(f"augmented views  {sheet.resolve()}")
