@@ -25,7 +25,7 @@ def done(table: Path) -> set[str]:
 
 def run(trial: dict[str, Any], data: Path, table: Path) -> None:
     """Run one trial in a process of its own, and append its row; failures have one too."""
-    command = [sys.executable, HERE / "candidate.py", json.dumps(trial), "--data", data]
+    command = [sys.executable, str(HERE / "candidate.py"), json.dumps(trial), "--data", str(data)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, capture_output=True, text=True, env=env)
     if result.returncode == 0:

@@ -393,6 +393,8 @@ class TrainConfig:
             raise UsageError("--lr-milestones and --cosine-end exclude each other; give one")
         if self.fsdp and self.chunk_size:
             raise UsageError("--fsdp and --chunk-size exclude each other; give one")
+        if self.fsdp and self.optimizer == "muon":
+            raise UsageError("--fsdp divides the matrices that Muon needs whole; give adamw")
         self._check_start()
         if self.max_time:
             seconds(self.max_time)

@@ -15,7 +15,8 @@ from nearkin.method import Method, Schedule
 from nearkin.networks.blocks import layer_depths
 from nearkin.networks.branch import Backbone
 
-MOMENTUM = 0.9  # Of all optimizers; the first beta of AdamW
+MOMENTUM = 0.9  # Of SGD and LARS
+BETAS = (0.9, 0.999)  # Of AdamW, and of Muon for what is no matrix
 EPSILON = 1e-8  # Keeps the trust ratio finite where a layer's gradient and weight decay vanish
 
 
@@ -117,91 +118,6 @@ def _ratios(layers: list[Tensor], gradients: list[Tensor], group: dict[str, Any]
     return torch.where((w > 0) & (g > 0), ratio, 1)
 
 
-class Muon(Optimizer):
-    """Momentum whose steps are orthogonal matrices; AdamW for biases and norms.
-
-    Jordan et al. Muon: an optimizer for hidden layers in neural networks. 2024,
-    kellerjordan.github.io/posts/muon. The weights of a convolution are a matrix with a row per
-    output channel. With gradient `g` of an n x m matrix `w`, each step is
-
-        v <- momentum v + g
-        w <- (1 - lr weight_decay) w - lr 0.2 sqrt(max(n, m)) orthogonal(g + momentum v)
-
-    `orthogonal` replaces all singular values by about 1. The factor makes steps as long as usual
-    ones of AdamW, whose learning rates serve here too (Liu et al. Muon is scalable for LLM
-    training. arXiv:2502.16982, eq. 4).
-
-    Args:
-        params: Parameters, or groups of them.
-        lr: Learning rate.
-        momentum: Momentum coefficient of matrices.
-        betas: Coefficients of AdamW's moments, for biases and norms.
-        weight_decay: Weight decay.
-    """
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float,
-        *,
-        momentum: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(
-            params, dict(lr=lr, momentum=momentum, betas=betas, weight_decay=weight_decay)
-        )
-
-    @override
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Update every parameter that has a gradient."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.mul_(1 - group["lr"] * group["weight_decay"])
-                    move = self._orthogonal if p.ndim > 1 else self._adam
-                    p.sub_(move(p, p.grad, group), alpha=group["lr"])
-        return loss
-
-    def _orthogonal(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-        state = self.state[p]
-        if not state:
-            state["velocity"] = torch.zeros_like(p)
-        velocity = state["velocity"].mul_(group["momentum"]).add_(gradient)
-        matrix = gradient.add(velocity, alpha=group["momentum"]).flatten(1)
-        return orthogonal(matrix).mul_(0.2 * max(matrix.shape) ** 0.5).view(p.shape)
-
-    def _adam(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-        state, (first, second) = self.state[p], group["betas"]
-        if not state:
-            state["step"] = torch.zeros(())
-            state["mean"], state["square"] = torch.zeros_like(p), torch.zeros_like(p)
-        state["step"] += 1
-        state["mean"].lerp_(gradient, 1 - first)
-        state["square"].lerp_(gradient.square(), 1 - second)
-        done = state["step"].item()
-        mean = state["mean"] / (1 - first**done)
-        return mean / ((state["square"] / (1 - second**done)).sqrt() + EPSILON)
-
-
-def orthogonal(matrix: Tensor) -> Tensor:
-    """Return `U V^T` of a matrix `U S V^T`, roughly: singular values come between .7 and 1.2.
-
-    Five iterations of a polynomial of odd powers, X <- a X + b X X^T X + c (X X^T)^2 X, with the
-    coefficients of Muon's authors, which raise small singular values fastest.
-    """
-    a, b, c = 3.4445, -4.7750, 2.0315
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
-    x = x / (x.norm() + EPSILON)
-    for _ in range(5):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.T if tall else x
-
-
 def constant() -> Schedule:
     """Return a schedule that stays at the peak.
 
@@ -286,9 +202,14 @@ def build_optimizer(
     """Build an optimizer over the parameters of `method` that require gradients.
 
     Each prefix of `method.learning_rates` is a group of its own, which holds its `name` and
-    `peak_lr`. SGD decays everything, as MoCo and SimSiam do. LARS and AdamW leave biases and
-    norm parameters without weight decay, as SimCLR, BYOL and the vision transformers do; with
+    `peak_lr`. SGD decays everything, as MoCo and SimSiam do. The others leave biases and norm
+    parameters without weight decay, as SimCLR, BYOL and the vision transformers do; with
     `vectors`, LARS decays everything too.
+
+    Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) moves matrices by steps with
+    equal singular values, a convolution's weights as a matrix with a row per output channel, and
+    biases, norms and matrices with a side below 4 as NAdamW does. Its steps are as long as usual
+    ones of AdamW (Liu et al. 2025, arXiv:2502.16982, eq. 4), whose learning rates serve here too.
 
     With `layer_decay` below 1, layers of the backbone learn the more slowly the lower they are:
     those at the top at `lr`, each below at `layer_decay` times the rate of the one above it, as
@@ -322,10 +243,12 @@ def build_optimizer(
             return LARS(groups, lr, momentum=MOMENTUM, weight_decay=weight_decay, **lars)
         case "adamw":
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
-            return torch.optim.AdamW(groups, lr, betas=(MOMENTUM, 0.999), fused=True)
+            return torch.optim.AdamW(groups, lr, betas=BETAS, fused=True)
         case "muon":
+            from timm.optim import Muon
+
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
-            return Muon(groups, lr)
+            return Muon(groups, lr, nesterov=True, betas=BETAS)
 
 
 def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
