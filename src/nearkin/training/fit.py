@@ -281,11 +281,12 @@ def seconds_per_epoch(config: TrainConfig, method: Method[Any], parts: Sequence[
 
 def _seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> float:
     """Time a few steps of a copy of the method."""
-    trial, config = copy.deepcopy(method), replace(config, freeze_epochs=0)  # a usual step
-    optimizer = optimizer_for(trial, config)
+    # A usual step: the backbone learns, whatever the length of the training will be.
+    trial, usual = copy.deepcopy(method), replace(config, epochs=1, freeze_epochs=0)
+    optimizer = optimizer_for(trial, usual)
     laps, before = [], time.perf_counter()
-    trained, fed = sharded(config, trial, optimizer), batches.between(0, TIMED)
-    for _ in training_steps(config, trained, optimizer, fed, start=0, total=TIMED):
+    trained, fed = sharded(usual, trial, optimizer), batches.between(0, TIMED)
+    for _ in training_steps(usual, trained, optimizer, fed, start=0, total=TIMED):
         laps.append(time.perf_counter() - before)
         before = time.perf_counter()
     return median(laps[2:]) * batches.order.steps_per_epoch
