@@ -84,3 +84,17 @@ early_avg = partial(pooled, 32, (64, 128, 256))
 early_max = partial(pooled, 32, (64, 128, 256), nn.MaxPool2d)
 late_avg = partial(pooled, 32, (64, 128, 256), early=False)
 late_max = partial(pooled, 32, (64, 128, 256), nn.MaxPool2d, early=False)
+
+
+def photo_resnet(stem: int, widths: tuple[int, ...]) -> nn.Sequential:
+    """The same behind a stem that is pooled twice: a block sees a quarter of the image's side."""
+    network = pooled(stem, widths)
+    network.insert(4, nn.AvgPool2d(2))
+    return network
+
+
+photo3 = partial(photo_resnet, 32, (64, 128, 256))
+photo4 = partial(photo_resnet, 32, (64, 128, 256, 512))
+early48 = partial(pooled, 48, (96, 192, 384))
+early24 = partial(pooled, 24, (48, 96, 192))
+early512 = partial(pooled, 32, (64, 128, 512))

@@ -1,4 +1,4 @@
-"""Run the trials of the search that have not been run, two at a time, one thread each."""
+"""Run those trials of a stage that have no row yet, two at a time, one thread each."""
 
 import argparse
 import json
@@ -8,6 +8,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from stages import STAGES
 
 HERE = Path(__file__).parent
 
@@ -38,17 +40,15 @@ def run(trial: dict[str, Any], data: Path, table: Path) -> None:
 
 
 def main() -> None:
-    """Run what is missing of a list of trials."""
+    """Run what is missing of a stage."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("trials", type=Path, help="a file with a trial as JSON per line")
+    parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("docs/lab/trials.jsonl"))
     parser.add_argument("--at-once", type=int, default=2)
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = options.trials.read_text().splitlines()
-    trials = [json.loads(line) for line in lines if line.strip() and not line.startswith("#")]
-    missing = [trial for trial in trials if key(trial) not in done(options.out)]
+    missing = [trial for trial in STAGES[options.stage] if key(trial) not in done(options.out)]
     with ThreadPoolExecutor(options.at_once) as pool:
         for trial in missing:
             pool.submit(run, trial, options.data, options.out)
