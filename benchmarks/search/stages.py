@@ -1,4 +1,4 @@
-"""The trials of each stage of the search, in the order in which they were decided; see docs/lab.md."""
+"""The trials of each stage of the search, in the order of their choice; see docs/lab.md."""
 
 from typing import Any
 
