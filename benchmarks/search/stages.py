@@ -18,6 +18,8 @@ CIFAR: Trial = {"data": "cifar10", "method": "simclr", "average": 0.98}
 COUNTED: Trial = {"steps_by": "fastest"}
 """Steps are counted by the fastest of some: since stage 2, see docs/lab.md."""
 
+GROW: Trial = {"grow": [0.75]}
+
 STAGES: dict[str, list[Trial]] = {
     "1": trials(
         CIFAR | {"seconds": 180},
@@ -39,18 +41,27 @@ STAGES: dict[str, list[Trial]] = {
             EARLY | MUON | {"grow": [0.75]},
             EARLY | MUON | {"lr": 0.01},
             EARLY | MUON | {"view.scale": [0.2, 1.0]},
-            MUON | {"backbone": NETWORKS + "early_max"},
-            MUON | {"backbone": NETWORKS + "late_avg"},
-            EARLY | MUON | {"option.temperature": 0.1},
-            EARLY | MUON | {"option.temperature": 0.3},
-            EARLY | MUON | {"batch_size": 128},
-            EARLY | MUON | {"batch_size": 512},
-            EARLY | MUON | {"grow": [0.5, 0.75, 1.0]},
-            EARLY | MUON | {"grow": [0.5, 0.625, 0.75]},
-            EARLY | MUON | {"weight_decay": 0.3},
-            EARLY | MUON | {"warmup": 0.02},
-            EARLY | MUON | {"option.last_norm": True},
-            EARLY | MUON | {"view.jitter": 0.4},
+        ],
+    ),
+    "3": trials(
+        CIFAR | COUNTED | EARLY | MUON | GROW | {"seconds": 180},
+        [
+            {"grow": [0.5, 0.75]},
+            {"grow": [0.5]},
+            {"view.scale": [0.2, 1.0]},
+            {"batch_size": 128},
+            {"lr": 0.01},
+            {"batch_size": 512},
+            {"option.temperature": 0.1},
+            {"option.temperature": 0.3},
+            {"backbone": NETWORKS + "early_max"},
+            {"backbone": NETWORKS + "late_avg"},
+            {"backbone": NETWORKS + "early24"},
+            {"backbone": NETWORKS + "early512"},
+            {"weight_decay": 0.3},
+            {"warmup": 0.02},
+            {"option.last_norm": True},
+            {"view.jitter": 0.4},
         ],
     ),
 }
