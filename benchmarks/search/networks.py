@@ -5,17 +5,11 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from nearkin.networks.backbone import Block, conv_norm, small_resnet
-
-small48 = partial(small_resnet, 48, (96, 192, 384))
-small64 = partial(small_resnet, 64, (128, 256, 512))
-small24 = partial(small_resnet, 24, (48, 96, 192))
-small512 = partial(small_resnet, 32, (64, 128, 256, 512))
-small_wide_end = partial(small_resnet, 32, (64, 128, 512))
+from nearkin.networks.backbone import Block, conv_norm
 
 
-def deep_resnet(stem: int, widths: tuple[int, ...], depth: int = 2) -> nn.Sequential:
-    """The same with `depth` blocks per width."""
+def strided_resnet(stem: int, widths: tuple[int, ...], depth: int) -> nn.Sequential:
+    """Blocks that halve the side by strides, `depth` per width."""
     layers: list[nn.Module] = [conv_norm(3, stem, 3), nn.ReLU(inplace=True)]
     for fan_in, fan_out in pairwise([stem, *widths]):
         layers.append(Block(fan_in, fan_out, stride=2))
@@ -27,27 +21,7 @@ def deep_resnet(stem: int, widths: tuple[int, ...], depth: int = 2) -> nn.Sequen
     return network
 
 
-deep = partial(deep_resnet, 32, (64, 128, 256))
-deep48 = partial(deep_resnet, 48, (96, 192, 384))
-
-
-def unshuffled(stem: int, widths: tuple[int, ...]) -> nn.Sequential:
-    """A first convolution of stride 2, then blocks that halve the side, but the first."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, stem, 4, 2, padding=1, bias=False),
-        nn.BatchNorm2d(stem),
-        nn.ReLU(inplace=True),
-    ]
-    for number, (fan_in, fan_out) in enumerate(pairwise([stem, *widths])):
-        layers.append(Block(fan_in, fan_out, stride=2 if number else 1))
-    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    return network
-
-
-stem4 = partial(unshuffled, 64, (64, 128, 256))
+strided = partial(strided_resnet, 32, (64, 128, 256), depth=1)  # `small` until the search
 
 
 class Pooled(nn.Module):

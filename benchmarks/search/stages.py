@@ -64,4 +64,8 @@ STAGES: dict[str, list[Trial]] = {
             {"view.jitter": 0.4},
         ],
     ),
+    "4": trials(
+        CIFAR | COUNTED | EARLY | MUON | GROW | {"seconds": 1620, "view.scale": [0.2, 1.0]},
+        [{}, {"backbone": NETWORKS + "early48"}, {"grow": [0.5, 0.75]}, {"batch_size": 128}],
+    ),
 }
