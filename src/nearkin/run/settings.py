@@ -38,7 +38,7 @@ from nearkin.errors import DataError, UsageError
 from nearkin.extensions import absolute, is_reference, label, load_extension, source_of
 from nearkin.method import Defaults, Method
 from nearkin.methods import method_class, option_types, parameters
-from nearkin.networks.backbone import SMALL_IMAGE, build_backbone
+from nearkin.networks.backbone import SMALL, SMALL_IMAGE, build_backbone
 from nearkin.networks.branch import Backbone, as_backbone, should_compile
 from nearkin.pace import count
 from nearkin.types import UNKNOWN
@@ -246,19 +246,21 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         raise UsageError("--fsdp divides networks among processes; give --devices 2 or more")
     check_batch(batch, len(images), processes)
     config = with_planned_length(config, chosen, device)
-    optimizer = _or(config.optimizer, lambda: chosen.optimizer)
-    growth = batch / 256 if optimizer != "adamw" else math.sqrt(batch / 256)
+    optimizer = _or(config.optimizer, lambda: usable_optimizer(chosen, config))
+    lr = chosen.lr if optimizer == chosen.optimizer else Defaults.lr
+    growth = math.sqrt(batch / 256) if optimizer in ADAPTIVE else batch / 256
+    backbone = _or(config.backbone, lambda: backbone_for(size, device))
     resolved = replace(
         config,
         image_size=size,
-        view_sizes=_or(config.view_sizes, lambda: str(size)),
+        view_sizes=_or(config.view_sizes, lambda: view_size_for(size, backbone)),
         batch_size=batch,
         optimizer=optimizer,
-        lr=_or(config.lr, lambda: chosen.lr * growth * rate_share(config)),
+        lr=_or(config.lr, lambda: lr * growth * rate_share(config)),
         weight_decay=_or(config.weight_decay, lambda: chosen.weight_decay),
         layer_decay=_or(config.layer_decay, lambda: layer_decay(config)),
         augment=_or(config.augment, lambda: stored_views(augment_for(chosen, images, size))),
-        backbone=_or(config.backbone, lambda: backbone_for(size, device)),
+        backbone=backbone,
         workers=_or(
             config.workers, lambda: 0 if images.is_small else cpus_per_process(config.devices)
         ),
@@ -317,6 +319,7 @@ arXiv:2405.09673, section 4).
 """
 LAYER_DECAY = 0.75
 """Of a continued training: that of MAE's fine-tuning, between BEiT's .65 and ConvNeXt's .8."""
+ADAPTIVE = ("adamw", "muon")  # Optimizers whose steps do not depend on the loss's scale
 FROZEN_SHARE = 20  # `auto` freezes the backbone for one epoch in so many, but for the last one
 
 
@@ -421,6 +424,26 @@ def image_size(images: Images, device: torch.device) -> int:
         return max(8, side)
     side = min(side, LARGEST.get(device.type, LARGEST["mps"]))
     return max((size for size in SIZES if size <= side), default=SIZES[0])
+
+
+def usable_optimizer(chosen: Defaults, config: TrainConfig) -> str:
+    """The method's optimizer, or AdamW where Muon cannot be used, or was not measured.
+
+    Muon needs whole matrices, which --fsdp divides. Continued trainings were measured with AdamW.
+    """
+    left = config.fsdp or config.init_from
+    return "adamw" if chosen.optimizer == "muon" and left else chosen.optimizer
+
+
+def view_size_for(size: int, backbone: str) -> str:
+    """Three quarters of the side of small images, of 20 px at least, for networks of nearkin.
+
+    Nearly twice as many steps fit into the same time, and objects that are enlarged in crops have
+    the size in such views that they have in whole images (docs/lab.md). Those of other networks
+    may be built for one size.
+    """
+    smaller = 4 * round(0.75 * size / 4)
+    return str(smaller if backbone in SMALL and smaller >= 20 and size < SMALL_IMAGE else size)
 
 
 def view_sides(config: TrainConfig) -> list[int]:
