@@ -248,7 +248,8 @@ def build_optimizer(
             from timm.optim import Muon
 
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
-            return Muon(groups, lr, nesterov=True, betas=BETAS)
+            muon: Optimizer = Muon(groups, lr, nesterov=True, betas=BETAS)
+            return muon
 
 
 def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
