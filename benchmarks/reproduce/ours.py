@@ -16,7 +16,7 @@ from torch import nn
 from nearkin.config import TrainConfig
 from nearkin.data.images import Images
 from nearkin.encoders.encoder import load, write_encoder
-from nearkin.run.settings import resolve
+from nearkin.run.settings import backbone_for, resolve
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.optimizer import restore_optimizer
 from nearkin.training.session import build
@@ -48,7 +48,11 @@ class Ours:
     def settings(self) -> dict[str, Any]:
         """What was chosen, for the row."""
         resolved = asdict(self.config)
-        return {name: resolved[name] for name in SHOWN} | {"options": self.config.options}
+        return {
+            **{name: resolved[name] for name in SHOWN},
+            "options": self.config.options,
+            "auto_backbone": backbone_for(int(self.config.image_size), CPU),
+        }
 
     def steps(self, start: int, total: int) -> Iterator[float]:
         """Train from one step to another; yield the loss of each."""

@@ -62,21 +62,22 @@ def started(run: Run, core: int, where: Where) -> Iterator[subprocess.Popen[str]
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
     }
-    with (folder / "log.txt").open("a", encoding="utf-8") as log:
-        process = subprocess.Popen(
+    with (
+        (folder / "log.txt").open("a", encoding="utf-8") as log,
+        subprocess.Popen(
             [str(word) for word in words],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-        )
+        ) as process,
+    ):
         os.sched_setaffinity(process.pid, {core})
         try:
             yield process
         finally:
             process.kill()  # where this program was interrupted; else it has ended
-            process.wait()
 
 
 def pipe(stream: IO[str] | None) -> IO[str]:

@@ -20,7 +20,7 @@ BEGIN: Final = "<!-- Made by `make docs` from docs/results/peers.jsonl. -->"
 END: Final = "<!-- End of what is made. -->"
 
 DATA: Final = {"cifar10": "CIFAR-10", "fashion": "Fashion-MNIST"}
-FLOORS: Final = {"pixels": "raw pixels (floor)", "untrained": "untrained network (floor)"}
+FLOORS: Final = {"pixels": "raw pixels", "untrained": "untrained network"}
 NOT_RUN: Final = "not run"
 Row = dict[str, Any]
 
@@ -103,7 +103,9 @@ def table(runs: Sequence[Run], rows: dict[str, Row], floors: Iterable[Run]) -> s
         lines.append(line(f"{method}, {network}", sides))
     for run in floors:
         shown = interval(rows[run.name]) if run.name in rows else NOT_RUN
-        lines.append([FLOORS[run.method], shown, *[""] * (len(header) - 2)])
+        network = "" if run.method == "pixels" else f", {run.network}"
+        name = f"{FLOORS[run.method]}{network} (floor)"
+        lines.append([name, shown, *[""] * (len(header) - 2)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -149,11 +151,11 @@ def section(rows: dict[str, Row]) -> str:
 INTRODUCTION: Final = f"""\
 `nearkin train` with its `auto` settings beside [lightly](https://github.com/lightly-ai/lightly)
 with the settings of its own CIFAR-10 benchmark: the same images, the same seconds of one core,
-side by side, one evaluator. `small` is the network that `auto` chooses here (1.2 M parameters),
-on both sides; `resnet18` is each side's own ResNet-18 for small images. Each side measures its
-own speed first and sets its schedule for the steps that fit, so both finish it. Imports, opening
-the data and evaluation do not count. nearkin computes in bfloat16 where `auto` does, lightly in
-float32, as its benchmark. Commands and all conditions:
+side by side, one evaluator. `small` is nearkin's small network (1.2 M parameters), on both sides;
+`resnet18` is each side's own ResNet-18 for small images. Each side measures its own speed first
+and sets its schedule for the steps that fit, so both finish it. Imports, opening the data and
+evaluation do not count. nearkin computes in bfloat16 where `auto` does, lightly in float32, as
+its benchmark. Commands and all conditions:
 [benchmarks/reproduce](../benchmarks/reproduce/README.md).
 
 Accuracy is kNN: k 200, temperature 0.1, cosine, bank 50,000 (Fashion-MNIST 60,000), test part
