@@ -19,10 +19,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Final
 
-from plan import EPOCHS, METHODS, SECONDS, Pair, Run, plan
+from plan import EPOCHS, FLOORS, METHODS, SECONDS, Pair, Run, plan
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE.parents[1] / "docs" / "results" / "peers.jsonl"
@@ -94,12 +95,10 @@ def make(pair: Pair, cores: Sequence[int], where: Where) -> list[int]:
             for run, core in zip(pair, cores, strict=False)
             if not (where.folder(run) / "row.json").exists()
         ]
-        for process in processes:
-            pipe(process.stdout).readline()  # `ready`, or nothing if it has failed
-        for process in processes:
-            with contextlib.suppress(BrokenPipeError):
-                pipe(process.stdin).write("go\n")
-                pipe(process.stdin).flush()
+        # One that has failed says nothing. All are waited for before the first may go.
+        for process in [each for each in processes if pipe(each.stdout).readline()]:
+            pipe(process.stdin).write("go\n")
+            pipe(process.stdin).flush()
         return [process.wait() for process in processes]
 
 
@@ -136,7 +135,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--cifar10", type=Path)
     parser.add_argument("--fashion", type=Path)
-    parser.add_argument("--method", nargs="*", default=[*METHODS, "pixels", "untrained"])
+    parser.add_argument("--method", nargs="*", default=[*METHODS, *FLOORS])
     parser.add_argument("--seconds", type=float, default=SECONDS, help="budget of a run")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="of runs at equal epochs")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
@@ -146,6 +145,8 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         parser.error("a pair takes two cores, and there is one")
+    if not find_spec("lightly"):
+        parser.error("lightly is not installed; pip install lightly")
     given = {"cifar10": options.cifar10, "fashion": options.fashion}
     data = {name: path for name, path in given.items() if path}
     until = time.time() + 60 * options.minutes
@@ -153,7 +154,8 @@ def main() -> None:
     done = {row["name"] for row in rows(where.results)}
     for pair in plan(options.seconds, options.epochs):
         run = pair[-1]
-        if run.name in done or run.data not in data or run.method not in options.method:
+        chosen = run.data in data and any(each.method in options.method for each in pair)
+        if run.name in done or not chosen:
             continue
         # Each side has either core in turn.
         if not finish(pair, cores[:2] if run.seed % 2 else cores[1::-1], where):

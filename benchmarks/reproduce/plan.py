@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 METHODS: Final = ("simclr", "moco", "byol", "simsiam", "nnclr", "swav")
+FLOORS: Final = ("pixels", "untrained")
 SEEDED: Final = ("simclr", "moco", "byol")  # with three seeds, and at equal epochs
 SEEDS: Final = (0, 1, 2)
 DATA: Final = ("cifar10", "fashion")
