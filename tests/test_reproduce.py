@@ -35,9 +35,9 @@ def lightly():
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """An .npz of 64 random images of 16 px to train on and 40 in the test part."""
+    """An .npz of 32 random images of 16 px to train on and 40 in the test part."""
     random = np.random.default_rng(0)
-    counts = dict(zip(NAMES, (64, 40)))
+    counts = dict(zip(NAMES, (32, 40)))
     arrays = {
         f"x_{part}": random.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
         for part, count in counts.items()

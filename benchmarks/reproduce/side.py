@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -239,9 +240,14 @@ def cpu() -> str:
 
 
 def commit() -> str:
-    """Return the commit of this program, with a + where files differ from it."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    """Return the commit of the programs, with a + where their files differ from it."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parents[2]), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "src", "benchmarks")
+    return git("rev-parse", "--short", "HEAD") + "+" * bool(changed)
 
 
 def trained(progress: Progress, trainer: Trainer, clock: str) -> dict[str, Any]:
@@ -271,10 +277,7 @@ def work(run: Run, split: Split, place: Place, clock: str) -> int:
     if run.side == "floor":
         found = row(run, floor(run, split))
     else:
-
-        def make() -> Trainer:
-            return trainer_of(run, split, place.folder)
-
+        make = partial(trainer_of, run, split, place.folder)
         begun = place.checkpoint.exists()
         total = 0 if begun else num_steps(run, make, clock)
         trainer = make()

@@ -149,6 +149,8 @@ def section(rows: dict[str, Row]) -> str:
 
 
 INTRODUCTION: Final = f"""\
+    python benchmarks/reproduce/pairs.py OUT --cifar10 cifar10.npz --fashion fashion_mnist.npz
+
 `nearkin train` with its `auto` settings beside [lightly](https://github.com/lightly-ai/lightly)
 with the settings of its own CIFAR-10 benchmark: the same images, the same seconds of one core,
 side by side, one evaluator. `small` is nearkin's small network (1.2 M parameters), on both sides;
