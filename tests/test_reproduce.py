@@ -229,6 +229,24 @@ def test_time_is_counted_in_steps_alone():
     assert meter.cpu < 0.05
 
 
+@pytest.mark.parametrize("clock", ["wall", "cpu"])
+def test_the_length_is_what_fits_by_the_mean_of_all_phases(monkeypatch, clock):
+    now = [0.0]
+    for name in ("perf_counter", "process_time"):
+        monkeypatch.setattr(side.time, name, lambda: now[0])
+
+    class Growing:
+        phases = 2
+
+        def steps(self, start, total):
+            now[0] += 50.0  # the first step is slow, and not timed
+            for step in range(start, total):
+                now[0] += 1.0 if step < total // 2 else 3.0
+                yield 0.0
+
+    assert side.affordable(Growing(), 600.0, clock) == 300
+
+
 def test_a_run_that_shared_its_core_is_refused_by_the_wall_clock_only():
     timed = replace(run(), unit="s", budget=1.0)
     shared, alone = side.Meter(wall=10.0, cpu=8.0), side.Meter(wall=10.0, cpu=9.5)

@@ -6,7 +6,7 @@ way, checkpoints and logs are left out, and steps may end within an epoch.
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,25 @@ import torch
 from torch import nn
 
 from nearkin.config import TrainConfig
+from nearkin.data.batches import Growing
 from nearkin.data.images import Images
 from nearkin.encoders.encoder import load, write_encoder
-from nearkin.run.settings import backbone_for, resolve
+from nearkin.run.settings import backbone_for, resolve, view_sides, with_length
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.optimizer import restore_optimizer
 from nearkin.training.session import build
 
 CPU = torch.device("cpu")
-SHOWN = ("optimizer", "lr", "weight_decay", "batch_size", "image_size", "precision", "augment")
+SHOWN = (
+    "optimizer",
+    "lr",
+    "weight_decay",
+    "batch_size",
+    "image_size",
+    "view_sizes",
+    "precision",
+    "augment",
+)
 
 
 @dataclass(eq=False)
@@ -40,9 +50,11 @@ class Ours:
             method=self.method, backbone=self.network, seed=self.seed, device="cpu"
         )
         self.config = resolve(wanted, self.images, CPU)
-        self.trained, self.batches = build(self.config, self.images, CPU)
+        self.trained, batches = build(self.config, self.images, CPU)
+        self.parts = [batches.resized(side) for side in view_sides(self.config)]
+        self.phases = len(self.parts)
         self.optimizer = optimizer_for(self.trained, self.config)
-        self.order = self.batches.order
+        self.order = batches.order
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -56,9 +68,9 @@ class Ours:
 
     def steps(self, start: int, total: int) -> Iterator[float]:
         """Train from one step to another; yield the loss of each."""
-        fed = self.batches.between(start, total)
-        epochs = math.ceil(total / self.order.steps_per_epoch)
-        config = replace(self.config, epochs=epochs)
+        fed = Growing(self.parts, total).between(start, total)
+        per_epoch = self.order.steps_per_epoch
+        config = with_length(self.config, math.ceil(total / per_epoch), per_epoch, CPU)
         for _, step in training_steps(
             config, self.trained, self.optimizer, fed, start=start, total=total
         ):

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, Protocol
 
 import evaluator
@@ -53,6 +53,8 @@ LAST: Final = 10  # steps whose mean loss is noted
 
 class Trainer(Protocol):
     """What both sides do. A trainer starts from the weights of its seed."""
+
+    phases: int  # Equal parts of a training, each with steps of a length of its own
 
     @property
     def order(self) -> BatchOrder:
@@ -116,15 +118,22 @@ class Progress:
 
 
 def affordable(trainer: Trainer, seconds: float, clock: str) -> int:
-    """Return how many steps fit into a time, by the mean of some of them."""
+    """Return how many steps fit into a time, by trying some of each phase."""
+    least = TRIAL * seconds / trainer.phases
+    starts = [FOREVER * phase // trainer.phases for phase in range(trainer.phases)]
+    paces = [step_seconds(trainer.steps(start, FOREVER), least, clock) for start in starts]
+    return max(1, round(seconds / fmean(paces)))
+
+
+def step_seconds(steps: Iterator[float], least: float, clock: str) -> float:
+    """Return the mean time of steps, of so many seconds of them at least, after the first."""
     meter, first = Meter(), 0.0
-    steps = trainer.steps(0, FOREVER)
-    for done, _ in zip(count(), meter.timed(steps), strict=False):
+    for done, _ in enumerate(meter.timed(steps)):
         spent = meter.of(clock)
         if not done:
             first = spent
-        elif done >= TRIAL_STEPS and spent - first >= TRIAL * seconds:
-            return max(1, round(seconds * done / (spent - first)))
+        elif done >= TRIAL_STEPS and spent - first >= least:
+            return (spent - first) / done
     raise AssertionError("steps do not end")
 
 

@@ -183,6 +183,8 @@ class Theirs:
     pixels: np.ndarray  # of shape (n, side, side, 3)
     seed: int
 
+    phases = 1  # all steps are alike
+
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
         self.wired = WIRES[self.method](self.network, self.pixels.shape[1])
