@@ -142,7 +142,7 @@ DEPTHS = {
     "torchvision/resnet18": (depth_of_resnet, 8),
     "timm/vit_tiny_patch16_224": (lambda name: min(12, depth_of_vit(name, 12, "blocks.")), 12),
     "torchvision:vit_b_16": (lambda name: depth_of_vit(name, 12, "encoder.layers."), 13),
-    "tiny": (lambda name: {"0": 0, "2": 1, "3": 2}[name[0]], 2),
+    "tiny": (lambda name: {"0": 0, "2": 0, "4": 1, "6": 2}[name[0]], 2),
 }
 
 
