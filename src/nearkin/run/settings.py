@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import numpy as np
 import torch
@@ -426,7 +426,9 @@ def image_size(images: Images, device: torch.device) -> int:
     return max((size for size in SIZES if size <= side), default=SIZES[0])
 
 
-def usable_optimizer(chosen: Defaults, config: TrainConfig) -> str:
+def usable_optimizer(
+    chosen: Defaults, config: TrainConfig
+) -> Literal["sgd", "lars", "adamw", "muon"]:
     """The method's optimizer, or AdamW where Muon cannot be used, or was not measured.
 
     Muon needs whole matrices, which --fsdp divides. Continued trainings were measured with AdamW.
