@@ -54,7 +54,8 @@ def embedding(run: Path) -> str:
     if not (run / "evaluation.json").exists():
         return "-"
     measures = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))["measures"]
-    return cell(measures["embedding"]["kNN top-1"]) if "embedding" in measures else "-"
+    knn = measures.get("embedding", {}).get("kNN top-1")
+    return cell(knn) if knn else "-"
 
 
 def main() -> None:
