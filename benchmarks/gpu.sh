@@ -4,7 +4,7 @@
 #     benchmarks/gpu.sh check                      the tests of the CUDA paths
 #     benchmarks/gpu.sh speed                      steps and objectives beside their limits and lightly
 #     benchmarks/gpu.sh ablation                   compiled or not, CUDA graphs, and in float32
-#     benchmarks/gpu.sh recipe METHOD CIFAR10      the 200-epoch recipe; the same command continues it
+#     benchmarks/gpu.sh recipe NAME CIFAR10        a recipe; the same command continues it
 #     benchmarks/gpu.sh results                    results of the recipes beside the published ones
 #
 # CIFAR10 is an .npz (benchmarks/pack_cifar10.py makes it) or torchvision:CIFAR10 on disk. Nothing
@@ -52,14 +52,17 @@ ablation() {
 }
 
 recipe() {
-    local method=$1 data=$2 run=${RUNS:-gpu/runs}/$1
+    local file=recipes/cifar10/$1.toml data=$2 run=${RUNS:-gpu/runs}/$1
     mkdir -p "$(dirname "$run")"
     local code=0
     timeout --signal=TERM --kill-after=60 "${MINUTES:-9}m" \
-        python -m nearkin train "$data" --config "recipes/cifar10/$method.toml" --device cuda \
+        python -m nearkin train "$data" --config "$file" --device cuda \
         --out "$run" --resume || code=$?
     [ "$code" -eq 124 ] && code=143
-    cp "$run"/{summary.json,metrics.csv,machine.json,config.toml} "$out"/ 2>/dev/null || true
+    if [ "$code" -eq 0 ] && tr -d '#\n' <"$file" | tr -s ' ' | grep -q -e '--features embedding'; then
+        python -m nearkin evaluate "$run" --features embedding
+    fi
+    cp "$run"/{summary,evaluation,machine}.json "$run"/{metrics.csv,config.toml} "$out"/ 2>/dev/null || true
     return "$code"
 }
 

@@ -59,7 +59,7 @@ def failure(arguments, capsys):
 def test_a_run_leaves_every_file_that_the_documentation_names(finished):
     assert {path.name for path in finished.iterdir()} >= {
         "checkpoints", "config.toml", "embeddings.parquet", "encoder.safetensors",
-        "metrics.csv", "plots", "summary.json", "train.log",
+        "metrics.csv", "plots", "projector.safetensors", "summary.json", "train.log",
     }  # fmt: skip
     assert {path.name for path in (finished / "plots").iterdir()} == {
         "augmentations.png", "curves.png", "map.png", "neighbors.png",

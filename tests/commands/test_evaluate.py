@@ -1,16 +1,23 @@
 """`nearkin evaluate --protocol`: what it stores in a run, and what the page then shows."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
+import torch
+from pyarrow import parquet
 
 import nearkin
 from nearkin.commands.evaluate import evaluate
 from nearkin.commands.train import train
 from nearkin.config import TrainConfig
 from nearkin.errors import UsageError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.measures import knn
+from nearkin.measures.geometry import effective_rank
 from nearkin.run.folder import RunFolder, locked
+from nearkin.training.checkpoint import latest
 
 
 class Lines:
@@ -56,6 +63,73 @@ def test_further_measures_are_stored_and_on_the_page(run):
     assert "retrieval mAP@R" in page
     assert "Mean average precision: 1 if all" in page
     assert page.count("Every paper has its own; none is chosen here.") == 1
+
+
+def restated_embedding(encoder, weights, images):
+    """The projector of SimCLR on features: linear, batch norm by its statistics, ReLU, linear."""
+    with torch.no_grad():
+        h = encoder(encoder.transform(images)).double()
+    first, mean, var, scale, shift, last, bias = (
+        weights[name].double()
+        for name in (
+            "0.weight", "1.running_mean", "1.running_var", "1.weight", "1.bias", "3.weight",
+            "3.bias",
+        )
+    )  # fmt: skip
+    hidden = (h @ first.T - mean) / (var + 1e-5).sqrt() * scale + shift
+    return (hidden.clamp(min=0) @ last.T + bias).float().numpy()
+
+
+def test_the_embedding_is_measured_beside_the_features(run):
+    """From the method in the newest checkpoint, whose projector the file is."""
+    log = Lines()
+    evaluation = evaluate(run.path, features="embedding", reporter=log)
+    assert list(evaluation.measures) == ["embedding", "encoder", "untrained", "pixels"]
+    assert f"embedding 128 dimensions, by {run.projector}" in log.texts
+    plain = evaluate(run.path).measures
+    assert evaluation.measures["encoder"] == plain["encoder"]
+    state = torch.load(latest(run.checkpoints), weights_only=True)["method"]
+    of_projector = {
+        name.removeprefix("online.projector."): value
+        for name, value in state.items()
+        if name.startswith("online.projector.")
+    }
+    splits = parquet.read_table(run.embeddings, columns=["split"])["split"].to_numpy()
+    data = np.load(run.path.parent / "colors.npz")
+    z = restated_embedding(nearkin.load(run.path), of_projector, list(data["x"]))
+    parts = [
+        Embeddings(z[splits == part], data["y"][splits == part]) for part in ("train", "test")
+    ]
+    measured = evaluation.measures["embedding"][0]
+    assert measured.name == "kNN top-1"
+    assert measured.value == knn(*parts, k=20).value
+    assert measured.protocol.startswith(
+        "embedding of 128 dimensions, weighted kNN by cosine, k 20"
+    )
+    effective = next(m for m in evaluation.measures["embedding"] if m.name == "effective rank")
+    expected = effective_rank(parts[1].tensor)
+    assert effective.value == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_measures_of_the_embedding_are_stored_and_on_the_page(run):
+    evaluate(run.path, protocol="retrieval", features="embedding")
+    stored = json.loads(run.evaluation.read_text(encoding="utf-8"))["measures"]
+    assert stored["embedding"]["retrieval mAP"]["protocol"].startswith("embedding of 128 dim")
+    page = nearkin.write_report(run.path).read_text(encoding="utf-8")
+    assert "its embedding" in page
+    assert "what the projector makes of the features" in page
+
+
+def test_encoders_without_an_embedding_are_refused_in_one_line(run, tmp_path):
+    with pytest.raises(
+        UsageError, match=r"encoder.safetensors has no embedding: it keeps no proj"
+    ):
+        evaluate(run.encoder, run.path.parent / "colors.npz", features="embedding")
+    shutil.copytree(run.path, tmp_path / "other")
+    other = RunFolder(tmp_path / "other")
+    other.projector.unlink()
+    with pytest.raises(UsageError, match=r"other has no embedding: .* leave out --features emb"):
+        evaluate(other.path, features="embedding")
 
 
 def test_measures_of_the_same_name_are_replaced_and_reasons_forgotten(tmp_path):

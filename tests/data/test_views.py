@@ -66,6 +66,7 @@ def assert_close(ours, theirs, tolerance: float = CLOSE) -> None:
         (transforms.contrast, TF.adjust_contrast, (0.0, 2.0)),
         (transforms.saturation, TF.adjust_saturation, (0.0, 2.0)),
         (transforms.hue, TF.adjust_hue, (-0.5, 0.5)),
+        (transforms.add_brightness, lambda x, amount: (x + amount).clamp(0, 1), (-1.0, 1.0)),
     ],
 )
 @pytest.mark.parametrize("channels", [1, 3])
@@ -217,6 +218,19 @@ def test_strengths_are_distributed_like_torchvisions():
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
+def test_additive_brightness_is_distributed_as_in_the_code_of_byol_and_simclr():
+    """A uniform number from -brightness to brightness, in the place of the factor."""
+    view = View(jitter=0.8, brightness=0.4, contrast=0.4, additive_brightness=True)
+    ours = sampled(view, 4000)
+    jittered = ours.jitter[:, 1] != 1
+    assert (ours.jitter[:, 0] == 1).all()
+    assert ((ours.jitter[:, 4] != 0) == jittered).all()
+    assert abs(jittered.mean() - 0.8) < 0.03
+    amounts = ours.jitter[jittered, 4]
+    assert stats.kstest(amounts, stats.uniform(-0.4, 0.8).cdf).pvalue > 1e-3
+    assert amounts.std() == pytest.approx(0.4 / 3**0.5, rel=0.03)
+
+
 def test_probabilities_are_kept():
     params = sampled(EVERYTHING, 4000)
     shares = {
@@ -268,7 +282,7 @@ def test_what_is_drawn_is_uncorrelated():
     params = sampled(always, 4000, size=1000)
     area = params.box[:, 2] * params.box[:, 3]
     single = [area, params.angle, params.gray, params.sigma, params.solarize, params.flip]
-    columns = np.column_stack([*single, params.shift, params.jitter, params.order[:, 0]])
+    columns = np.column_stack([*single, params.shift, params.jitter[:, :4], params.order[:, 0]])
     correlation = np.corrcoef(columns.T) - np.eye(columns.shape[1])
     assert np.abs(correlation).max() < 0.08
 
@@ -291,9 +305,17 @@ def test_views_differ(changed):
 
 
 def one_by_one(image: torch.Tensor, params: ViewParams) -> torch.Tensor:
-    """What `augment` should make of one image, in torchvision's words."""
+    """What `augment` should make of one image, in torchvision's words.
+
+    Brightness is multiplied as there, or a number is added and the image clipped, as in the code
+    of BYOL (`_random_brightness`) and of SimCLR (`simclrv1`).
+    """
+
+    def brightness(image: torch.Tensor, factor: float) -> torch.Tensor:
+        return (TF.adjust_brightness(image, factor) + params.jitter[0, 4].item()).clamp(0, 1)
+
     operations: list[Callable[..., torch.Tensor]] = [
-        TF.adjust_brightness,
+        brightness,
         TF.adjust_contrast,
         TF.adjust_saturation,
         TF.adjust_hue,
@@ -309,10 +331,12 @@ def one_by_one(image: torch.Tensor, params: ViewParams) -> torch.Tensor:
     return TF.hflip(image) if params.flip[0] else image
 
 
-def test_a_view_is_what_torchvision_makes_of_each_image():
+@pytest.mark.parametrize("additive", [False, True])
+def test_a_view_is_what_torchvision_makes_of_each_image(additive):
     """Order included. Solarizing is a jump, so pixels within rounding of 0.5 do not count."""
     images, view = samples(64), replace(EVERYTHING, translate=0.0, rotate=0.0)
-    params = sampled(view, 64)
+    params = sampled(replace(view, additive_brightness=additive), 64)
+    assert params.jitter[:, 4].any() == additive
     ours = augment(images, params)
     theirs = torch.stack([one_by_one(x, only(params, [row])) for row, x in enumerate(images)])
     at_the_jump = torch.from_numpy(params.solarize)[:, None, None, None] & (ours > 0.5 - 1e-4)
@@ -452,6 +476,10 @@ def test_views_are_values_of_python_and_of_toml(tmp_path):
             "a view's scale is 0.5; give two numbers, low and high",
         ),
         ('[[views]]\nkind = ""', "a view's kind is ''; give a name"),
+        (
+            "[[views]]\nadditive_brightness = 3",
+            "a view's additive_brightness is 3; give false or true",
+        ),
         ("[[views]", "cannot read the views of"),
     ],
 )
@@ -467,6 +495,14 @@ def test_a_kind_of_view_that_the_augmentation_lacks_is_told():
         views_of("simclr", ("strong", "anchor"))
     with pytest.raises(UsageError, match=r"cannot read the views of missing\.toml"):
         views_of("missing.toml")
+
+
+def test_views_with_additive_brightness_differ_in_that_alone():
+    for name in ("byol", "simclr"):
+        changed = AUGMENTATIONS[f"{name}_additive"]
+        assert all(view.additive_brightness for view in changed)
+        plain = tuple(replace(view, additive_brightness=False) for view in changed)
+        assert plain == AUGMENTATIONS[name]
 
 
 def test_too_few_views_and_unknown_names_are_told():

@@ -10,6 +10,7 @@ import torch
 from nearkin.config import DiscoverConfig, TrainConfig, read_toml
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data
 from nearkin.discovery.features import FinetunedEncoder
+from nearkin.discovery.pipeline import baseline_options
 from nearkin.discovery.stages import StageInit, class_stage, known_stage
 from nearkin.discovery.trials import MODE_RECIPES, folds, tuned_options
 from nearkin.encoders.encoder import Encoder
@@ -115,6 +116,22 @@ def learning(path, tmp_path):
     return class_stage(
         encoder, task, base, StageInit(before), MODE_RECIPES[config.mode].method, options
     )
+
+
+@each_recipe
+def test_the_base_loss_of_a_recipe_is_its_method_without_the_contrastive_terms(path):
+    config = small(path)
+    own = tuned_options(config.mode, config.pair_rate, 5) | dict(config.options)
+    baselines = baseline_options(config.mode, own, 5)
+    contrastive = {"novel_weight": 0.0, "known_weight": 0.0}
+    assert baselines["base loss"] == own | contrastive
+    assert baselines["rank statistics"] == own | contrastive | {"pseudo_labels": "ranks"}
+
+
+def test_baselines_of_mode_gcd_have_no_options_of_its_method():
+    baselines = baseline_options("gcd", {"entropy_weight": 2.0}, 5)
+    rate = tuned_options("ncd", MODE_RECIPES["ncd"].default, 5)
+    assert baselines["base loss"] == rate | {"novel_weight": 0.0, "known_weight": 0.0}
 
 
 @each_recipe

@@ -223,6 +223,19 @@ def test_the_last_stage_goes_on_from_the_layer_that_knows_the_known_classes(meth
     assert not changed(before, known.method.state_dict()), "the first stage's network has moved"
 
 
+def test_the_last_stage_of_ncl_goes_on_with_the_head_of_the_known_classes():
+    """As the authors' ncl_cifar.py, which loads the head that the stage before has trained."""
+    encoder, task = frozen(20, 30)
+    known = known_stage(encoder, task, base())
+    known.try_out()
+    stage = class_stage(encoder, task, base(), StageInit(known.method), "ncl", {})
+    before = known.method.known.state_dict()
+    assert not changed(before, stage.method.heads.known.state_dict())
+    stage.try_out()
+    assert changed(before, stage.method.heads.known.state_dict())
+    assert not changed(before, known.method.known.state_dict())
+
+
 @pytest.mark.parametrize("method", ["ncl", "simgcd"])
 def test_cached_features_do_not_change(method):
     encoder, task = frozen(20, 30)

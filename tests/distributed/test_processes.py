@@ -107,8 +107,8 @@ def same_bits(a: RunFolder, b: RunFolder) -> bool:
 
 
 def difference(a: RunFolder, b: RunFolder) -> float:
-    """Relative, over all weights of the encoder."""
-    ours, theirs = load_file(a.encoder), load_file(b.encoder)
+    """Relative, over all weights of the encoder and the projector."""
+    ours, theirs = (load_file(run.encoder) | load_file(run.projector) for run in (a, b))
     x, y = (torch.cat([side[name].flatten().double() for name in ours]) for side in (ours, theirs))
     return float((x - y).norm() / y.norm())
 

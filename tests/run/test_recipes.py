@@ -3,6 +3,9 @@
 import copy
 import math
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -65,14 +68,72 @@ def test_the_support_set_is_as_large_as_in_the_source_though_there_are_fewer_ima
     assert 65_536 in option_in("cifar10", "nnclr", "support_size")
 
 
+def head_of(path):
+    """The entries of a recipe's head, each on one line."""
+    head = path.read_text(encoding="utf-8").split("\n\n")[0]
+    joined = re.sub(r"\n# {12}", " ", head)
+    return dict(re.findall(r"^# (\w+) +(\S.*)$", joined, re.MULTILINE))
+
+
 @each_recipe
 def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it(path):
-    head = path.read_text(encoding="utf-8").split("\n\n")[0]
-    entries = dict(re.findall(r"^# (\w+) +(\S.*)$", head, re.MULTILINE))
-    for needed in ("Source", "Published", "Hardware", "Time", "Result", "Commit"):
+    entries = head_of(path)
+    for needed in ("Source", "Published", "Protocol", "Hardware", "Time", "Result", "Commit"):
         assert entries[needed]
     assert entries["Command"].startswith("nearkin train ")
     assert f"--config {path.relative_to(ROOT).as_posix()}" in entries["Command"]
+
+
+@each_recipe
+def test_what_is_published_is_of_the_epochs_of_the_recipe(path):
+    published = head_of(path)["Published"]
+    epochs = re.search(r"after ([\d,]+) epochs", published)
+    assert epochs is None or int(epochs[1]) == read_toml(path)["epochs"]
+    assert re.search(r"\d %", published) or published.startswith("no")
+
+
+def test_recipes_whose_source_measured_the_embedding_say_how_to():
+    measured = {path for path in RECIPES if "--features embedding" in head_of(path)["Protocol"]}
+    names = {path.relative_to(ROOT / "recipes").as_posix() for path in measured}
+    assert names == {
+        "cifar10/instdisc.toml",
+        "cifar10/instdisc_parametric.toml",
+        "cifar10/instdisc_softmax.toml",
+        "cifar10/moco.toml",
+        "cifar10/moco_symmetric.toml",
+        "imagenet/instdisc.toml",
+    }
+
+
+def test_the_numbers_of_the_overview_are_those_of_the_heads():
+    overview = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]*\| (`[^|]*) \| ([^|]*)\|$", overview, re.MULTILINE)
+    assert len(rows) == 4
+    for names, numbers in rows:
+        recipes, values = re.findall(r"`(\w+)`", names), re.findall(r"[\d.]+ %", numbers)
+        for name, value in zip(recipes, values, strict=True):
+            entries = head_of(ROOT / "recipes" / "cifar10" / f"{name}.toml")
+            assert f"{value} kNN" in entries["Published"]
+            assert read_toml(ROOT / "recipes" / "cifar10" / f"{name}.toml")["epochs"] == 200
+            assert ("on the embedding" in numbers) == ("on the embedding" in entries["Protocol"])
+
+
+@pytest.mark.parametrize(
+    ("name", "augment"),
+    [
+        ("barlow_twins_lightly", "asymmetric_cifar"),
+        ("byol", "asymmetric_cifar"),
+        ("nnclr_lightly", "simclr_cifar"),
+        ("simclr_lightly", "simclr_cifar"),
+        ("simsiam_lightly", "simsiam_cifar"),
+        ("swav", "swav_cifar"),
+    ],
+)
+def test_recipes_of_lightly_have_its_views(name, augment):
+    """`model_to_transform` of its benchmark: SimSiam's crops are a fifth of an image or more."""
+    path = ROOT / "recipes" / "cifar10" / f"{name}.toml"
+    assert head_of(path)["Source"].startswith("lightly's CIFAR-10 benchmark of 2023")
+    assert read_toml(path)["augment"] == augment
 
 
 @each_recipe
@@ -181,9 +242,14 @@ VIEWS = {
     "simclr_cifar": [(0.08, 0.5, 0.8, HALF, 0.2, 0, 0, 224)] * 2,
     "swav_cifar": [(0.14, 0.5, 0.8, HALF, 0.2, 0, 0, 224)] * 2,
     "simclr": [(0.08, 0.5, 0.8, STRONG, 0.2, 0.5, 0, 224)] * 2,
+    "simclr_additive": [(0.08, 0.5, 0.8, STRONG, 0.2, 0.5, 0, 224)] * 2,
     "swav": [(0.14, 0.5, 0.8, STRONG, 0.2, 0.5, 0, 224)] * 2
     + [(0.05, 0.5, 0.8, STRONG, 0.2, 0.5, 0, 96)] * 6,
     "byol": [
+        (0.08, 0.5, 0.8, BYOL, 0.2, 1, 0, 224),
+        (0.08, 0.5, 0.8, BYOL, 0.2, 0.1, 0.2, 224),
+    ],
+    "byol_additive": [
         (0.08, 0.5, 0.8, BYOL, 0.2, 1, 0, 224),
         (0.08, 0.5, 0.8, BYOL, 0.2, 0.1, 0.2, 224),
     ],
@@ -212,7 +278,15 @@ VIEWS = {
 
 
 def test_the_recipes_use_these_augmentations_and_no_others():
-    assert {read_toml(path)["augment"] for path in RECIPES} == set(VIEWS)
+    """And SimCLR's with brightness as a factor is that of its code of today."""
+    assert {read_toml(path)["augment"] for path in RECIPES} == set(VIEWS) - {"simclr"}
+
+
+@each_recipe
+def test_brightness_is_added_where_the_source_adds_it(path):
+    """The code of BYOL, and that of SimCLR for its paper; others multiply it."""
+    additive = {view.additive_brightness for view in views_of(read_toml(path)["augment"])}
+    assert additive == {path.parent.name == "imagenet" and path.stem in ("byol", "simclr")}
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -325,3 +399,31 @@ def test_a_recipe_runs_from_the_command_line(images, tmp_path):
     assert settings.pop("options").items() <= used.pop("options").items()
     changed = {name for name, value in settings.items() if used[name] != value}
     assert changed == {"epochs", "batch_size", "backbone", "image_size"}
+
+
+def test_a_recipe_is_trained_in_pieces_by_the_command_of_its_page(images, tmp_path):
+    """`timeout` passes on the signal that it would send itself after eight minutes."""
+    data, out = tmp_path / "images.npz", tmp_path / "run"
+    np.savez(data, x=images[0])
+    page = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+    typed = re.search(r"(timeout .*?) \\\n +nearkin (train .*)\n", page)
+    told = typed[2].replace("torchvision:CIFAR10", str(data)).replace("runs/moco", str(out))
+    small = "--epochs 60 --batch-size 16 --backbone tiny --image-size 16 --queue-size 16 --quiet"
+    command = [*typed[1].split(), sys.executable, "-m", "nearkin", *told.split(), *small.split()]
+    first = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while first.poll() is None and len(steps_of(out)) < 3:
+        time.sleep(0.01)
+    first.terminate()
+    assert "which is saved; the same command with --resume goes on" in first.communicate()[1]
+    assert first.returncode == 143
+    assert not (out / "encoder.safetensors").exists()
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert steps_of(out) == [str(step) for step in range(1, 181)]  # three an epoch
+    assert (out / "encoder.safetensors").exists()
+
+
+def steps_of(run):
+    """The steps in metrics.csv, without a row that is being written."""
+    file = run / "metrics.csv"
+    rows = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+    return [row.split(",")[0] for row in rows[1:] if row.endswith("\n")]

@@ -385,7 +385,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes_without_the_source(encod
     assert process.wait() == -signal.SIGKILL
     assert not killed.encoder.exists()
     subprocess.run([*command, "whole"], check=True, env=environment())
-    for name in ("encoder", "metrics", "start"):
+    for name in ("encoder", "projector", "metrics", "start"):
         assert getattr(killed, name).read_bytes() == getattr(whole, name).read_bytes(), name
     states = [
         dict(leaves(torch.load(latest(run.checkpoints), weights_only=True)))

@@ -22,6 +22,10 @@ Protocol = Annotated[
         + f"- {FULL}: all of them"
     ),
 ]
+Features = Annotated[
+    Literal["backbone", "embedding"],
+    Parameter(help="embedding: measure also what the run's projector makes of the features."),
+]
 ImageSize = Annotated[
     int | Literal["auto"],
     Parameter(help="Side of the images in pixels; auto: that of the encoder."),
@@ -80,6 +84,7 @@ def evaluate(
     /,
     *,
     protocol: Protocol = "quick",
+    features: Features = "backbone",
     image_size: ImageSize = "auto",
     allow_partial: AllowPartial = False,
     json: Json = False,
@@ -96,6 +101,7 @@ def evaluate(
             run,
             data,
             protocol=protocol,
+            features=features,
             image_size=image_size,
             allow_partial=allow_partial,
             reporter=terminal,

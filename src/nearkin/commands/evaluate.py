@@ -1,21 +1,26 @@
 """`nearkin evaluate`: measure an encoder beside its start, the untrained network and pixels."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from nearkin.commands.embed import load_source
 from nearkin.commands.frozen import frozen_floors, resolved
 from nearkin.config import Auto, EmbedConfig, TrainConfig, protocol_names
+from nearkin.data.images import Images
 from nearkin.data.split import open_split
 from nearkin.distributed import available_cpus, choose_device
-from nearkin.encoders.encoder import is_own
+from nearkin.encoders.encoder import Encoder, is_own
 from nearkin.encoders.pretrained import unknown
+from nearkin.encoders.projector import embedding_encoder
 from nearkin.errors import OutputError, UsageError
-from nearkin.evaluation.embeddings import encode_images
+from nearkin.evaluation.embeddings import Embeddings, encode_images
 from nearkin.evaluation.evaluate import Evaluation, evaluate_split
-from nearkin.pace import under
+from nearkin.pace import ProgressCallback, under
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name, locked
 from nearkin.run.reporter import Reporter, Silent
@@ -27,6 +32,7 @@ def evaluate(
     data: Any = None,
     *,
     protocol: str = "quick",
+    features: Literal["backbone", "embedding"] = "backbone",
     image_size: int | Auto = "auto",
     allow_partial: bool = False,
     backbone: nn.Module | None = None,
@@ -43,6 +49,8 @@ def evaluate(
         protocol: What is measured, names of `nearkin.config.PROTOCOLS` separated by commas, or
             `full`. Other than `quick`, the measures of a run's own images are also stored in its
             evaluation.json and shown by its page.
+        features: What is measured: those of the `backbone`, as everywhere; with `embedding` also
+            the run's embedding, which its projector makes of them, in a table of its own.
         image_size: Side of the images in pixels, if not that of the encoder; a run keeps its own.
         allow_partial: Whether weights may be missing from the encoder's checkpoint, or left over.
         backbone: The run's network, if it was given one from Python; untrained.
@@ -57,7 +65,7 @@ def evaluate(
         Without labels, only view retrieval and geometry.
 
     Raises:
-        UsageError: If there is no such encoder, or no images to measure it on.
+        UsageError: If there is no such encoder, no embedding of it, or no images to measure it on.
     """
     names = protocol_names(protocol)  # refused before anything is opened
     log, where = reporter or Silent(), choose_device(device)
@@ -71,39 +79,37 @@ def evaluate(
     )
     for line in encoder.lines():
         log.info(line)
+    tables = {"encoder": encoder}
+    if features == "embedding":
+        embedding = embedding_encoder(encoder, folder.projector)
+        tables = {"embedding": embedding, **tables}
+        log.info(f"embedding {embedding.dim} dimensions, by {folder.projector}")
     split = open_split(images if data is None else data, config, log.progress)
     processes = available_cpus() if workers == "auto" else workers
     with resource_errors():
-        features = None
+        computed = None
         if isinstance(config, TrainConfig):
-            compared = floors(encoder, folder, config, backbone)
+            tables |= floors(encoder, folder, config, backbone)
         else:
             config = resolved(config, encoder, split.images)
-            compared = frozen_floors(encoder, split.images, config.seed, where, backbone)
-            # All images in one go, as the run computes them, so that numbers are the same.
-            features = {
-                name: encode_images(
-                    each,
-                    split.images,
-                    device=where,
-                    workers=processes,
-                    on_progress=under(name, log.progress),
-                )
-                for name, each in {"encoder": encoder, **compared}.items()
-            }
+            tables |= frozen_floors(encoder, split.images, config.seed, where, backbone)
+            computed = _in_one_go(tables, split.images, where, processes, log.progress)
+        (table, measured), *compared = tables.items()
         evaluation, _ = evaluate_split(
-            encoder,
+            measured,
             split,
-            floors=compared,
+            floors=dict(compared),
             seed=config.seed,
             workers=processes,
             augment=config.augment,
             device=where,
-            features=features,
+            features=computed,
+            table=table,
             protocol=protocol,
             on_progress=log.progress,
         )
-    if data is None and names != ["quick"]:
+    evaluation = _named(evaluation, table, measured.dim)
+    if data is None and (names != ["quick"] or table == "embedding"):
         _store(folder, evaluation, log)
     return evaluation
 
@@ -119,6 +125,33 @@ def _run_of(encoder: str | Path) -> tuple[RunFolder, TrainConfig | EmbedConfig, 
             raise unknown(str(encoder))
         return folder, *folder.encoder_settings()
     return folder, EmbedConfig(encoder=str(encoder)), data_name(None)
+
+
+def _in_one_go(
+    tables: Mapping[str, Encoder],
+    images: Images,
+    device: torch.device,
+    workers: int,
+    on_progress: ProgressCallback,
+) -> dict[str, Embeddings]:
+    """Compute features of all images in one go, as a run does, so that numbers are the same."""
+    return {
+        name: encode_images(
+            encoder, images, device=device, workers=workers, on_progress=under(name, on_progress)
+        )
+        for name, encoder in tables.items()
+    }
+
+
+def _named(evaluation: Evaluation, table: str, dim: int) -> Evaluation:
+    """Let the protocols of an embedding's measures say that they are of it; else change none."""
+    if table != "embedding":
+        return evaluation
+    column = [
+        replace(measure, protocol=f"embedding of {dim} dimensions, {measure.protocol}")
+        for measure in evaluation.measures[table]
+    ]
+    return replace(evaluation, measures={**evaluation.measures, table: column})
 
 
 def _store(folder: RunFolder, evaluation: Evaluation, log: Reporter) -> None:

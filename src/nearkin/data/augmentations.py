@@ -4,7 +4,9 @@ Operations run in one order: crop, jitter, gray, blur, solarize, flip. The paper
 same, except InstDisc and MoCo v1, which remove color before jitter: an image that keeps its color
 is the same either way, and one that loses it is gray either way, only its brightness differs.
 Photographs are cropped bicubically, as in SimCLR's and BYOL's code, small images in memory
-bilinearly, as in lightly, or bicubically, as in solo-learn; all with antialiasing.
+bilinearly, as in lightly, or bicubically, as in solo-learn; all with antialiasing. Brightness is
+multiplied, as in torchvision and in SimCLR's code of today, or added, as in SimCLR's code for its
+paper and in BYOL's.
 """
 
 from collections import Counter
@@ -74,10 +76,12 @@ def asymmetric(view: View) -> tuple[View, View]:
 
 AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "simclr": (SIMCLR,),
+    "simclr_additive": (replace(SIMCLR, additive_brightness=True),),
     "moco_v1": (INSTDISC,),
     "moco_v2": (MOCO,),
     "moco_v3": asymmetric(replace(BYOL, scale=(0.2, 1.0))),
     "byol": asymmetric(BYOL),
+    "byol_additive": asymmetric(replace(BYOL, additive_brightness=True)),
     "swav": (SWAV, SWAV, *(small(SWAV),) * 6),
     "dino": (*asymmetric(replace(BYOL, scale=(0.14, 1.0))), *(small(BYOL),) * 6),
     "simsiam": (MOCO,),

@@ -76,6 +76,11 @@ def brightness(images: Images, factor: PerImage) -> Images:
     return (images * _broad(factor)).clamp_(0, 1)
 
 
+def add_brightness(images: Images, amount: PerImage) -> Images:
+    """Add a number, which changes dark images as much as light ones; 0 changes nothing."""
+    return (images + _broad(amount)).clamp_(0, 1)
+
+
 def contrast(images: Images, factor: PerImage) -> Images:
     """Move away from the image's mean luminance; factor 0 is uniform gray, 1 changes nothing."""
     mean = luminance(images).mean(dim=(1, 2, 3), keepdim=True)
@@ -198,10 +203,11 @@ def flip(images: Images) -> Images:
 MEAN: Final = (0.485, 0.456, 0.406)
 STD: Final = (0.229, 0.224, 0.225)  # Of red, green and blue in ImageNet
 
-JITTER: Final = (brightness, contrast, saturation, hue)
-NEUTRAL: Final = np.array([1.0, 1.0, 1.0, 0.0])  # Strengths of `JITTER` that change nothing
-LOWEST: Final = np.array([0.0, 0.0, 0.0, -0.5])
-ORDERS: Final = np.array(list(permutations(range(len(JITTER)))))
+JITTER: Final = (brightness, contrast, saturation, hue, add_brightness)
+NEUTRAL: Final = np.array([1.0, 1.0, 1.0, 0.0, 0.0])  # Strengths of `JITTER` that change nothing
+LOWEST: Final = np.array([0.0, 0.0, 0.0, -0.5, -1.0])
+TURNS: Final = (0, 1, 2, 3, 0)  # A view has one kind of brightness, and four changes in all
+ORDERS: Final = np.array(list(permutations(range(4))))
 SLOTS: Final = 2 * ATTEMPTS + 2 + 14  # Uniform numbers per view, each with one fixed use
 
 
@@ -230,6 +236,8 @@ class View:
     """Probability of color jitter: the four changes that follow, in random order."""
     brightness: float = 0.0
     """Pixels are multiplied by a factor from max(0, 1 - this) to 1 + this."""
+    additive_brightness: bool = False
+    """Whether a number from -brightness to brightness is added to pixels instead."""
     contrast: float = 0.0
     """Distances from the mean luminance are multiplied likewise."""
     saturation: float = 0.0
@@ -299,7 +307,10 @@ def _checked(name: str, value: Any) -> Any:
     return tuple(map(float, numbers)) if is_pair else float(value)
 
 
-CHOICES: Final = {"interpolation": get_args(Interpolation), "whole_shifts": (False, True)}
+CHOICES: Final = {
+    "interpolation": get_args(Interpolation),
+    **dict.fromkeys(("additive_brightness", "whole_shifts"), (False, True)),
+}
 PAIRS: Final = ("scale", "ratio", "sigma")
 RANGES: Final = {
     **dict.fromkeys(("flip", "jitter", "gray", "blur", "solarize", "scale", "translate"), (0, 1)),
@@ -320,8 +331,8 @@ class ViewParams:
     """Left, top, width and height of the crop, as shares of the image."""
     angle: Float32[np.ndarray, " batch"]  # Degrees, clockwise
     shift: Float32[np.ndarray, "batch 2"]  # To the right and down, as shares of the side
-    jitter: Float32[np.ndarray, "batch 4"]  # Strengths of `JITTER`; `NEUTRAL` where there is none
-    order: Int[np.ndarray, "batch 4"]  # Positions in `JITTER`, first to last
+    jitter: Float32[np.ndarray, "batch 5"]  # Strengths of `JITTER`; `NEUTRAL` where there is none
+    order: Int[np.ndarray, "batch 4"]  # Numbers of `TURNS`, first to last
     gray: Bool[np.ndarray, " batch"]
     sigma: Float32[np.ndarray, " batch"]
     """Standard deviation of the blur in pixels; 0 where there is none."""
@@ -355,9 +366,12 @@ def sample_view(
         pixels = np.stack(sides, axis=1)
         farthest = np.rint(view.translate * pixels)
         shift = (np.floor(u[:, 12:] * (2 * farthest + 1)) - farthest) / pixels
-    strength = np.array([view.brightness, view.contrast, view.saturation, view.hue])
+    factor, amount = view.brightness, 0.0
+    if view.additive_brightness:
+        factor, amount = amount, factor
+    strength = np.array([factor, view.contrast, view.saturation, view.hue, amount])
     lowest = np.maximum(NEUTRAL - strength, LOWEST)
-    jitter = lowest + (NEUTRAL + strength - lowest) * u[:, 8:12]
+    jitter = lowest + (NEUTRAL + strength - lowest) * u[:, 8:12][:, TURNS]
     return ViewParams(
         box=box.astype(np.float32),
         angle=between(u_angle, (-view.rotate, view.rotate)).astype(np.float32),
@@ -417,9 +431,10 @@ def augment(
     # Each image has an order of its own, so each position takes four passes, over the images
     # that have this operation there.
     for turn in params.order.T:
-        for number, operation in enumerate(JITTER):
-            strength = params.jitter[:, number]
-            change(operation, (turn == number) & (strength != NEUTRAL[number]), strength)
+        for operation, number, neutral, strength in zip(
+            JITTER, TURNS, NEUTRAL, params.jitter.T, strict=True
+        ):
+            change(operation, (turn == number) & (strength != neutral), strength)
     change(grayscale, params.gray)
     change(blur, params.sigma > 0, params.sigma)
     change(solarize, params.solarize)

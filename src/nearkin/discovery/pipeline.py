@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig, Value
-from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size
+from nearkin.discovery.data import DiscoveryData, DiscoveryTask, Mode, batch_size
 from nearkin.discovery.features import (
     CachedFeatures,
     DiscoveryEncoder,
@@ -77,6 +77,19 @@ class DiscoveryState:
     trials: list[Trial]
     tuned: float  # The chosen value of the mode's tuned setting
     bad_rows: set[int]  # Of all images that were opened, those that turned out unreadable
+
+
+def baseline_options(
+    mode: Mode, options: Mapping[str, Value], num_novel: int
+) -> dict[str, dict[str, Value]]:
+    """Return the options of NCL for each baseline.
+
+    In mode `ncd` they are the `options` of the result, but for what a baseline leaves out or
+    replaces: so the base loss shows what the contrastive terms add.
+    """
+    default = tuned_options("ncd", MODE_RECIPES["ncd"].default, num_novel)
+    shared = options if mode == "ncd" else default
+    return {name: {**shared, **changed} for name, changed in BASELINES.items()}
 
 
 class TrainedMethods(NamedTuple):
@@ -285,12 +298,11 @@ class Pipeline:
             f"{setting.replace('_', ' ')} {state.tuned:g}, {count} seeds"
         )
         methods = [trained(f"{method}-{seed}", method, options, seed) for seed in range(count)]
-        rate = tuned_options("ncd", MODE_RECIPES["ncd"].default, task.num_novel)
-        baselines = {
-            name: trained(name.replace(" ", "-"), "ncl", rate | options)
-            for name, options in (BASELINES if config.baselines else {}).items()
+        baselines = baseline_options(mode, options, task.num_novel) if config.baselines else {}
+        trained_baselines = {
+            name: trained(name.replace(" ", "-"), "ncl", own) for name, own in baselines.items()
         }
-        return TrainedMethods(methods, baselines)
+        return TrainedMethods(methods, trained_baselines)
 
     def _train(self, stage: Stage, name: str, state: DiscoveryState) -> None:
         workers = shared_with_workers(

@@ -204,7 +204,8 @@ def class_stage(
     """Return the stage of known and novel classes together.
 
     Of the settings of all stages in `base`, epochs and milestones are those of this one. `method`
-    has a recipe; `options` go before those of the recipe.
+    has a recipe; `options` go before those of the recipe. Backbone and head of the known classes
+    go on from where the stage before has left them, as in the code of NCL and AutoNovel.
     """
     unlabeled, labeled = task.unlabeled, task.labeled
     # Half of a batch is labeled and no image is in it twice, so few images make it smaller.
@@ -220,6 +221,9 @@ def class_stage(
     resolved = method_options(method, requested, max(2, len(unlabeled)), max(1, batch // 2))
     stage = build_stage(encoder, task, order, _stage_config(base, method, order, resolved))
     stage.method.backbone.load_state_dict(init.known.backbone.state_dict())
+    heads = heads_of(stage.method)
+    if isinstance(heads, Heads):  # SimGCD has one head for all classes
+        heads.known.load_state_dict(init.known.get_submodule("known").state_dict())
     if init.heads is not None:
         init.heads.init_heads(stage.method)
     return stage

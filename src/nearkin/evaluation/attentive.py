@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nearkin.data.batches import CenterCrops
 from nearkin.data.images import Images
+from nearkin.encoders.projector import Projected
 from nearkin.errors import DataError, UsageError
 from nearkin.evaluation.embeddings import Embeddings, encode_pixels, images_at_once
 from nearkin.evaluation.measures import Measure, accuracy
@@ -29,10 +30,10 @@ def attentive_probe(
     """Measure an attentive probe on tokens, and a linear one on features of the same images.
 
     Tokens take hundreds of times the memory of features, so that few training images fit; the
-    linear probe on the features of these few is the number to compare with. Raw pixels have no
-    tokens and are not measured.
+    linear probe on the features of these few is the number to compare with. Raw pixels and
+    embeddings have no tokens and are not measured.
     """
-    if isinstance(views.encoder.backbone.body, RawPixels):
+    if isinstance(views.encoder.backbone.body, RawPixels | Projected):
         return []
     try:
         network = TokenFeatures(views.encoder.backbone, views.encoder.image_size).eval()

@@ -173,6 +173,7 @@ def evaluate_split(
     augment: Augment,
     device: torch.device,
     protocol: str = QUICK,
+    table: str = "encoder",
     features: Mapping[str, Embeddings] | None = None,
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[Evaluation, Embeddings]:
@@ -190,6 +191,7 @@ def evaluate_split(
         augment: Augmentation of the second view of some images.
         device: Where to compute.
         protocol: What is measured; see `nearkin.evaluation.protocols`.
+        table: Name of the encoder's table.
         features: Of all images of the split, as an encoder gives them, by the name of its table;
             computed here where they are missing.
         on_progress: Receives the progress.
@@ -202,13 +204,11 @@ def evaluate_split(
     parts_of = partial(_encode_parts, seed=seed, workers=workers, augment=augment, device=device)
     rows = {"train": split.train_rows, "test": split.test_rows}
     computed = {name: (of, rows) for name, of in (features or {}).items()}
-    encoded = parts_of(
-        encoder, images, computed.get("encoder"), on_progress=under("encoder", on_progress)
-    )
+    encoded = parts_of(encoder, images, computed.get(table), on_progress=under(table, on_progress))
     # The floors are measured on the very images that the encoder could read.
     images = {name: images[name].subset(part.rows) for name, part in encoded.items()}
     rows |= {name: rows[name][part.rows] for name, part in encoded.items()}
-    tables = {"encoder": encoded}
+    tables = {table: encoded}
     for name, floor in floors.items():
         progress = under(TITLES.get(name, name), on_progress)
         tables[name] = parts_of(floor, images, computed.get(name), on_progress=progress)
@@ -216,7 +216,7 @@ def evaluate_split(
     views = {}
     if any(entry.needs_images for entry in entries):
         views = _image_views(
-            {"encoder": encoder, **floors},
+            {table: encoder, **floors},
             images,
             seed=seed,
             workers=workers,

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import Dim, Range, Weight
+from nearkin.config import Count, Dim, Range, Weight
 from nearkin.method import Defaults, Method
 from nearkin.networks.branch import Branch
 from nearkin.objectives import barlow_twins
@@ -29,6 +29,7 @@ class BarlowTwins(Method[None]):
 
     Args:
         dim: Embedding dimension, and width of the projector.
+        num_layers: Number of layers of the projector.
         off_diagonal: Weight of the correlations of different dimensions.
         scale: Factor of the loss, which is a sum over the matrix. The official code for ImageNet
             has 0.024 as part of its learning rates.
@@ -43,13 +44,14 @@ class BarlowTwins(Method[None]):
         backbone: nn.Module,
         *,
         dim: Dim = 8192,
+        num_layers: Count = 3,
         off_diagonal: Weight = 0.0051,
         scale: Annotated[float, Range(1e-9)] = 1.0,
     ) -> None:
         super().__init__()
         self.off_diagonal = off_diagonal
         self.scale = scale
-        self.online = Branch(backbone, dim, dim, dim)
+        self.online = Branch(backbone, *[dim] * num_layers)
 
     @override
     def compute_loss(self, encoded: Encoded, batch: Batch, progress: float) -> Step[None]:

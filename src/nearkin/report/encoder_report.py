@@ -38,6 +38,8 @@ CURVES: Final = {
     ),
 }
 """Title and note of a chart, by the column of metrics.csv."""
+HEADINGS: Final = {"encoder": "this encoder", "embedding": "its embedding", **TITLES}
+"""What tables of features are called above the measures."""
 LAST_EPOCH: Final = "The last epoch counts; nothing was chosen by the labels of held-out images."
 COLLAPSED: Final = "There are signs of a collapse: compare with the floors before use."
 MAX_POINTS: Final = 300  # longer curves are thinned out
@@ -290,7 +292,7 @@ def knn_findings(measures: Mapping[str, Any]) -> list[str]:
 
 def results(measures: Mapping[str, Any]) -> Table:
     """Return the table of an encoder's measures beside its floors."""
-    columns = ("", *(TITLES.get(name, "this encoder") for name in measures))
+    columns = ("", *(HEADINGS[name] for name in measures))
     rows = [
         (name, *(str(Measure(**of[name])) if name in of else "-" for of in measures.values()))
         for name in measures["encoder"]
@@ -298,9 +300,10 @@ def results(measures: Mapping[str, Any]) -> Table:
     start = "the encoder that training started from, " if "start" in measures else ""
     untrained = "the same network with random weights, and " if "untrained" in measures else ""
     teacher = " The teacher is no floor, but what the student aims at." * ("teacher" in measures)
+    embedding = " The embedding is what the projector makes of the features of this encoder."
     note = (
         f"On held-out images, with 95 % confidence intervals. Floors: {start}{untrained}raw "
-        f"pixels.{teacher}"
+        f"pixels.{teacher}{embedding * ('embedding' in measures)}"
     )
     return Table("Measures beside their floors", columns, tuple(rows), note)
 

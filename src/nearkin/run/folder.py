@@ -71,6 +71,7 @@ class RunFolder:
     diverged = _Entry("diverged")  # The folder of the state at which the training diverged
     machine = _Entry("machine.json")  # The machine the run was computed on, and from which step on
     encoder = _Entry("encoder.safetensors")  # The trained backbone, which other tools load
+    projector = _Entry("projector.safetensors")  # On top of it: from features to the embedding
     start = _Entry("start.safetensors")  # The encoder that training started from, as it was
     teacher = _Entry("teacher.safetensors")  # The encoder that the training learns from
     teacher_features = _Entry(f"{STAGES}/teacher")  # The folder of its features of the views
@@ -193,15 +194,10 @@ class RunFolder:
         summary, further = self.read_summary(), self._read_evaluation()
         if not further or "measures" not in summary:
             return summary
-        measures = {
-            table: own
-            | {
-                name: measure
-                for name, measure in further["measures"].get(table, {}).items()
-                if name not in own
-            }
-            for table, own in summary["measures"].items()
-        }
+        measures = {**summary["measures"]}
+        for table, column in further["measures"].items():
+            own = measures.get(table, {})
+            measures[table] = own | column | own  # the training's own come first, and stay
         left_out = {**summary["left_out"], **further["left_out"]}
         return {**summary, "measures": measures, "left_out": left_out}
 

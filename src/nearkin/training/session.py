@@ -21,6 +21,7 @@ from nearkin.data.sheets import augmentation_sheet
 from nearkin.data.split import Split, open_split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
+from nearkin.encoders.projector import write_projector
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import write_embeddings
 from nearkin.method import Method
@@ -230,6 +231,7 @@ def _evaluate(
     log.info(f"health {state}")
     # What is measured is the file, not the method in memory.
     encoder = load(folder.path, backbone=network)
+    write_projector(folder.projector, method.online.projector, encoder)
     evaluation, embeddings = evaluate_split(
         encoder,
         split,

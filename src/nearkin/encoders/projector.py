@@ -1,0 +1,100 @@
+"""The projector of a trained encoder, in a file beside it: features become the embedding."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from typing_extensions import override
+
+from nearkin.encoders.encoder import AGAIN, Encoder, read_tensors
+from nearkin.errors import UsageError
+from nearkin.networks.branch import Backbone, as_backbone
+from nearkin.tables import usable, write_whole
+
+FORMAT: Final = "1"
+LAYERS: Final[Mapping[str, type[nn.Module]]] = {
+    "Linear": nn.Linear,
+    "BatchNorm1d": nn.BatchNorm1d,
+    "ReLU": nn.ReLU,
+    "GELU": nn.GELU,
+}
+"""Layers that a file can name."""
+
+
+class Projected(nn.Module):
+    """A backbone and the projector on top of it: a network from images to embeddings."""
+
+    def __init__(self, backbone: Backbone, projector: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.projector = projector
+
+    @override
+    def forward(self, images: Float[Tensor, "batch _ _ _"]) -> Float[Tensor, "batch dim"]:
+        embedding: Tensor = self.projector(self.backbone(images))
+        return embedding
+
+
+def write_projector(path: Path, projector: nn.Module, encoder: Encoder) -> None:
+    """Write the projector of an encoder as safetensors, whole or not at all.
+
+    Nothing is written where there is none, or where it is no sequence of `LAYERS`. The file names
+    the encoder by its digest.
+    """
+    from safetensors.torch import save
+
+    parts = projector if isinstance(projector, nn.Sequential) else nn.Sequential()
+    layers = [_description(layer) for layer in parts]
+    if not layers or None in layers:
+        return
+    note = {"format": FORMAT, "encoder": encoder.digest, "layers": layers}
+    state = {name: tensor.contiguous() for name, tensor in projector.state_dict().items()}
+    write_whole(path, save(state, metadata={"projector": json.dumps(note)}))
+
+
+def embedding_encoder(encoder: Encoder, path: Path) -> Encoder:
+    """Return an encoder whose features are the embedding: those of `encoder`, projected.
+
+    Args:
+        encoder: That of the run.
+        path: What `write_projector` has written.
+
+    Raises:
+        UsageError: If there is no such file, or it is of another encoder.
+        CheckpointError: If the file is damaged.
+    """
+    if not path.exists():
+        raise UsageError(
+            f"{path.parent} has no embedding: it keeps no {path.name}; give the run of a method "
+            "that trains a projector, or leave out --features embedding"
+        )
+    with usable(path, AGAIN):
+        note, state = read_tensors(path, "projector")
+        if note["format"] != FORMAT:
+            raise ValueError(f"it is of format {note['format']}, not {FORMAT}")
+        with torch.device("meta"):  # sizes are those of the tensors, whatever the header says
+            projector = nn.Sequential(*(LAYERS[kind](**values) for kind, values in note["layers"]))
+        projector.load_state_dict(state, assign=True)
+    if note["encoder"] != encoder.digest:
+        raise UsageError(f"{path} is of another encoder than that beside it; {AGAIN}")
+    body = Projected(encoder.backbone, projector)
+    network = as_backbone(body, encoder.image_size, name=encoder.backbone.name)
+    return Encoder(network, encoder.preprocessing, encoder.details)
+
+
+def _description(layer: nn.Module) -> tuple[str, dict[str, Any]] | None:
+    """Return the name of a layer and its arguments; None if a file cannot name it."""
+    if isinstance(layer, nn.Linear):
+        sizes = {"in_features": layer.in_features, "out_features": layer.out_features}
+        return "Linear", {**sizes, "bias": layer.bias is not None}
+    if isinstance(layer, _BatchNorm):  # also one over groups, which evaluates as any other
+        norm = {"num_features": layer.num_features, "eps": layer.eps, "affine": layer.affine}
+        return "BatchNorm1d", norm
+    if isinstance(layer, nn.GELU):
+        return "GELU", {"approximate": layer.approximate}
+    return ("ReLU", {}) if isinstance(layer, nn.ReLU) else None

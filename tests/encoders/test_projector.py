@@ -1,0 +1,89 @@
+"""The projector in a file beside the encoder, of every method."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from small import SIDE, batch_at, run, small
+from torch import nn
+
+from nearkin.encoders.encoder import CUSTOM, Encoder
+from nearkin.encoders.projector import embedding_encoder, write_projector
+from nearkin.errors import CheckpointError, UsageError
+from nearkin.methods import METHODS
+from nearkin.networks.batch_norm import normalize_in_groups
+
+WITHOUT = {"ncl", "rotnet", "supervised"}
+"""Methods that train the features themselves."""
+
+
+def encoder_of(method):
+    return Encoder(method.backbone, SIDE, {"backbone": CUSTOM})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_embedding_of_every_method_is_kept(name, tmp_path):
+    method, path = small(name), tmp_path / "projector.safetensors"
+    run(method, name, until=3)
+    write_projector(path, method.online.projector, encoder_of(method))
+    assert path.exists() == (name not in WITHOUT)
+    if name in WITHOUT:
+        with pytest.raises(UsageError, match=r"has no embedding: it keeps no projector\.safe"):
+            embedding_encoder(encoder_of(method), path)
+        return
+    images = batch_at(9).views[0]
+    with torch.no_grad():
+        expected = method.eval().online(images)
+        embedding = embedding_encoder(encoder_of(method), path)(images)
+    assert embedding.shape == expected.shape != method.backbone(images).shape
+    assert torch.equal(embedding, expected)
+
+
+def test_batch_norms_over_groups_are_kept_as_plain_ones(tmp_path):
+    method, path = small("simsiam"), tmp_path / "projector.safetensors"
+    normalize_in_groups(method, 2)
+    run(method, "simsiam", until=3)
+    write_projector(path, method.online.projector, encoder_of(method))
+    images = batch_at(9).views[0]
+    with torch.no_grad():
+        expected = method.eval().online(images)
+        assert torch.equal(embedding_encoder(encoder_of(method), path)(images), expected)
+
+
+def test_layers_that_a_file_cannot_name_are_not_kept(tmp_path):
+    method, path = small("simclr"), tmp_path / "projector.safetensors"
+    for other in (nn.Sequential(nn.Linear(24, 8), nn.Softplus()), nn.Linear(24, 8)):
+        write_projector(path, other, encoder_of(method))
+    assert not path.exists()
+
+
+def test_the_projector_of_another_encoder_is_refused(tmp_path):
+    method, path = small("simclr"), tmp_path / "projector.safetensors"
+    write_projector(path, method.online.projector, encoder_of(method))
+    with torch.no_grad():
+        next(method.backbone.parameters()).mul_(2)
+    with pytest.raises(UsageError, match="is of another encoder than that beside it"):
+        embedding_encoder(encoder_of(method), path)
+
+
+LARGE = ["Linear", {"in_features": 10**6, "out_features": 10**9, "bias": True}]
+DAMAGED = {
+    "layers of code": {"layers": [["Transformer", {}]]},
+    "a layer that would not fit": {"layers": [LARGE]},
+    "other arguments": {"layers": [["ReLU", {"size": 3}]]},
+    "a later format": {"format": "9"},
+    "no layers": {"layers": None},
+}
+
+
+@pytest.mark.parametrize("change", DAMAGED.values(), ids=DAMAGED)
+def test_a_file_that_is_not_what_it_says_is_refused(change, tmp_path):
+    method, path = small("simclr"), tmp_path / "projector.safetensors"
+    write_projector(path, method.online.projector, encoder_of(method))
+    with safe_open(path, framework="pt") as file:
+        note = json.loads(file.metadata()["projector"])
+    save_file(load_file(path), path, metadata={"projector": json.dumps(note | change)})
+    with pytest.raises(CheckpointError, match=r"projector\.safetensors cannot be used"):
+        embedding_encoder(encoder_of(method), path)
