@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int32, Int64, Shaped
+from jaxtyping import Int32, Int64, Shaped, UInt8
 from PIL import Image
 
 from nearkin.data.decode import BadImage, rgb_pixels
@@ -51,7 +51,12 @@ class Arrays:
     def read(self, name: str, limit: int | None = None) -> np.ndarray:
         """An image's RGB pixels."""
         del limit
-        return rgb_pixels(self.pixels[self.rows[name]])
+        return self.stacked([name])[0]
+
+    def stacked(self, names: Sequence[str]) -> UInt8[np.ndarray, "names height width 3"]:
+        """The RGB pixels of several images, which are all of one size."""
+        pixels = self.pixels[[self.rows[name] for name in names]]
+        return pixels.repeat(3 // pixels.shape[-1], axis=-1)  # gray ones have one channel
 
 
 @runtime_checkable
