@@ -30,8 +30,13 @@ MAX_IMAGES: Final = 20_000  # a map of more images shows a sample that is balanc
 NEIGHBORS: Final = 12
 FEW: Final = 10_000  # images up to which t-SNE is as fast in one thread as in several
 PERPLEXITY: Final = 30
+MOST_NEIGHBORS: Final = 3 * PERPLEXITY  # that attract an image in t-SNE
 MIN_TSNE: Final = 4  # of fewer images, the principal components show everything
 ANCHORS: Final = 10  # images by which a new one is placed
+
+
+Nearest = tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]
+"""The cosine similarity of each image's nearest others, most similar first, and which they are."""
 
 
 def image_map(folder: RunFolder, embeddings: Embeddings, images: Images) -> ImageMap | None:
@@ -44,14 +49,15 @@ def image_map(folder: RunFolder, embeddings: Embeddings, images: Images) -> Imag
         return None
     rows = balanced(embeddings.class_names, MAX_IMAGES)
     vectors = torch.from_numpy(embeddings.vectors[rows])
-    similarity, neighbors = nearest(vectors, vectors, NEIGHBORS, exclude_self=True)
+    # One search for the page and for t-SNE.
+    similarity, neighbors = nearest(vectors, vectors, MOST_NEIGHBORS, exclude_self=True)
     sheets, side = tiles(images.subset(embeddings.rows[rows]), workers=available_cpus())
     return ImageMap(
         number=embeddings.rows[rows],
         names=tuple(embeddings.paths[row] for row in rows.tolist()),
-        xy=coordinates(folder, embeddings.vectors[rows], rows),
-        neighbors=neighbors.numpy().astype(np.int32),
-        similarity=similarity.numpy(),
+        xy=coordinates(folder, embeddings.vectors[rows], rows, (similarity, neighbors)),
+        neighbors=neighbors[:, :NEIGHBORS].numpy().astype(np.int32),
+        similarity=similarity[:, :NEIGHBORS].numpy(),
         colorings=colorings(folder, embeddings, rows),
         sheets=sheets,
         side=side,
@@ -185,11 +191,15 @@ def by_name(name: str, values: np.ndarray | Sequence[str], *, note: str) -> Colo
 
 
 def coordinates(
-    folder: RunFolder, vectors: Float32[np.ndarray, "n dim"], rows: Int[np.ndarray, " n"]
+    folder: RunFolder,
+    vectors: Float32[np.ndarray, "n dim"],
+    rows: Int[np.ndarray, " n"],
+    neighbors: Nearest | None = None,
 ) -> Float[np.ndarray, "n 2"]:
     """Return the stored coordinates if they belong to these rows and embeddings, else new ones.
 
-    In a folder that cannot be written to, they are computed each time.
+    In a folder that cannot be written to, they are computed each time. `neighbors` are those of
+    `tsne`.
     """
     fingerprint = digest(folder.embeddings)
     if folder.map.exists():
@@ -198,7 +208,7 @@ def coordinates(
             stored = {name: file[name] for name in ("fingerprint", "rows", "xy")}
         if str(stored["fingerprint"]) == fingerprint and np.array_equal(stored["rows"], rows):
             return np.asarray(stored["xy"])
-    xy = tsne(vectors, threads=available_cpus() if len(rows) > FEW else 1)
+    xy = tsne(vectors, neighbors, threads=available_cpus() if len(rows) > FEW else 1)
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, fingerprint=np.array(fingerprint), rows=rows, xy=xy)
     with suppress(OSError):
@@ -206,25 +216,30 @@ def coordinates(
     return xy
 
 
-def tsne(features: Float32[np.ndarray, "n d"], *, threads: int = 1) -> Float[np.ndarray, "n 2"]:
+def tsne(
+    features: Float32[np.ndarray, "n d"], neighbors: Nearest | None = None, *, threads: int = 1
+) -> Float[np.ndarray, "n 2"]:
     """Return 2D coordinates by t-SNE of cosine distances.
 
     Deterministic to the bit: it starts at the principal components, with exact neighbors.
+    `neighbors` are the `MOST_NEIGHBORS` nearest others of each image, if they are known.
     """
     unit = _unit(features)
     with threadpool_limits(threads):  # a matrix product rounds differently per number of threads
         start = _principal_components(unit)
         if len(unit) < MIN_TSNE or not start.any():
             return start
-        k = min(3 * PERPLEXITY, len(unit) - 1)
-        squared, neighbors = _index(unit).kneighbors(n_neighbors=k)
+        if neighbors is None:
+            bank = torch.from_numpy(unit)
+            neighbors = nearest(bank, bank, MOST_NEIGHBORS, exclude_self=True)
+        similarity, index = (each.numpy() for each in neighbors)
     from openTSNE import TSNE
     from openTSNE.affinity import PerplexityBasedNN
     from openTSNE.nearest_neighbors import PrecomputedNeighbors
 
     affinities = PerplexityBasedNN(
-        knn_index=PrecomputedNeighbors(neighbors, squared / 2),  # of unit vectors: 1 - cosine
-        perplexity=min(PERPLEXITY, k / 3),
+        knn_index=PrecomputedNeighbors(index, np.maximum(0, 1 - similarity)),
+        perplexity=min(PERPLEXITY, index.shape[1] / 3),
         n_jobs=threads,
     )
     small = start * (1e-4 / start[:, 0].std())  # as van der Maaten's t-SNE starts
