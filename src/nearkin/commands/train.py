@@ -101,7 +101,7 @@ def train(
                 start=start,
             )
             if worked or not folder.report.exists():
-                write_page(folder, split.images)
+                write_page(folder, split.images, log.progress)
                 log.info(f"report {folder.report.resolve()}")
             else:
                 log.info("already complete")
