@@ -56,7 +56,8 @@ class Arrays:
     def stacked(self, names: Sequence[str]) -> UInt8[np.ndarray, "names height width 3"]:
         """The RGB pixels of several images, which are all of one size."""
         pixels = self.pixels[[self.rows[name] for name in names]]
-        return pixels.repeat(3 // pixels.shape[-1], axis=-1)  # gray ones have one channel
+        color: np.ndarray = pixels.repeat(3 // pixels.shape[-1], axis=-1)  # gray has one channel
+        return color
 
 
 @runtime_checkable

@@ -1,6 +1,6 @@
 """All measures of an encoder, beside their floors: its start, an untrained network, pixels."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -198,6 +198,7 @@ def evaluate_split(
     device: torch.device,
     protocol: str = QUICK,
     features: Mapping[str, Embeddings] | None = None,
+    on_encoded: Callable[[Embeddings], object] = lambda _: None,
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[Evaluation, Embeddings]:
     """Measure an encoder on images that are already open and split.
@@ -216,6 +217,7 @@ def evaluate_split(
         protocol: What is measured; see `nearkin.evaluation.protocols`.
         features: Of all images of the split, as an encoder gives them, by the name of its table;
             computed here where they are missing.
+        on_encoded: Receives the encoder's embeddings, before they are measured.
         on_progress: Receives the progress.
 
     Returns:
@@ -228,6 +230,10 @@ def evaluate_split(
     task = _Task(images, seed, workers, augment, device)
     progress = under("encoder", on_progress)
     encoded = task.encode(encoder, computed.get("encoder"), progress)
+    for part in encoded.values():
+        _check_finite(part)
+    embeddings = _joined(split, encoded)
+    on_encoded(embeddings)
     # The floors are measured on the very images that the encoder could read.
     task = replace(
         task,
@@ -251,7 +257,7 @@ def evaluate_split(
             taken[name] = task.measure(floor, tables[name], entries, progress)
     evaluation = _evaluation(tables, taken, protocol, task.k)
     sizes = {name: len(part) for name, part in encoded.items()}  # no test where none is held out
-    return replace(evaluation, sizes=sizes), _joined(split, encoded)
+    return replace(evaluation, sizes=sizes), embeddings
 
 
 Computed = tuple[Embeddings, Mapping[str, np.ndarray]]

@@ -13,7 +13,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.report.encoder_report import frozen_report, training_report
-from nearkin.report.image_map import image_map, thumbnails
+from nearkin.report.image_map import EarlyMap, image_map, thumbnails
 from nearkin.report.page.sections import (
     ClassificationReport,
     ClassView,
@@ -39,14 +39,17 @@ def page_html(folder: RunFolder, images: Images, *, served: bool = False) -> str
 
 
 def write_page(
-    folder: RunFolder, images: Images, on_progress: ProgressCallback = ignore_progress
+    folder: RunFolder,
+    images: Images,
+    on_progress: ProgressCallback = ignore_progress,
+    early: EarlyMap | None = None,
 ) -> None:
     """Write the page and the plots of a finished run into its folder."""
     on_progress(0, 3, "page: embeddings")
     embeddings = read_embeddings(folder.embeddings, images)
     report = report_of(folder, images, embeddings)
     on_progress(1, 3, "page: map")
-    map_ = image_map(folder, embeddings, images)
+    map_ = image_map(folder, embeddings, images, early)
     on_progress(2, 3, "page: plots")
     write_figures(folder, report, map_, images)
     if isinstance(report, TrainingReport):
