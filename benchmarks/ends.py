@@ -80,6 +80,7 @@ def main() -> None:
     options, settings = parser.parse_known_args()
     names = [name.removeprefix("--").replace("-", "_") for name in settings[::2]]
     values = [int(value) if value.isdigit() else value for value in settings[1::2]]
+    named: dict[str, Any] = dict(zip(names, values, strict=True))
 
     import nearkin
     from nearkin.training import fit
@@ -87,9 +88,7 @@ def main() -> None:
     if options.max_steps:
         fit.training_steps = shortened(fit.training_steps, options.max_steps)
     clock = Clock()
-    run = nearkin.train(
-        options.data, out=options.out, reporter=clock, **dict(zip(names, values, strict=True))
-    )
+    run = nearkin.train(options.data, out=options.out, reporter=clock, **named)
     clock.reach("")
     show(clock.parts)
     print(f"{run.path}")
@@ -103,8 +102,8 @@ def show(parts: dict[str, list[float]]) -> None:
         print(f"{part:44}{laps[0]:8.1f} {laps[1]:8.1f} {laps[2]:8.1f}")
         stage = stages.get(part.partition(":")[0], stages["start"])
         stage[:] = [sum(each) for each in zip(stage, laps, strict=True)]
-    for stage, laps in stages.items():
-        print(f"{stage + ', in all':44}{laps[0]:8.1f} {laps[1]:8.1f} {laps[2]:8.1f}")
+    for name, laps in stages.items():
+        print(f"{name + ', in all':44}{laps[0]:8.1f} {laps[1]:8.1f} {laps[2]:8.1f}")
     total = sum(laps[0] for laps in stages.values())
     ends = total - stages["steps"][0]
     print(f"the ends are {ends / total:.1%} of {total:.0f} seconds")

@@ -51,7 +51,8 @@ class Arrays:
     def read(self, name: str, limit: int | None = None) -> np.ndarray:
         """An image's RGB pixels."""
         del limit
-        return self.stacked([name])[0]
+        image: np.ndarray = self.stacked([name])[0]
+        return image
 
     def stacked(self, names: Sequence[str]) -> UInt8[np.ndarray, "names height width 3"]:
         """The RGB pixels of several images, which are all of one size."""
