@@ -9,10 +9,11 @@ import torch
 from PIL import Image
 
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches, CenterCrops, to_input
+from nearkin.data.batches import Batches, CenterCrops, center_crops, to_input
 from nearkin.data.decode import center
 from nearkin.data.opening import open_images
 from nearkin.data.order import Order
+from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import uniform
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
@@ -202,3 +203,27 @@ def test_networks_are_shown_pixels_with_imagenets_mean_and_deviation():
     mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
     std = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
     torch.testing.assert_close(to_input(pixels) * std + mean, pixels / 255, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "view",
+    [
+        Preprocessing(12),
+        Preprocessing(10),
+        Preprocessing(12, crop="center", resize_to=12),
+        Preprocessing(12, crop="center", resize_to=14),
+        Preprocessing(12, crop="squash", resize_to=12),
+    ],
+    ids=str,
+)
+def test_arrays_are_cropped_together_as_they_are_one_by_one(channels, view):
+    images = open_images(small_images()[..., :channels], cache=False)
+    rows = [3, 5, 38]
+    together, bad = center_crops(images, rows, view)
+    one_by_one = np.stack([view.pixels(images.read(row)) for row in rows])
+    assert together.dtype == np.uint8
+    assert not bad
+    np.testing.assert_array_equal(together, one_by_one)
+    together[:] = 0  # a copy: the images stay
+    assert images.read(3).any()

@@ -28,7 +28,7 @@ from nearkin.evaluation.measures import (
     num_neighbors,
 )
 from nearkin.measures import probe
-from nearkin.measures.probe import fit_path, hold_out, train_probe
+from nearkin.measures.probe import fit_path, hold_out, log_loss, train_probe
 from nearkin.objectives import unit
 
 
@@ -220,6 +220,34 @@ def test_the_linear_classifier_is_that_of_scikit_learn(table, strength, closenes
     assert (answers == truth).mean() == pytest.approx((expected == truth).mean(), abs=0.01)
     expected = torch.from_numpy(reference.coef_.T).float()
     assert (weight - expected).abs().max() < closeness * expected.abs().max()
+
+
+def test_a_few_steps_find_the_optimum_of_correlated_features(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(800, 64)) * np.arange(1.0, 65) ** -1.5  # 500 times as wide as narrow
+    x = (x @ np.linalg.qr(rng.normal(size=(64, 64)))[0]).astype(np.float32)
+    x = (x - x.mean(axis=0)) / x.std(axis=0)
+    y = (x @ rng.normal(size=(64, 4)) + rng.normal(size=(800, 4))).argmax(axis=1)
+
+    def loss(weight, bias, strength):
+        total = log_loss(x @ weight + bias, y) + np.square(weight).sum() / (2 * strength * len(x))
+        return float(total)
+
+    monkeypatch.setattr("nearkin.measures.probe.STEPS", 40)
+    for strength in (0.1, 10.0):
+        reference = LogisticRegression(C=strength, max_iter=10_000, tol=1e-7).fit(x, y)
+        best = loss(reference.coef_.T, reference.intercept_, strength)
+        weight, bias = fit_path(torch.from_numpy(x), torch.from_numpy(y), 4, [strength])[0]
+        assert loss(weight.numpy(), bias.numpy(), strength) == pytest.approx(best, abs=1e-5)
+
+
+def test_of_fewer_images_than_features_the_classifier_is_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 100)).astype(np.float32), np.arange(30) % 3
+    weight, bias = fit_path(torch.from_numpy(x), torch.from_numpy(y), 3, [1.0])[0]
+    reference = LogisticRegression(C=1.0, max_iter=3000, tol=1e-7).fit(x, y)
+    np.testing.assert_allclose(weight.numpy(), reference.coef_.T, atol=1e-3)
+    np.testing.assert_allclose(bias.numpy(), reference.intercept_, atol=1e-3)
 
 
 def test_a_path_of_strengths_ends_where_each_strength_alone_does(table):

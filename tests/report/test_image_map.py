@@ -1,9 +1,15 @@
 """The map of images: the same every time, alike ones together, and new ones among their like."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
-from nearkin.report.image_map import place, tsne
+from nearkin.data.opening import open_images
+from nearkin.evaluation.embeddings import embeddings_of
+from nearkin.evaluation.table import read_embeddings, write_embeddings
+from nearkin.report.image_map import EarlyMap, Layout, image_map, place, tsne
+from nearkin.run.folder import RunFolder
 
 
 def blobs(per=30, groups=4, dim=16, spread=0.15, seed=0):
@@ -36,7 +42,7 @@ def mapped():
 def test_the_same_features_lie_at_the_same_places_to_the_bit(mapped, threads):
     features, _, places = mapped
     before = features.copy()
-    np.testing.assert_array_equal(tsne(features, threads=threads), places)
+    np.testing.assert_array_equal(Layout(features, threads=threads).optimized(), places)
     np.testing.assert_array_equal(features, before)
 
 
@@ -149,3 +155,61 @@ def test_new_images_have_places_on_maps_of_a_few(count):
 def test_nothing_is_printed(mapped, capfd):
     tsne(mapped[0][:50])
     assert capfd.readouterr() == ("", "")
+
+
+# Beside other work
+
+
+@pytest.fixture
+def embedded(tmp_path):
+    """Make run folders of 120 images that have embeddings, and nothing else."""
+    features, group = blobs()
+    pixels = np.random.default_rng(0).integers(0, 256, (len(group), 8, 8, 3), dtype=np.uint8)
+    images = open_images((pixels, group), cache=False)
+
+    def make(name):
+        folder = RunFolder(tmp_path / name)
+        folder.path.mkdir()
+        write_embeddings(folder.embeddings, embeddings_of(images, features))
+        return folder, images
+
+    return make
+
+
+def shown(folder, images, early=None):
+    return image_map(folder, read_embeddings(folder.embeddings, images), images, early)
+
+
+def test_a_map_that_is_computed_beside_other_work_is_the_same(embedded):
+    folder, images = embedded("beside")
+    with EarlyMap(folder, images) as early:
+        early.start()
+        layout = shown(folder, images, early)
+    stored = folder.map.read_bytes()
+    np.testing.assert_array_equal(layout.xy, shown(*embedded("after")).xy)
+    with EarlyMap(folder, images) as early:
+        early.start()  # it is there
+        early.wait()
+    assert folder.map.read_bytes() == stored
+
+
+def test_a_map_is_given_up_when_its_run_ends_early(embedded):
+    folder, images = embedded("run")
+    early = EarlyMap(folder, images)
+    with suppress(KeyboardInterrupt), early:
+        early.start()
+        assert early.running
+        raise KeyboardInterrupt
+    assert not early.running
+    assert not folder.map.exists()
+
+
+def test_a_map_that_cannot_be_stored_early_is_computed_later(embedded):
+    folder, images = embedded("run")
+    with EarlyMap(folder, images) as early:
+        early.start()
+        folder.map.mkdir()  # so that no file can take its place
+        early.wait()
+        folder.map.rmdir()
+        assert len(shown(folder, images, early).xy) == 120
+    assert folder.map.exists()

@@ -136,7 +136,7 @@ def _write(
         encoder = load(folder.encoder, backbone=network)
     if not folder.summary.exists():
         _measure(run, encoder, split, network)
-    write_page(folder, split.images)
+    write_page(folder, split.images, run.log.progress)
     run.log.info(f"report {folder.report.resolve()}")
 
 

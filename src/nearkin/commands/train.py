@@ -14,6 +14,7 @@ from nearkin.encoders.encoder import CUSTOM
 from nearkin.errors import UsageError
 from nearkin.evaluation.evaluate import lines as measure_lines
 from nearkin.extensions import label
+from nearkin.report.image_map import EarlyMap
 from nearkin.report.pages import write_page
 from nearkin.run.data import open_logged
 from nearkin.run.failures import resource_errors
@@ -89,7 +90,8 @@ def train(
         config = resolved_settings(config, split.train, device, start)
         if overwrite:
             clear(folder)
-        with resource_errors(int(config.batch_size)):
+        batch_size = int(config.batch_size)
+        with resource_errors(batch_size), EarlyMap(folder, split.images) as early:
             worked = train_encoder(
                 folder,
                 config,
@@ -99,9 +101,10 @@ def train(
                 log=log,
                 network=network,
                 start=start,
+                on_embeddings=early.start,
             )
             if worked or not folder.report.exists():
-                write_page(folder, split.images)
+                write_page(folder, split.images, log.progress, early)
                 log.info(f"report {folder.report.resolve()}")
             else:
                 log.info("already complete")

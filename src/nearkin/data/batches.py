@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from nearkin.data.cache import Cache
 from nearkin.data.decode import MIDDLE_GRAY, BadImage, crops
-from nearkin.data.images import Images
+from nearkin.data.images import Arrays, Images
 from nearkin.data.order import BatchOrder
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.data.rng import uniform
@@ -301,6 +301,8 @@ def center_crops(
     images: Images, rows: Sequence[int], view: Preprocessing
 ) -> tuple[UInt8[np.ndarray, "rows _ _ 3"], dict[int, str]]:
     """The evaluation views, mid-gray where unreadable, and the reason for each such row."""
+    if isinstance(images.source, Arrays) and view.keeps(images.source.pixels.shape[1:3]):
+        return images.source.stacked([images.names[row] for row in rows]), {}
     size = view.image_size
     pixels = np.full((len(rows), size, size, 3), MIDDLE_GRAY, np.uint8)
     bad: dict[int, str] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int32, Int64, Shaped
+from jaxtyping import Int32, Int64, Shaped, UInt8
 from PIL import Image
 
 from nearkin.data.decode import BadImage, rgb_pixels
@@ -51,7 +51,14 @@ class Arrays:
     def read(self, name: str, limit: int | None = None) -> np.ndarray:
         """An image's RGB pixels."""
         del limit
-        return rgb_pixels(self.pixels[self.rows[name]])
+        image: np.ndarray = self.stacked([name])[0]
+        return image
+
+    def stacked(self, names: Sequence[str]) -> UInt8[np.ndarray, "names height width 3"]:
+        """The RGB pixels of several images, which are all of one size."""
+        pixels = self.pixels[[self.rows[name] for name in names]]
+        color: np.ndarray = pixels.repeat(3 // pixels.shape[-1], axis=-1)  # gray has one channel
+        return color
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """How an image becomes the input of a trained network: crop, size, interpolation, statistics."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -94,6 +94,11 @@ class Preprocessing:
         """Return the same for images of another size, resized in proportion before the crop."""
         resize_to = round(self.resize_to * image_size / self.image_size)
         return replace(self, image_size=image_size, resize_to=resize_to)
+
+    def keeps(self, size: Sequence[int]) -> bool:
+        """Whether images of this height and width are their own evaluation views."""
+        whole = self.crop == "box" or self.resize_to == self.image_size
+        return whole and tuple(size) == (self.image_size, self.image_size)
 
     @property
     def min_side(self) -> int:

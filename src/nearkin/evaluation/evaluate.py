@@ -1,9 +1,8 @@
 """All measures of an encoder, beside their floors: its start, an untrained network, pixels."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +18,13 @@ from nearkin.data.split import Split
 from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, DivergedError
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_images
+from nearkin.evaluation.floors import (
+    FEWEST,
+    Taken,
+    conditions,
+    stored_file,
+    stored_or_taken,
+)
 from nearkin.evaluation.kept import KeptShare, kept_shares, plain_shares, stored_shares
 from nearkin.evaluation.measures import Measure, geometry_rows, num_neighbors
 from nearkin.evaluation.protocols import ENTRIES, QUICK, Entry, Inputs, chosen
@@ -110,48 +116,66 @@ def evaluate_tables(
     `protocol` names what is measured, see `nearkin.evaluation.protocols`. For measures that need
     more than features, `image_views` has the images of each table.
     """
-    entries = chosen(protocol)
-    taken: dict[str, dict[str, list[Measure]]] = {}
-    missing: dict[str, dict[str, str]] = {}
+    taken = {}
     for name, (train, test) in tables.items():
-        for embeddings in (train, test, test.second_view):
-            _check_finite(embeddings)
         views = (image_views or {}).get(name)
         inputs = Inputs(train, test, k, seed, views)
-        taken[name], missing[name] = _measured(inputs, entries, under(name, on_progress))
-    measures = {name: [*chain.from_iterable(each.values())] for name, each in taken.items()}
-    elsewhere = {title for each in taken.values() for title, found in each.items() if found}
+        taken[name] = _measured(inputs, chosen(protocol), under(name, on_progress))
+    return _evaluation(tables, taken, protocol, k)
+
+
+def _evaluation(
+    tables: Mapping[str, tuple[Embeddings, Embeddings]],
+    taken: Mapping[str, Taken],
+    protocol: str,
+    k: int,
+) -> Evaluation:
+    """Join what was taken of each table, and compare the encoder with its start and its teacher.
+
+    Tables of floors that were measured before may be missing.
+    """
+    measures = {
+        name: [measure for of in each.values() if not isinstance(of, str) for measure in of]
+        for name, each in taken.items()
+    }
+    elsewhere = {
+        title
+        for each in taken.values()
+        for title, of in each.items()
+        if isinstance(of, list) and of
+    }
     left_out: dict[str, str] = {}
-    for name, reasons in missing.items():
-        for title, why in reasons.items():
-            of_one = f"{title} of {TITLES.get(name, name)}" if title in elsewhere else title
-            left_out.setdefault(of_one, why)
+    for name, each in taken.items():
+        for title, why in each.items():
+            if isinstance(why, str):
+                of_one = f"{title} of {TITLES.get(name, name)}" if title in elsewhere else title
+                left_out.setdefault(of_one, why)
     train, test = next(iter(tables.values()))
     evaluation = Evaluation({"train": len(train), "test": len(test)}, measures, left_out)
-    if not set(ENTRIES[QUICK]) <= set(entries):
+    if not set(ENTRIES[QUICK]) <= set(chosen(protocol)):
         return evaluation  # the verdict is on the same measures always
     comparison = compare_with_start(tables, measures, k=k)
     kept = kept_shares(tables, measures, k=k)
     return replace(evaluation, comparison=comparison, kept=kept)
 
 
-def _measured(
-    inputs: Inputs, entries: Iterable[Entry], on_progress: ProgressCallback
-) -> tuple[dict[str, list[Measure]], dict[str, str]]:
-    """Take the measures of one table of features; also return what could not be, and why."""
-    measures, left_out, entries = dict[str, list[Measure]](), dict[str, str](), tuple(entries)
+def _measured(inputs: Inputs, entries: Sequence[Entry], on_progress: ProgressCallback) -> Taken:
+    """Take the measures of one table of features, or the reason why not."""
+    for embeddings in (inputs.train, inputs.test, inputs.test.second_view):
+        _check_finite(embeddings)
+    taken = Taken()
     for done, entry in enumerate(entries):
         on_progress(done, len(entries), entry.title)
         try:
-            taken = entry.measure(inputs)
+            measures = entry.measure(inputs)
         except DataError as error:
-            left_out[entry.title] = str(error)
+            taken[entry.title] = str(error)
         else:
             if not entry.compared:  # in the verdict, which looks at outcomes
-                taken = [replace(measure, outcome=None) for measure in taken]
-            measures[entry.title] = taken
+                measures = [replace(measure, outcome=None) for measure in measures]
+            taken[entry.title] = measures
     on_progress(len(entries), len(entries), "measured")
-    return measures, left_out
+    return taken
 
 
 def _check_finite(embeddings: Embeddings | None) -> None:
@@ -175,6 +199,7 @@ def evaluate_split(
     protocol: str = QUICK,
     table: str = "encoder",
     features: Mapping[str, Embeddings] | None = None,
+    on_encoded: Callable[[Embeddings], object] = lambda _: None,
     on_progress: ProgressCallback = ignore_progress,
 ) -> tuple[Evaluation, Embeddings]:
     """Measure an encoder on images that are already open and split.
@@ -194,6 +219,7 @@ def evaluate_split(
         table: Name of the encoder's table.
         features: Of all images of the split, as an encoder gives them, by the name of its table;
             computed here where they are missing.
+        on_encoded: Receives the encoder's embeddings, before they are measured.
         on_progress: Receives the progress.
 
     Returns:
@@ -201,95 +227,126 @@ def evaluate_split(
     """
     entries = chosen(protocol)  # a wrong name is refused before anything is computed
     images = {"train": split.train} | ({"test": split.test} if len(split.test) else {})
-    parts_of = partial(_encode_parts, seed=seed, workers=workers, augment=augment, device=device)
     rows = {"train": split.train_rows, "test": split.test_rows}
     computed = {name: (of, rows) for name, of in (features or {}).items()}
-    encoded = parts_of(encoder, images, computed.get(table), on_progress=under(table, on_progress))
+    task = _Task(images, seed, workers, augment, device)
+    progress = under(table, on_progress)
+    encoded = task.encode(encoder, computed.get(table), progress)
+    for part in encoded.values():
+        _check_finite(part)
+    embeddings = _joined(split, encoded)
+    on_encoded(embeddings)
     # The floors are measured on the very images that the encoder could read.
-    images = {name: images[name].subset(part.rows) for name, part in encoded.items()}
+    task = replace(
+        task,
+        images={name: images[name].subset(part.rows) for name, part in encoded.items()},
+        k=num_neighbors(len(encoded["train"].labeled())),
+    )
     rows |= {name: rows[name][part.rows] for name, part in encoded.items()}
-    tables = {table: encoded}
-    for name, floor in floors.items():
+    shared = ""
+    if len(split.images) >= FEWEST:
+        shared = conditions(split.images, rows, seed=seed, augment=augment, device=device)
+    tables = {table: _train_and_test(encoded)}
+    taken = {table: task.measure(encoder, tables[table], entries, progress)}
+    for name, floor in {**floors, "pixels": None}.items():
         progress = under(TITLES.get(name, name), on_progress)
-        tables[name] = parts_of(floor, images, computed.get(name), on_progress=progress)
-    tables["pixels"] = _raw_pixels(images, workers, on_progress)
-    views = {}
-    if any(entry.needs_images for entry in entries):
-        views = _image_views(
-            {table: encoder, **floors},
-            images,
-            seed=seed,
-            workers=workers,
-            augment=augment,
-            device=device,
-            on_progress=on_progress,
-        )
-    k = num_neighbors(len(encoded["train"].labeled()))
-    pairs = {name: _train_and_test(parts) for name, parts in tables.items()}
-    evaluation = evaluate_tables(
-        pairs,
-        seed=seed,
-        k=k,
-        protocol=protocol,
-        image_views=views,
-        on_progress=on_progress,
-    )
+        path = None if name in computed else stored_file(name, floor, shared)
+        if path:
+            take = partial(task.take, floor, on_progress=progress)
+            taken[name] = stored_or_taken(path, entries, take)
+        else:
+            tables[name] = task.table(floor, computed.get(name), progress)
+            taken[name] = task.measure(floor, tables[name], entries, progress)
+    evaluation = _evaluation(tables, taken, protocol, task.k)
     sizes = {name: len(part) for name, part in encoded.items()}  # no test where none is held out
-    return replace(evaluation, sizes=sizes), _joined(split, encoded)
+    return replace(evaluation, sizes=sizes), embeddings
 
 
-def _encode_parts(
-    encoder: Encoder,
-    images: Mapping[str, Images],
-    computed: tuple[Embeddings, Mapping[str, np.ndarray]] | None = None,
-    *,
-    seed: int,
-    workers: int,
-    augment: Augment,
-    device: torch.device,
-    on_progress: ProgressCallback,
-) -> dict[str, Embeddings]:
-    """Embeddings of each part; of the last, which is scored, also a second view of some images.
+Computed = tuple[Embeddings, Mapping[str, np.ndarray]]
+"""Features of all images, and the rows of each part in them."""
 
-    `computed` has those of all images, where there are any, and the rows of each part in them.
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """The images that all tables of an evaluation are of, and how these are measured.
+
+    An encoder that is None is raw pixels.
     """
-    encode_part = partial(
-        encode_images, encoder, device=device, workers=workers, on_progress=on_progress
-    )
-    if computed is None:
-        encoded = {name: encode_part(part) for name, part in images.items()}
-    else:
-        features, rows = computed
-        encoded = {name: _chosen(features, part, rows[name]) for name, part in images.items()}
-    scored = list(images)[-1]
-    readable = images[scored].subset(encoded[scored].rows)
-    chosen = geometry_rows(len(readable))
-    view = second_view(encoder, readable, chosen, seed=seed, augment=augment, device=device)
-    return encoded | {scored: replace(encoded[scored], second_view=view)}
 
+    images: Mapping[str, Images]  # Of each split
+    seed: int
+    workers: int
+    augment: Augment
+    device: torch.device
+    k: int = 0  # Of kNN
 
-def _image_views(
-    encoders: Mapping[str, Encoder],
-    images: Mapping[str, Images],
-    *,
-    seed: int,
-    workers: int,
-    augment: Augment,
-    device: torch.device,
-    on_progress: ProgressCallback,
-) -> dict[str, ImageViews]:
-    """Return the images of each table with its encoder, raw pixels included."""
-    train, few = images["train"], images["train"].spread(PIXEL_BANK)
-    # Where nothing is held out there are no labels to score with; see `_train_and_test`.
-    test = images.get("test", replace(train, labels=np.full_like(train.labels, UNKNOWN)))
-    tables = {name: (encoder, train) for name, encoder in encoders.items()}
-    tables["pixels"] = pixel_encoder(few, SIDE, workers), few
-    return {
-        name: ImageViews(
-            encoder, bank, test, seed, workers, augment, device, under(name, on_progress)
+    def take(
+        self, floor: Encoder | None, entries: Sequence[Entry], on_progress: ProgressCallback
+    ) -> Taken:
+        """Compute the features of a floor, and measure them."""
+        pair = self.table(floor, None, on_progress)
+        return self.measure(floor, pair, entries, on_progress)
+
+    def table(
+        self, encoder: Encoder | None, computed: Computed | None, on_progress: ProgressCallback
+    ) -> tuple[Embeddings, Embeddings]:
+        """Training and test embeddings."""
+        if encoder is None:
+            return _train_and_test(_raw_pixels(self.images, self.workers, on_progress))
+        return _train_and_test(self.encode(encoder, computed, on_progress))
+
+    def measure(
+        self,
+        encoder: Encoder | None,
+        pair: tuple[Embeddings, Embeddings],
+        entries: Sequence[Entry],
+        on_progress: ProgressCallback,
+    ) -> Taken:
+        """Take the measures of training and test embeddings."""
+        views = None
+        if any(entry.needs_images for entry in entries):
+            views = self._views(encoder, on_progress)
+        return _measured(Inputs(*pair, self.k, self.seed, views), entries, on_progress)
+
+    def encode(
+        self, encoder: Encoder, computed: Computed | None, on_progress: ProgressCallback
+    ) -> dict[str, Embeddings]:
+        """Embeddings of each part; of the last, which is scored, also a second view of some."""
+        if computed is None:
+            encode_part = partial(
+                encode_images,
+                encoder,
+                device=self.device,
+                workers=self.workers,
+                on_progress=on_progress,
+            )
+            encoded = {name: encode_part(part) for name, part in self.images.items()}
+        else:
+            features, rows = computed
+            parts = self.images.items()
+            encoded = {name: _chosen(features, part, rows[name]) for name, part in parts}
+        scored = list(self.images)[-1]
+        readable = self.images[scored].subset(encoded[scored].rows)
+        view = second_view(
+            encoder,
+            readable,
+            geometry_rows(len(readable)),
+            seed=self.seed,
+            augment=self.augment,
+            device=self.device,
         )
-        for name, (encoder, bank) in tables.items()
-    }
+        return encoded | {scored: replace(encoded[scored], second_view=view)}
+
+    def _views(self, encoder: Encoder | None, on_progress: ProgressCallback) -> ImageViews:
+        """The images with their encoder; raw pixels have a mean of some training images."""
+        train = self.images["train"]
+        # Where nothing is held out there are no labels to score with; see `_train_and_test`.
+        test = self.images.get("test", replace(train, labels=np.full_like(train.labels, UNKNOWN)))
+        if encoder is None:
+            train = train.spread(PIXEL_BANK)
+            encoder = pixel_encoder(train, SIDE, self.workers)
+        settings = self.seed, self.workers, self.augment, self.device
+        return ImageViews(encoder, train, test, *settings, on_progress)
 
 
 def _chosen(

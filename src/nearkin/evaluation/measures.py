@@ -7,6 +7,7 @@ are left out of those that need labels; where too few are left, a measure raises
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -226,6 +227,7 @@ def predict(
     return np.asarray(classes[scores.argmax(dim=1).cpu().numpy()])
 
 
+@lru_cache(maxsize=1)  # two parts of a page show them
 def knn_classes(embeddings: Embeddings) -> Shaped[np.ndarray, " n"]:
     """Predict the class name of each labeled test image from its nearest training images.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nearkin.data.rng import seeded
 from nearkin.errors import DataError
-from nearkin.measures.probe import Validated, regularized_path, validate, validation_folds
+from nearkin.measures.probe import Validated, minimize, validate, validation_folds
 from nearkin.networks.tokens import AttentivePooling, pool_tokens
 from nearkin.types import UNKNOWN
 
@@ -121,5 +121,11 @@ def _fit_path(
     def logits() -> Tensor:
         return pool_tokens(x, attention) @ weight + bias
 
-    fits = regularized_path(logits, y, [attention, weight], bias, strengths, STEPS)
-    return [Fitted(*fit) for fit in fits]
+    def squares() -> Tensor:
+        return attention.square().sum() + weight.square().sum()
+
+    fits, parameters = [], (attention, weight, bias)
+    for strength in strengths:
+        minimize(logits, y, squares, parameters, strength=strength, steps=STEPS)
+        fits.append(Fitted(*(each.detach().clone() for each in parameters)))
+    return fits

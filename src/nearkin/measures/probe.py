@@ -25,47 +25,68 @@ def fit_path(
 
     Minimizes the mean cross-entropy plus the squared weights over `2 C n`; the optimum is that
     of scikit-learn's `LogisticRegression`. Fastest from the smallest `C` to the largest.
+
+    Features are correlated, so that the loss is a narrow valley. L-BFGS therefore searches among
+    the principal directions, each scaled by the curvature that is expected along it: the optimum
+    is the same, and a few dozen steps find it instead of hundreds.
     """
-    weight = x.new_zeros(x.shape[1], num_classes, requires_grad=True)
+    variances, directions = _principal_directions(x)
+    weight, fits = x.new_zeros(num_classes, x.shape[1]), []
     bias = x.new_zeros(num_classes, requires_grad=True)
+    for strength in strengths:
+        curvature = variances * (num_classes - 1) / num_classes**2 + 1 / (strength * len(x))
+        scaled = (weight @ directions * curvature.sqrt()).requires_grad_()
+        basis = (directions / curvature.sqrt()).T
 
-    def logits() -> Tensor:
-        return x @ weight + bias
+        # A row per class: torch is several times faster with the gradient of these.
+        def logits(scaled: Tensor = scaled, basis: Tensor = basis) -> Tensor:
+            return F.linear(x, scaled @ basis, bias)
 
-    fits = regularized_path(logits, y, [weight], bias, strengths, STEPS)
-    return [(weight, bias) for weight, bias in fits]
+        def squares(scaled: Tensor = scaled, basis: Tensor = basis) -> Tensor:
+            return (scaled @ basis).square().sum()
+
+        minimize(logits, y, squares, [scaled, bias], strength=strength, steps=STEPS)
+        weight = (scaled @ basis).detach()
+        fits.append((weight.T, bias.detach().clone()))
+    return fits
 
 
-def regularized_path(
+def _principal_directions(
+    x: Float[Tensor, "n dim"],
+) -> tuple[Float[Tensor, " rank"], Float[Tensor, "dim rank"]]:
+    """Return the mean squares of features along their principal directions, and these.
+
+    Of fewer rows than dimensions, only the directions that these span: the optimum is there.
+    """
+    if len(x) < x.shape[1]:
+        _, scales, rows = torch.linalg.svd(x, full_matrices=False)
+        return scales.square() / len(x), rows.T
+    variances, directions = torch.linalg.eigh(x.T @ x / len(x))
+    return variances.clamp(min=0), directions
+
+
+def minimize(
     logits: Callable[[], Tensor],
     y: Int[Tensor, " n"],
-    weights: Sequence[Tensor],
-    bias: Tensor,
-    strengths: Sequence[float],
+    squares: Callable[[], Tensor],
+    parameters: Sequence[Tensor],
+    *,
+    strength: float,
     steps: int,
-) -> list[tuple[Tensor, ...]]:
-    """Fit weights and bias, in place, for each strength in turn; return copies of each fit.
+) -> None:
+    """Minimize the mean cross-entropy plus `squares` over `2 C n` by L-BFGS, in place."""
+    optimizer = torch.optim.LBFGS(
+        parameters, max_iter=steps, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
+    )
 
-    Minimizes the mean cross-entropy plus the squares of all `weights` over `2 C n`.
-    """
-    fits = []
-    for strength in strengths:
-        ridge = 1 / (strength * len(y))
-        optimizer = torch.optim.LBFGS(
-            [*weights, bias], max_iter=steps, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
-        )
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(logits(), y) + squares() / (2 * strength * len(y))
+        loss.backward()
+        return loss
 
-        def closure(optimizer: torch.optim.Optimizer = optimizer, ridge: float = ridge) -> Tensor:
-            optimizer.zero_grad()
-            squares = torch.stack([weight.square().sum() for weight in weights]).sum()
-            loss = F.cross_entropy(logits(), y) + ridge / 2 * squares
-            loss.backward()
-            return loss
-
-        with torch.enable_grad():
-            optimizer.step(closure)
-        fits.append(tuple(each.detach().clone() for each in (*weights, bias)))
-    return fits
+    with torch.enable_grad():
+        optimizer.step(closure)
 
 
 # Values of `C` to choose from, the strongest regularization first.

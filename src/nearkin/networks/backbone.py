@@ -132,6 +132,14 @@ def _build(name: str, image_size: int) -> nn.Module:
     raise UsageError(f"unknown backbone {name}.{hint} `nearkin backbones` lists them")
 
 
+def is_extension(name: str) -> bool:
+    """Whether the code of a backbone is neither the package's nor of one of its libraries."""
+    bare = name.partition("?")[0]
+    return not NATIVE.fullmatch(name) and (
+        load_extension("backbones", bare, built_in=bare in SMALL) is not None
+    )
+
+
 BUILT_FOR: Final = re.compile(r"(?!timm:|torchvision:)(.+)\?built_for=(\d{1,4})")
 
 NATIVE: Final = re.compile(r"(timm|torchvision):(\w[\w.-]*)(?:\?(.*))?")

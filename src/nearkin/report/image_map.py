@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from threading import Event, Thread
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from nearkin.data.images import SMALL_SIDE, Images
 from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import knn_classes
-from nearkin.evaluation.table import digest
+from nearkin.evaluation.table import digest, read_embeddings
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.measures.neighbors import nearest
 from nearkin.report.page.map import Coloring, ImageMap
@@ -30,29 +31,41 @@ MAX_IMAGES: Final = 20_000  # a map of more images shows a sample that is balanc
 NEIGHBORS: Final = 12
 FEW: Final = 10_000  # images up to which t-SNE is as fast in one thread as in several
 PERPLEXITY: Final = 30
+MOST_NEIGHBORS: Final = 3 * PERPLEXITY  # that attract an image in t-SNE
+CHECKED: Final = 10  # iterations of t-SNE after which a thread sees whether it is to stop
 MIN_TSNE: Final = 4  # of fewer images, the principal components show everything
 ANCHORS: Final = 10  # images by which a new one is placed
 
 
-def image_map(folder: RunFolder, embeddings: Embeddings, images: Images) -> ImageMap | None:
+Nearest = tuple[Float[Tensor, "n k"], Int[Tensor, "n k"]]
+"""The cosine similarity of each image's nearest others, most similar first, and which they are."""
+
+
+def image_map(
+    folder: RunFolder, embeddings: Embeddings, images: Images, early: "EarlyMap | None" = None
+) -> ImageMap | None:
     """Return the map of a run; None if fewer than two images can be shown.
 
     Coordinates are stored in the run folder, so that a map stays the same for the same
-    embeddings.
+    embeddings. `early` is on the way to store them.
     """
     if len(embeddings.rows) < 2:
         return None
     rows = balanced(embeddings.class_names, MAX_IMAGES)
     vectors = torch.from_numpy(embeddings.vectors[rows])
-    similarity, neighbors = nearest(vectors, vectors, NEIGHBORS, exclude_self=True)
+    # One search for the page and for t-SNE.
+    similarity, neighbors = nearest(vectors, vectors, MOST_NEIGHBORS, exclude_self=True)
     sheets, side = tiles(images.subset(embeddings.rows[rows]), workers=available_cpus())
+    colored = colorings(folder, embeddings, rows)
+    if early:
+        early.wait()  # last: all else is computed meanwhile
     return ImageMap(
         number=embeddings.rows[rows],
         names=tuple(embeddings.paths[row] for row in rows.tolist()),
-        xy=coordinates(folder, embeddings.vectors[rows], rows),
-        neighbors=neighbors.numpy().astype(np.int32),
-        similarity=similarity.numpy(),
-        colorings=colorings(folder, embeddings, rows),
+        xy=coordinates(folder, embeddings.vectors[rows], rows, (similarity, neighbors)),
+        neighbors=neighbors[:, :NEIGHBORS].numpy().astype(np.int32),
+        similarity=similarity[:, :NEIGHBORS].numpy(),
+        colorings=colored,
         sheets=sheets,
         side=side,
         columns=COLUMNS,
@@ -185,51 +198,149 @@ def by_name(name: str, values: np.ndarray | Sequence[str], *, note: str) -> Colo
 
 
 def coordinates(
-    folder: RunFolder, vectors: Float32[np.ndarray, "n dim"], rows: Int[np.ndarray, " n"]
+    folder: RunFolder,
+    vectors: Float32[np.ndarray, "n dim"],
+    rows: Int[np.ndarray, " n"],
+    neighbors: Nearest | None = None,
 ) -> Float[np.ndarray, "n 2"]:
     """Return the stored coordinates if they belong to these rows and embeddings, else new ones.
 
-    In a folder that cannot be written to, they are computed each time.
+    In a folder that cannot be written to, they are computed each time. `neighbors` are those of
+    `tsne`.
     """
-    fingerprint = digest(folder.embeddings)
-    if folder.map.exists():
-        advice = "remove it, and it is made anew"
-        with usable(folder.map, advice), np.load(folder.map, allow_pickle=False) as file:
-            stored = {name: file[name] for name in ("fingerprint", "rows", "xy")}
-        if str(stored["fingerprint"]) == fingerprint and np.array_equal(stored["rows"], rows):
-            return np.asarray(stored["xy"])
-    xy = tsne(vectors, threads=available_cpus() if len(rows) > FEW else 1)
-    content = io.BytesIO()
-    np.savez(content, allow_pickle=False, fingerprint=np.array(fingerprint), rows=rows, xy=xy)
+    stored = _stored_coordinates(folder, rows)
+    return stored if stored is not None else _store(folder, rows, Layout(vectors, neighbors))
+
+
+def _stored_coordinates(
+    folder: RunFolder, rows: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, "n 2"] | None:
+    """Return the coordinates in a run folder; None unless they are of these rows."""
+    if not folder.map.exists():
+        return None
+    advice = "remove it, and it is made anew"
+    with usable(folder.map, advice), np.load(folder.map, allow_pickle=False) as file:
+        stored = {name: file[name] for name in ("fingerprint", "rows", "xy")}
+    fits = np.array_equal(stored["rows"], rows)
+    return (
+        stored["xy"] if fits and str(stored["fingerprint"]) == digest(folder.embeddings) else None
+    )
+
+
+def _store(
+    folder: RunFolder, rows: Int[np.ndarray, " n"], layout: "Layout", stop: Event | None = None
+) -> Float[np.ndarray, "n 2"]:
+    """Compute coordinates, and store them in the run folder if it can be written to."""
+    fingerprint, content = np.array(digest(folder.embeddings)), io.BytesIO()
+    xy = layout.optimized(stop)
+    np.savez(content, allow_pickle=False, fingerprint=fingerprint, rows=rows, xy=xy)
     with suppress(OSError):
         write_whole(folder.map, content.getvalue())
     return xy
 
 
-def tsne(features: Float32[np.ndarray, "n d"], *, threads: int = 1) -> Float[np.ndarray, "n 2"]:
+class EarlyMap:
+    """The coordinates of a run's map, computed by a thread beside whatever else is to be done.
+
+    They are the same as without a thread. Most of t-SNE keeps one CPU busy, however many there
+    are. On leaving the `with` block, an unfinished computation is given up.
+    """
+
+    def __init__(self, folder: RunFolder, images: Images) -> None:
+        self._folder, self._images = folder, images
+        self._stop = Event()
+        self._thread: Thread | None = None
+
+    def start(self) -> None:
+        """Begin, as soon as the run folder has its embeddings."""
+        embeddings = read_embeddings(self._folder.embeddings, self._images)
+        rows = balanced(embeddings.class_names, MAX_IMAGES)
+        if _stored_coordinates(self._folder, rows) is not None:
+            return
+        # Not in the thread: the number of threads of matrix products is one for all.
+        layout = Layout(embeddings.vectors[rows])
+        task = self._folder, rows, layout, self._stop
+        self._thread = Thread(target=_store_quietly, args=task, daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether the coordinates are on the way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until the coordinates are stored, if they are on the way."""
+        if self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> "EarlyMap":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self.wait()
+
+
+def _store_quietly(*task: Any) -> None:
+    with suppress(Exception):  # whoever needs the map computes it again, and meets the error
+        _store(*task)
+
+
+def tsne(
+    features: Float32[np.ndarray, "n d"], neighbors: Nearest | None = None
+) -> Float[np.ndarray, "n 2"]:
     """Return 2D coordinates by t-SNE of cosine distances.
 
     Deterministic to the bit: it starts at the principal components, with exact neighbors.
+    `neighbors` are the `MOST_NEIGHBORS` nearest others of each image, if they are known.
     """
-    unit = _unit(features)
-    with threadpool_limits(threads):  # a matrix product rounds differently per number of threads
-        start = _principal_components(unit)
-        if len(unit) < MIN_TSNE or not start.any():
-            return start
-        k = min(3 * PERPLEXITY, len(unit) - 1)
-        squared, neighbors = _index(unit).kneighbors(n_neighbors=k)
-    from openTSNE import TSNE
-    from openTSNE.affinity import PerplexityBasedNN
-    from openTSNE.nearest_neighbors import PrecomputedNeighbors
+    return Layout(features, neighbors).optimized()
 
-    affinities = PerplexityBasedNN(
-        knn_index=PrecomputedNeighbors(neighbors, squared / 2),  # of unit vectors: 1 - cosine
-        perplexity=min(PERPLEXITY, k / 3),
-        n_jobs=threads,
-    )
-    small = start * (1e-4 / start[:, 0].std())  # as van der Maaten's t-SNE starts
-    xy = TSNE(n_jobs=threads).fit(affinities=affinities, initialization=small)
-    return np.array(xy, dtype=np.float64)
+
+class Layout:
+    """Where t-SNE starts, and what attracts the images."""
+
+    def __init__(
+        self,
+        features: Float32[np.ndarray, "n d"],
+        neighbors: Nearest | None = None,
+        threads: int | None = None,
+    ) -> None:
+        own = available_cpus() if len(features) > FEW else 1
+        self.threads = own if threads is None else threads
+        unit = _unit(features)
+        self.affinities: Any = None
+        with threadpool_limits(self.threads):  # products round differently per number of threads
+            self.start = _principal_components(unit)
+        if len(unit) < MIN_TSNE or not self.start.any():
+            return
+        if neighbors is None:
+            bank = torch.from_numpy(features)
+            neighbors = nearest(bank, bank, MOST_NEIGHBORS, exclude_self=True)
+        similarity, index = (each.numpy() for each in neighbors)
+        from openTSNE.affinity import PerplexityBasedNN
+        from openTSNE.nearest_neighbors import PrecomputedNeighbors
+
+        self.affinities = PerplexityBasedNN(
+            knn_index=PrecomputedNeighbors(index, np.maximum(0, 1 - similarity)),
+            perplexity=min(PERPLEXITY, index.shape[1] / 3),
+            n_jobs=self.threads,
+        )
+
+    def optimized(self, stop: Event | None = None) -> Float[np.ndarray, "n 2"]:
+        """Return the coordinates; InterruptedError once `stop` is set."""
+        if self.affinities is None:
+            return self.start
+        from openTSNE import TSNE
+
+        def check(*_: object) -> None:
+            if stop and stop.is_set():
+                raise InterruptedError
+
+        small = self.start * (1e-4 / self.start[:, 0].std())  # as van der Maaten's t-SNE starts
+        method = TSNE(n_jobs=self.threads, callbacks=check, callbacks_every_iters=CHECKED)
+        xy = method.fit(affinities=self.affinities, initialization=small)
+        return np.array(xy, dtype=np.float64)
 
 
 def place(

@@ -11,8 +11,9 @@ from nearkin.data.images import Images
 from nearkin.distributed import available_cpus
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.table import read_embeddings
+from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.report.encoder_report import frozen_report, training_report
-from nearkin.report.image_map import image_map, thumbnails
+from nearkin.report.image_map import EarlyMap, image_map, thumbnails
 from nearkin.report.page.sections import (
     ClassificationReport,
     ClassView,
@@ -37,15 +38,24 @@ def page_html(folder: RunFolder, images: Images, *, served: bool = False) -> str
     return report_page(report, image_map(folder, embeddings, images), served=served)
 
 
-def write_page(folder: RunFolder, images: Images) -> None:
+def write_page(
+    folder: RunFolder,
+    images: Images,
+    on_progress: ProgressCallback = ignore_progress,
+    early: EarlyMap | None = None,
+) -> None:
     """Write the page and the plots of a finished run into its folder."""
+    on_progress(0, 3, "page: embeddings")
     embeddings = read_embeddings(folder.embeddings, images)
     report = report_of(folder, images, embeddings)
-    map_ = image_map(folder, embeddings, images)
+    on_progress(1, 3, "page: map")
+    map_ = image_map(folder, embeddings, images, early)
+    on_progress(2, 3, "page: plots")
     write_figures(folder, report, map_, images)
     if isinstance(report, TrainingReport):
         neighbor_sheet(embeddings, images, folder.plots / "neighbors.png")
     replace_text(folder.report, report_page(report, map_))
+    on_progress(3, 3, "page: written")
 
 
 def report_of(folder: RunFolder, images: Images, embeddings: Embeddings) -> Report:

@@ -131,6 +131,7 @@ class Monitor:
         held_out = split.test if len(split.test) else split.train
         self.queries, self.query_labels = in_memory(held_out, QUERIES, *how)
         self.device, self.on_progress = device, on_progress
+        self.latest: dict[str, float] = {}  # What was measured last
         self.scored = bool(len(split.test)) and bool(
             (self.query_labels != UNKNOWN).any() and (split.train.labels != UNKNOWN).any()
         )
@@ -146,6 +147,7 @@ class Monitor:
             bank = Embeddings(self._encode(method, self.bank).numpy(), self.bank_labels)
             queries = Embeddings(features.numpy(), self.query_labels)
             measured["knn"] = knn(bank, queries, k=num_neighbors(len(bank))).value
+        self.latest = measured
         return measured
 
     def _encode(self, method: Method[Any], pixels: UInt8[Tensor, "n 3 _ _"]) -> Tensor:

@@ -3,7 +3,7 @@
 import inspect
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from nearkin.data.split import Split, open_split
 from nearkin.distributed import broadcast_bytes, choose_device, training_group
 from nearkin.encoders.encoder import Encoder, load, untrained_like, write_encoder
 from nearkin.encoders.projector import write_projector
+from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import write_embeddings
 from nearkin.method import Method
@@ -58,12 +59,14 @@ def train_encoder(
     log: Logger,
     network: nn.Module | None = None,
     start: Encoder | None = None,
+    on_embeddings: Callable[[], object] = lambda: None,
 ) -> bool:
     """Train an encoder from the newest checkpoint of a run folder to the last step; evaluate it.
 
     Writes everything of the run but its page. Other processes, if there are any, open `data`
-    themselves and run `run_worker`. `start` is what `init_from` names. Returns whether anything
-    was left to do.
+    themselves and run `run_worker`. `start` is what `init_from` names. `on_embeddings` is called
+    when the folder has the embeddings, and their evaluation begins. Returns whether anything was
+    left to do.
 
     Raises:
         CheckpointError: If the folder has checkpoints of other data.
@@ -104,7 +107,7 @@ def train_encoder(
     if not trained and folder.summary.exists():
         return False
     origin = {"init_from": config.init_from, **_taken_over(start)} if start else {}
-    _evaluate(folder, config, method, batches, monitor, split, network, log, origin)
+    _evaluate(folder, config, method, batches, monitor, split, network, log, origin, on_embeddings)
     return True
 
 
@@ -211,6 +214,7 @@ def _evaluate(
     network: nn.Module | None,
     log: Logger,
     origin: dict[str, Any],
+    on_embeddings: Callable[[], object],
 ) -> None:
     """Write the encoder, its embeddings and its measures."""
     # Where the weights come from, for the header of the encoder's file.
@@ -226,12 +230,17 @@ def _evaluate(
     }
     details |= inherited(folder, config)
     write_encoder(folder.encoder, merged(method.backbone), details, monitor.view)
-    health = monitor.evaluate(method)
+    health = monitor.latest or monitor.evaluate(method)  # the last step is evaluated already
     state = verdict(health, type(method))
     log.info(f"health {state}")
     # What is measured is the file, not the method in memory.
     encoder = load(folder.path, backbone=network)
     write_projector(folder.projector, method.online.projector, encoder)
+
+    def encoded(embeddings: Embeddings) -> None:
+        write_embeddings(folder.embeddings, embeddings, encoder.digest)
+        on_embeddings()
+
     evaluation, embeddings = evaluate_split(
         encoder,
         split,
@@ -240,9 +249,9 @@ def _evaluate(
         workers=int(config.workers),
         augment=config.augment,
         device=batches.device,
+        on_encoded=encoded,
         on_progress=log.progress,
     )
-    write_embeddings(folder.embeddings, embeddings, encoder.digest)
     bad_files = {split.train.names[row]: reason for row, reason in batches.bad.items()}
     bad_files |= embeddings.bad
     write_bad_files(folder.bad_files, split.images, bad_files)
