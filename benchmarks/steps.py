@@ -32,7 +32,7 @@ import torch
 from apart import apart
 from peers import LIGHTLY, training
 from torch import Tensor, nn
-from turns import show, turns
+from turns import repeated, show, turns
 
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
@@ -51,7 +51,7 @@ from nearkin.types import UNKNOWN, Batch
 SIZE, LR, DECAY = 32, 0.06, 5e-4
 CPU = torch.device("cpu")
 AT_ONCE = 20
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "auto": native_precision(CPU)}
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SIZES: dict[str, dict[str, Any]] = {
     "barlow_twins": {"dim": 1024},
     "byol": {"dim": 256, "hidden_dim": 1024},
@@ -182,12 +182,6 @@ def bare(name: str, num_images: int, setting: Setting) -> Iterator[object]:
         yield None
 
 
-def repeated(step: Callable[[], object], times: int) -> None:
-    """Take `count` steps."""
-    for _ in range(times):
-        step()
-
-
 def compare(name: str, samples: np.ndarray, rounds: int, setting: Setting) -> None:
     """Measure one method in turns, and print medians and ratios."""
     ways: dict[str, Callable[[], object]] = {
@@ -201,7 +195,7 @@ def compare(name: str, samples: np.ndarray, rounds: int, setting: Setting) -> No
             where = {"device": str(setting.device)}
             lightly = apart(training, LIGHTLY[name], samples, **wired, **where)
             ways["lightly"] = stack.enter_context(lightly)
-        laps = turns({way: partial(repeated, step, at_once) for way, step in ways.items()}, rounds)
+        laps = turns({way: repeated(step, at_once) for way, step in ways.items()}, rounds)
     print(f"{name}: {at_once * setting.batch / median(laps['nearkin']):.1f} images/s")
     show(laps, "nearkin")
 
@@ -212,13 +206,14 @@ def main() -> None:
     parser.add_argument("methods", nargs="*", metavar="METHOD")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--precision", choices=PRECISIONS, default="auto")
+    parser.add_argument("--precision", choices=["auto", *PRECISIONS], default="auto")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", choices=("off", "on", "graphs"), default="off")
     parser.add_argument("--images", type=Path, help="an .npz; random images otherwise")
     options = parser.parse_args()
     device = choose_device(options.device)
-    setting = Setting(options.batch, PRECISIONS[options.precision], device, options.compile)
+    precision = PRECISIONS.get(options.precision) or native_precision(device)
+    setting = Setting(options.batch, precision, device, options.compile)
     random = np.random.default_rng(0).integers(0, 256, (10_000, SIZE, SIZE, 3), dtype=np.uint8)
     samples = np.load(options.images)["x_train"] if options.images else random
     print(f"torch {torch.__version__}, {device_name(device)}, {setting}")

@@ -20,7 +20,11 @@ STAGED: Final = 2**16
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of that name; `auto` takes this rank's GPU, Apple's, or else the CPU."""
+    """Return the device of that name; `auto` takes this rank's GPU, Apple's, or else the CPU.
+
+    For a GPU, TF32 is switched off in convolutions for the whole process: float32 means float32
+    in training and evaluation, as it does in PyTorch's matrix products.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cpu" and torch.backends.mps.is_available():
@@ -32,7 +36,10 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"device {name} cannot be used here ({reason}); try auto") from error
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
+    return device
 
 
 def device_name(device: torch.device) -> str:
