@@ -78,6 +78,7 @@ class Setting:
     precision: torch.dtype
     device: torch.device
     compiled: str
+    bn_groups: int = 0  # of methods that have them; 0 is their own default
 
 
 def build(
@@ -92,6 +93,7 @@ def build(
     torch.manual_seed(0)
     wanted = inspect.signature(METHODS[name].__init__).parameters
     facts = {"num_images": num_images, "num_known_classes": 5}
+    facts |= {"bn_groups": setting.bn_groups} if setting.bn_groups else {}
     options = {key: fact for key, fact in facts.items() if key in wanted} | SIZES.get(name, {})
     method = METHODS[name](build_backbone("resnet18", SIZE), **options)
     method = method.to(setting.device).to(memory_format=torch.channels_last).train()
@@ -209,11 +211,12 @@ def main() -> None:
     parser.add_argument("--precision", choices=["auto", *PRECISIONS], default="auto")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", choices=("off", "on", "graphs"), default="off")
+    parser.add_argument("--bn-groups", type=int, default=0, help="of methods that have them")
     parser.add_argument("--images", type=Path, help="an .npz; random images otherwise")
     options = parser.parse_args()
     device = choose_device(options.device)
     precision = PRECISIONS.get(options.precision) or native_precision(device)
-    setting = Setting(options.batch, precision, device, options.compile)
+    setting = Setting(options.batch, precision, device, options.compile, options.bn_groups)
     random = np.random.default_rng(0).integers(0, 256, (10_000, SIZE, SIZE, 3), dtype=np.uint8)
     samples = np.load(options.images)["x_train"] if options.images else random
     print(f"torch {torch.__version__}, {device_name(device)}, {setting}")
