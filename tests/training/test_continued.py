@@ -319,7 +319,8 @@ def test_the_run_keeps_its_start_and_says_where_the_weights_come_from(encoders, 
     assert all(text in page for text in (str(start), "a test", "ab" * 32))
     settings = RunFolder(run.path).settings()[0]
     assert (settings.layer_decay, settings.freeze_epochs) == (0.75, 1)
-    scratch = resolve(TrainConfig(batch_size=8), open_images(images(16, 16)), torch.device("cpu"))
+    pixels = open_images(images(16, 16))
+    scratch = resolve(TrainConfig(batch_size=8, epochs=2), pixels, torch.device("cpu"))
     assert settings.lr == pytest.approx(scratch.lr / 4)
     assert (scratch.layer_decay, scratch.freeze_epochs) == (1.0, 0)
 

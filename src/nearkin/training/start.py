@@ -29,7 +29,7 @@ MIN_PATCHES: Final = 8
 """Patches along a side that `auto` leaves a transformer; smaller images are enlarged for it."""
 MIN_NATIVE: Final = 64
 """The smallest side in pixels that `auto` gives to a network which divides it by 32."""
-OPTIMIZER_COPIES: Final = {"adamw": 2, "sgd": 1, "lars": 1}
+OPTIMIZER_COPIES: Final = {"adamw": 2, "sgd": 1, "lars": 1, "muon": 1}
 """Numbers that an optimizer keeps for each weight."""
 
 
