@@ -1,8 +1,9 @@
 """Carry an encoder in small files: its weights in bfloat16, in parts of at most 15 MiB.
 
-    python benchmarks/carry_encoder.py cut RUN/encoder.safetensors PREFIX     PREFIX.0, PREFIX.1, ...
-    python benchmarks/carry_encoder.py join PREFIX encoder.safetensors        in float32 again
+    python benchmarks/carry_encoder.py cut RUN/encoder.safetensors PREFIX
+    python benchmarks/carry_encoder.py join PREFIX encoder.safetensors
 
+The first writes PREFIX.0, PREFIX.1 and so on, the second an encoder in float32 again.
 A weight loses 16 bits of 32: measures of the joined encoder are those of the run but for rounding.
 """
 

@@ -73,9 +73,8 @@ def profiled(steps: Iterator[object], device: torch.device) -> list[str]:
         f"{1e3 * seconds:.1f} ms a step; {launches:.0f} kernels, "
         f"busy {1e3 * busy:.1f} ms ({busy / seconds:.0%})"
     ]
-    for name in sorted(spent, key=lambda name: -spent[name])[:LONGEST]:
-        lines.append(f"  {spent[name] / STEPS / 1e3:8.3f} ms  {name[:90]}")
-    return lines
+    longest = sorted(spent, key=lambda name: -spent[name])[:LONGEST]
+    return lines + [f"  {spent[name] / STEPS / 1e3:8.3f} ms  {name[:90]}" for name in longest]
 
 
 def main() -> None:
