@@ -16,8 +16,8 @@
 #
 # Variables: PYTHON, DEVICE (cuda), OUT, STATE, DATA (CIFAR-10), RECIPES (simclr moco_symmetric),
 # COMPILE (auto, or as call 1 favors), TRAIN (more arguments of `nearkin train`), BATCH (512), ROUNDS
-# (3), METHODS of call 3 (all), MINUTES of calls 2 and 3 (9). If the machine is lost:
-# RECIPES=simclr TRAIN="--epochs 100".
+# (3), METHODS of call 3 (all), MINUTES of calls 2 and 3 (9), SLOWER (1: a factor of all limits, for a
+# rehearsal with DEVICE=cpu). If the machine is lost: RECIPES=simclr TRAIN="--epochs 100".
 set -u
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -35,7 +35,7 @@ export PYTHONPATH="$state/site:src:tests:benchmarks${PYTHONPATH:+:$PYTHONPATH}"
 say() { printf '\n== %s s: %s\n' "$SECONDS" "$*" | tee -a "$out/log.txt"; }
 
 limited() { # SECONDS COMMAND...: to the log, with a time limit; its failure ends nothing
-    local limit=$1 code=0
+    local limit=$(($1 * ${SLOWER:-1})) code=0
     shift
     say "$*"
     timeout --signal=TERM --kill-after=10 "$limit" "$@" 2>&1 | tee -a "$out/log.txt"
@@ -45,21 +45,21 @@ limited() { # SECONDS COMMAND...: to the log, with a time limit; its failure end
 
 keep() { cp "gpu/sheets-$1/"* "$state/sheets/" 2>/dev/null || say "no gpu/sheets-$1"; }
 
-call_1() {
+call_1() { # 530 s at most
     say "call 1 on $device"
-    limited 60 "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade \
+    limited 30 "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade \
         --target "$state/site" gpu/wheels/*.whl
     keep 1
-    limited 60 "$python" -m nearkin doctor
+    limited 20 "$python" -m nearkin doctor
     limited 150 "$python" -m pytest -q -p no:cacheprovider tests/training/test_cuda.py \
         tests/objectives/test_fused.py
     limited 60 "$python" benchmarks/kernels.py simclr moco --batch "$batch" --device "$device"
     local steps=("$python" benchmarks/steps.py --device "$device" --batch "$batch" --rounds "$rounds")
-    limited 45 "${steps[@]}" simclr
-    limited 45 "${steps[@]}" moco --bn-groups 8
-    limited 45 "${steps[@]}" moco --bn-groups 1
-    limited 120 "${steps[@]}" simclr --compile on
-    limited 150 "${steps[@]}" moco --compile on
+    limited 30 "${steps[@]}" simclr
+    limited 30 "${steps[@]}" moco --bn-groups 8
+    limited 30 "${steps[@]}" moco --bn-groups 1
+    limited 90 "${steps[@]}" simclr --compile on
+    limited 90 "${steps[@]}" moco --compile on
 }
 
 start() { # RECIPE: trains it in a session of its own, which the end of the call does not end
@@ -68,7 +68,7 @@ start() { # RECIPE: trains it in a session of its own, which the end of the call
     # shellcheck disable=SC2086  (TRAIN is several arguments)
     setsid nohup bash -c 'run=$1; shift; "$@"; echo $? >"$run.code"' train "$run" \
         "$python" -m nearkin train "${DATA:-$state/cifar10.npz}" --config "recipes/cifar10/$1.toml" \
-        --device "$device" --compile "${COMPILE:-auto}" --out "$run" --resume ${TRAIN:-} \
+        --device "$device" --compile "${COMPILE:-auto}" --out "$run" --resume --no-report ${TRAIN:-} \
         >>"$run.log" 2>&1 </dev/null &
 }
 

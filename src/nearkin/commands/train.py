@@ -100,10 +100,10 @@ def train(
                 network=network,
                 start=start,
             )
-            if worked or not folder.report.exists():
+            if config.report and (worked or not folder.report.exists()):
                 write_page(folder, split.images)
                 log.info(f"report {folder.report.resolve()}")
-            else:
+            elif not worked:
                 log.info("already complete")
     return Run(folder)
 
