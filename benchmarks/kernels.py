@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from steps import SIZE, Setting, ours
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from turns import settle
 
@@ -64,8 +63,8 @@ def profiled(steps: Iterator[object], device: torch.device) -> list[str]:
             next(steps)
         settle()
     on_gpu = device.type == "cuda"
-    kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    events = [event for event in taken.key_averages() if event.device_type == kind]
+    kind = "CUDA" if on_gpu else "CPU"
+    events = [event for event in taken.key_averages() if event.device_type.name == kind]
     spent = {e.key: e.self_device_time_total if on_gpu else e.self_cpu_time_total for e in events}
     busy = sum(spent.values()) / STEPS / 1e6
     launches = sum(event.count for event in events) / STEPS

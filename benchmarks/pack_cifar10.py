@@ -14,16 +14,13 @@ import numpy as np
 from PIL import Image
 
 
-def images(folders: Sequence[Path], part: str, count: int) -> np.ndarray:
-    """Return all tiles of a split, uint8 of shape (count, 32, 32, 3)."""
+def images(folders: Sequence[Path], part: str) -> np.ndarray:
+    """Return all tiles of a split, uint8 of shape (n, 32, 32, 3)."""
     files = {path.name: path for folder in folders for path in folder.glob(f"{part}_*.webp")}
     sheets = []
     for name in sorted(files):
         sheet = np.asarray(Image.open(files[name]).convert("RGB"))
         sheets.append(sheet.reshape(50, 32, 50, 32, 3).swapaxes(1, 2).reshape(-1, 32, 32, 3))
-    found = sum(map(len, sheets))
-    if found != count:
-        raise SystemExit(f"{found} {part} images for {count} labels; name all folders of sheets")
     return np.concatenate(sheets)
 
 
@@ -37,14 +34,13 @@ def main() -> None:
     if not labeled:
         raise SystemExit(f"no labels.npz in {', '.join(map(str, options.sheets))}")
     labels = np.load(labeled[0])
-    np.savez(
-        options.output,
-        x_train=images(options.sheets, "train", len(labels["train_y"])),
-        y_train=labels["train_y"],
-        x_test=images(options.sheets, "test", len(labels["test_y"])),
-        y_test=labels["test_y"],
-        class_names=labels["class_names"],
-    )
+    arrays = {"class_names": labels["class_names"]}
+    for part in ("train", "test"):
+        x, y = images(options.sheets, part), labels[f"{part}_y"]
+        if len(x) != len(y):
+            raise SystemExit(f"{len(x)} {part} images of {len(y)}; name all folders of sheets")
+        arrays |= {f"x_{part}": x, f"y_{part}": y}
+    np.savez(options.output, **arrays)
 
 
 if __name__ == "__main__":

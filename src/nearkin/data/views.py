@@ -440,11 +440,12 @@ def crop_and_augment(
     arrays = [array for changes in plans for _, each in changes for array in each]
     boxes = [params.box for params in sampled]
     index, *moved = to_device_together([rows, *boxes, *arrays], pixels.device)
-    images, draws = pixels[index], iter(moved[len(boxes) :])
-    return [
-        _changed(_cropped(images, *crop), changes, draws)
-        for *crop, changes in zip(moved, sizes, interpolations, plans, strict=False)
-    ]
+    images, views, draws = pixels[index], [], iter(moved[len(boxes) :])
+    crops = zip(moved[: len(boxes)], sizes, interpolations, strict=True)
+    for (box, size, interpolation), changes in zip(crops, plans, strict=True):
+        cropped = _cropped(images, box, size, interpolation)
+        views.append(_changed(cropped, changes, draws))
+    return views
 
 
 Changes = list[tuple[Callable[..., Tensor], list[np.ndarray]]]
