@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
+from turns import settle
+
 
 @contextmanager
 def apart(make: Callable[..., Iterator[object]], *values: Any, **named: Any) -> Iterator[Any]:
@@ -54,4 +56,5 @@ def _serve(
     steps = make(*values, **named)
     while pipe.recv():
         next(steps)
+        settle()  # or the GPU would do the rest of it in the turn of another
         pipe.send(None)

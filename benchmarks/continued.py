@@ -66,7 +66,7 @@ def pack(data: Path, out: Path, num_train: int, num_test: int) -> dict[str, Path
                 f"y_{part}": labels[f"{part}_y"][:count] for part, count in counts.items()
             }
         for part, count in counts.items():
-            arrays[f"x_{part}"] = cifar10_images(data / "cifar10", part)[:count]
+            arrays[f"x_{part}"] = cifar10_images([data / "cifar10"], part)[:count]
         np.savez(files["cifar10"], **arrays)
     if not files["fashion"].exists():
         with np.load(data / "fashion_mnist.npz") as whole:

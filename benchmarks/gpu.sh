@@ -1,73 +1,161 @@
 #!/usr/bin/env bash
-# What to run on a GPU, in pieces of at most ten minutes, each useful alone:
+# Thirty minutes of one GPU, in three calls of at most ten: `gpu.sh 1`, `gpu.sh 2`, `gpu.sh 3`.
 #
-#     benchmarks/gpu.sh check                      the tests of the CUDA paths
-#     benchmarks/gpu.sh speed                      steps and objectives beside their limits and lightly
-#     benchmarks/gpu.sh ablation                   compiled or not, CUDA graphs, and in float32
-#     benchmarks/gpu.sh recipe NAME CIFAR10        a recipe; the same command continues it
-#     benchmarks/gpu.sh results                    results of the recipes beside the published ones
+# For a machine that has no network and is forgotten when it goes idle, so the calls follow each
+# other at once. docs/benchmarks.md has the plan. Before them, where there is a network:
 #
-# CIFAR10 is an .npz (benchmarks/pack_cifar10.py makes it) or torchvision:CIFAR10 on disk. Nothing
-# is downloaded; lightly is measured if it is installed. Results go to $OUT, or to gpu/ if it is not
-# set. A piece of a recipe saves and stops after MINUTES=9; exit code 143 means that there is more to
-# do.
-set -euo pipefail
+#     benchmarks/gpu.sh wheels            packages that are missing there, into gpu/wheels
+#     benchmarks/gpu.sh halves SHEETS     the sheets of CIFAR-10, into gpu/sheets-1 and gpu/sheets-2
+#
+# Call 1 needs gpu/wheels and gpu/sheets-1 beside the repository's own files (59 MiB together),
+# call 2 gpu/sheets-2 (54 MiB), call 3 nothing more (5 MiB). What is carried out lies in $OUT: a log,
+# metrics and summaries, and encoders in parts of 15 MiB (carry_encoder.py joins them).
+#
+# What must outlive a call lies in $STATE, outside of the checkout, and trainings are processes of
+# their own there: started again, they continue. Every line has its own time limit and may fail.
+#
+# Variables: PYTHON, DEVICE (cuda), OUT, STATE, DATA (CIFAR-10), RECIPES (simclr moco_symmetric),
+# COMPILE (auto, or as call 1 favors), TRAIN (more arguments of `nearkin train`), BATCH (512), ROUNDS
+# (3), METHODS of call 3 (all), MINUTES of calls 2 and 3 (9), SLOWER (1: a factor of all limits, for a
+# rehearsal with DEVICE=cpu). If the machine is lost: RECIPES=simclr TRAIN="--epochs 100".
+set -u
 cd "$(dirname "$0")/.."
-out=${OUT:-gpu}
-export PYTHONPATH="src:tests:benchmarks${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-mkdir -p "$out"
+python=${PYTHON:-python3}
+device=${DEVICE:-cuda}
+out=${OUT:-gpu/out}
+state=${STATE:-/tmp/nearkin-gpu}
+recipes=${RECIPES:-simclr moco_symmetric}
+batch=${BATCH:-512}
+rounds=${ROUNDS:-3}
+runs=$state/runs
+mkdir -p "$out" "$runs" "$state/sheets"
+export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH="$state/site:src:tests:benchmarks${PYTHONPATH:+:$PYTHONPATH}"
 
-note() { # commit and device
-    {
-        git log -1 --format='commit %h' 2>/dev/null || true
-        python -c 'import torch; print("torch", torch.__version__, torch.cuda.get_device_name())'
-    } | tee "$out/$1.log"
+say() { printf '\n== %s s: %s\n' "$SECONDS" "$*" | tee -a "$out/log.txt"; }
+
+limited() { # SECONDS COMMAND...: to the log, with a time limit; its failure ends nothing
+    local limit=$(($1 * ${SLOWER:-1})) code=0
+    shift
+    say "$*"
+    timeout --signal=TERM --kill-after=10 "$limit" "$@" 2>&1 | tee -a "$out/log.txt"
+    code=${PIPESTATUS[0]}
+    [ "$code" -eq 0 ] || say "ended with $code"
 }
 
-check() {
-    note check
-    python -m pytest -q -p no:cacheprovider tests/training/test_cuda.py tests/training/test_compilation.py \
-        tests/objectives 2>&1 | tee -a "$out/check.log"
+keep() { cp "gpu/sheets-$1/"* "$state/sheets/" 2>/dev/null || say "no gpu/sheets-$1"; }
+
+call_1() { # 530 s at most
+    say "call 1 on $device"
+    limited 30 "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade \
+        --target "$state/site" gpu/wheels/*.whl
+    keep 1
+    limited 20 "$python" -m nearkin doctor
+    limited 150 "$python" -m pytest -q -p no:cacheprovider tests/training/test_cuda.py \
+        tests/objectives/test_fused.py
+    limited 60 "$python" benchmarks/kernels.py simclr moco --batch "$batch" --device "$device"
+    local steps=("$python" benchmarks/steps.py --device "$device" --batch "$batch" --rounds "$rounds")
+    limited 30 "${steps[@]}" simclr
+    limited 30 "${steps[@]}" moco --bn-groups 8
+    limited 30 "${steps[@]}" moco --bn-groups 1
+    limited 90 "${steps[@]}" simclr --compile on
+    limited 90 "${steps[@]}" moco --compile on
 }
 
-speed() {
-    note speed
-    {
-        python benchmarks/steps.py simclr moco --device cuda --rounds 5 --compile on
-        python benchmarks/steps.py --device cuda --rounds 3
-        python benchmarks/objectives.py --device cuda
-    } 2>&1 | tee -a "$out/speed.log"
+start() { # RECIPE: trains it in a session of its own, which the end of the call does not end
+    local run=$runs/$1
+    rm -f "$run.code"
+    # shellcheck disable=SC2086  (TRAIN is several arguments)
+    setsid nohup bash -c 'run=$1; shift; "$@"; echo $? >"$run.code"' train "$run" \
+        "$python" -m nearkin train "${DATA:-$state/cifar10.npz}" --config "recipes/cifar10/$1.toml" \
+        --device "$device" --compile "${COMPILE:-auto}" --out "$run" --resume --no-report ${TRAIN:-} \
+        >>"$run.log" 2>&1 </dev/null &
 }
 
-ablation() {
-    note ablation
-    for method in simclr moco; do
-        for way in "" "--compile on" "--compile graphs" "--precision fp32"; do
-            echo "== $method ${way:-as it is}" | tee -a "$out/ablation.log"
-            # shellcheck disable=SC2086  (an option and its value)
-            python benchmarks/steps.py "$method" --device cuda --rounds 5 $way 2>&1 |
-                tee -a "$out/ablation.log"
-        done
+running() { # whether a training has not ended yet
+    local recipe
+    for recipe in $recipes; do
+        [ -e "$runs/$recipe.code" ] || return 0
+    done
+    return 1
+}
+
+progress() {
+    local recipe
+    for recipe in $recipes; do
+        say "$recipe, code $(cat "$runs/$recipe.code" 2>/dev/null || echo none yet)"
+        tail -n 2 "$runs/$recipe.log" 2>/dev/null | cut -c 1-200 | tee -a "$out/log.txt"
     done
 }
 
-recipe() {
-    local file=recipes/cifar10/$1.toml data=$2 run=${RUNS:-gpu/runs}/$1
-    mkdir -p "$(dirname "$run")"
-    local code=0
-    timeout --signal=TERM --kill-after=60 "${MINUTES:-9}m" \
-        python -m nearkin train "$data" --config "$file" --device cuda \
-        --out "$run" --resume || code=$?
-    [ "$code" -eq 124 ] && code=143
-    if [ "$code" -eq 0 ] && tr -d '#\n' <"$file" | tr -s ' ' | grep -q -e '--features embedding'; then
-        python -m nearkin evaluate "$run" --features embedding
+follow() { # SECONDS: waits until all trainings have ended, or until so late in this call
+    while running && [ "$SECONDS" -lt "$1" ]; do sleep "${POLL:-10}"; done
+    progress
+}
+
+results() { # what is small of every run, as one file
+    (cd "$runs" && tar czf - --ignore-failed-read -- *.log \
+        */{metrics.csv,summary.json,config.toml,machine.json,train.log} 2>/dev/null) >"$out/runs.tar.gz"
+    limited 30 "$python" benchmarks/recipes.py "$runs"
+}
+
+call_2() {
+    local recipe
+    say "call 2 on $device"
+    keep 2
+    limited 90 "$python" benchmarks/pack_cifar10.py "$state/sheets" "$state/cifar10.npz"
+    for recipe in $recipes; do
+        start "$recipe"
+    done
+    follow "$((${MINUTES:-9} * 60))"
+    results
+}
+
+encoders() {
+    local recipe
+    for recipe in $recipes; do
+        [ -e "$runs/$recipe/encoder.safetensors" ] || continue
+        limited 30 "$python" benchmarks/carry_encoder.py cut "$runs/$recipe/encoder.safetensors" \
+            "$out/$recipe"
+    done
+}
+
+call_3() { # nothing is timed while a recipe trains
+    local end=$((${MINUTES:-9} * 60))
+    say "call 3 on $device"
+    follow "$end"
+    results
+    encoders
+    # shellcheck disable=SC2086  (METHODS is several)
+    running || limited "$((end > SECONDS ? end - SECONDS : 1))" "$python" benchmarks/steps.py \
+        ${METHODS:-} --device "$device" --batch "$batch" --rounds "$rounds"
+    if [ "$((end - SECONDS))" -gt 60 ]; then
+        recipes=byol
+        start byol
+        follow "$end"
+        results
     fi
-    cp "$run"/{summary,evaluation,machine}.json "$run"/{metrics.csv,config.toml} "$out"/ 2>/dev/null || true
-    return "$code"
 }
 
-results() {
-    python benchmarks/recipes.py "${RUNS:-gpu/runs}" | tee "$out/results.md"
+wheels() {
+    local platforms=()
+    for glibc in 2_28 2_27 2_24 2_17; do
+        platforms+=(--platform "manylinux_${glibc}_x86_64")
+    done
+    "$python" -m pip download --no-deps --only-binary=:all: --python-version 3.12 \
+        --implementation cp "${platforms[@]}" --platform manylinux2014_x86_64 -d gpu/wheels \
+        cyclopts docstring_parser rich_rst msgspec openTSNE beartype
 }
 
-"$@"
+halves() { # SHEETS: labels and twelve sheets, then twelve
+    local sheets=("$1"/*.webp)
+    mkdir -p gpu/sheets-1 gpu/sheets-2
+    cp "$1/labels.npz" "${sheets[@]:0:12}" gpu/sheets-1/
+    cp "${sheets[@]:12}" gpu/sheets-2/
+}
+
+case ${1:-} in
+1 | 2 | 3) "call_$1" ;;
+wheels | halves) "$@" ;;
+*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 2 ;;
+esac

@@ -32,7 +32,7 @@ import torch
 from apart import apart
 from peers import LIGHTLY, training
 from torch import Tensor, nn
-from turns import show, turns
+from turns import repeated, show, turns
 
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
@@ -51,7 +51,7 @@ from nearkin.types import UNKNOWN, Batch
 SIZE, LR, DECAY = 32, 0.06, 5e-4
 CPU = torch.device("cpu")
 AT_ONCE = 20
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "auto": native_precision(CPU)}
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SIZES: dict[str, dict[str, Any]] = {
     "barlow_twins": {"dim": 1024},
     "byol": {"dim": 256, "hidden_dim": 1024},
@@ -78,6 +78,7 @@ class Setting:
     precision: torch.dtype
     device: torch.device
     compiled: str
+    bn_groups: int = 0  # of methods that have them; 0 is their own default
 
 
 def build(
@@ -92,6 +93,7 @@ def build(
     torch.manual_seed(0)
     wanted = inspect.signature(METHODS[name].__init__).parameters
     facts = {"num_images": num_images, "num_known_classes": 5}
+    facts |= {"bn_groups": setting.bn_groups} if setting.bn_groups else {}
     options = {key: fact for key, fact in facts.items() if key in wanted} | SIZES.get(name, {})
     method = METHODS[name](build_backbone("resnet18", SIZE), **options)
     method = method.to(setting.device).to(memory_format=torch.channels_last).train()
@@ -182,12 +184,6 @@ def bare(name: str, num_images: int, setting: Setting) -> Iterator[object]:
         yield None
 
 
-def repeated(step: Callable[[], object], times: int) -> None:
-    """Take `count` steps."""
-    for _ in range(times):
-        step()
-
-
 def compare(name: str, samples: np.ndarray, rounds: int, setting: Setting) -> None:
     """Measure one method in turns, and print medians and ratios."""
     ways: dict[str, Callable[[], object]] = {
@@ -201,7 +197,7 @@ def compare(name: str, samples: np.ndarray, rounds: int, setting: Setting) -> No
             where = {"device": str(setting.device)}
             lightly = apart(training, LIGHTLY[name], samples, **wired, **where)
             ways["lightly"] = stack.enter_context(lightly)
-        laps = turns({way: partial(repeated, step, at_once) for way, step in ways.items()}, rounds)
+        laps = turns({way: repeated(step, at_once) for way, step in ways.items()}, rounds)
     print(f"{name}: {at_once * setting.batch / median(laps['nearkin']):.1f} images/s")
     show(laps, "nearkin")
 
@@ -212,13 +208,15 @@ def main() -> None:
     parser.add_argument("methods", nargs="*", metavar="METHOD")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--precision", choices=PRECISIONS, default="auto")
+    parser.add_argument("--precision", choices=["auto", *PRECISIONS], default="auto")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", choices=("off", "on", "graphs"), default="off")
+    parser.add_argument("--bn-groups", type=int, default=0, help="of methods that have them")
     parser.add_argument("--images", type=Path, help="an .npz; random images otherwise")
     options = parser.parse_args()
     device = choose_device(options.device)
-    setting = Setting(options.batch, PRECISIONS[options.precision], device, options.compile)
+    precision = PRECISIONS.get(options.precision) or native_precision(device)
+    setting = Setting(options.batch, precision, device, options.compile, options.bn_groups)
     random = np.random.default_rng(0).integers(0, 256, (10_000, SIZE, SIZE, 3), dtype=np.uint8)
     samples = np.load(options.images)["x_train"] if options.images else random
     print(f"torch {torch.__version__}, {device_name(device)}, {setting}")

@@ -14,21 +14,31 @@ def turns(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, li
     """
     for way in ways.values():
         way()
-    _settle()
+    settle()
     laps: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds):
         for name in list(ways)[:: -1 if number % 2 else 1]:
             start = time.perf_counter()
             ways[name]()
-            _settle()
+            settle()
             laps[name].append(time.perf_counter() - start)
     return laps
 
 
-def _settle() -> None:
-    """Wait for the GPU, which may still work when a call has returned."""
-    if torch.cuda.is_available():
+def settle() -> None:
+    """Wait for the GPU of this process, if it has one: it may still work when a call returns."""
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
+
+
+def repeated(way: Callable[[], object], times: int) -> Callable[[], None]:
+    """Return a function that makes so many calls: a lap that is long enough to be timed."""
+
+    def lap() -> None:
+        for _ in range(times):
+            way()
+
+    return lap
 
 
 def ratios(laps: Mapping[str, Sequence[float]], slow: str, fast: str) -> list[float]:

@@ -91,6 +91,7 @@ def train(  # noqa: D417 (the settings are described by the data class)
     chunk_size: int = 0,
     grad_checkpointing: bool = False,
     save_every: int | Auto = "auto",
+    report: bool = True,
     options: Mapping[str, Value] | None = None,
     **method_options: Value,
 ) -> Run:

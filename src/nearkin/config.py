@@ -371,6 +371,8 @@ class TrainConfig:
     """Whether blocks compute their activations again for gradients, to save memory."""
     save_every: AutoCount = "auto"
     """Steps between checkpoints; auto: once a minute, less often if saving takes long."""
+    report: bool = True
+    """Whether to write report.html with its map at the end; `nearkin report` also does."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the method, named as in its constructor."""
 
@@ -651,7 +653,7 @@ def to_toml(config: Config, data: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-FREE = ("save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp")
+FREE = ("save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp", "report")
 """Settings that may change when a run is resumed: they do not touch its result."""
 
 

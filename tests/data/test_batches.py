@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches, CenterCrops, center_crops, to_input
@@ -139,11 +140,33 @@ def test_a_small_image_that_turns_bad_is_replaced_by_the_rule_for_photographs(sm
     assert batch_rows.tolist() == planned.tolist()
     rows = np.array([7, 31, 0])
     loaded = made.sampler.load(1, rows)
-    assert all(loaded.rows == made._from_memory(made.pixels, 1, rows)[1])
+    assert all(loaded.rows == made._from_memory(made.pixels, [(1, rows)])[0][1])
     for bad, good in zip(
         made.views(1, np.array([7])), made.views(1, loaded.rows[:1]), strict=True
     ):
         assert torch.equal(bad, good)
+
+
+@pytest.mark.parametrize(("preset", "views"), [("simclr_cifar", 2), ("dino", 8)])
+def test_views_of_several_steps_are_made_at_once_to_the_bit(preset, views):
+    """Across the end of an epoch, from any step, with fewer steps at the end."""
+    one, several = (batches(small_images(), preset=preset, views=views) for _ in range(2))
+    assert one.steps_at_once == 1  # on a CPU, which would not gain
+    several.steps_at_once = 3
+    for ours, theirs in zip(several.between(2, 9), one.between(2, 9), strict=True):
+        assert_same(ours, theirs)
+        assert torch.equal(ours.label, theirs.label)
+        assert [view.stride() for view in ours.views] == [view.stride() for view in theirs.views]
+
+
+def test_a_gpu_makes_many_small_views_at_once_and_few_large_ones():
+    images, steps = open_images(small_images()), []
+    for side in (32, 512):
+        with FakeTensorMode():
+            order, gpu = Order(len(images), 40, seed=0), torch.device("cuda")
+            made = Batches(images, views_of("simclr"), image_size=side, order=order, device=gpu)
+        steps.append(made.steps_at_once)
+    assert steps == [8, 2]
 
 
 def test_a_run_without_a_readable_image_stops(small_folder, tmp_path):

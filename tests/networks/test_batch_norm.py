@@ -10,7 +10,11 @@ from torch import nn
 
 from nearkin.errors import UsageError
 from nearkin.networks.backbone import build_backbone
-from nearkin.networks.batch_norm import GroupedBatchNorm, normalize_in_groups
+from nearkin.networks.batch_norm import (
+    GroupedBatchNorm,
+    normalize_all_groups,
+    normalize_in_groups,
+)
 
 BATCH = 24
 
@@ -85,6 +89,52 @@ def test_groups_do_what_a_plain_network_does_with_each_part(groups, affine):
     close(result["gradients"], parts[-1]["gradients"])
     for name, statistics in result["state"].items():
         close(statistics, torch.stack([part["state"][name] for part in parts]).mean(dim=0))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_all_groups_in_one_pass_are_what_each_is_by_itself(memory_format, groups, affine):
+    """What a GPU computes, and a compiler sees; a CPU normalizes group by group."""
+    norm = network(affine)[1]
+    x, _ = images()
+    x = torch.cat([x, x[:, :1]], dim=1).contiguous(memory_format=memory_format)
+    weight = torch.randn_like(x)
+    leaf = x.clone().requires_grad_()
+    own = (norm.weight, norm.bias) if affine else None
+    result, statistics = normalize_all_groups(leaf, groups, own, norm.eps)
+    (result * weight).sum().backward()
+    gradients = {name: p.grad for name, p in norm.named_parameters()}
+
+    plain, expected = copy.deepcopy(norm), x.clone().requires_grad_()
+    plain.zero_grad()
+    parts = torch.cat([plain(part) for part in expected.chunk(groups)])
+    (parts * weight).sum().backward()
+    close(result, parts)
+    close(leaf.grad, expected.grad)
+    close(gradients, {name: p.grad for name, p in plain.named_parameters()})
+    rows = x.movedim(1, -1).reshape(groups, -1, 4)
+    close(statistics, torch.stack([rows.mean(dim=1), rows.var(dim=1)], dim=1))
+
+
+def test_one_pass_in_bfloat16_keeps_its_statistics_in_float32():
+    x = images()[0].bfloat16()
+    result, statistics = normalize_all_groups(x, 4, None, 1e-5)
+    wide, expected = normalize_all_groups(x.float(), 4, None, 1e-5)
+    assert (result.dtype, statistics.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(result, wide.bfloat16())
+    assert torch.equal(statistics, expected)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_gpu_updates_running_statistics_as_a_cpu_does(affine):
+    """Both ways of one batch norm on the CPU, which by itself takes one of them."""
+    x = images()[0].repeat(1, 2, 1, 1)[:, :4]
+    norm = grouped(4, affine=affine)[1]
+    result, running = norm._all_groups(x, 4)
+    normal, each = zip(*map(norm._one_group, x.chunk(4)))
+    close(result, torch.cat(normal))
+    close(running, torch.stack(each))
 
 
 def test_every_batch_is_counted_once():

@@ -73,6 +73,17 @@ def test_a_training_leaves_a_page_that_is_made_anew_to_the_byte(trained):
     assert trained.report.read_bytes() == page
 
 
+def test_a_training_without_a_page_gets_it_later(trained, data, tmp_path):
+    settings = TrainConfig(epochs=1, batch_size=32, backbone="tiny", val=0.25, report=False)
+    folder = train(data, settings, out=tmp_path / "run").folder
+    train(data, settings, out=folder.path, resume=True)  # nothing is left to do
+    assert folder.summary.exists()
+    assert not folder.report.exists()
+    assert not folder.map.exists()
+    train(data, replace(settings, report=True), out=folder.path, resume=True)
+    assert folder.report.exists()
+
+
 def test_the_page_says_what_was_measured_and_what_repeats_it(trained, data):
     page = trained.report.read_text()
     encoder = trained.read_summary()["measures"]["encoder"]

@@ -5,12 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from small import BATCH, small
+from small import BATCH, SIDE, small
 
+from nearkin.config import TrainConfig
+from nearkin.data.opening import open_images
+from nearkin.data.split import Split
 from nearkin.errors import UsageError
 from nearkin.networks.branch import compile_branches, set_chunk_size, should_compile
+from nearkin.training.health import Monitor
 
 TRAINED = """
 import itertools
@@ -46,6 +51,25 @@ def test_compiled_methods_train_as_others_do():
         text=True,
     )
     assert process.returncode == 0, process.stderr
+
+
+def test_evaluation_during_training_compiles_nothing():
+    """It has images of other numbers, and batch norms in another mode: each would be a graph."""
+    samples = np.random.default_rng(0).integers(0, 256, (24, SIDE, SIDE, 3), dtype=np.uint8)
+    images = open_images(samples)
+    split = Split(images, np.arange(12), np.arange(12, 24))
+    monitor = Monitor(split, TrainConfig(image_size=SIDE, workers=0), torch.device("cpu"))
+    method, graphs = small("simclr"), []
+
+    def compiler(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    method.backbone.body.compile(backend=compiler)  # the rest has the type checks of tests
+    assert monitor.evaluate(method).keys() >= {"effective_rank"}
+    assert not graphs
+    method.backbone(torch.zeros(2, 3, SIDE, SIDE))
+    assert len(graphs) == 1  # a training step compiles
 
 
 def test_neither_processors_nor_short_trainings_compile_by_themselves():

@@ -1,17 +1,20 @@
-"""What must also hold on a GPU. `benchmarks/gpu.sh check` runs it there; elsewhere it is skipped."""
+"""What must also hold on a GPU. `benchmarks/gpu.sh 1` runs it there; elsewhere it is skipped."""
 
 import numpy as np
 import pytest
 import torch
 from small import PARTED, as_double, assert_same_state, batch_for, run, small
+from torch.nn.functional import conv2d
 
 from nearkin.cli import main
 from nearkin.data.augmentations import views_of
 from nearkin.data.batches import Batches
 from nearkin.data.opening import open_images
 from nearkin.data.order import Order
+from nearkin.distributed import choose_device, to_device
 from nearkin.measures.neighbors import nearest
 from nearkin.methods import METHODS
+from nearkin.networks.batch_norm import GroupedBatchNorm
 from nearkin.run.folder import RunFolder
 from nearkin.training import checkpoint
 from nearkin.training.loop import steps
@@ -70,6 +73,7 @@ def test_resuming_on_a_gpu_goes_on_from_the_same_step(name, tmp_path):
     train(name, CPU, folder=tmp_path)  # what a GPU has saved, a processor goes on with
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in PARTED])
 def test_a_step_waits_for_nothing(name):
     batches = [at(batch_for(name, step), GPU) for step in range(6)]
@@ -77,8 +81,8 @@ def test_a_step_waits_for_nothing(name):
     optimizer = build_optimizer(method, name="sgd", lr=0.05, weight_decay=0.0)
     taken = steps(method, optimizer, batches, start=0, total=6, schedule=constant(), seed=0)
     next(taken)  # what is set up once may wait
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         assert sum(1 for _ in taken) == 5
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -96,6 +100,43 @@ def test_views_are_those_of_the_processor(preset):
         first_batches.append(next(iter(batches.between(0, 1))))
     for ours, theirs in zip(first_batches[0].views, first_batches[1].views, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("numbers", [1_000, 10_000_000])
+def test_a_copy_to_the_gpu_does_not_wait_for_earlier_work(numbers):
+    """CUDA stages small copies from ordinary memory; of larger ones it would wait for all work."""
+    to_device(torch.ones(numbers), GPU)  # pins memory, which may wait, for the next one as well
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # cycles: about a second
+    slept = torch.cuda.Event()
+    slept.record()
+    copied = to_device(torch.ones(numbers), GPU)
+    assert not slept.query()
+    assert copied.sum() == numbers
+
+
+def test_float32_is_float32_in_convolutions_too():
+    """TF32, which cuDNN takes by itself, errs by 3e-4."""
+    rng = torch.Generator().manual_seed(0)
+    images, weight = torch.randn(8, 64, 16, 16, generator=rng), torch.randn(64, 64, 3, 3)
+    ours = conv2d(images.to(choose_device("cuda")), weight.to(GPU)).cpu().double()
+    theirs = conv2d(images.double(), weight.double())
+    assert (ours - theirs).norm() < 1e-5 * theirs.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_groups_of_batch_statistics_are_those_of_the_processor(dtype):
+    rng = torch.Generator().manual_seed(0)
+    images = 3 + 2 * torch.randn(32, 16, 8, 8, generator=rng)
+    results = []
+    for device in (GPU, CPU):
+        norm = GroupedBatchNorm(torch.nn.BatchNorm2d(16), 8).to(device)
+        result = norm(images.to(device, dtype).to(memory_format=torch.channels_last))
+        assert result.is_contiguous(memory_format=torch.channels_last)
+        results.append((result.cpu(), norm.running_mean.cpu(), norm.running_var.cpu()))
+    for ours, theirs in zip(*results, strict=True):
+        near = 1e-5 if ours.dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(ours, theirs, rtol=near, atol=near)
 
 
 def test_neighbors_are_those_of_the_processor():

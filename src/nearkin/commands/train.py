@@ -101,12 +101,12 @@ def train(
                 log=log,
                 network=network,
                 start=start,
-                on_embeddings=early.start,
+                on_embeddings=early.start if config.report else lambda: None,
             )
-            if worked or not folder.report.exists():
+            if config.report and (worked or not folder.report.exists()):
                 write_page(folder, split.images, log.progress, early)
                 log.info(f"report {folder.report.resolve()}")
-            else:
+            elif not worked:
                 log.info("already complete")
     return Run(folder)
 

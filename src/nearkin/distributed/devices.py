@@ -3,11 +3,13 @@
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +21,16 @@ STAGED: Final = 2**16
 """Bytes that CUDA copies at once. A larger tensor has to be pinned for an asynchronous copy."""
 
 
+WORD: Final = 8  # Bytes at whose multiples arrays start that are copied together
+DTYPES: Final = {"float32": torch.float32, "int64": torch.int64}
+
+
 def choose_device(name: str) -> torch.device:
-    """Return the device of that name; `auto` takes this rank's GPU, Apple's, or else the CPU."""
+    """Return the device of that name; `auto` takes this rank's GPU, Apple's, or else the CPU.
+
+    For a GPU, TF32 is switched off in convolutions for the whole process: float32 means float32
+    in training and evaluation, as it does in PyTorch's matrix products.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cpu" and torch.backends.mps.is_available():
@@ -32,7 +42,10 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"device {name} cannot be used here ({reason}); try auto") from error
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
+    return device
 
 
 def device_name(device: torch.device) -> str:
@@ -48,6 +61,19 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
         return x.to(device)
     large = x.nbytes > STAGED
     return (x.pin_memory() if large else x).to(device, non_blocking=True)
+
+
+def to_device_together(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Return arrays on a device, by a single copy, without waiting for a GPU."""
+    starts = [0, *accumulate(-(-each.nbytes // WORD) * WORD for each in arrays)]
+    packed = np.empty(starts[-1], np.uint8)
+    for each, start in zip(arrays, starts, strict=False):
+        packed[start : start + each.nbytes] = np.ascontiguousarray(each).reshape(-1).view(np.uint8)
+    moved = to_device(torch.from_numpy(packed), device)
+    return [
+        moved[start : start + each.nbytes].view(DTYPES[each.dtype.name]).view(each.shape)
+        for each, start in zip(arrays, starts, strict=False)
+    ]
 
 
 def to_host_async(x: Tensor) -> Callable[[], Tensor]:

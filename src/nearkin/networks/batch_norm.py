@@ -60,6 +60,37 @@ def _scaled(x: Tensor, by: Tensor, shift: Tensor) -> Tensor:
     return F.batch_norm(x, mean, half, by, shift, training=False, eps=0.5)
 
 
+def normalize_all_groups(
+    x: Float[Tensor, "batch channel *_"],
+    groups: int,
+    affine: tuple[Tensor, Tensor] | None,
+    eps: float,
+) -> tuple[Float[Tensor, "batch channel *_"], Float[Tensor, "{groups} 2 channel"]]:
+    """Normalize each of `groups` parts of a batch by its own statistics, in one pass over all.
+
+    In channels_last memory the parts are one view of shape (group, row and place, channel).
+
+    Args:
+        x: The batch; its length is a multiple of `groups`.
+        groups: Number of parts, consecutive rows each.
+        affine: Weight and bias of the channels, or None.
+        eps: Added to the variances.
+
+    Returns:
+        The normalized batch, in the precision of `x`; mean and unbiased variance of each part, in
+        float32 at least.
+    """
+    last = x.movedim(1, -1)
+    parts = last.reshape(groups, -1, x.shape[1])
+    parts = parts.to(torch.promote_types(x.dtype, torch.float32))
+    var, mean = torch.var_mean(parts, dim=1, keepdim=True)
+    scale = torch.rsqrt(var * (1 - 1 / parts.shape[1]) + eps)  # by the biased variance
+    scale = scale * affine[0] if affine else scale
+    shift = affine[1] - mean * scale if affine else -mean * scale
+    normal = torch.addcmul(shift, parts, scale).to(x.dtype).view(last.shape).movedim(-1, 1)
+    return normal, torch.cat([mean, var], dim=1).detach()
+
+
 def normalize_in_groups(network: nn.Module, groups: int) -> None:
     """Let every batch norm inside take its statistics over `groups` equal parts of the batch.
 
@@ -182,12 +213,18 @@ class GroupedBatchNorm(_BatchNorm):
         """Normalize `groups` groups, each of which is on this process alone."""
         if len(x) % groups:
             raise UsageError(f"{len(x)} rows cannot be divided evenly into {groups} groups")
-        normalized, running = zip(*map(self._one_group, x.chunk(groups)), strict=True)
+        # A CPU has a fast kernel for each group: one pass over eight takes 3 to 15 times as long.
+        # On a GPU launches count, and for its compiler operations, which are eight times fewer.
+        if x.device.type == "cpu":
+            normalized, each = zip(*map(self._one_group, x.chunk(groups)), strict=True)
+            normal, running = torch.cat(normalized), torch.stack(each)
+        else:
+            normal, running = self._all_groups(x, groups)
         with torch.no_grad():
-            mean, var = gather(torch.stack(running)).mean(dim=0)
+            mean, var = gather(running).mean(dim=0)
             self.running_mean.copy_(mean)
             self.running_var.copy_(var)
-        return torch.cat(normalized)
+        return normal
 
     def _one_group(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Normalize a group; also return what it makes of the running statistics."""
@@ -196,6 +233,15 @@ class GroupedBatchNorm(_BatchNorm):
         affine = self.weight, self.bias
         normal = F.batch_norm(rows, mean, var, *affine, True, self.momentum, self.eps)
         return normal, torch.stack([mean, var])
+
+    def _all_groups(self, x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+        """Do what `_one_group` does, with all groups in one pass."""
+        assert self.momentum is not None
+        affine = (self.weight, self.bias) if self.affine else None
+        normal, mean_var = normalize_all_groups(x, groups, affine, self.eps)
+        with torch.no_grad():
+            running = torch.stack([self.running_mean, self.running_var])
+            return normal, running.lerp(mean_var, self.momentum)
 
     def _shared_group(self, x: Tensor) -> Tensor:
         """Normalize rows whose group several processes share."""

@@ -139,7 +139,15 @@ class Monitor:
             self.bank, self.bank_labels = in_memory(split.train, BANK, *how)
 
     def evaluate(self, method: Method[Any]) -> dict[str, float]:
-        """Measure a method, leaving it as it was."""
+        """Measure a method, leaving it as it was.
+
+        Compiled networks run uncompiled: other graphs for other sizes would cost more than they
+        save.
+        """
+        with torch.compiler.set_stance("force_eager"):
+            return self._measured(method)
+
+    def _measured(self, method: Method[Any]) -> dict[str, float]:
         features = self._encode(method, self.queries)
         embedding = encode(method.online.projector, [features.to(self.device)])
         measured = health(embedding)
