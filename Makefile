@@ -35,10 +35,12 @@ format: $(VENV)/developed
 	$(RUN)ruff format .
 
 # The page of each method, from its code, recipes/ and docs/measured.toml; the image and the counts
-# of docs/architecture.md, from the source.
+# of docs/architecture.md, from the source; the section of docs/results.md beside lightly, from the
+# rows in docs/results.
 docs: $(VENV)/installed
 	$(RUN)python docs/method_pages.py
 	$(RUN)python docs/architecture.py
+	$(RUN)python benchmarks/reproduce/table.py
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nearkin needs Python 3.11 or newer: make PYTHON=python3.12")'

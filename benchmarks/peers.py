@@ -1,25 +1,40 @@
-"""Training as in lightly's own examples: its transforms, heads and losses, in a plain loop."""
+"""Training as in lightly's own examples: its transforms, heads and losses, in a plain loop.
+
+How lightly's parts make a method is one function per method, such as `byol_loss`; the sizes of
+heads and the transforms are those of the examples here, and those of its CIFAR-10 benchmark in
+reproduce/theirs.py.
+"""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nearkin.distributed import available_cpus
 
 Loss = Callable[[list[Tensor]], Tensor]
-Wired = tuple[list[nn.Module], Any, Loss]
-"""The module to train, the transform of an image, and the loss of a list of views."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wired:
+    """A method made of lightly's parts."""
+
+    trained: Sequence[nn.Module]  # The first of them is a backbone with its projector
+    transform: Any  # From an image to its views
+    loss: Loss  # Of a list of batches of views
+    memory: Sequence[nn.Module] = ()  # Momentum branch and banks: what no gradient changes
 
 
 class Images(torch.utils.data.Dataset[Any]):
     """Apply a transform to images, or to the files of paths, one by one."""
 
-    def __init__(self, images: Sequence[Any], transform: Any) -> None:
+    def __init__(self, images: Sequence[Any] | np.ndarray, transform: Any) -> None:
         self.images, self.transform = images, transform
 
     def __len__(self) -> int:
@@ -43,6 +58,80 @@ def network() -> Any:
     return found
 
 
+def momentum_copy(branch: nn.Module) -> nn.Module:
+    """Return a copy without gradients, for `update_momentum`."""
+    from lightly.models.utils import deactivate_requires_grad
+
+    target = copy.deepcopy(branch)
+    deactivate_requires_grad(target)
+    return target
+
+
+def simclr_loss(branch: nn.Module, criterion: nn.Module) -> Loss:
+    """SimCLR: all views through one network."""
+    return lambda views: criterion(branch(views[0]), branch(views[1]))
+
+
+def byol_loss(branch: nn.Module, predictor: nn.Module, target: nn.Module, momentum: float) -> Loss:
+    """BYOL: predict the momentum branch's embedding of the other view."""
+    from lightly.loss import NegativeCosineSimilarity
+    from lightly.models.utils import update_momentum
+
+    criterion = NegativeCosineSimilarity()
+
+    def loss(views: list[Tensor]) -> Tensor:
+        update_momentum(branch, target, m=momentum)
+        p0, p1 = (predictor(branch(view)) for view in views)
+        z0, z1 = (target(view).detach() for view in views)
+        return torch.add(criterion(p0, z1), criterion(p1, z0)) / 2
+
+    return loss
+
+
+def simsiam_loss(branch: nn.Module, predictor: nn.Module) -> Loss:
+    """SimSiam: predict the embedding of the other view, which gets no gradient."""
+    from lightly.loss import NegativeCosineSimilarity
+
+    criterion = NegativeCosineSimilarity()
+
+    def loss(views: list[Tensor]) -> Tensor:
+        z0, z1 = map(branch, views)
+        p0, p1 = predictor(z0), predictor(z1)
+        return torch.add(criterion(p0, z1.detach()), criterion(p1, z0.detach())) / 2
+
+    return loss
+
+
+def nnclr_loss(branch: nn.Module, predictor: nn.Module, bank: nn.Module) -> Loss:
+    """NNCLR: predict the nearest neighbor of the other view's embedding in a bank."""
+    from lightly.loss import NTXentLoss
+
+    criterion = NTXentLoss()
+
+    def loss(views: list[Tensor]) -> Tensor:
+        z0, z1 = map(branch, views)
+        p0, p1 = predictor(z0), predictor(z1)
+        z0, z1 = bank(z0.detach(), update=False), bank(z1.detach(), update=True)
+        return torch.add(criterion(z0, p1), criterion(z1, p0)) / 2
+
+    return loss
+
+
+def swav_loss(branch: nn.Module, prototypes: Any) -> Loss:
+    """SwAV: predict the prototypes of the other view; two views, as for small images."""
+    from lightly.loss import SwaVLoss
+
+    criterion = SwaVLoss()
+
+    def loss(views: list[Tensor]) -> Tensor:
+        prototypes.normalize()
+        scores = [prototypes(nn.functional.normalize(branch(view))) for view in views]
+        found: Tensor = criterion(scores, [])
+        return found
+
+    return loss
+
+
 def large_simclr(size: int) -> Wired:
     """SimCLR with an ordinary ResNet-50, for photos."""
     import torchvision
@@ -53,34 +142,29 @@ def large_simclr(size: int) -> Wired:
     backbone: Any = torchvision.models.resnet50()
     backbone.fc = nn.Identity()
     branch = nn.Sequential(backbone, SimCLRProjectionHead(2048, 2048, 128))
-    criterion = NTXentLoss()
-    transform = SimCLRTransform(input_size=size)
-    return [branch], transform, lambda views: criterion(branch(views[0]), branch(views[1]))
+    return Wired([branch], SimCLRTransform(input_size=size), simclr_loss(branch, NTXentLoss()))
 
 
 def simclr(size: int) -> Wired:
-    """SimCLR: all views through one network."""
+    """SimCLR."""
     from lightly.loss import NTXentLoss
     from lightly.models.modules import SimCLRProjectionHead
     from lightly.transforms import SimCLRTransform
 
     branch = nn.Sequential(network(), SimCLRProjectionHead(512, 512, 128))
-    criterion = NTXentLoss()
     transform = SimCLRTransform(input_size=size, gaussian_blur=0.0)
-    return [branch], transform, lambda views: criterion(branch(views[0]), branch(views[1]))
+    return Wired([branch], transform, simclr_loss(branch, NTXentLoss()))
 
 
 def moco(size: int) -> Wired:
     """MoCo: a momentum branch and a queue of 4096 keys."""
     from lightly.loss import NTXentLoss
     from lightly.models.modules import MoCoProjectionHead
-    from lightly.models.utils import deactivate_requires_grad, update_momentum
+    from lightly.models.utils import update_momentum
     from lightly.transforms import MoCoV2Transform
 
     branch = nn.Sequential(network(), MoCoProjectionHead(512, 512, 128))
-    target = copy.deepcopy(branch)
-    deactivate_requires_grad(target)
-    criterion = NTXentLoss(memory_bank_size=(4096, 128))
+    target, criterion = momentum_copy(branch), NTXentLoss(memory_bank_size=(4096, 128))
 
     def loss(views: list[Tensor]) -> Tensor:
         update_momentum(branch, target, m=0.996)
@@ -88,54 +172,43 @@ def moco(size: int) -> Wired:
         found: Tensor = criterion(query, key)
         return found
 
-    return [branch], MoCoV2Transform(input_size=size, gaussian_blur=0.0), loss
+    transform = MoCoV2Transform(input_size=size, gaussian_blur=0.0)
+    return Wired([branch], transform, loss, [target, criterion])
 
 
 def byol(size: int) -> Wired:
-    """BYOL: a momentum branch and a predictor."""
-    from lightly.loss import NegativeCosineSimilarity
+    """BYOL."""
     from lightly.models.modules import BYOLPredictionHead, BYOLProjectionHead
-    from lightly.models.utils import deactivate_requires_grad, update_momentum
-    from lightly.transforms import BYOLTransform, BYOLView1Transform, BYOLView2Transform
 
     branch = nn.Sequential(network(), BYOLProjectionHead(512, 1024, 256))
-    predictor, target = BYOLPredictionHead(256, 1024, 256), copy.deepcopy(branch)
-    deactivate_requires_grad(target)
-    criterion = NegativeCosineSimilarity()
+    predictor, target = BYOLPredictionHead(256, 1024, 256), momentum_copy(branch)
+    loss = byol_loss(branch, predictor, target, momentum=0.996)
+    return Wired([branch, predictor], byol_transform(size), loss, [target])
 
-    def loss(views: list[Tensor]) -> Tensor:
-        update_momentum(branch, target, m=0.996)
-        p0, p1 = (predictor(branch(view)) for view in views)
-        z0, z1 = (target(view).detach() for view in views)
-        return torch.add(criterion(p0, z1), criterion(p1, z0)) / 2
 
-    transform = BYOLTransform(
+def byol_transform(size: int) -> Any:
+    """BYOL's two different views, without blur, as for small images."""
+    from lightly.transforms import BYOLTransform, BYOLView1Transform, BYOLView2Transform
+
+    return BYOLTransform(
         view_1_transform=BYOLView1Transform(input_size=size, gaussian_blur=0.0),
         view_2_transform=BYOLView2Transform(input_size=size, gaussian_blur=0.0),
     )
-    return [branch, predictor], transform, loss
 
 
 def simsiam(size: int) -> Wired:
-    """SimSiam: a predictor alone."""
-    from lightly.loss import NegativeCosineSimilarity
+    """SimSiam."""
     from lightly.models.modules import SimSiamPredictionHead, SimSiamProjectionHead
     from lightly.transforms import SimSiamTransform
 
     branch = nn.Sequential(network(), SimSiamProjectionHead(512, 512, 512))
-    predictor, criterion = SimSiamPredictionHead(512, 64, 512), NegativeCosineSimilarity()
-
-    def loss(views: list[Tensor]) -> Tensor:
-        z0, z1 = map(branch, views)
-        p0, p1 = predictor(z0), predictor(z1)
-        return torch.add(criterion(p0, z1.detach()), criterion(p1, z0.detach())) / 2
-
-    return [branch, predictor], SimSiamTransform(input_size=size, gaussian_blur=0.0), loss
+    predictor = SimSiamPredictionHead(512, 64, 512)
+    transform = SimSiamTransform(input_size=size, gaussian_blur=0.0)
+    return Wired([branch, predictor], transform, simsiam_loss(branch, predictor))
 
 
 def nnclr(size: int) -> Wired:
-    """NNCLR: a predictor and a support set of 4096 embeddings."""
-    from lightly.loss import NTXentLoss
+    """NNCLR: a support set of 4096 embeddings."""
     from lightly.models.modules import (
         NNCLRPredictionHead,
         NNCLRProjectionHead,
@@ -145,34 +218,19 @@ def nnclr(size: int) -> Wired:
 
     branch = nn.Sequential(network(), NNCLRProjectionHead(512, 512, 128))
     predictor, bank = NNCLRPredictionHead(128, 512, 128), NNMemoryBankModule(size=(4096, 128))
-    criterion = NTXentLoss()
-
-    def loss(views: list[Tensor]) -> Tensor:
-        z0, z1 = map(branch, views)
-        p0, p1 = predictor(z0), predictor(z1)
-        z0, z1 = bank(z0.detach(), update=False), bank(z1.detach(), update=True)
-        return torch.add(criterion(z0, p1), criterion(z1, p0)) / 2
-
-    return [branch, predictor], SimCLRTransform(input_size=size, gaussian_blur=0.0), loss
+    transform = SimCLRTransform(input_size=size, gaussian_blur=0.0)
+    return Wired([branch, predictor], transform, nnclr_loss(branch, predictor, bank), [bank])
 
 
 def swav(size: int) -> Wired:
-    """SwAV: prototypes, with two views, as for small images."""
-    from lightly.loss import SwaVLoss
+    """SwAV."""
     from lightly.models.modules import SwaVProjectionHead, SwaVPrototypes
     from lightly.transforms import SwaVTransform
 
     branch = nn.Sequential(network(), SwaVProjectionHead(512, 512, 128))
-    prototypes, criterion = SwaVPrototypes(128, n_prototypes=512), SwaVLoss()
-
-    def loss(views: list[Tensor]) -> Tensor:
-        prototypes.normalize()
-        scores = [prototypes(nn.functional.normalize(branch(view))) for view in views]
-        found: Tensor = criterion(scores, [])
-        return found
-
+    prototypes = SwaVPrototypes(128, n_prototypes=512)
     transform = SwaVTransform(crop_sizes=(size, size), crop_counts=(2, 0), gaussian_blur=0.0)
-    return [branch, prototypes], transform, loss
+    return Wired([branch, prototypes], transform, swav_loss(branch, prototypes))
 
 
 def training(
@@ -187,11 +245,11 @@ def training(
 ) -> Iterator[None]:
     """Yield steps, epoch after epoch, with a loader worker per CPU core."""
     with torch.device(device):
-        trained, transform, loss_of = wire(size)
-    parameters = [p for module in trained for p in module.parameters()]
+        wired = wire(size)
+    parameters = [p for module in wired.trained for p in module.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=weight_decay)
     loader: Iterable[list[Tensor]] = torch.utils.data.DataLoader(
-        Images(images, transform),
+        Images(images, wired.transform),
         batch_size,
         shuffle=True,
         drop_last=True,
@@ -202,12 +260,17 @@ def training(
     while True:
         for views in loader:
             with there:
-                loss = loss_of([view.to(device, non_blocking=True) for view in views])
+                loss = wired.loss([view.to(device, non_blocking=True) for view in views])
             there = nullcontext()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            update(optimizer, loss)
             yield
+
+
+def update(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Take a step down the gradient of a loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 
 LIGHTLY = {wire.__name__: wire for wire in (simclr, moco, byol, simsiam, nnclr, swav)}

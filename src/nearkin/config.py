@@ -129,6 +129,11 @@ def check_settings(config: "Config") -> None:
     milestones = getattr(config, "lr_milestones", "")
     if not re.fullmatch(r"(0?\.\d+(, *0?\.\d+)*)?", milestones):
         raise UsageError(f"--lr-milestones {milestones} are not shares; write them as 0.6,0.8")
+    view_sizes = getattr(config, "view_sizes", "auto")
+    if not re.fullmatch(r"auto|\d{1,4}(, *\d{1,4})*", view_sizes):
+        raise UsageError(f"--view-sizes {view_sizes} are not pixels; write them as 16,24,32")
+    for side in view_sizes.split(",") if view_sizes != "auto" else ():
+        check_value("view_sizes", int(side), ViewSize)
 
 
 def members(kind: Any) -> tuple[Any, ...]:
@@ -259,6 +264,7 @@ def toml_value(value: Value | Sequence[float]) -> str:
 
 AutoCount = Annotated[int | Auto, Range(1, MAX)]
 AutoCountOrZero = Annotated[int | Auto, Range(0, MAX)]
+ViewSize = Annotated[int, Range(8, MAX_IMAGE_SIZE)]
 AutoRate = Annotated[float | Auto, Range(1e-12, MAX)]
 Share = Annotated[float, Range(0, 1)]
 HeldOut = Annotated[float, Range(0, 0.9)]
@@ -302,14 +308,16 @@ class TrainConfig:
     augment: Augment = "auto"
     """Augmentation: a name as in the papers, characters, FILE.toml or FILE.py:NAME."""
     image_size: Annotated[int | Auto, Range(8, MAX_IMAGE_SIZE)] = "auto"
-    """Side of the views in pixels."""
+    """Side in pixels of the images that the encoder is for."""
+    view_sizes: str = "auto"
+    """Sides of the views in pixels, as 16,24,32, each for an equal part of training."""
     epochs: AutoCount = "auto"
     """Number of epochs."""
     max_time: str = ""
     """Length as time, such as 45m or 2h; converted to epochs by a measurement at the start."""
     batch_size: Annotated[int | Auto, Range(2, MAX)] = "auto"
     """Images per step, over all processes."""
-    optimizer: Literal["auto", "sgd", "lars", "adamw"] = "auto"
+    optimizer: Literal["auto", "sgd", "lars", "adamw", "muon"] = "auto"
     """Optimizer."""
     lr: AutoRate = "auto"
     """Peak learning rate, used as it is (not scaled by the batch size)."""
@@ -385,6 +393,8 @@ class TrainConfig:
             raise UsageError("--lr-milestones and --cosine-end exclude each other; give one")
         if self.fsdp and self.chunk_size:
             raise UsageError("--fsdp and --chunk-size exclude each other; give one")
+        if self.fsdp and self.optimizer == "muon":
+            raise UsageError("--fsdp divides the matrices that Muon needs whole; give adamw")
         self._check_start()
         if self.max_time:
             seconds(self.max_time)

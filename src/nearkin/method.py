@@ -24,10 +24,12 @@ Schedule = Callable[[float], float]
 class Defaults:
     """What `auto` means for a method: its paper's values, with smaller networks and memories."""
 
-    optimizer: Literal["sgd", "lars", "adamw"] = "adamw"
+    optimizer: Literal["sgd", "lars", "adamw", "muon"] = "adamw"
     lr: float = 2e-3
     """Peak learning rate for a batch of 256; it grows with the batch."""
     weight_decay: float = 0.05
+    epochs: int = 200
+    """Length of the paper's main training, which `auto` takes on a GPU."""
     augment: str | tuple[View, ...] = "simclr"
     augment_small: str | tuple[View, ...] = "simclr_cifar"
     """Augmentations of images of 64 px and more, and of smaller ones."""

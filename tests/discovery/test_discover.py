@@ -562,7 +562,7 @@ def test_the_first_stage_learns_without_labels_if_no_encoder_is_given(
     pixels, tmp_path, monkeypatch
 ):
     """Nor does it see what is held out."""
-    monkeypatch.setattr(build, "epochs_for", lambda *_: 2)
+    monkeypatch.setattr(build, "MOST_EPOCHS", 2)
     some = {f"{n}-{row}.png": p for n in range(4) for row, p in enumerate(pixels[n][:6])}
     data = save(tmp_path / "images", some)
     written = [(f"{n}-{row}.png", n) for n in (0, 1) for row in range(4)]

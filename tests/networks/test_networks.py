@@ -136,7 +136,7 @@ def test_projectors_have_the_norms_they_are_asked_for():
 @pytest.mark.parametrize(
     ("name", "num_blocks", "last"),
     [
-        ("small", 4, "4"),
+        ("small", 3, "8"),
         ("resnet18", 8, "layer4.1"),
         ("timm:vit_tiny_patch16_224", 12, "norm"),
         ("torchvision:vit_b_32", 12, "encoder.ln"),

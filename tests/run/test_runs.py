@@ -26,7 +26,8 @@ from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
 from nearkin.run.folder import RunFolder
-from nearkin.run.settings import resolve
+from nearkin.run.settings import MOST_EPOCHS, length, resolve, with_length
+from nearkin.training.fit import planned_epochs
 from nearkin.training.health import Monitor
 from nearkin.training.session import build, floors
 
@@ -72,12 +73,34 @@ def test_fewer_images_than_processes_are_refused():
 
 def test_what_is_left_to_itself_fits_what_is_asked_for():
     images = open_images(np.zeros((64, 8, 8, 3), np.uint8))
-    unresolved = TrainConfig(method="moco", batch_size=32, chunk_size=16)
+    unresolved = TrainConfig(method="moco", batch_size=32, chunk_size=16, epochs=2)
     config = resolve(unresolved, images, CPU)
     assert config.options["bn_groups"] == 2  # one for each chunk
     assert config.compile == "off"  # on a processor
     method, _ = build(config, images, CPU)
     assert {branch.chunk_size for branch in (method.online, method.target)} == {16}
+
+
+def test_the_length_that_auto_plans():
+    """Half an hour without a GPU, but no more epochs than few images need; else a number."""
+    images = open_images(np.zeros((64, 8, 8, 3), np.uint8))
+    planned = resolve(TrainConfig(), images, CPU)
+    assert (planned.epochs, planned.max_time) == (MOST_EPOCHS, "30m")
+    assert planned_epochs(planned, epoch_seconds=100.0) == 16  # 28 of the 30 minutes
+    assert planned_epochs(planned, epoch_seconds=0.1) == MOST_EPOCHS
+    timed = resolve(TrainConfig(max_time="2h"), images, CPU)
+    assert planned_epochs(timed, epoch_seconds=1.0) == 6720  # whoever gives a time gets all of it
+    given = resolve(TrainConfig(epochs=7), images, CPU)
+    assert (given.epochs, given.max_time) == (7, "")
+    cut, whole = (with_length(planned, epochs, 2, CPU) for epochs in (16, MOST_EPOCHS))
+    assert length(planned, cut) == [
+        "note   16 epochs are what fits into 30m; a longer training learns more: give --max-time "
+        "2h, or --epochs"
+    ]
+    assert not length(planned, whole) + length(timed, cut) + length(given, given)
+    assert (cut.evaluate_every, whole.evaluate_every, cut.max_time) == (1, MOST_EPOCHS // 20, "")
+    on_gpu = resolve(TrainConfig(image_size=8), images, torch.device("cuda"))
+    assert (on_gpu.epochs, on_gpu.max_time) == (200, "")
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def names(folder):
 # What is kept
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "lars", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "lars", "adamw", "muon"])
 @pytest.mark.parametrize("name", ["moco", "simclr", "moco_memory_bank"])
 def test_everything_comes_back_to_the_bit(tmp_path, name, optimizer):
     written = run_at(7, name, optimizer)

@@ -241,7 +241,7 @@ def names_of(method, params):
     return {names[id(p)] for p in params}
 
 
-@pytest.mark.parametrize("name", ["sgd", "lars", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "lars", "adamw", "muon"])
 def test_an_optimizer_holds_exactly_what_requires_gradients(name):
     method = Siamese()
     optimizer = build_optimizer(method, name=name, lr=0.1, weight_decay=0.01)
@@ -251,7 +251,7 @@ def test_an_optimizer_holds_exactly_what_requires_gradients(name):
     assert names_of(method, held) == trained
 
 
-@pytest.mark.parametrize("name", ["sgd", "lars", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "lars", "adamw", "muon"])
 def test_a_group_has_the_learning_rate_of_its_prefix(name):
     method = Siamese()
     optimizer = build_optimizer(method, name=name, lr=0.4, weight_decay=0.01)
@@ -288,7 +288,7 @@ def decayed(name, **options):
     return {n for n, p in method.named_parameters() if (p < 1).any()}
 
 
-@pytest.mark.parametrize("name", ["lars", "adamw"])
+@pytest.mark.parametrize("name", ["lars", "adamw", "muon"])
 def test_biases_and_norms_are_not_decayed(name):
     method = Siamese()
     trained = {n: p for n, p in method.named_parameters() if p.requires_grad}
@@ -305,6 +305,34 @@ def test_the_settings_of_lars_reach_it():
     options = dict(eta=0.02, clip=True, vectors=True, joint=True, inside=True)
     lars = build_optimizer(Siamese(), name="lars", lr=0.1, weight_decay=0.0, **options)
     assert all(options.items() <= group.items() for group in lars.param_groups)
+
+
+def test_muon_moves_along_the_nearest_orthogonal_matrix_and_vectors_as_nadamw():
+    """Its steps have singular values near 1, times .2 sqrt(longer side): as long as AdamW's."""
+    method = Siamese()
+    muon = build_optimizer(method, name="muon", lr=0.1, weight_decay=0.3)
+    names = {name: p for name, p in method.named_parameters() if p.requires_grad}
+    vectors = {name: p.detach().clone() for name, p in names.items() if p.ndim == 1}
+    nadamw = timm.optim.NAdamW(vectors.values(), lr=0.1, betas=(0.9, 0.999), weight_decay=0.0)
+    velocity = {name: torch.zeros_like(p) for name, p in names.items()}
+    for _ in range(3):
+        before = {name: p.detach().clone() for name, p in names.items()}
+        for name, p in names.items():
+            p.grad = torch.randn_like(p)
+            velocity[name] = 0.95 * velocity[name] + 0.05 * p.grad
+        for name, p in vectors.items():
+            p.grad = names[name].grad.clone()
+        muon.step()
+        nadamw.step()
+        for name, p in names.items():
+            if p.ndim == 1:
+                torch.testing.assert_close(p.detach(), vectors[name], rtol=1e-4, atol=1e-5)
+            if p.ndim == 1 or min(p.shape) < 4:
+                continue
+            u, _, v = torch.linalg.svd(0.95 * velocity[name] + 0.05 * p.grad, False)
+            moved = (before[name] * (1 - 0.1 * 0.3) - p) / (0.1 * 0.2 * max(p.shape) ** 0.5)
+            assert torch.linalg.svdvals(moved).sub(0.95).abs().max() < 0.4
+            assert F.cosine_similarity(moved.flatten(), (u @ v).flatten(), dim=0) > 0.97
 
 
 def test_learning_rates_are_plain_numbers_even_from_a_numpy_schedule():

@@ -19,8 +19,8 @@ from nearkin.errors import NearkinError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import knn
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.run.settings import describe, resolve
-from nearkin.training.fit import seconds_per_epoch
+from nearkin.run.settings import describe, resolve, view_sides
+from nearkin.training.fit import planned_epochs, seconds_per_epoch
 from nearkin.training.session import build
 
 TIMED_BATCH = 32  # for large images, where measuring a full batch takes minutes
@@ -116,9 +116,9 @@ def check(
     try:
         device = choose_device("auto")
         config = resolve(TrainConfig(), images, device)
-        hours, megabytes = cost(config, images, device)
+        epochs, hours, megabytes = cost(config, images, device)
         warnings += augmentation_warnings(images, config.augment)
-        proposal = describe(config)
+        proposal = describe(replace(config, epochs=epochs))
     except NearkinError as error:
         proposal = f"none: {error}"
     return DataReport(
@@ -126,17 +126,19 @@ def check(
     )
 
 
-def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[float, float]:
-    """Estimate the hours that a run takes on this machine, and its megabytes of disk."""
+def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[int, float, float]:
+    """Estimate the epochs and hours of a run on this machine, and its megabytes of disk."""
     batch = int(config.batch_size)
     batch = batch if images.is_small else min(TIMED_BATCH, batch)
     timed = replace(config, batch_size=batch, workers=0, cache="off")
     method, batches = build(timed, images, device)
-    hours = seconds_per_epoch(timed, method, batches) * int(config.epochs) / 3600
+    parts = [batches.resized(side) for side in view_sides(timed)]
+    epoch_seconds = seconds_per_epoch(timed, method, parts)
+    epochs = planned_epochs(config, epoch_seconds)
     weights = sum(tensor.nbytes for tensor in method.state_dict().values())
     features = 4 * method.backbone.feature_dim * len(images)
     copies = 3 * 3  # the newest three checkpoints, each with the optimizer's two moments
-    return hours, (copies * weights + features) / 1e6
+    return epochs, epochs * epoch_seconds / 3600, (copies * weights + features) / 1e6
 
 
 def augmentation_warnings(images: Images, augment: Augment) -> list[str]:

@@ -65,17 +65,30 @@ class ViewSampler(Dataset[Crops]):
         multiple: int = 1,
     ) -> None:
         self.images, self.views, self.order = images, views, order
-        self.image_size = image_size
+        self.image_size, self.multiple = image_size, multiple
         self.source = cache or images
-        patches = [max(1, round(view.size * image_size / multiple)) for view in views]
-        own = [count * multiple for count in patches]
-        self.sizes = [side or size for size in own]
-        """Side in pixels of each view."""
-        self.enlarged = [size / before for size, before in zip(self.sizes, own, strict=True)]
+        own = self._sides(image_size)
+        self._resize([side] * len(own) if side else own)
         small = np.full((len(images), 2), image_size, np.int32)
         # Small images are resized to the image size once, and crops are cut from that.
         self.source_sizes = small if images.is_small else images.sizes
         self.share = rows_of_rank(order.batch_size)
+
+    def _sides(self, view_size: int) -> list[int]:
+        patches = (max(1, round(view.size * view_size / self.multiple)) for view in self.views)
+        return [count * self.multiple for count in patches]
+
+    def _resize(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        """Side in pixels of each view."""
+        own = self._sides(self.image_size)
+        self.enlarged = [size / before for size, before in zip(sizes, own, strict=True)]
+
+    def resized(self, view_size: int) -> "ViewSampler":
+        """The same views, of which those of size 1 have another side in pixels."""
+        other = copy.copy(self)
+        other._resize(self._sides(view_size))
+        return other
 
     def sample(self, epoch: int, rows: Int64[np.ndarray, " batch"]) -> list[ViewParams]:
         """The parameters of each view of these images in one epoch."""
@@ -204,6 +217,13 @@ class Batches:
         for cropped in prefetch(self.sampler, start, stop, self.workers, images=num_images):
             yield self._from_files(cropped)
 
+    def resized(self, view_size: int) -> "Batches":
+        """The same views at another size, in the same order, of the same pixels in memory."""
+        other = copy.copy(self)
+        other.sampler = self.sampler.resized(view_size)
+        other.sizes = other.sampler.sizes
+        return other
+
     def enlarged(self, side: int, order: BatchOrder) -> "Batches":
         """The same views of the same images at another size, in another order.
 
@@ -249,6 +269,25 @@ class Batches:
             images = channels_first(to_device(pixels, self.device))
             views.append(augment(images / 255, params))
         return views, cropped.rows
+
+
+@dataclass(frozen=True)
+class Growing:
+    """Batches whose views change their size: equal parts of training, one after the other."""
+
+    parts: Sequence[Feed]  # The batches of each size
+    total: int  # Steps of the whole training
+
+    @property
+    def order(self) -> BatchOrder:
+        """Which images each step sees."""
+        return self.parts[0].order
+
+    def between(self, start: int, stop: int) -> Iterator[Batch]:
+        """This process's part of the batches of the steps from `start` to before `stop`."""
+        ends = [self.total * (number + 1) // len(self.parts) for number in range(len(self.parts))]
+        for first, end, part in zip([0, *ends], ends, self.parts, strict=False):
+            yield from part.between(max(start, first), max(start, min(stop, end)))
 
 
 def channels_first(

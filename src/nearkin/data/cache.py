@@ -145,15 +145,19 @@ def _on_disk(images: Images, image_size: int, size: int) -> str:
     return str(path)
 
 
-MIN_RATIO: Final = {"ram": 4, "disk": 8}
-"""Ratio of the pixels of photographs to cached ones from which on a cache is sure to be faster."""
+MIN_RATIO: Final = {"ram": 1, "disk": 8}
+"""Ratio of the pixels of photographs to cached ones from which on a cache is sure to be faster.
+
+From memory, crops of photographs of 300 x 200 px take .6 of the time at 48 and 64 px, where the
+ratios are 4 and 2.4, and .7 at 96 px, where it is 1.1 (docs/benchmarks.md).
+"""
 
 
 def cache_for(images: Images, image_size: int, *, memory: int, disk: int) -> str:
     """The value of `--cache auto`, by the free bytes: ram, disk or off.
 
-    Photographs are cached if they are much larger than their cached pixels, in the first place
-    where these take at most half of the free bytes.
+    In memory, where the cached pixels take at most half of the free bytes; or else on such a disk,
+    if the photographs are much larger than their cached pixels.
     """
     if images.is_small or (images.kinds == "array").all():
         return "off"

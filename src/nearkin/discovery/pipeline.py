@@ -179,6 +179,7 @@ class Pipeline:
             method=MODE_RECIPES["ncd"].method,
             backbone=str(pretrained.details["backbone"]),
             image_size=pretrained.image_size,
+            epochs=1,  # each stage has a length of its own
             **self._shared("augment", "seed", "devices", "workers", "cache"),
             # On cached features a step is so short that a lower precision gains no time.
             precision="fp32" if config.train_layers == "top" else "auto",

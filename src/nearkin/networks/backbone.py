@@ -26,10 +26,15 @@ def conv_norm(fan_in: int, fan_out: int, size: int, stride: int = 1) -> nn.Seque
     return nn.Sequential(conv, nn.BatchNorm2d(fan_out))
 
 
+def half() -> nn.AvgPool2d:
+    """The mean of every 2x2 pixels, and of what there is of them at the edge of an odd side."""
+    return nn.AvgPool2d(2, ceil_mode=True)
+
+
 class Block(nn.Module):
     """Two 3x3 convolutions beside a shortcut (He et al. 2016, figure 2)."""
 
-    def __init__(self, fan_in: int, fan_out: int, stride: int) -> None:
+    def __init__(self, fan_in: int, fan_out: int, stride: int = 1) -> None:
         super().__init__()
         self.first = conv_norm(fan_in, fan_out, 3, stride)
         self.second = conv_norm(fan_out, fan_out, 3)
@@ -46,10 +51,16 @@ class Block(nn.Module):
 
 
 def small_resnet(stem: int, widths: Sequence[int]) -> nn.Sequential:
-    """Return a residual network with one block per width, each of which halves the side."""
-    layers: list[nn.Module] = [conv_norm(3, stem, 3), nn.ReLU(inplace=True)]
-    for fan_in, fan_out in pairwise([stem, *widths]):
-        layers.append(Block(fan_in, fan_out, stride=2))
+    """Return a residual network with one block per width, each at half the side of the one before.
+
+    Pixels are averaged before a block, not skipped by strides, and those of the stem before its
+    batch norm: on a CPU that takes an eighth less time, and it learns faster (docs/lab.md).
+    """
+    conv, norm = conv_norm(3, stem, 3)
+    layers: list[nn.Module] = [conv, half(), norm, nn.ReLU(inplace=True)]
+    for number, (fan_in, fan_out) in enumerate(pairwise([stem, *widths])):
+        layers += [half()] if number else []
+        layers.append(Block(fan_in, fan_out))
     network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     for module in network.modules():
         if isinstance(module, nn.Conv2d):

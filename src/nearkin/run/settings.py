@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from nearkin.errors import DataError, UsageError
 from nearkin.extensions import absolute, is_reference, label, load_extension, source_of
 from nearkin.method import Defaults, Method
 from nearkin.methods import method_class, option_types, parameters
-from nearkin.networks.backbone import SMALL_IMAGE, build_backbone
+from nearkin.networks.backbone import SMALL, SMALL_IMAGE, build_backbone
 from nearkin.networks.branch import Backbone, as_backbone, should_compile
 from nearkin.pace import count
 from nearkin.types import UNKNOWN
@@ -189,14 +189,17 @@ def check_teacher(config: TrainConfig) -> None:
 FEW_VIEWS = 4  # Epochs, at least, before the views of a student repeat
 
 
-def teacher_views_for(config: TrainConfig, epochs: int) -> int:
+def teacher_views_for(config: TrainConfig) -> int:
     """Epochs of different views: a tenth of all, so that the teacher's share of the time is small.
 
     With --max-time the number of epochs is measured after the teacher has done its part.
     """
     if not method_class(config.method).uses_teacher:
         return 0
-    return FEW_VIEWS if config.max_time else min(epochs, max(FEW_VIEWS, epochs // 10))
+    if config.max_time:
+        return FEW_VIEWS
+    epochs = int(config.epochs)
+    return min(epochs, max(FEW_VIEWS, epochs // 10))
 
 
 def known_labels(config: TrainConfig, images: Images) -> Int64[np.ndarray, " images"] | None:
@@ -219,8 +222,9 @@ def known_labels(config: TrainConfig, images: Images) -> Int64[np.ndarray, " ima
 SIZES = (32, 64, 96, 128, 160, 192, 224)  # Sides of views of photographs in pixels, for `auto`
 LARGEST = {"cpu": 96, "mps": 128, "cuda": 224}  # The largest of these by device
 USUAL_BATCH = 256
-# What `--epochs auto` aims at, some hours at most; ten times as many if they are small.
-IMAGES_TO_TRAIN = {"cpu": 200_000, "mps": 1_000_000, "cuda": 20_000_000}
+# What `--epochs auto` aims at where there is no GPU: as long as somebody waits for a first result.
+AUTO_TIME = "30m"
+MOST_EPOCHS = 400  # Within that time: few small images have learned what they can by then
 
 
 def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainConfig:
@@ -241,19 +245,22 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
     if config.fsdp and processes == 1:
         raise UsageError("--fsdp divides networks among processes; give --devices 2 or more")
     check_batch(batch, len(images), processes)
-    optimizer = _or(config.optimizer, lambda: chosen.optimizer)
-    growth = batch / 256 if optimizer != "adamw" else math.sqrt(batch / 256)
+    config = with_planned_length(config, chosen, device)
+    optimizer = _or(config.optimizer, lambda: usable_optimizer(chosen, config))
+    lr = chosen.lr if optimizer == chosen.optimizer else Defaults.lr
+    growth = math.sqrt(batch / 256) if optimizer in ADAPTIVE else batch / 256
+    backbone = _or(config.backbone, lambda: backbone_for(size, device))
     resolved = replace(
         config,
         image_size=size,
+        view_sizes=_or(config.view_sizes, lambda: view_size_for(size, backbone)),
         batch_size=batch,
         optimizer=optimizer,
-        lr=_or(config.lr, lambda: chosen.lr * growth * rate_share(config)),
+        lr=_or(config.lr, lambda: lr * growth * rate_share(config)),
         weight_decay=_or(config.weight_decay, lambda: chosen.weight_decay),
         layer_decay=_or(config.layer_decay, lambda: layer_decay(config)),
         augment=_or(config.augment, lambda: stored_views(augment_for(chosen, images, size))),
-        backbone=_or(config.backbone, lambda: backbone_for(size, device)),
-        epochs=_or(config.epochs, lambda: epochs_for(len(images), size, device)),
+        backbone=backbone,
         workers=_or(
             config.workers, lambda: 0 if images.is_small else cpus_per_process(config.devices)
         ),
@@ -267,15 +274,39 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
         ),
         precision=_or(config.precision, lambda: precision_of(device)),
     )
-    views = _or(config.teacher_views, lambda: teacher_views_for(config, int(resolved.epochs)))
-    if not config.max_time:  # else once the number of epochs is known
-        resolved = with_frozen_epochs(resolved)
-    every = _or(config.evaluate_every, lambda: max(1, int(resolved.epochs) // 20))
-    total = int(resolved.epochs) * len(images) // batch
+    views = _or(config.teacher_views, lambda: teacher_views_for(config))
+    resolved = replace(resolved, teacher_views=views)
+    if config.max_time:  # the rest once the number of epochs is known
+        return resolved
+    return with_length(resolved, int(config.epochs), len(images) // batch, device)
+
+
+def with_planned_length(
+    config: TrainConfig, chosen: Defaults, device: torch.device
+) -> TrainConfig:
+    """Replace `auto` of `--epochs`, where no time is given.
+
+    On a GPU it is the length of the paper's main result, elsewhere the epochs that fit into
+    `AUTO_TIME`, which is a time to be measured yet.
+    """
+    if config.epochs != "auto" or config.max_time:
+        return config
+    if device.type == "cuda":
+        return replace(config, epochs=chosen.epochs)
+    return replace(config, epochs=MOST_EPOCHS, max_time=AUTO_TIME)
+
+
+def with_length(
+    config: TrainConfig, epochs: int, steps_per_epoch: int, device: torch.device
+) -> TrainConfig:
+    """Replace every `auto` that depends on the number of epochs, which is known now."""
+    config = with_frozen_epochs(replace(config, epochs=epochs, max_time=""))
+    every = _or(config.evaluate_every, lambda: max(1, epochs // 20))
     whole = not config.chunk_size and not config.grad_checkpointing
-    pays = processes == 1 and whole and should_compile(device, total)
+    alone = num_processes(config.devices) == 1
+    pays = alone and whole and should_compile(device, epochs * steps_per_epoch)
     compiled = _or(config.compile, lambda: "on" if pays else "off")
-    return replace(resolved, evaluate_every=every, compile=compiled, teacher_views=views)
+    return replace(config, evaluate_every=every, compile=compiled)
 
 
 CONTINUED_RATE = 0.25
@@ -288,6 +319,7 @@ arXiv:2405.09673, section 4).
 """
 LAYER_DECAY = 0.75
 """Of a continued training: that of MAE's fine-tuning, between BEiT's .65 and ConvNeXt's .8."""
+ADAPTIVE = ("adamw", "muon")  # Optimizers whose steps do not depend on the loss's scale
 FROZEN_SHARE = 20  # `auto` freezes the backbone for one epoch in so many, but for the last one
 
 
@@ -394,6 +426,35 @@ def image_size(images: Images, device: torch.device) -> int:
     return max((size for size in SIZES if size <= side), default=SIZES[0])
 
 
+def usable_optimizer(
+    chosen: Defaults, config: TrainConfig
+) -> Literal["sgd", "lars", "adamw", "muon"]:
+    """The method's optimizer, or AdamW where Muon cannot be used, or was not measured.
+
+    Muon needs whole matrices, which --fsdp divides. Continued trainings were measured with AdamW.
+    """
+    left = config.fsdp or config.init_from
+    return "adamw" if chosen.optimizer == "muon" and left else chosen.optimizer
+
+
+def view_size_for(size: int, backbone: str) -> str:
+    """Three quarters of the side of small images, of 20 px at least, for networks of nearkin.
+
+    Nearly twice as many steps fit into the same time, and objects that are enlarged in crops have
+    the size in such views that they have in whole images (docs/lab.md). Those of other networks
+    may be built for one size.
+    """
+    smaller = 4 * round(0.75 * size / 4)
+    return str(smaller if backbone in SMALL and smaller >= 20 and size < SMALL_IMAGE else size)
+
+
+def view_sides(config: TrainConfig) -> list[int]:
+    """The sides in pixels of the views of a resolved configuration, one per part of training."""
+    if config.view_sizes == "auto":  # of a run from before there was a choice
+        return [int(config.image_size)]
+    return [int(side) for side in config.view_sizes.split(",")]
+
+
 def is_gray(images: Images) -> bool:
     """Whether images have no color, by a look at some of them."""
     batches = CenterCrops(images.spread(64), 16)
@@ -409,13 +470,6 @@ def backbone_for(size: int, device: torch.device) -> str:
     return "resnet18"
 
 
-def epochs_for(num_images: int, size: int, device: torch.device) -> int:
-    """Passes over the images that make `IMAGES_TO_TRAIN`, between 20 and 400."""
-    images = IMAGES_TO_TRAIN.get(device.type, IMAGES_TO_TRAIN["mps"])
-    images *= 10 if size < SMALL_IMAGE else 1
-    return min(400, max(20, images // num_images))
-
-
 def named_backbone(config: TrainConfig, network: nn.Module | None) -> Backbone:
     """The backbone a resolved configuration names, or the user's own network."""
     size = int(config.image_size)
@@ -428,13 +482,27 @@ def describe(config: TrainConfig) -> str:
     """The recipe in one line."""
     options = ", ".join(f"{name} {value}" for name, value in config.options.items())
     views = config.augment
+    resized = (
+        f"views of {config.view_sizes} px, " if view_sides(config) != [config.image_size] else ""
+    )
     augmentation = views if isinstance(views, str) else f"of {len(views)} views of your own"
     return (
         f"recipe {label(config.method)} ({options}), {config.backbone}, {config.image_size} px, "
+        f"{resized}"
         f"augmentation {augmentation}, batch {config.batch_size} (global), {config.optimizer} "
         f"lr {config.lr:.4g}, weight decay {config.weight_decay:g}, "
         f"{count(int(config.epochs), 'epoch')}, {config.precision}; all of it in config.toml"
     )
+
+
+def length(planned: TrainConfig, config: TrainConfig) -> list[str]:
+    """A line on the length of a training, where neither epochs nor a time were given."""
+    if planned.epochs == "auto" or not planned.max_time or config.epochs == planned.epochs:
+        return []
+    return [
+        f"note   {count(int(config.epochs), 'epoch')} are what fits into {planned.max_time}; a "
+        "longer training learns more: give --max-time 2h, or --epochs"
+    ]
 
 
 def shrunk(config: TrainConfig, num_images: int) -> list[str]:

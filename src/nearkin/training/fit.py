@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -28,7 +29,7 @@ from nearkin.pace import Pace
 from nearkin.run.data import note_machine
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import PRECISIONS, with_frozen_epochs
+from nearkin.run.settings import PRECISIONS, with_length
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Checkpointer, Files
@@ -273,33 +274,47 @@ def _means(rows: Sequence[Mapping[str, int | float]], names: Iterable[str]) -> l
     return [f"{name.replace('_', ' ')} {mean:.3f}" for name, mean in means.items()]
 
 
-def seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> float:
-    """Estimate how long an epoch takes here, by timing a few steps of a copy of the method."""
-    trial, config = copy.deepcopy(method), replace(config, freeze_epochs=0)  # a usual step
-    optimizer = optimizer_for(trial, config)
+def seconds_per_epoch(config: TrainConfig, method: Method[Any], parts: Sequence[Feed]) -> float:
+    """Estimate how long an epoch takes here, as the mean over equal parts of a training."""
+    return fmean(_seconds_per_epoch(config, method, part) for part in parts)
+
+
+def _seconds_per_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> float:
+    """Time a few steps of a copy of the method."""
+    # A usual step: the backbone learns, whatever the length of the training will be.
+    trial, usual = copy.deepcopy(method), replace(config, epochs=1, freeze_epochs=0)
+    optimizer = optimizer_for(trial, usual)
     laps, before = [], time.perf_counter()
-    trained, fed = sharded(config, trial, optimizer), batches.between(0, TIMED)
-    for _ in training_steps(config, trained, optimizer, fed, start=0, total=TIMED):
+    trained, fed = sharded(usual, trial, optimizer), batches.between(0, TIMED)
+    for _ in training_steps(usual, trained, optimizer, fed, start=0, total=TIMED):
         laps.append(time.perf_counter() - before)
         before = time.perf_counter()
     return median(laps[2:]) * batches.order.steps_per_epoch
 
 
 def with_epochs(
-    config: TrainConfig, method: Method[Any], batches: Feed, spent: float = 0.0
+    config: TrainConfig, method: Method[Any], parts: Sequence[Feed], spent: float = 0.0
 ) -> TrainConfig:
     """Replace --max-time, less the seconds already spent, by a number of epochs.
 
-    It is the same in all processes.
+    It is the same in all processes. Where the number was `auto` as well, it has a limit.
     """
     if not config.max_time:
         return config
     # From here on the length is fixed: schedules depend on it, so a clock may not end the run.
-    pace = broadcast_bytes(repr(seconds_per_epoch(config, method, batches)).encode())
+    pace = broadcast_bytes(repr(seconds_per_epoch(config, method, parts)).encode())
     # The first process's, as it is the one that has been measured.
-    epochs = epochs_within(config.max_time, float(pace), spent)
-    epochs = int(broadcast_bytes(str(epochs).encode()))
-    return with_frozen_epochs(replace(config, epochs=epochs, max_time=""))
+    epochs = int(broadcast_bytes(str(planned_epochs(config, float(pace), spent)).encode()))
+    device = next(method.parameters()).device
+    return with_length(config, epochs, parts[0].order.steps_per_epoch, device)
+
+
+def planned_epochs(config: TrainConfig, epoch_seconds: float, spent: float = 0.0) -> int:
+    """Return the number of epochs of a training that may have a time, a number, or both."""
+    most = math.inf if config.epochs == "auto" else config.epochs
+    if config.max_time:
+        most = min(most, epochs_within(config.max_time, epoch_seconds, spent))
+    return int(most)
 
 
 def epochs_within(duration: str, epoch_seconds: float, spent: float = 0.0) -> int:

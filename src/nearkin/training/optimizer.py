@@ -15,7 +15,8 @@ from nearkin.method import Method, Schedule
 from nearkin.networks.blocks import layer_depths
 from nearkin.networks.branch import Backbone
 
-MOMENTUM = 0.9  # Of all optimizers; the first beta of AdamW
+MOMENTUM = 0.9  # Of SGD and LARS
+BETAS = (0.9, 0.999)  # Of AdamW, and of Muon for what is no matrix
 EPSILON = 1e-8  # Keeps the trust ratio finite where a layer's gradient and weight decay vanish
 
 
@@ -191,7 +192,7 @@ def _risen(warmup: float, start: float, fall: Schedule) -> Schedule:
 def build_optimizer(
     method: Method[Any],
     *,
-    name: Literal["sgd", "lars", "adamw"],
+    name: Literal["sgd", "lars", "adamw", "muon"],
     lr: float,
     weight_decay: float,
     layer_decay: float = 1.0,
@@ -201,9 +202,14 @@ def build_optimizer(
     """Build an optimizer over the parameters of `method` that require gradients.
 
     Each prefix of `method.learning_rates` is a group of its own, which holds its `name` and
-    `peak_lr`. SGD decays everything, as MoCo and SimSiam do. LARS and AdamW leave biases and
-    norm parameters without weight decay, as SimCLR, BYOL and the vision transformers do; with
+    `peak_lr`. SGD decays everything, as MoCo and SimSiam do. The others leave biases and norm
+    parameters without weight decay, as SimCLR, BYOL and the vision transformers do; with
     `vectors`, LARS decays everything too.
+
+    Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) moves matrices by steps with
+    equal singular values, a convolution's weights as a matrix with a row per output channel, and
+    biases, norms and matrices with a side below 4 as NAdamW does. Its steps are as long as usual
+    ones of AdamW (Liu et al. 2025, arXiv:2502.16982, eq. 4), whose learning rates serve here too.
 
     With `layer_decay` below 1, layers of the backbone learn the more slowly the lower they are:
     those at the top at `lr`, each below at `layer_decay` times the rate of the one above it, as
@@ -237,7 +243,13 @@ def build_optimizer(
             return LARS(groups, lr, momentum=MOMENTUM, weight_decay=weight_decay, **lars)
         case "adamw":
             groups = [part for group in groups for part in _by_decay(group, weight_decay)]
-            return torch.optim.AdamW(groups, lr, betas=(MOMENTUM, 0.999), fused=True)
+            return torch.optim.AdamW(groups, lr, betas=BETAS, fused=True)
+        case "muon":
+            from timm.optim import Muon
+
+            groups = [part for group in groups for part in _by_decay(group, weight_decay)]
+            muon: Optimizer = Muon(groups, lr, nesterov=True, betas=BETAS)
+            return muon
 
 
 def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import inspect
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import views_of
-from nearkin.data.batches import Batches
+from nearkin.data.batches import Batches, Feed, Growing
 from nearkin.data.images import Images
 from nearkin.data.order import Order, RepeatedViews
 from nearkin.data.rng import seeded
@@ -29,6 +29,7 @@ from nearkin.methods import method_class
 from nearkin.networks.branch import as_backbone, compile_branches, set_chunk_size
 from nearkin.networks.input_size import patch_size
 from nearkin.networks.lora import merged
+from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Logger
@@ -36,8 +37,10 @@ from nearkin.run.settings import (
     describe,
     known_classes,
     known_labels,
+    length,
     shrunk,
     sources_of,
+    view_sides,
 )
 from nearkin.training.fit import Lead, fit, with_epochs
 from nearkin.training.health import Monitor, verdict
@@ -80,21 +83,25 @@ def train_encoder(
         broadcast_bytes(json.dumps([asdict(config), str(folder.path.resolve())]).encode())
         method, batches = build(config, split.train, device, network, teacher, folder)
         before = time.monotonic()
-        feed = with_teacher(folder, config, batches, teacher, log.progress)
+        parts = parts_of(folder, config, batches, teacher, log.progress)
         spent = time.monotonic() - before
-        if isinstance(feed, CachedTeacher):
-            log.info(f"teacher features of {feed.files} in {spent:.1f} s")
-        config = with_epochs(config, method, feed, spent)
+        if isinstance(parts[0], CachedTeacher):
+            log.info(f"teacher features of {parts[0].files} in {spent:.1f} s")
+        planned, config = config, with_epochs(config, method, parts, spent)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))
-        for line in [describe(config), *shrunk(config, len(split.train))]:
+        for line in [
+            describe(config),
+            *length(planned, config),
+            *shrunk(config, len(split.train)),
+        ]:
             log.info(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         log.info(f"augmented views  {sheet.resolve()}")
         monitor = Monitor(split, config, device, log.progress, view)
         lead = Lead(folder, log, monitor.evaluate, method.metrics)
-        trained = fit(config, method, feed, lead)
+        trained = fit(config, method, growing(config, parts), lead)
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():
         return False
@@ -113,9 +120,27 @@ def run_worker(data: Any, network: nn.Module | None = None) -> RunFolder:
         teacher = open_teacher(folder, config)
         device = choose_device(config.device)
         method, batches = build(config, split.train, device, network, teacher, folder)
-        feed = with_teacher(folder, config, batches, teacher)
-        fit(with_epochs(config, method, feed), method, feed)
+        parts = parts_of(folder, config, batches, teacher)
+        config = with_epochs(config, method, parts)
+        fit(config, method, growing(config, parts))
     return folder
+
+
+def parts_of(
+    folder: RunFolder,
+    config: TrainConfig,
+    batches: Batches,
+    teacher: Encoder | None,
+    on_progress: ProgressCallback = ignore_progress,
+) -> list[Feed]:
+    """Return the batches of each part of a training, whose views have a size of their own."""
+    resized = (batches.resized(side) for side in view_sides(config))
+    return [with_teacher(folder, config, part, teacher, on_progress) for part in resized]
+
+
+def growing(config: TrainConfig, parts: Sequence[Feed]) -> Feed:
+    """Return the batches of a whole training, whose length is known."""
+    return Growing(parts, int(config.epochs) * parts[0].order.steps_per_epoch)
 
 
 def _taken_over(start: Encoder) -> dict[str, Any]:
@@ -159,7 +184,8 @@ def build(
         labels=known_labels(config, images),
         multiple=patch_size(backbone.body),
     )
-    for size in {*batches.sizes} - {int(config.image_size)}:
+    sizes = {size for side in view_sides(config) for size in batches.resized(side).sizes}
+    for size in {*batches.sizes, *sizes} - {int(config.image_size)}:
         as_backbone(backbone.body, size, name=backbone.name)  # multi-crop: tries it
     return method, batches
 

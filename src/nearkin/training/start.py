@@ -23,13 +23,13 @@ from nearkin.networks.lora import add_lora
 from nearkin.networks.recompute import recompute_blocks
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import named_backbone, resolve
+from nearkin.run.settings import named_backbone, resolve, usable_optimizer
 
 MIN_PATCHES: Final = 8
 """Patches along a side that `auto` leaves a transformer; smaller images are enlarged for it."""
 MIN_NATIVE: Final = 64
 """The smallest side in pixels that `auto` gives to a network which divides it by 32."""
-OPTIMIZER_COPIES: Final = {"adamw": 2, "sgd": 1, "lars": 1}
+OPTIMIZER_COPIES: Final = {"adamw": 2, "sgd": 1, "lars": 1, "muon": 1}
 """Numbers that an optimizer keeps for each weight."""
 
 
@@ -120,7 +120,7 @@ def check_memory(config: TrainConfig, device: torch.device, free: int | None = N
     free = free_memory() if free is None else free
     optimizer = config.optimizer
     if optimizer == "auto":
-        optimizer = method_class(config.method).defaults.optimizer
+        optimizer = usable_optimizer(method_class(config.method).defaults, config)
     frozen = config.lora or device.type != "cpu"
     copies = 2 if frozen else 2 + OPTIMIZER_COPIES[optimizer]
     needed = copies * weight_bytes(config.init_from)

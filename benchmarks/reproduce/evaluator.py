@@ -1,0 +1,46 @@
+"""One evaluator for all: the vote of the nearest 200 training images on the test part."""
+
+from typing import Final
+
+import torch
+from torch import nn
+
+from nearkin.data.batches import CenterCrops
+from nearkin.data.images import Images
+from nearkin.data.split import Split
+from nearkin.evaluation.embeddings import Embeddings, embeddings_of, encode_pixels
+from nearkin.evaluation.evaluate import pixel_features
+from nearkin.evaluation.measures import Measure, knn
+
+K: Final = 200
+TEMPERATURE: Final = 0.1
+CPU = torch.device("cpu")
+
+
+def features(network: nn.Module, images: Images, size: int) -> Embeddings:
+    """Encode images in float32, with batch norms in evaluation mode.
+
+    Input is normalized by the means and deviations of ImageNet, which both sides train with.
+    """
+    network.to(memory_format=torch.channels_last)
+    vectors = encode_pixels(network, CenterCrops(images, size), CPU)
+    return embeddings_of(images, vectors.numpy())
+
+
+def accuracy(bank: Embeddings, queries: Embeddings) -> Measure:
+    """Return the kNN accuracy, with an interval over the test images."""
+    return knn(bank, queries, k=K, temperature=TEMPERATURE)
+
+
+def of_network(network: nn.Module, split: Split, size: int) -> Measure:
+    """Measure a network; its bank is the training part, its queries the test part."""
+    return accuracy(*(features(network, part, size) for part in (split.train, split.test)))
+
+
+def of_pixels(split: Split) -> Measure:
+    """Measure raw pixels, less the mean image of the training part."""
+    parts = (split.train, split.test)
+    vectors = pixel_features(parts, 0)
+    return accuracy(
+        *(embeddings_of(part, each.numpy()) for part, each in zip(parts, vectors, strict=True))
+    )

@@ -1,0 +1,186 @@
+"""Write the section of docs/results.md that is made from the rows of docs/results/peers.jsonl.
+
+    python benchmarks/reproduce/table.py
+
+`make docs` calls it. Runs that are planned and not there are shown as not run.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from plan import SEEDED, SIDES, Run, Unit, plan
+
+ROOT: Final = Path(__file__).parents[2]
+RESULTS: Final = Path("docs/results/peers.jsonl")
+PAGE: Final = Path("docs/results.md")
+BEGIN: Final = "<!-- Made by `make docs` from docs/results/peers.jsonl. -->"
+END: Final = "<!-- End of what is made. -->"
+
+DATA: Final = {"cifar10": "CIFAR-10", "fashion": "Fashion-MNIST"}
+FLOORS: Final = {"pixels": "raw pixels", "untrained": "untrained network"}
+NOT_RUN: Final = "not run"
+Row = dict[str, Any]
+
+
+def load(file: Path) -> dict[str, Row]:
+    """Read the rows, by name."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return {row["name"]: row for row in map(json.loads, lines)}
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Format a mean and, of several, their range.
+
+    >>> spread([0.5], ".3f"), spread([0.25, 0.75], ".2f")
+    ('0.500', '0.50 (0.25 to 0.75)')
+    """
+    text = format(fmean(values), form)
+    if len(values) == 1:
+        return text
+    return f"{text} ({min(values):{form}} to {max(values):{form}})"
+
+
+def seeds(count: int) -> str:
+    """Say how many seeds there are.
+
+    >>> seeds(1), seeds(3)
+    ('1 seed', '3 seeds')
+    """
+    return f"{count} seed{'s' * (count > 1)}"
+
+
+def interval(row: Row) -> str:
+    """Format an accuracy with its interval over test images."""
+    return f"{row['knn']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+
+
+def cell(rows: Sequence[Row]) -> str:
+    """Format the accuracy over seeds; of one seed, with its interval over test images."""
+    if not rows:
+        return NOT_RUN
+    if len(rows) == 1:
+        return f"{interval(rows[0])}, 1 seed"
+    return f"{spread([row['knn'] for row in rows], '.3f')}, {seeds(len(rows))}"
+
+
+def difference(sides: Sequence[Sequence[Row]]) -> str:
+    """Format how much better the first side is, seed by seed."""
+    first, second = ({row["seed"]: row["knn"] for row in side} for side in sides)
+    both = [first[seed] - second[seed] for seed in first if seed in second]
+    return spread(both, "+.3f") if both else ""
+
+
+def of_both(sides: Sequence[Sequence[Row]], column: str, form: str) -> str:
+    """Format the means of a column of both sides."""
+    means = [format(fmean(row[column] for row in rows), form) if rows else "-" for rows in sides]
+    return "; ".join(means) if any(sides) else ""
+
+
+def line(name: str, sides: Sequence[Sequence[Row]]) -> list[str]:
+    """Return the cells of a method: accuracies, their difference, epochs and speeds."""
+    accuracies = [cell(rows) for rows in sides]
+    more = [of_both(sides, "epochs", ".1f"), of_both(sides, "images_per_second", ".0f")]
+    return [name, *accuracies, difference(sides), *more]
+
+
+def table(runs: Sequence[Run], rows: dict[str, Row], floors: Iterable[Run]) -> str:
+    """Return the table of the runs of one data set and budget."""
+    header = ["method, network", *SIDES, "difference", "epochs", "images/s"]
+    lines = [header, ["---"] * len(header)]
+    for method, network in dict.fromkeys((run.method, run.network) for run in runs):
+        sides = [
+            [
+                rows[run.name]
+                for run in runs
+                if (run.method, run.network, run.side) == (method, network, side)
+                and run.name in rows
+            ]
+            for side in SIDES
+        ]
+        lines.append(line(f"{method}, {network}", sides))
+    for run in floors:
+        shown = interval(rows[run.name]) if run.name in rows else NOT_RUN
+        network = "" if run.method == "pixels" else f", {run.network}"
+        name = f"{FLOORS[run.method]}{network} (floor)"
+        lines.append([name, shown, *[""] * (len(header) - 2)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def made_with(rows: Sequence[Row]) -> str:
+    """Say on what, by what, and how undisturbed the trainings were."""
+    if not rows:
+        return "None of them has been run."
+    machines = sorted({row["machine"] for row in rows})
+    used = sorted({" ".join(map(" ".join, row["versions"].items())) for row in rows})
+    commits = sorted({row["commit"] for row in rows})
+    timed = [row for row in rows if row["unit"] == "s"]
+    parts = [f"Machine: {'; '.join(machines)}. Versions: {'; '.join(used)}."]
+    parts.append(f"Commits: {', '.join(commits)}.")
+    for clock in sorted({row["clock"] for row in timed}):
+        of = [row for row in timed if row["clock"] == clock]
+        spent = [row["cpu_seconds" if clock == "cpu" else "seconds"] for row in of]
+        share = min(row["cpu_share"] for row in of)
+        parts.append(
+            f"By the {'CPU' if clock == 'cpu' else 'wall'} clock, {len(of)} trainings took "
+            f"{min(spent):.0f} to {max(spent):.0f} s and had {share:.2f} of their core or more."
+        )
+    return "\n".join(parts)
+
+
+def section(rows: dict[str, Row]) -> str:
+    """Return the whole section."""
+    runs = [run for pair in plan() for run in pair]
+    floors = [run for run in runs if run.side == "floor"]
+    trained = [run for run in runs if run.side != "floor"]
+    parts = [INTRODUCTION]
+    groups: dict[tuple[str, float, Unit], list[Run]] = {}
+    for run in trained:
+        groups.setdefault((run.data, run.budget, run.unit), []).append(run)
+    for (data, budget, unit), group in groups.items():
+        each = "seconds of one core each" if unit == "s" else "epochs each"
+        parts.append(f"### {DATA[data]}, {budget:g} {each}")
+        parts.append(table(group, rows, [run for run in floors if run.data == data]))
+    done = [rows[run.name] for run in trained if run.name in rows]
+    parts.append(f"{len(done)} of {len(trained)} trainings are here. {made_with(done)}")
+    return "\n\n".join(parts)
+
+
+INTRODUCTION: Final = f"""\
+    python benchmarks/reproduce/pairs.py OUT --cifar10 cifar10.npz --fashion fashion_mnist.npz
+
+`nearkin train` with its `auto` settings beside [lightly](https://github.com/lightly-ai/lightly)
+with the settings of its own CIFAR-10 benchmark: the same images, the same seconds of one core,
+side by side, one evaluator. `small` is nearkin's small network (1.2 M parameters), on both sides;
+`resnet18` is each side's own ResNet-18 for small images. Each side measures its own speed first
+and sets its schedule for the steps that fit, so both finish it. Imports, opening the data and
+evaluation do not count. nearkin computes in bfloat16 where `auto` does, lightly in float32, as
+its benchmark. Commands and all conditions:
+[benchmarks/reproduce](../benchmarks/reproduce/README.md).
+
+Accuracy is kNN: k 200, temperature 0.1, cosine, bank 50,000 (Fashion-MNIST 60,000), test part
+10,000, last step, nothing chosen by it. Of several seeds, a cell is the mean and, in parentheses,
+the range; of one seed, the value and, in brackets, the 95 % interval over test images, which says
+nothing of other seeds. Differences are between runs of one seed. Of epochs and images per second,
+nearkin's are first. At equal epochs ({", ".join(SEEDED)}) batches and rates are still each
+side's own."""
+
+
+def page(text: str, rows: dict[str, Row]) -> str:
+    """Return the page with the section between its marks made anew."""
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}\n\n{section(rows)}\n\n{END}{after}"
+
+
+def main() -> None:
+    """Write the page."""
+    file = ROOT / PAGE
+    made = page(file.read_text(encoding="utf-8"), load(ROOT / RESULTS))
+    file.write_text(made, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Views that grow during training."""
+
+import numpy as np
+import pytest
+import torch
+
+import nearkin
+from nearkin.config import TrainConfig
+from nearkin.data.augmentations import views_of
+from nearkin.data.batches import Batches, Growing
+from nearkin.data.opening import open_images
+from nearkin.data.order import Order
+from nearkin.errors import UsageError
+
+
+def batches(preset="swav", side=96, size=64):
+    pixels = np.random.default_rng(0).integers(0, 256, (24, side, side, 3), dtype=np.uint8)
+    images = open_images(pixels, cache=False)
+    views = views_of(preset, more=True)[:3]
+    return Batches(
+        images, views, image_size=size, order=Order(24, 8, 0), device=torch.device("cpu")
+    )
+
+
+def sides(feed, start, stop):
+    return [tuple(view.shape[-1] for view in batch.views) for batch in feed.between(start, stop)]
+
+
+def test_each_part_of_training_has_its_size_whichever_step_it_starts_at():
+    made = batches()
+    feed = Growing([made.resized(side) for side in (32, 48, 64)], total=7)
+    whole = [(32, 32, 14)] * 2 + [(48, 48, 21)] * 2 + [(64, 64, 27)] * 3
+    assert sides(feed, 0, 7) == whole
+    for start in range(7):
+        assert sides(feed, start, 7) == whole[start:]
+    assert sides(feed, 1, 4) == whole[1:4]
+    assert feed.order is made.order
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["in memory", "from files"])
+def test_a_smaller_view_shows_what_the_larger_one_shows(small):
+    """Averaged to the same size, the views of both sizes differ by what resampling loses."""
+    made = batches("simclr", *((48, 48) if small else (96, 64)))
+    assert (made.pixels is not None) == small
+    half = made.resized(made.sampler.image_size // 2)
+    for large, little in zip(made.between(0, 3), half.between(0, 3), strict=True):
+        assert large.index.tolist() == little.index.tolist()
+        for a, b in zip(large.views, little.views, strict=True):
+            assert 2 * b.shape[-1] == a.shape[-1]
+            shrunk = torch.nn.functional.avg_pool2d(a, 2)
+            rows = [
+                torch.stack([x.flatten(), y.flatten()]) for x, y in zip(shrunk, b, strict=True)
+            ]
+            alike = torch.stack([torch.corrcoef(row)[0, 1] for row in rows])
+            assert alike.median() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ("big", "--view-sizes big are not pixels; write them as 16,24,32"),
+        ("16,", "--view-sizes 16, are not pixels; write them as 16,24,32"),
+        ("16,4", "--view-sizes 4 is not from 8 to 4096"),
+    ],
+)
+def test_sizes_that_are_none_are_refused(sizes, message):
+    with pytest.raises(UsageError) as refused:
+        TrainConfig(view_sizes=sizes)
+    assert str(refused.value) == message
+
+
+def test_a_run_whose_views_grow_resumes_exactly(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+    settings = {"method": "moco", "batch_size": 16, "backbone": "tiny", "view_sizes": "8,12,16"}
+    whole = nearkin.train(pixels, out=tmp_path / "whole", epochs=3, save_every=5, **settings)
+    assert whole.summary["image_size"] == 16
+    for late in (tmp_path / "whole" / "checkpoints").glob("*12.pt"):
+        late.unlink()
+    for made in ("summary.json", "encoder.safetensors"):
+        content = (tmp_path / "whole" / made).read_bytes()
+        (tmp_path / made).write_bytes(content)
+        (tmp_path / "whole" / made).unlink()
+    nearkin.train(pixels, out=tmp_path / "whole", epochs=3, save_every=5, resume=True, **settings)
+    assert (tmp_path / "whole" / "encoder.safetensors").read_bytes() == (
+        tmp_path / "encoder.safetensors"
+    ).read_bytes()
+    text = (tmp_path / "whole" / "train.log").read_text()
+    assert "views of 8,12,16 px" in text
