@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nearkin.distributed import threads_for
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -32,7 +33,8 @@ def fit_path(
     def logits() -> Tensor:
         return x @ weight + bias
 
-    fits = regularized_path(logits, y, [weight], bias, strengths, STEPS)
+    with threads_for(x.numel()):
+        fits = regularized_path(logits, y, [weight], bias, strengths, STEPS)
     return [(weight, bias) for weight, bias in fits]
 
 

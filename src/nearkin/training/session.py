@@ -80,7 +80,7 @@ def train_encoder(
         spent = time.monotonic() - before
         if isinstance(feed, CachedTeacher):
             log.info(f"teacher features of {feed.files} in {spent:.1f} s")
-        config = with_epochs(config, method, feed, spent)
+        config = with_epochs(config, method, feed, spent, log)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))
