@@ -27,7 +27,6 @@ from nearkin.methods import method_class
 from nearkin.networks.branch import as_backbone, compile_branches, set_chunk_size
 from nearkin.networks.input_size import patch_size
 from nearkin.networks.lora import merged
-from nearkin.networks.strided import without_spinning
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.folder import RunFolder, data_name
 from nearkin.run.reporter import Logger
@@ -142,7 +141,6 @@ def build(
         backbone = starting_backbone(config, network, folder)
         method: Method[Any] = cls(backbone, **counts, **config.options)
     method = method.to(device).to(memory_format=torch.channels_last)
-    without_spinning(method)
     if config.chunk_size:
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
     order = Order(len(images), int(config.batch_size), config.seed)
