@@ -7,8 +7,11 @@ The commands of the command line are functions, with the same names and defaults
 
 The parts work alone: `nearkin.objectives`, `nearkin.memory`, `nearkin.methods`,
 `nearkin.transforms` and the other modules are imported when they are first used.
+
+Importing it lets threads sleep while they wait for each other; see docs/reliability.md.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +46,11 @@ if TYPE_CHECKING:
     from nearkin.data.views import View as View
     from nearkin.encoders.encoder import load as load
     from nearkin.method import Method as Method
+
+# Threads that spin while they wait take the cores of other work. The libraries read these when
+# they are loaded, here or in a process that is started from here.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch, scikit-learn
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # numpy, scipy: 2^4 cycles, the least
 
 _MODULES = (
     "data", "evaluation", "memory", "methods", "networks", "objectives", "testing", "training",

@@ -28,8 +28,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; see docs/exit-codes.md."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names that its encoding cannot spell
-    # Threads that spin while they wait take the cores of other work; read when torch loads OpenMP.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         with _unwound_by_signals():
             _answer(sys.argv[1:] if arguments is None else arguments)

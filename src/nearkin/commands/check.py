@@ -1,7 +1,7 @@
 """`nearkin check`: counts, sizes, duplicates and proposed settings, before training."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,11 +20,33 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import knn
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.run.settings import describe, resolve, view_sides
-from nearkin.training.fit import planned_epochs, seconds_per_epoch
+from nearkin.training.fit import planned_epochs, time_epoch
 from nearkin.training.session import build
 
 TIMED_BATCH = 32  # for large images, where measuring a full batch takes minutes
 MAX_THUMBNAILS = 2_000  # sampled images by which effects of augmentation are estimated
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a training takes on this machine, about."""
+
+    epochs: int  # That are planned at the speed that was measured
+    hours: float  # At that speed
+    hours_alone: float  # Without other processes
+    busy: str  # What these do, if that makes a difference
+    megabytes: float  # Of disk
+
+    def lines(self) -> list[str]:
+        """Return lines of text, for people."""
+        lines = [f"about {_time(self.hours)}, {self.megabytes:.0f} MB of disk"]
+        if self.busy:
+            lines.append(f"busy: {self.busy}; alone about {_time(self.hours_alone)}")
+        return lines
+
+
+def _time(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 1 else f"{max(1, round(hours * 60))} min"
 
 
 @dataclass(frozen=True)
@@ -36,8 +58,7 @@ class DataReport:
     near: int
     warnings: tuple[str, ...]
     proposal: str  # The settings of `auto`, or why there are none, if training is impossible
-    hours: float | None
-    megabytes: float | None
+    cost: Cost | None  # Of that training
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -53,8 +74,7 @@ class DataReport:
             "near_duplicates": self.near,
             "warnings": list(self.warnings),
             "proposal": self.proposal,
-            "hours": self.hours,
-            "megabytes": self.megabytes,
+            **(asdict(self.cost) if self.cost else dict.fromkeys(Cost.__annotations__)),
         }
 
     def lines(self) -> list[str]:
@@ -74,11 +94,8 @@ class DataReport:
             *(f"warning     {warning}" for warning in self.warnings),
             f"proposal    {self.proposal}",
         ]
-        if self.hours is not None:
-            minutes = f"{max(1, round(self.hours * 60))} min"
-            time = f"{self.hours:.1f} hours" if self.hours >= 1 else minutes
-            lines.append(f"            about {time}, {self.megabytes:.0f} MB of disk")
-        return lines
+        cost = self.cost.lines() if self.cost else []
+        return [*lines, *(f"            {line}" for line in cost)]
 
 
 def _range(values: np.ndarray) -> tuple[int, int, int]:
@@ -112,33 +129,33 @@ def check(
     copies = duplicates(images, on_progress)
     warnings = duplicate_warnings(copies.num_exact, "exact", images)
     warnings += duplicate_warnings(copies.num_near, "near", images)
-    hours, megabytes = None, None
+    estimate = None
     try:
         device = choose_device("auto")
         config = resolve(TrainConfig(), images, device)
-        epochs, hours, megabytes = cost(config, images, device)
+        estimate = cost(config, images, device)
         warnings += augmentation_warnings(images, config.augment)
-        proposal = describe(replace(config, epochs=epochs))
+        proposal = describe(replace(config, epochs=estimate.epochs))
     except NearkinError as error:
         proposal = f"none: {error}"
     return DataReport(
-        images, copies.num_exact, copies.num_near, tuple(warnings), proposal, hours, megabytes
+        images, copies.num_exact, copies.num_near, tuple(warnings), proposal, estimate
     )
 
 
-def cost(config: TrainConfig, images: Images, device: torch.device) -> tuple[int, float, float]:
-    """Estimate the epochs and hours of a run on this machine, and its megabytes of disk."""
+def cost(config: TrainConfig, images: Images, device: torch.device) -> Cost:
+    """Estimate what a run takes on this machine, by timing a few steps."""
     batch = int(config.batch_size)
     batch = batch if images.is_small else min(TIMED_BATCH, batch)
     timed = replace(config, batch_size=batch, workers=0, cache="off")
     method, batches = build(timed, images, device)
-    parts = [batches.resized(side) for side in view_sides(timed)]
-    epoch_seconds = seconds_per_epoch(timed, method, parts)
-    epochs = planned_epochs(config, epoch_seconds)
+    epoch = time_epoch(timed, method, [batches.resized(side) for side in view_sides(timed)])
+    epochs = planned_epochs(config, epoch.seconds)
+    hours, alone = (each * epochs / 3600 for each in (epoch.seconds, epoch.alone))
     weights = sum(tensor.nbytes for tensor in method.state_dict().values())
     features = 4 * method.backbone.feature_dim * len(images)
     copies = 3 * 3  # the newest three checkpoints, each with the optimizer's two moments
-    return epochs, epochs * epoch_seconds / 3600, (copies * weights + features) / 1e6
+    return Cost(epochs, hours, alone, epoch.busy, (copies * weights + features) / 1e6)
 
 
 def augmentation_warnings(images: Images, augment: Augment) -> list[str]:

@@ -4,13 +4,14 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from nearkin.distributed.ranks import rank_info
@@ -19,6 +20,11 @@ from nearkin.pace import count
 
 STAGED: Final = 2**16
 """Bytes that CUDA copies at once. A larger tensor has to be pinned for an asynchronous copy."""
+
+LITTLE: Final = 2**19
+"""Values of a matrix up to which two threads multiply it hardly faster than one.
+
+Measured by L-BFGS on 10 and on 99 classes, in CPU time of the main thread; docs/benchmarks.md."""
 
 
 WORD: Final = 8  # Bytes at whose multiples arrays start that are copied together
@@ -99,7 +105,7 @@ def available_cpus() -> int:
 
     A container often may use a fraction of the machine's; a quota is rounded up.
     """
-    cpus = len(_affinity()) or os.cpu_count() or 1
+    cpus = len(bound_cpus()) or os.cpu_count() or 1
     quota = cpu_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
     return max(1, math.ceil(min(cpus, quota)))
 
@@ -119,7 +125,7 @@ def cpu_affinity(threads: int, rank: int, ranks: int) -> Iterator[None]:
     Threads are not bound where there is a GPU.
     """
     before = torch.get_num_threads()
-    cpus = [] if torch.cuda.is_available() else sorted(_affinity())
+    cpus = [] if torch.cuda.is_available() else sorted(bound_cpus())
     first, end = rank * len(cpus) // ranks, (rank + 1) * len(cpus) // ranks
     torch.set_num_threads(threads)
     _bind(cpus[first : max(first + 1, end)])
@@ -130,7 +136,16 @@ def cpu_affinity(threads: int, rank: int, ranks: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _affinity() -> set[int]:
+def threads_for(size: int) -> AbstractContextManager[Any]:
+    """Compute with one thread in a `with` block, if it is about a matrix of few values.
+
+    For work of many short products, such as k-means. Threads that meet after each of them gain
+    little on an idle machine, and on a busy one wait for the one that has no core.
+    """
+    return threadpool_limits(1) if size <= LITTLE else nullcontext()
+
+
+def bound_cpus() -> set[int]:
     """Numbers of the CPUs that this process is bound to; none outside of Linux."""
     return os.sched_getaffinity(0) if sys.platform == "linux" else set()
 

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from nearkin.distributed import threads_for
 from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.measures.fewshot import (
@@ -375,10 +376,11 @@ def clusters(test: Embeddings, *, seed: int) -> list[Measure]:
     k = len(np.unique(test.labels))
     if k < 2:
         raise DataError("clusters need labeled test images of two classes or more")
-    with warnings.catch_warnings():  # collapsed features have fewer points than clusters
+    kmeans, x = KMeans(k, n_init=10, random_state=seed), compact(test.tensor)
+    with warnings.catch_warnings(), threads_for(x.size):
+        # Collapsed features have fewer points than clusters.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        kmeans = KMeans(k, n_init=10, random_state=seed)
-        assigned = kmeans.fit_predict(compact(test.tensor)).astype(np.int64)
+        assigned = kmeans.fit_predict(x).astype(np.int64)
     protocol = (
         f"k-means of {len(test)} test images, k {k} (the number of classes), 10 starts, "
         f"unit features, {min(test.vectors.shape[1], WIDEST)} dimensions; "

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nearkin.distributed import threads_for
 from nearkin.errors import DataError
 from nearkin.objectives import unit
 from nearkin.types import UNKNOWN
@@ -85,7 +86,8 @@ def constrained_kmeans(
     rows = _Rows(x, label, k)
     generator = np.random.default_rng(seed)
     attempts = (_descend(rows, _start(rows, generator), most) for _ in range(starts))
-    best = min(attempts, key=lambda clustering: clustering.inertia)
+    with threads_for(x.size):
+        best = min(attempts, key=lambda clustering: clustering.inertia)
     return Clustering(best.cluster, best.centers + middle, best.inertia)
 
 

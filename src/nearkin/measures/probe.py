@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nearkin.distributed import threads_for
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
@@ -30,24 +31,25 @@ def fit_path(
     the principal directions, each scaled by the curvature that is expected along it: the optimum
     is the same, and a few dozen steps find it instead of hundreds.
     """
-    variances, directions = _principal_directions(x)
-    weight, fits = x.new_zeros(num_classes, x.shape[1]), []
-    bias = x.new_zeros(num_classes, requires_grad=True)
-    for strength in strengths:
-        curvature = variances * (num_classes - 1) / num_classes**2 + 1 / (strength * len(x))
-        scaled = (weight @ directions * curvature.sqrt()).requires_grad_()
-        basis = (directions / curvature.sqrt()).T
+    with threads_for(x.numel()):
+        variances, directions = _principal_directions(x)
+        weight, fits = x.new_zeros(num_classes, x.shape[1]), []
+        bias = x.new_zeros(num_classes, requires_grad=True)
+        for strength in strengths:
+            curvature = variances * (num_classes - 1) / num_classes**2 + 1 / (strength * len(x))
+            scaled = (weight @ directions * curvature.sqrt()).requires_grad_()
+            basis = (directions / curvature.sqrt()).T
 
-        # A row per class: torch is several times faster with the gradient of these.
-        def logits(scaled: Tensor = scaled, basis: Tensor = basis) -> Tensor:
-            return F.linear(x, scaled @ basis, bias)
+            # A row per class: torch is several times faster with the gradient of these.
+            def logits(scaled: Tensor = scaled, basis: Tensor = basis) -> Tensor:
+                return F.linear(x, scaled @ basis, bias)
 
-        def squares(scaled: Tensor = scaled, basis: Tensor = basis) -> Tensor:
-            return (scaled @ basis).square().sum()
+            def squares(scaled: Tensor = scaled, basis: Tensor = basis) -> Tensor:
+                return (scaled @ basis).square().sum()
 
-        minimize(logits, y, squares, [scaled, bias], strength=strength, steps=STEPS)
-        weight = (scaled @ basis).detach()
-        fits.append((weight.T, bias.detach().clone()))
+            minimize(logits, y, squares, [scaled, bias], strength=strength, steps=STEPS)
+            weight = (scaled @ basis).detach()
+            fits.append((weight.T, bias.detach().clone()))
     return fits
 
 

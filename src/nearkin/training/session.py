@@ -88,7 +88,7 @@ def train_encoder(
         spent = time.monotonic() - before
         if isinstance(parts[0], CachedTeacher):
             log.info(f"teacher features of {parts[0].files} in {spent:.1f} s")
-        planned, config = config, with_epochs(config, method, parts, spent)
+        planned, config = config, with_epochs(config, method, parts, spent, log)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))
