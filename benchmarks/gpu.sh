@@ -14,17 +14,17 @@
 # What must outlive a call lies in $STATE, outside of the checkout, and trainings are processes of
 # their own there: started again, they continue. Every line has its own time limit and may fail.
 #
-# Variables: PYTHON, DEVICE (cuda), OUT, STATE, DATA (CIFAR-10), RECIPES (simclr moco_symmetric),
+# Variables: PYTHON, DEVICE (cuda), OUT, STATE, DATA (CIFAR-10), RECIPES (simclr_lightly moco_symmetric),
 # COMPILE (auto, or as call 1 favors), TRAIN (more arguments of `nearkin train`), BATCH (512), ROUNDS
 # (3), METHODS of call 3 (all), MINUTES of calls 2 and 3 (9), SLOWER (1: a factor of all limits, for a
-# rehearsal with DEVICE=cpu). If the machine is lost: RECIPES=simclr TRAIN="--epochs 100".
+# rehearsal with DEVICE=cpu). If the machine is lost: RECIPES=simclr_lightly TRAIN="--epochs 100".
 set -u
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 device=${DEVICE:-cuda}
 out=${OUT:-gpu/out}
 state=${STATE:-/tmp/nearkin-gpu}
-recipes=${RECIPES:-simclr moco_symmetric}
+recipes=${RECIPES:-simclr_lightly moco_symmetric}
 batch=${BATCH:-512}
 rounds=${ROUNDS:-3}
 runs=$state/runs
@@ -65,8 +65,13 @@ call_1() { # 530 s at most
 start() { # RECIPE: trains it in a session of its own, which the end of the call does not end
     local run=$runs/$1
     rm -f "$run.code"
-    # shellcheck disable=SC2086  (TRAIN is several arguments)
-    setsid nohup bash -c 'run=$1; shift; "$@"; echo $? >"$run.code"' train "$run" \
+    # Some papers have measured the embedding: the head of such a recipe says so.
+    local embedding=
+    tr -d '#\n' <"recipes/cifar10/$1.toml" | tr -s ' ' | grep -q -e '--features embedding' &&
+        embedding="$python -m nearkin evaluate $run --features embedding"
+    # shellcheck disable=SC2016,SC2086  (the inner shell expands; TRAIN is several arguments)
+    setsid nohup bash -c 'run=$1 after=$2; shift 2; "$@" && $after; echo $? >"$run.code"' \
+        train "$run" "$embedding" \
         "$python" -m nearkin train "${DATA:-$state/cifar10.npz}" --config "recipes/cifar10/$1.toml" \
         --device "$device" --compile "${COMPILE:-auto}" --out "$run" --resume --no-report ${TRAIN:-} \
         >>"$run.log" 2>&1 </dev/null &
