@@ -100,7 +100,7 @@ follow() { # SECONDS: waits until all trainings have ended, or until so late in 
 
 results() { # what is small of every run, as one file
     (cd "$runs" && tar czf - --ignore-failed-read -- *.log \
-        */{metrics.csv,summary.json,config.toml,machine.json,train.log} 2>/dev/null) >"$out/runs.tar.gz"
+        */{metrics.csv,{summary,evaluation,machine}.json,config.toml,train.log} 2>/dev/null) >"$out/runs.tar.gz"
     limited 30 "$python" benchmarks/recipes.py "$runs"
 }
 
