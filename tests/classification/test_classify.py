@@ -90,7 +90,7 @@ def measured(out: Path, name: str) -> float:
 @pytest.mark.parametrize("layers", TRAININGS)
 def test_every_training_learns_digits(runs, layers):
     # Six steps of fine-tuning are enough to be far from chance, not to be good.
-    least = 0.75 if layers in ("linear", "attentive") else 0.3
+    least = 0.75 if layers in ("linear", "attentive") else 0.2
     assert measured(runs[layers], "accuracy") > least
     assert measured(runs[layers], "balanced accuracy") > least - 0.05
     assert len(rows(runs[layers] / "assignments.csv")) == 60
@@ -123,16 +123,16 @@ def test_fine_tuning_leaves_the_other_parts_as_they_are(runs, encoder):
     before, after = load_file(encoder), load_file(runs["last:1"] / "encoder.safetensors")
     trained = {name for name, x in after.items() if not torch.equal(x, before[name])}
     assert trained
-    assert all(name.startswith("3.") for name in trained)
+    assert all(name.startswith("6.") for name in trained)
     assert "trained the last block of the encoder" in (runs["last:1"] / "report.html").read_text()
 
 
 def test_low_layers_learn_the_more_slowly_the_smaller_the_decay(runs, data, encoder, tmp_path):
     """The lowest layer learns at .75 to the power of its depth, or at a tenth to that power."""
     slow = run(data, encoder, tmp_path / "run", "all", layer_decay=0.1)
-    before = load_file(encoder)["0.0.weight"]
+    before = load_file(encoder)["0.weight"]
     moved = {
-        out: (load_file(out / "encoder.safetensors")["0.0.weight"] - before).abs().mean().item()
+        out: (load_file(out / "encoder.safetensors")["0.weight"] - before).abs().mean().item()
         for out in (runs["all"], slow)
     }
     assert 0 < moved[slow] < moved[runs["all"]] / 20
@@ -282,7 +282,7 @@ def test_one_image_of_each_class_is_enough(data, encoder, tmp_path):
         (
             ("--from", "ENCODER", "--train-layers", "last:99"),
             2,
-            "tiny has 3 blocks; give at most last:3",
+            "tiny has 2 blocks; give at most last:2",
         ),
         (
             ("--from", "ENCODER", "--train-layers", "first"),

@@ -112,7 +112,7 @@ def test_without_images_nothing_is_written(tmp_path):
 
 def test_hostile_names_of_images_and_classes_stay_inside_the_folder(tmp_path):
     names = sorted(HOSTILE, key=lambda name: name.encode("utf-8", "surrogateescape"))
-    pixels = np.arange(len(names), dtype=np.uint8)[:, None, None].repeat(2, 1).repeat(2, 2)
+    pixels = np.arange(len(names), dtype=np.uint8)[:, None, None, None].repeat(2, 1).repeat(2, 2)
     rows = {name: row for row, name in enumerate(names)}
     images = replace(open_images(pixels), names=tuple(names), source=Arrays(pixels, rows))
     for number, classes in enumerate((["", *names[1:]], ["cat"] * len(names))):

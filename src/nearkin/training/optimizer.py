@@ -210,6 +210,8 @@ def build_optimizer(
     equal singular values, a convolution's weights as a matrix with a row per output channel, and
     biases, norms and matrices with a side below 4 as NAdamW does. Its steps are as long as usual
     ones of AdamW (Liu et al. 2025, arXiv:2502.16982, eq. 4), whose learning rates serve here too.
+    They are computed in bfloat16: another number of processes or threads changes them by up to a
+    percent, where it changes other optimizers' steps by rounding in float32.
 
     With `layer_decay` below 1, layers of the backbone learn the more slowly the lower they are:
     those at the top at `lr`, each below at `layer_decay` times the rate of the one above it, as
