@@ -9,28 +9,26 @@ import copy
 import json
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nearkin.config import TrainConfig
 from nearkin.data.augmentations import augmentation
-from nearkin.data.batches import Batches, CenterCrops
+from nearkin.data.batches import CenterCrops, Feed, Growing
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.data.rng import permutation
 from nearkin.evaluation.embeddings import encode_pixels
 from nearkin.evaluation.measures import num_neighbors, predict
 from nearkin.method import Method
-from nearkin.run.settings import resolve
+from nearkin.run.settings import resolve, view_sides
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.session import build
-from nearkin.types import Batch
 
 CPU = torch.device("cpu")
 BANK = 15_000  # Training images, at most, by which images are recognized
@@ -81,48 +79,20 @@ def with_views(config: TrainConfig, trial: dict[str, Any]) -> TrainConfig:
     return replace(config, augment=views)
 
 
-class GrowingViews:
-    """Batches whose views have a side of their own at every step."""
-
-    def __init__(self, batches: Batches, sides: list[int]) -> None:
-        self.sides, self.total, self.order = sides, 0, batches.order
-        self.by_side = {side: with_side(batches, side) for side in set(sides)}
-
-    def between(self, start: int, stop: int) -> Iterator[Batch]:
-        """The batches of the steps, each of the side whose turn it is."""
-        for step in range(start, stop):
-            side = self.sides[step * len(self.sides) // self.total]
-            yield from self.by_side[side].between(step, step + 1)
-
-
-def with_side(batches: Batches, side: int) -> Batches:
-    """The same batches with views of another side; the blur is scaled with it."""
-    sized = batches.enlarged(side, batches.order)
-    sized.sampler.source = batches.sampler.source
-    return sized
-
-
 def steps_within(
-    seconds: float, config: TrainConfig, method: Method[Any], feed: GrowingViews
+    seconds: float, config: TrainConfig, method: Method[Any], parts: Sequence[Feed]
 ) -> int:
-    """Return how many steps fit into CPU seconds, from the time of a few steps of each side."""
+    """Return how many steps fit into CPU seconds, from the time of a few steps of each part."""
     costs = []
-    for side in feed.sides:
+    for part in parts:
         trial, laps, before = copy.deepcopy(method), [], time.process_time()
         optimizer = optimizer_for(trial, replace(config, freeze_epochs=0))
-        batches = feed.by_side[side].between(0, TIMED)
+        batches = part.between(0, TIMED)
         for _ in training_steps(config, trial, optimizer, batches, start=0, total=TIMED):
             laps.append(time.process_time() - before)
             before = time.process_time()
         costs.append(min(laps))  # the others were slowed down by other work
     return max(2, int(seconds / (sum(costs) / len(costs))))
-
-
-@torch.no_grad()
-def average(mean: list[Tensor], method: Method[Any], weight: float) -> None:
-    """Move an average of the backbone's weights and buffers towards them."""
-    for kept, now in zip(mean, method.backbone.state_dict().values(), strict=True):
-        kept.lerp_(now, weight) if kept.is_floating_point() else kept.copy_(now)
 
 
 def accuracy(method: Method[Any], config: TrainConfig, train: Images, held_out: Images) -> float:
@@ -142,29 +112,20 @@ def run(trial: dict[str, Any], folder: Path) -> dict[str, Any]:
     train, held_out = open_pool(trial["data"], folder)
     config = resolve(settings_of(trial), train, CPU)
     config = with_views(replace(config, freeze_epochs=0), trial)
-    before, began = time.monotonic(), time.process_time()
+    before = time.monotonic()
     method, batches = build(config, train, CPU)
-    size = int(config.image_size)
-    feed = GrowingViews(batches, [round(size * share) for share in trial.get("grow", [1.0])])
-    total = feed.total = trial.get("steps") or TIMED
-    if "steps" not in trial:
-        total = feed.total = steps_within(trial["seconds"], config, method, feed)
-    optimizer = optimizer_for(method, config)
-    weight = 1 - trial.get("average", 0.0)
-    mean = [tensor.clone() for tensor in method.backbone.state_dict().values()]
+    parts = [batches.resized(side) for side in view_sides(config)]
+    total = steps_within(trial["seconds"], config, method, parts)
+    optimizer, feed = optimizer_for(method, config), Growing(parts, total)
     losses, began = [], time.process_time()
-    batches_fed = feed.between(0, total)
-    for _, step in training_steps(config, method, optimizer, batches_fed, start=0, total=total):
+    for _, step in training_steps(
+        config, method, optimizer, feed.between(0, total), start=0, total=total
+    ):
         losses.append(step.loss.item())
-        average(mean, method, weight) if weight < 1 else None
     spent = time.process_time() - began
-    scores = {"knn": accuracy(method, config, train, held_out)}
-    if weight < 1:
-        for kept, own in zip(mean, method.backbone.state_dict().values(), strict=True):
-            own.copy_(kept)
-        scores["knn_average"] = accuracy(method, config, train, held_out)
     images = total * int(config.batch_size)
-    return scores | {
+    return {
+        "knn": accuracy(method, config, train, held_out),
         "steps": total,
         "epochs": round(images / len(train), 2),
         "cpu_seconds": round(spent, 1),
@@ -172,6 +133,9 @@ def run(trial: dict[str, Any], folder: Path) -> dict[str, Any]:
         "images_per_second": round(images / spent, 1),
         "loss": round(float(np.mean(losses[-20:])), 4),
         "backbone": config.backbone,
+        "image_size": config.image_size,
+        "view_sizes": config.view_sizes,
+        "augment": trial.get("augment", "auto"),
         "lr_used": config.lr,
     }
 

@@ -1,12 +1,15 @@
-"""The trials of each stage of the search, in the order of their choice; see docs/lab.md."""
+"""The trials of each stage of the search, in the order of their choice; see docs/lab.md.
+
+What stages 1 to 4 compared has been taken over; they are in the history, at the commits of their
+rows. Settings are those of `TrainConfig`; `option.X` is an option of the method, and `view.X` a
+field of all views.
+"""
 
 from typing import Any
 
 Trial = dict[str, Any]
 
 NETWORKS = "benchmarks/search/networks.py:"
-EARLY: Trial = {"backbone": NETWORKS + "early_avg"}
-MUON: Trial = {"optimizer": "muon", "lr": 0.004}
 
 
 def trials(base: Trial, changes: list[Trial]) -> list[Trial]:
@@ -14,58 +17,112 @@ def trials(base: Trial, changes: list[Trial]) -> list[Trial]:
     return [{**base, **change} for change in changes]
 
 
-CIFAR: Trial = {"data": "cifar10", "method": "simclr", "average": 0.98}
-COUNTED: Trial = {"steps_by": "fastest"}
-"""Steps are counted by the fastest of some: since stage 2, see docs/lab.md."""
-
-GROW: Trial = {"grow": [0.75]}
+SHORT: Trial = {"seconds": 180}
+CIFAR: Trial = SHORT | {"data": "cifar10"}
+FASHION: Trial = SHORT | {"data": "fashion", "method": "simclr"}
+CALTECH: Trial = {"seconds": 540, "data": "caltech99", "method": "simclr"}
+MUON: Trial = {"optimizer": "muon", "lr": 0.004}
+CROP: Trial = {"augment": "simsiam_cifar"}
+TAKEN: Trial = MUON | CROP  # What SimCLR gained from
 
 STAGES: dict[str, list[Trial]] = {
-    "1": trials(
-        CIFAR | {"seconds": 180},
+    "moco": trials(
+        CIFAR | {"method": "moco"},
         [
             {},
-            {"grow": [0.75]},
+            TAKEN,
+            TAKEN | {"option.momentum": 0.99},
+            TAKEN | {"option.momentum": 0.99, "option.symmetric": True},
+            TAKEN | {"option.momentum": 0.99, "option.queue_size": 4096},
+            TAKEN | {"option.momentum": 0.99, "option.temperature": 0.1},
+        ],
+    ),
+    "byol": trials(
+        CIFAR | {"method": "byol"},
+        [
+            {},
             MUON,
-            {"grow": [0.5, 0.75, 1.0]},
-            {"view.scale": [0.2, 1.0]},
-            EARLY,
+            TAKEN,
+            TAKEN | {"lr": 0.01},
+            TAKEN | {"lr": 0.002},
+            TAKEN | {"option.momentum": 0.97},
         ],
     ),
-    "2": trials(
-        CIFAR | COUNTED | {"seconds": 180},
+    "simsiam": trials(
+        CIFAR | {"method": "simsiam"},
+        [{}, TAKEN, TAKEN | {"lr": 0.01}, TAKEN | {"lr": 0.002}, TAKEN | {"option.dim": 256}],
+    ),
+    "nnclr": trials(
+        CIFAR | {"method": "nnclr"},
         [
             {},
-            EARLY,
-            EARLY | MUON,
-            EARLY | MUON | {"grow": [0.75]},
-            EARLY | MUON | {"lr": 0.01},
-            EARLY | MUON | {"view.scale": [0.2, 1.0]},
+            MUON,
+            TAKEN,
+            TAKEN | {"option.temperature": 0.1},
+            TAKEN | {"option.support_size": 4096},
+            TAKEN | {"option.predictor_dim": 256, "option.hidden_dim": 256},
         ],
     ),
-    "3": trials(
-        CIFAR | COUNTED | EARLY | MUON | GROW | {"seconds": 180},
+    "swav": trials(
+        CIFAR | {"method": "swav"},
         [
-            {"grow": [0.5, 0.75]},
-            {"grow": [0.5]},
-            {"view.scale": [0.2, 1.0]},
-            {"batch_size": 128},
-            {"lr": 0.01},
-            {"batch_size": 512},
-            {"option.temperature": 0.1},
-            {"option.temperature": 0.3},
-            {"backbone": NETWORKS + "early_max"},
-            {"backbone": NETWORKS + "late_avg"},
-            {"backbone": NETWORKS + "early24"},
-            {"backbone": NETWORKS + "early512"},
-            {"weight_decay": 0.3},
-            {"warmup": 0.02},
-            {"option.last_norm": True},
-            {"view.jitter": 0.4},
+            {},
+            MUON,
+            TAKEN,
+            TAKEN | {"lr": 0.01},
+            TAKEN | {"option.queue_size": 0},
+            TAKEN | {"option.num_prototypes": 1000},
         ],
     ),
-    "4": trials(
-        CIFAR | COUNTED | EARLY | MUON | GROW | {"seconds": 1620, "view.scale": [0.2, 1.0]},
-        [{}, {"backbone": NETWORKS + "early48"}, {"grow": [0.5, 0.75]}, {"batch_size": 128}],
+    "instdisc": trials(
+        CIFAR | {"method": "instdisc"},
+        [
+            {},
+            MUON,
+            TAKEN,
+            TAKEN | {"option.temperature": 0.2},
+            TAKEN | {"option.momentum": 0.0},
+            TAKEN | {"batch_size": 128},
+        ],
+    ),
+    "simclr": trials(
+        CIFAR | {"method": "simclr"},
+        [
+            {},
+            {"lr": 0.01},
+            {"option.temperature": 0.1},
+            {"batch_size": 128},
+            {"batch_size": 128, "lr": 0.01},
+            {"view_sizes": "16,24"},
+        ],
+    ),
+    "fashion": trials(
+        FASHION,
+        [
+            {},
+            CROP,
+            CROP | {"view.scale": [0.4, 1.0]},
+            CROP | {"view.scale": [0.4, 1.0], "view.flip": 0.0},
+            {"augment": "simclr_cifar"},
+            {"view_sizes": "28"},
+        ],
+    ),
+    "caltech": trials(
+        CALTECH,
+        [
+            {
+                "image_size": 48,
+                "view_sizes": "48",
+                "backbone": "small",
+                "augment": "simsiam_cifar",
+            },
+            {"image_size": 64, "backbone": "small"},
+            {"image_size": 64, "view_sizes": "48", "backbone": "small"},
+            {"image_size": 64, "view_sizes": "64", "backbone": NETWORKS + "photo3"},
+            {"image_size": 64, "view_sizes": "48", "backbone": NETWORKS + "small4"},
+            {"image_size": 96, "view_sizes": "64", "backbone": NETWORKS + "photo4"},
+            {"image_size": 96, "view_sizes": "64,96", "backbone": NETWORKS + "photo4"},
+            {},
+        ],
     ),
 }
