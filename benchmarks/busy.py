@@ -1,11 +1,12 @@
 """`nearkin train` and `nearkin evaluate` beside processes that compute without a pause.
 
-    python benchmarks/busy.py [--rounds 5] [--cpus 2] [--others 2,4] [--images 1200] [--epochs 3]
+    python benchmarks/busy.py [--rounds 3] [--cpus 2] [--others 2,4] [--images 1200] [--epochs 3]
+        [--spinning]
 
 Each command runs alone and beside others of the same priority, all on the first `--cpus` CPUs, in
 turns; by the clock, imports included. The median of each is compared with that alone. With
-threads that spin while they wait, as without nearkin's own setting of OMP_WAIT_POLICY and
-OPENBLAS_THREAD_TIMEOUT, the commands run alone and beside the fewest others. Nothing else may run.
+`--spinning`, the commands also run with threads that spin while they wait, as without nearkin's
+own setting of OMP_WAIT_POLICY and OPENBLAS_THREAD_TIMEOUT. Nothing else may run.
 """
 
 import argparse
@@ -59,24 +60,25 @@ def run(words: list[str], others: int, changed: dict[str, str]) -> None:
         subprocess.run(command, env=kept | changed, check=True, stdout=subprocess.DEVNULL)
 
 
-def ways(words: list[str], others: list[int]) -> dict[str, Callable[[], None]]:
+def ways(words: list[str], others: list[int], spinning: bool) -> dict[str, Callable[[], None]]:
     """Return the variants of a command, the first of which is alone."""
-    named = {f"beside {count}": partial(run, words, count, {}) for count in others}
-    spinning = {
-        "alone, spinning": partial(run, words, 0, SPINNING),
-        f"beside {min(others)}, spinning": partial(run, words, min(others), SPINNING),
+    kinds = {"": {}, ", spinning": SPINNING} if spinning else {"": {}}
+    return {
+        (f"beside {count}" if count else "alone") + kind: partial(run, words, count, changed)
+        for kind, changed in kinds.items()
+        for count in [0, *others]
     }
-    return {"alone": partial(run, words, 0, {}), **named, **spinning}
 
 
 def main() -> None:
     """Measure both commands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cpus", type=int, default=2)
     parser.add_argument("--others", default="2,4")
     parser.add_argument("--images", type=int, default=1200)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--spinning", action="store_true")
     options = parser.parse_args()
     others = [int(count) for count in options.others.split(",")]
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cpus])
@@ -88,7 +90,7 @@ def main() -> None:
         run(commands["train"], 0, {})
         for verb, words in commands.items():
             print(f"nearkin {verb}, {options.images} images, {options.cpus} CPUs", flush=True)
-            show(turns(ways(words, others), options.rounds), "alone")
+            show(turns(ways(words, others, options.spinning), options.rounds), "alone")
 
 
 if __name__ == "__main__":

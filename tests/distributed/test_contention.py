@@ -18,7 +18,7 @@ from nearkin.distributed import CpuTime, threads_for
 from nearkin.distributed.contention import others, waited
 from nearkin.distributed.devices import LITTLE
 from nearkin.measures.probe import fit_path
-from nearkin.training.fit import EpochTime
+from nearkin.training.length import EpochTime
 
 SPINNING = "print(flush=True)\nwhile True: pass"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what others take")

@@ -27,8 +27,8 @@ from nearkin.networks.backbone import build_backbone
 from nearkin.networks.branch import as_backbone
 from nearkin.run.folder import RunFolder
 from nearkin.run.settings import MOST_EPOCHS, length, resolve, with_length
-from nearkin.training.fit import planned_epochs
 from nearkin.training.health import Monitor
+from nearkin.training.length import Beside, epochs_within, planned_epochs
 from nearkin.training.session import build, floors
 
 CPU = torch.device("cpu")
@@ -101,6 +101,19 @@ def test_the_length_that_auto_plans():
     assert (cut.evaluate_every, whole.evaluate_every, cut.max_time) == (1, MOST_EPOCHS // 20, "")
     on_gpu = resolve(TrainConfig(image_size=8), images, torch.device("cuda"))
     assert (on_gpu.epochs, on_gpu.max_time) == (200, "")
+
+
+def test_a_time_is_for_the_whole_run():
+    """Steps get what start, evaluations and end leave of it; at least a fifteenth is for the end."""
+    beside = Beside(start=10.0, look=4.0, end=100.0)
+    assert epochs_within("15m", 70.0, beside, looks=20) == (900 - 10 - 100) // (70 + 4)
+    assert epochs_within("15m", 0.5, beside, looks=20) == (900 - 10 - 100 - 20 * 4) / 0.5
+    assert epochs_within("15m", 70.0, replace(beside, end=1.0)) == (900 - 10 - 60) // 70
+    assert epochs_within("1m", 70.0, beside) == 1
+    timed = TrainConfig(max_time="15m")
+    assert planned_epochs(timed, 70.0, beside) == 10
+    assert planned_epochs(replace(timed, evaluate_every=0), 70.0, beside) == (900 - 110) // 70
+    assert planned_epochs(replace(timed, evaluate_every=2), 1.0, beside) == (900 - 110) // 3
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import knn
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.run.settings import describe, resolve, view_sides
-from nearkin.training.fit import planned_epochs, time_epoch
+from nearkin.training.length import planned_epochs, time_epoch
 from nearkin.training.session import build
 
 TIMED_BATCH = 32  # for large images, where measuring a full batch takes minutes

@@ -224,6 +224,7 @@ LARGEST = {"cpu": 96, "mps": 128, "cuda": 224}  # The largest of these by device
 USUAL_BATCH = 256
 # What `--epochs auto` aims at where there is no GPU: as long as somebody waits for a first result.
 AUTO_TIME = "30m"
+LOOKS = 20  # Evaluations during training, at most
 MOST_EPOCHS = 400  # Within that time: few small images have learned what they can by then
 
 
@@ -301,7 +302,7 @@ def with_length(
 ) -> TrainConfig:
     """Replace every `auto` that depends on the number of epochs, which is known now."""
     config = with_frozen_epochs(replace(config, epochs=epochs, max_time=""))
-    every = _or(config.evaluate_every, lambda: max(1, epochs // 20))
+    every = _or(config.evaluate_every, lambda: math.ceil(epochs / LOOKS))
     whole = not config.chunk_size and not config.grad_checkpointing
     alone = num_processes(config.devices) == 1
     pays = alone and whole and should_compile(device, epochs * steps_per_epoch)

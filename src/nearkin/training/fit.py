@@ -1,22 +1,18 @@
 """Train to the last step: checkpoints, metrics and evaluation on the way."""
 
-import copy
 import io
-import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
-from statistics import fmean, median
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
 
-from nearkin.config import TrainConfig, seconds
+from nearkin.config import TrainConfig
 from nearkin.data.batches import Feed
 from nearkin.data.order import BatchOrder
 from nearkin.distributed import (
-    CpuTime,
     all_reduce_max,
     broadcast_bytes,
     full_weights,
@@ -26,11 +22,11 @@ from nearkin.distributed import (
 )
 from nearkin.method import Method, Schedule
 from nearkin.networks.batch_norm import normalize_in_groups
-from nearkin.pace import Pace, count
+from nearkin.pace import Pace
 from nearkin.run.data import note_machine
 from nearkin.run.folder import RunFolder
-from nearkin.run.reporter import Logger, Reporter
-from nearkin.run.settings import PRECISIONS, with_length
+from nearkin.run.reporter import Logger
+from nearkin.run.settings import PRECISIONS
 from nearkin.tables import Journal
 from nearkin.training import checkpoint
 from nearkin.training.checkpoint import Checkpointer, Files
@@ -47,9 +43,6 @@ from nearkin.types import Batch, Step
 
 # Of metrics.csv. Nothing in it depends on the clock, so equal runs have equal files.
 COLUMNS = ("step", "epoch", "loss", "lr", "feature_std", "effective_rank", "mean_cosine", "knn")
-
-TIMED = 8  # Steps timed to estimate a run; the first two are left out
-BUSY = 1.2  # Slowdown by other processes from which on a machine is called busy
 
 
 def optimizer_for(method: Method[Any], config: TrainConfig) -> torch.optim.Optimizer:
@@ -274,99 +267,3 @@ def _resume(lead: Lead, method: Method[Any], optimizer: torch.optim.Optimizer, t
 def _means(rows: Sequence[Mapping[str, int | float]], names: Iterable[str]) -> list[str]:
     means = {name: fmean(row[name] for row in rows if name in row) for name in names}
     return [f"{name.replace('_', ' ')} {mean:.3f}" for name, mean in means.items()]
-
-
-@dataclass(frozen=True)
-class EpochTime:
-    """How long an epoch takes, measured beside whatever else the machine does."""
-
-    seconds: float
-    slowdown: float  # How many times as long as without other processes, about
-    taken: float  # The share of the CPUs that other processes take
-
-    @property
-    def alone(self) -> float:
-        """Seconds that an epoch would take without other processes, about."""
-        return self.seconds / self.slowdown
-
-    @property
-    def busy(self) -> str:
-        """A text if other processes make a difference; empty if not, or where it is unknown."""
-        if self.slowdown < BUSY:
-            return ""
-        times = f"{self.slowdown:.{1 if self.slowdown < 10 else 0}f} times"
-        return f"other processes take {self.taken:.0%} of the CPUs, steps {times} as long"
-
-
-def time_epoch(config: TrainConfig, method: Method[Any], parts: Sequence[Feed]) -> EpochTime:
-    """Estimate how long an epoch takes here, as the mean over equal parts of a training."""
-    times = [_time_epoch(config, method, part) for part in parts]
-    seconds, alone = (
-        fmean(each) for each in zip(*((t.seconds, t.alone) for t in times), strict=True)
-    )
-    return EpochTime(seconds, seconds / alone, fmean(time.taken for time in times))
-
-
-def _time_epoch(config: TrainConfig, method: Method[Any], batches: Feed) -> EpochTime:
-    """Time a few steps of a copy of the method."""
-    # A usual step: the backbone learns, whatever the length of the training will be.
-    trial, usual = copy.deepcopy(method), replace(config, epochs=1, freeze_epochs=0)
-    optimizer = optimizer_for(trial, usual)
-    trained, laps, start = sharded(usual, trial, optimizer), [], CpuTime.now()
-    before = start.clock
-    fed = batches.between(0, TIMED)
-    for _ in training_steps(usual, trained, optimizer, fed, start=0, total=TIMED):
-        laps.append(time.perf_counter() - before)
-        before = time.perf_counter()
-    # Of all steps: by now loader workers have ended, and no longer count as other processes.
-    spent = CpuTime.now() - start
-    seconds = median(laps[2:]) * batches.order.steps_per_epoch
-    return EpochTime(seconds, spent.slowdown, spent.taken)
-
-
-def with_epochs(
-    config: TrainConfig,
-    method: Method[Any],
-    parts: Sequence[Feed],
-    spent: float = 0.0,
-    log: Reporter | None = None,
-) -> TrainConfig:
-    """Replace --max-time, less the seconds already spent, by a number of epochs.
-
-    It is the same in all processes: that of the first one, as it is the one that is measured.
-    Where the number was `auto` as well, it has a limit.
-    """
-    if not config.max_time:
-        return config
-    # From here on the length is fixed: schedules depend on it, so a clock may not end the run.
-    epoch = time_epoch(config, method, parts)
-    epochs = planned_epochs(config, epoch.seconds, spent)
-    epochs = int(broadcast_bytes(str(epochs).encode()))
-    if log and epoch.busy:
-        alone = planned_epochs(config, epoch.alone, spent)
-        log.info(
-            f"warning: the machine is busy: {epoch.busy}; --max-time {config.max_time} is "
-            f"{count(epochs, 'epoch')} at this speed, which stay if it changes; alone it would "
-            f"be about {alone}"
-        )
-    device = next(method.parameters()).device
-    return with_length(config, epochs, parts[0].order.steps_per_epoch, device)
-
-
-def planned_epochs(config: TrainConfig, epoch_seconds: float, spent: float = 0.0) -> int:
-    """Return the number of epochs of a training that may have a time, a number, or both."""
-    most = math.inf if config.epochs == "auto" else config.epochs
-    if config.max_time:
-        most = min(most, epochs_within(config.max_time, epoch_seconds, spent))
-    return int(most)
-
-
-def epochs_within(duration: str, epoch_seconds: float, spent: float = 0.0) -> int:
-    """Return how many epochs fit into a duration less a fifteenth, which is for evaluation.
-
-    `spent` are seconds of it that have passed.
-
-    >>> epochs_within("45m", epoch_seconds=60.0)
-    42
-    """
-    return max(1, int((seconds(duration) * 14 / 15 - spent) / epoch_seconds))

@@ -5,6 +5,7 @@ since healthy embeddings of some look like collapsed ones of others; docs/health
 they were measured.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -128,6 +129,7 @@ class Monitor:
     ) -> None:
         self.view = view or Preprocessing(int(config.image_size))
         how = self.view, int(config.workers), on_progress
+        before = time.perf_counter()
         held_out = split.test if len(split.test) else split.train
         self.queries, self.query_labels = in_memory(held_out, QUERIES, *how)
         self.device, self.on_progress = device, on_progress
@@ -137,6 +139,19 @@ class Monitor:
         )
         if self.scored:
             self.bank, self.bank_labels = in_memory(split.train, BANK, *how)
+        self.decoding = time.perf_counter() - before
+
+    @property
+    def num_images(self) -> int:
+        """Images that an evaluation encodes."""
+        return len(self.queries) + (len(self.bank) if self.scored else 0)
+
+    def seconds_per_image(self, method: Method[Any]) -> float:
+        """Time how long it takes to decode and to encode an image."""
+        before = time.perf_counter()
+        self._encode(method, self.queries)
+        encoding = time.perf_counter() - before
+        return self.decoding / self.num_images + encoding / len(self.queries)
 
     def evaluate(self, method: Method[Any]) -> dict[str, float]:
         """Measure a method, leaving it as it was.

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,9 @@ from nearkin.run.settings import (
     sources_of,
     view_sides,
 )
-from nearkin.training.fit import Lead, fit, with_epochs
+from nearkin.training.fit import Lead, fit
 from nearkin.training.health import Monitor, verdict
+from nearkin.training.length import time_beside, with_epochs
 from nearkin.training.start import preprocessing_of, starting_backbone, write_start
 from nearkin.training.teacher import CachedTeacher, inherited, open_teacher, with_teacher
 
@@ -88,7 +90,9 @@ def train_encoder(
         spent = time.monotonic() - before
         if isinstance(parts[0], CachedTeacher):
             log.info(f"teacher features of {parts[0].files} in {spent:.1f} s")
-        planned, config = config, with_epochs(config, method, parts, spent, log)
+        monitor = Monitor(split, config, device, log.progress, view)
+        beside = partial(time_beside, log, monitor, method, len(split.images))
+        planned, config = config, with_epochs(config, method, parts, beside, log)
         if config.compile != "off":
             compile_branches(method, graphs=config.compile == "graphs")
         folder.write_settings(config, data_name(data))
@@ -100,7 +104,6 @@ def train_encoder(
             log.info(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         log.info(f"augmented views  {sheet.resolve()}")
-        monitor = Monitor(split, config, device, log.progress, view)
         lead = Lead(folder, log, monitor.evaluate, method.metrics)
         trained = fit(config, method, growing(config, parts), lead)
     # Evaluation takes one process: the workers have left by now.
