@@ -26,6 +26,7 @@ from nearkin.evaluation.evaluate import evaluate_split
 from nearkin.evaluation.table import PartFolder, note_on, write_embeddings
 from nearkin.methods import METHODS
 from nearkin.pace import under
+from nearkin.report.image_map import EarlyMap
 from nearkin.report.pages import write_page
 from nearkin.run.data import open_logged, same_data, write_bad_files
 from nearkin.run.failures import resource_errors
@@ -134,9 +135,10 @@ def _write(
         write_encoder(folder.encoder, encoder.backbone, encoder.details, encoder.preprocessing)
         # What is measured is the file: a resumed run has nothing else.
         encoder = load(folder.encoder, backbone=network)
-    if not folder.summary.exists():
-        _measure(run, encoder, split, network)
-    write_page(folder, split.images, run.log.progress)
+    with EarlyMap(folder, split.images) as early:
+        if not folder.summary.exists():
+            _measure(run, encoder, split, network, early)
+        write_page(folder, split.images, run.log.progress, early)
     run.log.info(f"report {folder.report.resolve()}")
 
 
@@ -149,7 +151,11 @@ def _tidy(folder: RunFolder) -> None:
 
 
 def _measure(
-    run: OpenRun[EmbedConfig], encoder: Encoder, split: Split, network: nn.Module | None
+    run: OpenRun[EmbedConfig],
+    encoder: Encoder,
+    split: Split,
+    network: nn.Module | None,
+    early: EarlyMap,
 ) -> None:
     """Write the embeddings and the measures of an encoder, from parts that survive a kill."""
     folder, config, device, log = run.folder, run.config, run.device, run.log
@@ -163,6 +169,11 @@ def _measure(
         name: _in_parts(run, name, each, split.images)
         for name, each in {"encoder": encoder, **floors}.items()
     }
+
+    def encoded(embeddings: Embeddings) -> None:
+        write_embeddings(folder.embeddings, embeddings, encoder.digest)
+        early.start()
+
     evaluation, embeddings = evaluate_split(
         encoder,
         split,
@@ -172,9 +183,9 @@ def _measure(
         augment=config.augment,
         device=device,
         features=features,
+        on_encoded=encoded,
         on_progress=log.progress,
     )
-    write_embeddings(folder.embeddings, embeddings, encoder.digest)
     write_bad_files(folder.bad_files, split.images, embeddings.bad)
     if embeddings.bad:
         log.info(f"warning: {len(embeddings.bad)} images cannot be decoded, see bad_files.csv")

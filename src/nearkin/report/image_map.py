@@ -32,8 +32,8 @@ NEIGHBORS: Final = 12
 FEW: Final = 10_000  # images up to which t-SNE is as fast in one thread as in several
 PERPLEXITY: Final = 30
 # Iterations of t-SNE after its early exaggeration: 500 is usual. The last ones cost the most, as
-# the map has spread by then. Of 20,000 images of CIFAR-10 the whole takes 20 s of CPU time in place
-# of 55, and 34.0 % of the nearest neighbors stay neighbors in place of 34.4 %.
+# the map has spread by then. Of 20,000 images of CIFAR-10 the whole takes 20 s of CPU time instead
+# of 55, and 34.0 % of the nearest neighbors stay neighbors instead of 34.4 %.
 ITERATIONS, ITERATIONS_OF_MANY = 500, 250
 MOST_NEIGHBORS: Final = 3 * PERPLEXITY  # that attract an image in t-SNE
 CHECKED: Final = 10  # iterations of t-SNE after which a thread sees whether it is to stop
