@@ -314,7 +314,7 @@ class TrainConfig:
     epochs: AutoCount = "auto"
     """Number of epochs."""
     max_time: str = ""
-    """Length of the whole run, such as 45m or 2h; steps are timed at the start, to count epochs."""
+    """Length of the whole run, such as 45m or 2h; steps timed at the start give the epochs."""
     batch_size: Annotated[int | Auto, Range(2, MAX)] = "auto"
     """Images per step, over all processes."""
     optimizer: Literal["auto", "sgd", "lars", "adamw", "muon"] = "auto"
