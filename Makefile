@@ -10,7 +10,7 @@ demo: $(VENV)/installed
 	$(RUN)nearkin demo
 
 test: check
-	$(RUN)python -m pytest -q -m "not slow" --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(RUN)python -m pytest -q -m "not slow" --numprocesses auto --maxprocesses 8 --dist loadfile --durations 40 --durations-min 5
 
 check: $(VENV)/developed
 	$(RUN)ruff check .
