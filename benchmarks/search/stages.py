@@ -58,9 +58,7 @@ STAGES: dict[str, list[Trial]] = {
             {},
             MUON,
             TAKEN,
-            TAKEN | {"option.temperature": 0.1},
-            TAKEN | {"option.support_size": 4096},
-            TAKEN | {"option.predictor_dim": 256, "option.hidden_dim": 256},
+            TAKEN | {"option.hidden_dim": 512, "option.predictor_dim": 512},
         ],
     ),
     "swav": trials(
@@ -70,8 +68,7 @@ STAGES: dict[str, list[Trial]] = {
             MUON,
             TAKEN,
             TAKEN | {"lr": 0.01},
-            TAKEN | {"option.queue_size": 0},
-            TAKEN | {"option.num_prototypes": 1000},
+            TAKEN | {"option.hidden_dim": 512},
         ],
     ),
     "instdisc": trials(
@@ -82,7 +79,6 @@ STAGES: dict[str, list[Trial]] = {
             TAKEN,
             TAKEN | {"option.temperature": 0.2},
             TAKEN | {"option.momentum": 0.0},
-            TAKEN | {"batch_size": 128},
         ],
     ),
     "simclr": trials(
@@ -94,6 +90,20 @@ STAGES: dict[str, list[Trial]] = {
             {"batch_size": 128},
             {"batch_size": 128, "lr": 0.01},
             {"view_sizes": "16,24"},
+        ],
+    ),
+    "byol, smaller": trials(
+        CIFAR | {"method": "byol"} | TAKEN | {"lr": 0.01},
+        [
+            {"option.momentum": 0.97, "option.hidden_dim": 512},
+            {"option.momentum": 0.95, "option.hidden_dim": 256},
+        ],
+    ),
+    "simsiam, smaller": trials(
+        CIFAR | {"method": "simsiam"} | TAKEN | {"lr": 0.01},
+        [
+            {"option.dim": 256, "option.predictor_dim": 64},
+            {"option.dim": 512, "option.predictor_dim": 128},
         ],
     ),
     "fashion": trials(
@@ -110,18 +120,10 @@ STAGES: dict[str, list[Trial]] = {
     "caltech": trials(
         CALTECH,
         [
-            {
-                "image_size": 48,
-                "view_sizes": "48",
-                "backbone": "small",
-                "augment": "simsiam_cifar",
-            },
-            {"image_size": 64, "backbone": "small"},
             {"image_size": 64, "view_sizes": "48", "backbone": "small"},
             {"image_size": 64, "view_sizes": "64", "backbone": NETWORKS + "photo3"},
-            {"image_size": 64, "view_sizes": "48", "backbone": NETWORKS + "small4"},
             {"image_size": 96, "view_sizes": "64", "backbone": NETWORKS + "photo4"},
-            {"image_size": 96, "view_sizes": "64,96", "backbone": NETWORKS + "photo4"},
+            {"image_size": 64, "view_sizes": "48", "backbone": NETWORKS + "small4"},
             {},
         ],
     ),
