@@ -130,15 +130,15 @@ STAGES: dict[str, list[Trial]] = {
     "longer": trials(
         {"data": "cifar10", "seconds": 900} | TAKEN,
         [
-            {"method": "byol", "lr": 0.01, "option.momentum": 0.97, "option.hidden_dim": 512},
-            {"method": "moco", "option.momentum": 0.99, "option.temperature": 0.1},
+            {"method": "byol", "lr": 0.01, "option.momentum": 0.97, "option.hidden_dim": 256},
+            {"method": "byol", "lr": 0.01, "option.momentum": 0.99, "option.hidden_dim": 256},
             {"method": "simsiam", "lr": 0.01, "option.dim": 256, "option.predictor_dim": 64},
-            {"method": "swav", "lr": 0.01},
-            {"method": "nnclr", "option.hidden_dim": 512, "option.predictor_dim": 512},
+            {"method": "swav", "lr": 0.01, "option.hidden_dim": 256},
+            {"method": "moco", "option.momentum": 0.99, "option.temperature": 0.1},
+            {"method": "nnclr", "option.hidden_dim": 256, "option.predictor_dim": 256},
             {"method": "instdisc"},
-            {"method": "byol", "lr": 0.01, "option.momentum": 0.99, "option.hidden_dim": 512},
-            {"method": "swav"},
-            {"method": "simsiam", "option.dim": 256, "option.predictor_dim": 64},
+            {"method": "nnclr", "lr": 0.01, "option.hidden_dim": 256, "option.predictor_dim": 256},
+            {"method": "moco", "option.momentum": 0.996, "option.temperature": 0.1},
         ],
     ),
 }
