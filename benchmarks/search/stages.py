@@ -141,4 +141,13 @@ STAGES: dict[str, list[Trial]] = {
             {"method": "moco", "option.momentum": 0.996, "option.temperature": 0.1},
         ],
     ),
+    "fashion, longer": trials(
+        FASHION | {"seconds": 900},
+        [
+            {},
+            CROP | {"view.scale": [0.4, 1.0], "view.flip": 0.0},
+            {"augment": "characters", "view.scale": [0.4, 1.0]},
+            CROP,
+        ],
+    ),
 }
