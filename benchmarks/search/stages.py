@@ -150,4 +150,17 @@ STAGES: dict[str, list[Trial]] = {
             CROP,
         ],
     ),
+    "others": [
+        CIFAR | {"method": method} | change
+        for method in (
+            "moco_end_to_end",
+            "moco_memory_bank",
+            "instdisc_parametric",
+            "moco_v3",
+            "barlow_twins",
+            "vicreg",
+            "dino",
+        )
+        for change in ({}, TAKEN)
+    ],
 }
