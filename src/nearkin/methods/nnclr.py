@@ -46,7 +46,7 @@ class NNCLR(Method[KeyUpdate]):
         hidden_dim: Hidden dimension of the projector; 0 is that of the features.
         num_layers: Number of layers of the projector; lightly has 2 for CIFAR-10.
         affine: Whether its last batch norm has scale and shift, as in solo-learn and lightly.
-        predictor_dim: Hidden dimension of the predictor.
+        predictor_dim: Hidden dimension of the predictor; 0 is that of the features.
         predictor: Whether there is a predictor.
         support_size: Number of earlier embeddings in the support set.
         mask_own: Whether an image's own older entries are left out; other code keeps them.
@@ -58,10 +58,13 @@ class NNCLR(Method[KeyUpdate]):
         temperature: Softmax temperature.
     """
 
+    # Chosen on images held out of the training part of CIFAR-10 (docs/lab.md).
     defaults: ClassVar[Defaults] = Defaults(
+        optimizer="muon",
+        lr=4e-3,
         augment="byol",
-        augment_small="asymmetric_cifar",
-        options={"temperature": 0.2, "hidden_dim": 1024, "predictor_dim": 1024},
+        augment_small="simsiam_cifar",
+        options={"temperature": 0.2, "hidden_dim": 0, "predictor_dim": 0},
     )
 
     def __init__(
@@ -72,7 +75,7 @@ class NNCLR(Method[KeyUpdate]):
         hidden_dim: DimOrZero = 2048,
         num_layers: Count = 3,
         affine: bool = False,
-        predictor_dim: Dim = 4096,
+        predictor_dim: DimOrZero = 4096,
         predictor: bool = True,
         support_size: QueueSize = 98_304,
         mask_own: bool = True,
@@ -93,7 +96,8 @@ class NNCLR(Method[KeyUpdate]):
         self.temperature = temperature
         sizes = *(hidden_dim,) * (num_layers - 1), dim
         self.online = Branch(backbone, *sizes, last_norm=True, affine=affine)
-        self.predictor = mlp(dim, predictor_dim, dim) if predictor else nn.Identity()
+        hidden = predictor_dim or self.backbone.feature_dim
+        self.predictor = mlp(dim, hidden, dim) if predictor else nn.Identity()
         self.support_set = Queue(support_size, dim)
 
     @override
