@@ -119,7 +119,7 @@ def evaluate_tables(
     taken = {}
     for name, (train, test) in tables.items():
         views = (image_views or {}).get(name)
-        inputs = Inputs(train, test, k, seed, views)
+        inputs = Inputs(train, test, k, seed, image_views=views)
         taken[name] = _measured(inputs, chosen(protocol), under(name, on_progress))
     return _evaluation(tables, taken, protocol, k)
 
@@ -306,7 +306,9 @@ class _Task:
         views = None
         if any(entry.needs_images for entry in entries):
             views = self._views(encoder, on_progress)
-        return _measured(Inputs(*pair, self.k, self.seed, views), entries, on_progress)
+        return _measured(
+            Inputs(*pair, self.k, self.seed, self.device, views), entries, on_progress
+        )
 
     def encode(
         self, encoder: Encoder, computed: Computed | None, on_progress: ProgressCallback

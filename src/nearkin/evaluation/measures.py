@@ -45,6 +45,7 @@ from nearkin.measures.retrieval import retrieve
 from nearkin.measures.spectrum import FIRST, LAST, RIDGE, alpha_req, lidar, rankme
 from nearkin.types import UNKNOWN
 
+CPU: Final = torch.device("cpu")
 TEMPERATURE: Final = 0.1  # Temperature of the votes of kNN in the papers
 GEOMETRY_IMAGES: Final = 5_000  # Whose geometry is measured, at the most; evenly spaced among all
 FOLDS: Final = 20  # Parts of the bank that are left out in turn
@@ -139,18 +140,24 @@ def num_neighbors(bank: int) -> int:
 
 
 def knn(
-    train: Embeddings, test: Embeddings, *, k: int = 200, temperature: float = TEMPERATURE
+    train: Embeddings,
+    test: Embeddings,
+    *,
+    k: int = 200,
+    temperature: float = TEMPERATURE,
+    device: torch.device = CPU,
 ) -> Measure:
     """Measure how often the vote of the `k` nearest training images is right.
 
     The protocol of Wu et al. 2018 and of MoCo's CIFAR-10 demonstration. Of classes with equal
-    votes, the lowest number wins.
+    votes, the lowest number wins. Neighbors are searched on the device.
     """
     rows = np.flatnonzero(test.labels != UNKNOWN)
     train, test = train.labeled(), test.labeled()
     if not len(train) or not len(test):
         raise DataError("kNN needs labeled training images and labeled test images")
-    predicted = predict(train.tensor, train.labels, test.tensor, k=k, temperature=temperature)
+    bank, queries = train.tensor.to(device), test.tensor.to(device)
+    predicted = predict(bank, train.labels, queries, k=k, temperature=temperature)
     protocol = (
         f"weighted kNN by cosine, k {min(k, len(train))}, temperature {temperature:g}, "
         f"bank of {len(train)} training images, {len(test)} test images{_unseen(train, test)}"
@@ -246,20 +253,25 @@ def knn_classes(embeddings: Embeddings) -> Shaped[np.ndarray, " n"]:
 # Linear probe
 
 
-def linear_probe(train: Embeddings, test: Embeddings, *, seed: int) -> Measure:
-    """Measure the accuracy of a linear classifier on frozen features; see `train_probe`."""
+def linear_probe(
+    train: Embeddings, test: Embeddings, *, seed: int, device: torch.device = CPU
+) -> Measure:
+    """Measure the accuracy of a linear classifier on frozen features; see `train_probe`.
+
+    It is trained on the device.
+    """
     rows, test = np.flatnonzero(test.labels != UNKNOWN), test.labeled()
     if not len(test):
         raise DataError("the linear probe needs labeled test images")
     train = train.labeled()
-    probe = train_probe(train.tensor, train.labels, seed=seed, groups=train.groups)
+    probe = train_probe(train.tensor.to(device), train.labels, seed=seed, groups=train.groups)
     reduced = "" if probe.basis is None else f"{probe.basis.shape[1]} principal components of "
     protocol = (
         f"logistic regression on {reduced}standardized features, C {probe.strength:g} chosen on "
         f"{HELD_OUT:.0%} of the training images, {len(train)} training images, "
         f"{len(test)} test images{_unseen(train, test)}"
     )
-    correct = probe.predict(test.tensor) == test.labels
+    correct = probe.predict(test.tensor.to(device)) == test.labels
     return accuracy("linear probe", correct, protocol, rows)
 
 

@@ -4,11 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import torch
+
 from nearkin.config import protocol_names
 from nearkin.errors import DataError
 from nearkin.evaluation.attentive import attentive_probe
 from nearkin.evaluation.embeddings import Embeddings
 from nearkin.evaluation.measures import (
+    CPU,
     Measure,
     clusters,
     few_shot,
@@ -37,6 +40,7 @@ class Inputs:
     test: Embeddings
     k: int  # Of the quick kNN
     seed: int
+    device: torch.device = CPU  # Of kNN and the linear probe, which take longest
     image_views: ImageViews | None = None  # Where the images are at hand, not only features
 
     @property
@@ -61,10 +65,16 @@ def _lidar(of: Inputs) -> list[Measure]:
     return lidar_rank(of.views.augmented(LIDAR_IMAGES, LIDAR_VIEWS), len(of.test))
 
 
-KNN = Entry("kNN top-1", lambda of: [knn(of.train, of.test, k=of.k)], compared=True)
-LINEAR = Entry(
-    "linear probe", lambda of: [linear_probe(of.train, of.test, seed=of.seed)], compared=True
-)
+def _knn(of: Inputs) -> list[Measure]:
+    return [knn(of.train, of.test, k=of.k, device=of.device)]
+
+
+def _linear_probe(of: Inputs) -> list[Measure]:
+    return [linear_probe(of.train, of.test, seed=of.seed, device=of.device)]
+
+
+KNN = Entry("kNN top-1", _knn, compared=True)
+LINEAR = Entry("linear probe", _linear_probe, compared=True)
 CLUSTERS = Entry("clusters", lambda of: clusters(of.test, seed=of.seed))
 GEOMETRY = (
     Entry("view retrieval", lambda of: view_retrieval(of.test), compared=True),

@@ -169,7 +169,8 @@ class Monitor:
         if self.scored:
             bank = Embeddings(self._encode(method, self.bank).numpy(), self.bank_labels)
             queries = Embeddings(features.numpy(), self.query_labels)
-            measured["knn"] = knn(bank, queries, k=num_neighbors(len(bank))).value
+            k = num_neighbors(len(bank))
+            measured["knn"] = knn(bank, queries, k=k, device=self.device).value
         self.latest = measured
         return measured
 
