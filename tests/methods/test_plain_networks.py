@@ -55,6 +55,14 @@ def test_a_hidden_dimension_of_zero_is_that_of_the_features(name):
     assert method(batch_for(name, 0), 0.5).loss.isfinite()
 
 
+def test_widths_of_zero_are_in_proportion_to_the_features():
+    simsiam = small("simsiam", dim=0, predictor_dim=0)
+    assert simsiam.predictor[0].in_features == 24
+    assert simsiam.predictor[0].out_features == 6  # a quarter, as 512 of 2,048 in the paper
+    assert small("nnclr", predictor_dim=0).predictor[0].out_features == 24
+    assert small("simsiam", dim=2, predictor_dim=0).predictor[0].out_features == 1
+
+
 def test_a_loop_of_plain_torch_trains_a_method():
     spec = importlib.util.spec_from_file_location("torch_loop", EXAMPLES / "torch_loop.py")
     example = importlib.util.module_from_spec(spec)

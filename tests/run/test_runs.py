@@ -103,6 +103,22 @@ def test_the_length_that_auto_plans():
     assert (on_gpu.epochs, on_gpu.max_time) == (200, "")
 
 
+@pytest.mark.parametrize(
+    ("size", "device", "expected"),
+    [
+        ((80, 72), "cpu", (64, "small", "48", "simclr")),  # photographs: what gets far in minutes
+        ((80, 72), "cuda", (64, "resnet18", "64", "simclr")),
+        ((160, 240), "cuda", (160, "resnet18", "160", "simclr")),
+        ((32, 32), "cpu", (32, "small", "24", "simsiam_cifar")),
+        ((12, 12), "cpu", (12, "tiny", "12", "simsiam_cifar")),
+    ],
+)
+def test_network_and_sizes_fit_images_and_device(tmp_path, size, device, expected):
+    images = open_images(save_images(tmp_path / "images", 3, size))
+    config = resolve(TrainConfig(epochs=1), images, torch.device(device))
+    assert (config.image_size, config.backbone, config.view_sizes, config.augment) == expected
+
+
 def test_a_time_is_for_the_whole_run():
     """Steps get what start, evaluations and end leave of it; at least a fifteenth is for the end."""
     beside = Beside(start=10.0, look=4.0, end=100.0)
