@@ -128,6 +128,7 @@ def arguments(
         "simgcd": "--known 0,1 --num-novel-classes 2",
         "supervised": "--known 0,1",
         "swav": "--num-prototypes 30 --queue-size 16 --queue-from 0.2 --freeze-until 0.2",
+        "uno": "--known 0,1 --num-novel-classes 2",
     }.get(method, "")
     if not METHODS[method].uses_labels:  # then what labels are for is only measures, and slow
         options += " --labels none"

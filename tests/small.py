@@ -54,10 +54,11 @@ SMALL: dict[str, dict[str, object]] = {
     "swav": dict(
         dim=8, hidden_dim=16, num_prototypes=12, queue_size=24, queue_from=0.3, freeze_until=0.3
     ),
+    "uno": dict(num_known_classes=3, num_novel_classes=3, dim=8, hidden_dim=16, num_heads=2),
     "vicreg": dict(dim=16),
 }
 
-PARTED = ("ncl", "simgcd")
+PARTED = ("ncl", "simgcd", "uno")
 """Methods that divide a batch by its labels, and so have to know how many there are of each."""
 
 

@@ -38,8 +38,10 @@ def test_a_method_takes_any_network_and_finds_its_width(name):
 
 
 def hidden(method):
-    """Output widths of the layers of the projector but the last."""
-    layers = [x for x in method.online.projector if isinstance(x, nn.Linear)]
+    """Output widths of the layers of the projector but the last; UNO has one in each head."""
+    heads = getattr(method, "more_classes", None)
+    projector = heads[0].projector if heads else method.online.projector
+    layers = [x for x in projector if isinstance(x, nn.Linear)]
     return [layer.out_features for layer in layers[:-1]]
 
 

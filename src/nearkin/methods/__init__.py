@@ -29,6 +29,7 @@ from nearkin.methods.simgcd import SimGCD as SimGCD
 from nearkin.methods.simsiam import SimSiam as SimSiam
 from nearkin.methods.supervised import Supervised as Supervised
 from nearkin.methods.swav import SwAV as SwAV
+from nearkin.methods.uno import UNO as UNO
 from nearkin.methods.vicreg import VICReg as VICReg
 
 METHODS: dict[str, type[Method[Any]]] = {

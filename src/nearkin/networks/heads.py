@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.networks.branch import Backbone
+from nearkin.networks.branch import Backbone, mlp
 from nearkin.objectives import look_up, unit
 
 
@@ -47,3 +47,64 @@ class CosineHead(nn.Module):
     def forward(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n classes"]:
         """Logits of all classes."""
         return look_up(unit(features), unit(self.weight), self.temperature)
+
+
+class Prototypes(nn.Module):
+    """Cosine similarities to one prototype per class, which training keeps at length one."""
+
+    def __init__(self, dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.weight = nn.Parameter(unit(torch.randn(num_classes, dim)))
+
+    @override
+    def forward(self, x: Float[Tensor, "n dim"]) -> Float[Tensor, "n classes"]:
+        return unit(x) @ self.weight.T
+
+
+class ProjectedPrototypes(nn.Module):
+    """Prototypes on top of a projector (Fini et al. 2021, section 3.2)."""
+
+    def __init__(self, features: int, hidden: int, dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.projector = mlp(features, hidden, dim)
+        self.prototypes = Prototypes(dim, num_classes)
+
+    @override
+    def forward(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n classes"]:
+        cosines: Tensor = self.prototypes(self.projector(features))
+        return cosines
+
+
+class MultiHead(nn.Module):
+    """Prototypes of known classes, and several heads for novel ones; that of least loss is used.
+
+    `losses` holds the average loss of each head.
+    """
+
+    losses: Tensor
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        dim: int,
+        num_known: int,
+        num_novel: int,
+        num_heads: int,
+        temperature: float,
+    ) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.known = Prototypes(features, num_known)
+        self.novel = nn.ModuleList(
+            ProjectedPrototypes(features, hidden, dim, num_novel) for _ in range(num_heads)
+        )
+        self.register_buffer("losses", torch.zeros(num_heads))
+
+    @override
+    def forward(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n classes"]:
+        """Logits of all classes."""
+        novel = self.novel[int(self.losses.argmin())]
+        return torch.cat([self.known(features), novel(features)], dim=1) / self.temperature

@@ -1,0 +1,153 @@
+"""UNO, from the paper: Fini et al. 2021. Targets and losses are restated image by image."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from small import BATCH, as_double, batch_for, run, small
+
+from nearkin.networks.heads import Prototypes
+from nearkin.types import UNKNOWN
+
+KNOWN, NOVEL = 3, 3
+
+
+def at(step=0):
+    return as_double(batch_for("uno", step))
+
+
+def uno(**options):
+    return small("uno", **options).double()
+
+
+def codes(cosines, epsilon, iterations):
+    """Sinkhorn-Knopp as in the authors' script: a matrix of masses, columns are images."""
+    mass = torch.exp(cosines / epsilon).T
+    mass = mass / mass.sum()
+    classes, images = mass.shape
+    for _ in range(iterations):
+        mass = mass / mass.sum(dim=1, keepdim=True) / classes
+        mass = mass / mass.sum(dim=0, keepdim=True) / images
+    return (mass * images).T
+
+
+def prototype_cosines(features, prototypes):
+    return (features / features.norm(dim=1, keepdim=True)) @ prototypes.weight.T
+
+
+def restated(method, batch, first_code=KNOWN):
+    """The loss of each head: of the novel classes, then of the overclustering."""
+    features = [method.online(view) for view in batch.views]
+    losses = []
+    for head in (*method.heads.novel, *method.more_classes):
+        known = [prototype_cosines(h, method.heads.known) for h in features]
+        novel = [prototype_cosines(head.projector(h), head.prototypes) for h in features]
+        cosines = [torch.cat(pair, 1) for pair in zip(known, novel, strict=True)]
+        unknown = [i for i in range(BATCH) if batch.label[i] == UNKNOWN]
+        total = 0.0
+        for own, other in ((0, 1), (1, 0)):
+            code = codes(cosines[own][unknown][:, first_code:].detach(), 0.05, 3)
+            log_p = torch.log_softmax(cosines[other] / 0.1, dim=1)
+            for i in range(BATCH):
+                if i in unknown:
+                    target = torch.zeros(log_p.shape[1], dtype=torch.double)
+                    target[first_code:] = code[unknown.index(i)]
+                    total = total - (target * log_p[i]).sum()
+                else:
+                    total = total - log_p[i, batch.label[i]]
+        losses.append(total / (2 * BATCH))
+    return losses
+
+
+@pytest.mark.parametrize(("unlabeled", "first_code"), [("novel", KNOWN), ("all", 0)])
+def test_uno_is_the_papers_loss_and_so_is_its_gradient(unlabeled, first_code):
+    method, batch = uno(unlabeled=unlabeled).train(), at()
+    step, expected = method(batch, 0.3), restated(method, batch, first_code)
+    assert len(expected) == 4  # two heads, and two of thrice the classes
+    total = sum(expected) / 4
+    torch.testing.assert_close(step.loss, total)
+    torch.testing.assert_close(step.memo, torch.stack(expected[:2]).detach())
+    parameters = list(method.parameters())
+    torch.testing.assert_close(
+        torch.autograd.grad(step.loss, parameters), torch.autograd.grad(total, parameters)
+    )
+
+
+def test_targets_are_labels_or_codes_that_use_novel_classes_equally():
+    method = uno(num_iterations=200, epsilon=0.5)
+    label = torch.tensor([2, UNKNOWN, 0, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN])
+    targets = method.targets(torch.rand(8, KNOWN + NOVEL).double(), label)
+    torch.testing.assert_close(targets.sum(1), torch.ones(8).double())
+    assert targets[0].tolist() == [0, 0, 1, 0, 0, 0]
+    assert targets[2].tolist() == [1, 0, 0, 0, 0, 0]
+    codes = targets[label == UNKNOWN]
+    assert (codes[:, :KNOWN] == 0).all()
+    torch.testing.assert_close(codes[:, KNOWN:].sum(0), torch.full((NOVEL,), 2.0).double())
+
+
+def test_images_on_their_prototypes_have_the_golden_loss():
+    """Orthogonal prototypes, an image on each: of 6 cosines one is 1, so log(1 + 5 exp(-10))."""
+    method = uno(overclustering=0, num_heads=1)
+    label = torch.tensor([0, 1, 2, UNKNOWN, UNKNOWN, UNKNOWN])
+    known, novel = torch.eye(6).double().split(3, dim=1)
+    loss = method.match((known, known), (novel, novel), label)
+    assert loss.item() == pytest.approx(math.log(1 + 5 * math.exp(-10)), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["labeled", "unlabeled"])
+def test_a_batch_may_hold_images_of_one_kind_only(kind):
+    label = torch.arange(BATCH) % KNOWN
+    label = label if kind == "labeled" else torch.full_like(label, UNKNOWN)
+    method = uno()
+    step = method(replace(at(), label=label), 0.5)
+    assert step.loss.isfinite()
+    step.loss.backward()
+    gradients = [p.grad for p in method.parameters() if p.grad is not None]
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_commit_returns_prototypes_to_length_one_and_forward_does_not():
+    method, batch = uno(), at()
+    with torch.no_grad():
+        for part in method.modules():
+            if isinstance(part, Prototypes):
+                part.weight.mul_(3.0)
+    step = method(batch, 0.5)
+    assert method.heads.known.weight.norm(dim=1).sub(3).abs().max() < 1e-6  # unit in float32
+    method.commit(step.memo, 0.5)
+    lengths = [p.weight.norm(dim=1) for p in method.modules() if isinstance(p, Prototypes)]
+    assert len(lengths) == 5
+    torch.testing.assert_close(torch.cat(lengths), torch.ones(3 + 2 * 3 + 2 * 9).double())
+
+
+def test_the_head_with_the_least_average_loss_is_used():
+    method, features = uno().eval(), torch.rand(5, 24).double()
+    for losses, best in (([2.0, 1.0], 1), ([1.0, 3.0], 0)):
+        for _ in range(500):
+            method.commit(torch.tensor(losses).double(), 0.5)
+        expected = torch.cat([method.heads.known(features), method.heads.novel[best](features)], 1)
+        torch.testing.assert_close(method.heads(features), expected / 0.1)
+    torch.testing.assert_close(
+        method.heads.losses, torch.tensor([1.0, 3.0]).double(), atol=0.05, rtol=0
+    )
+
+
+def test_it_sorts_images_into_known_and_novel_classes():
+    """Images of index i are of class i mod 6; the first three are known."""
+    method = small("uno")
+    run(method, "uno", total=150, until=150, batches=lambda _, step: grouped(step))
+    batch = grouped(500)
+    with torch.no_grad():
+        predicted = method.eval().heads(method.backbone(batch.views[0])).argmax(1)
+    truth = batch.index % 6
+    assert (predicted[truth < KNOWN] == truth[truth < KNOWN]).float().mean() > 0.9
+    assert (predicted[truth >= KNOWN] >= KNOWN).float().mean() > 0.9
+
+
+def grouped(step):
+    """A batch whose images are near the mean image of their class."""
+    batch = batch_for("uno", step)
+    means = torch.randn(6, *batch.views[0].shape[1:], generator=torch.Generator().manual_seed(1))
+    views = tuple(means[batch.index % 6] + 0.3 * view for view in batch.views)
+    return replace(batch, views=views)
