@@ -22,7 +22,7 @@ from nearkin.errors import CheckpointError, DataError, UsageError
 from nearkin.measures.kmeans import compact, constrained_kmeans
 from nearkin.method import Method
 from nearkin.networks.branch import Backbone
-from nearkin.networks.heads import CosineHead, Heads, trainable_layer
+from nearkin.networks.heads import CosineHead, Heads, MultiHead, trainable_layer
 from nearkin.networks.tokens import AttentivePooling, TokenFeatures
 from nearkin.tables import usable, write_whole
 from nearkin.types import UNKNOWN
@@ -466,6 +466,8 @@ def _check_kind(classifier: Classifier, rows: int) -> None:
 
 
 def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:
+    if "heads.losses" in tensors:
+        return _multi_head(tensors, temperature or 0.0)
     if temperature is not None:
         classes, features = tensors["heads.weight"].shape
         return CosineHead(features, classes, temperature)
@@ -474,6 +476,14 @@ def _heads(tensors: dict[str, Tensor], temperature: float | None) -> nn.Module:
         return nn.Linear(features, rows)
     known, novel = (tensors[f"heads.{part}.weight"] for part in ("known", "novel"))
     return Heads(novel.shape[1], len(known), len(novel))
+
+
+def _multi_head(tensors: dict[str, Tensor], temperature: float) -> MultiHead:
+    known, features = tensors["heads.known.weight"].shape
+    hidden = len(tensors["heads.novel.0.projector.0.weight"])
+    novel, dim = tensors["heads.novel.0.prototypes.weight"].shape
+    heads = len(tensors["heads.losses"])
+    return MultiHead(features, hidden, dim, known, novel, heads, temperature)
 
 
 def _layer(tensors: dict[str, Tensor]) -> nn.Module:

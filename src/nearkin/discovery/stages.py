@@ -33,7 +33,7 @@ from nearkin.errors import DataError
 from nearkin.evaluation.embeddings import encode
 from nearkin.method import Method
 from nearkin.methods import METHODS
-from nearkin.networks.heads import Heads
+from nearkin.networks.heads import Heads, MultiHead
 from nearkin.objectives import unit
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
@@ -74,6 +74,7 @@ RECIPES: Final[dict[str, Recipe]] = {
         options={"dim": 64, "hidden_dim": 256},
         terms=("distill", "entropy", "classify", "contrast", "class_contrast"),
     ),
+    "uno": Recipe(steps=1000, lr=0.1, options={"dim": 64, "hidden_dim": 256}),
 }
 
 
@@ -107,6 +108,10 @@ class HeadInit:
             weight = unit(means(self.features[unlabeled], self.novel[unlabeled], count) - center)
             heads.novel.weight.copy_(weight.to(device))
             heads.novel.bias.copy_(-(weight @ center).to(device))
+        elif isinstance(heads, MultiHead):  # its novel prototypes are not among features
+            known, count = self.novel == UNKNOWN, heads.known.num_classes
+            prototypes = means(unit(self.features[known]), self.joint[known], count)
+            heads.known.weight.copy_(unit(prototypes).to(device))
         else:
             prototypes = heads.get_parameter("weight")
             prototypes.copy_(means(unit(self.features), self.joint, len(prototypes)).to(device))

@@ -3,7 +3,7 @@
 Zhong, Fini, Roy, Luo, Ricci, Sebe. Neighborhood contrastive learning for novel class
 discovery. CVPR 2021, arXiv:2106.10731.
 
-    loss  = l_ce + l_bce + w l_mse + known_weight l_scl + novel_weight l_ncl
+    loss  = l_ce + l_bce + w l_mse + known_weight l_scl + novel_weight l_ncl + joint_weight l_j
     l_ce  = -log P(class)                                          (eq. 1)
     s_ij  = 1 if cos(h_i, h_j) > threshold, else 0                 (eq. 2)
     l_bce = -mean_ij (s log x + (1 - s) log(1 - x)), x = p_i.p'_j  (eq. 3)
@@ -13,9 +13,12 @@ discovery. CVPR 2021, arXiv:2106.10731.
     l_scl = the same, target: evenly on the own key and its class  (eq. 8)
     hard negatives of l_ncl: unit(mu e + (1 - mu) l)               (eq. 9 to 11)
 
-Labeled images make up l_ce and l_scl, unlabeled ones l_bce and l_ncl. h, p and q are features,
-class probabilities and unit features of view 1, p' are probabilities of view 2, and the own key
-is view 2's unit features; e is a key least like q and l one of a known class. w rises to
+    l_j   = -log sum P'' of the classes of the image's kind, known or novel
+
+Labeled images make up l_ce and l_scl, unlabeled ones l_bce and l_ncl. l_j is not in the paper: it
+makes both heads one classifier, P'' being a softmax over the classes of both. h, p and q are
+features, class probabilities and unit features of view 1, p' are probabilities of view 2, and the
+own key is view 2's unit features; e is a key least like q and l one of a known class. w rises to
 `consistency_weight`, alpha is `own_weight`, K at most `num_neighbors`, t is `temperature`.
 
 Queries: unit features of view 1. Keys: unit features of view 2, the queue of the image's part,
@@ -47,6 +50,7 @@ from nearkin.objectives import (
     pairwise_bce,
     ramp,
     same_ranks,
+    separation,
     soft_match,
     unit,
 )
@@ -84,6 +88,8 @@ class NCL(Method[KeyUpdate]):
         novel_from: Share of training after which that loss is added; the first epoch's end in the
             official code.
         known_weight: Weight of the contrastive loss of labeled images.
+        joint_weight: Weight of telling known classes from novel ones. The paper has no such term:
+            which head an image is for is known there.
         consistency_weight: Weight of the consistency of the views, after it has risen.
         consistency_until: Share of training in which that weight rises.
         temperature: Softmax temperature.
@@ -115,6 +121,7 @@ class NCL(Method[KeyUpdate]):
         novel_weight: Weight = 1.0,
         novel_from: Fraction = 0.0,
         known_weight: Weight = 0.1,
+        joint_weight: Weight = 0.0,
         consistency_weight: Weight = 5.0,
         consistency_until: Fraction = 0.25,
         temperature: Temperature = 0.05,
@@ -126,7 +133,7 @@ class NCL(Method[KeyUpdate]):
         self.num_easy, self.num_mixes, self.num_hard = num_easy, num_mixes, num_hard
         self.mix, self.hard_from, self.temperature = mix, hard_from, temperature
         self.novel_weight, self.known_weight = novel_weight, known_weight
-        self.novel_from = novel_from
+        self.novel_from, self.joint_weight = novel_from, joint_weight
         self.consistency_weight, self.consistency_until = consistency_weight, consistency_until
         self.online = Branch(backbone)
         features = self.backbone.feature_dim
@@ -151,6 +158,8 @@ class NCL(Method[KeyUpdate]):
             * self.contrast_known(query[known], key[known], index[known], label[known]),
             "novel": (self.novel_weight if progress >= self.novel_from else 0.0)
             * self.contrast_novel(query[~known], key[~known], index[~known], progress),
+            "joint": self.joint_weight
+            * separation(self.heads(h1), known, self.heads.known.out_features),
         }
         others = max(len(same) * (len(same) - 1), 1)
         metrics = {"positive_rate": same.float().fill_diagonal_(0).sum() / others}

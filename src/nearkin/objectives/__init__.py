@@ -39,5 +39,6 @@ from nearkin.objectives.discovery import neighborhood_targets as neighborhood_ta
 from nearkin.objectives.discovery import pairwise_bce as pairwise_bce
 from nearkin.objectives.discovery import ramp as ramp
 from nearkin.objectives.discovery import same_ranks as same_ranks
+from nearkin.objectives.discovery import separation as separation
 from nearkin.objectives.numerics import full_precision as full_precision
 from nearkin.objectives.numerics import mean_over_rows as mean_over_rows

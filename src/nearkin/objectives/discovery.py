@@ -112,6 +112,24 @@ def classify(
 
 
 @full_precision
+def separation(
+    logits: Float[Tensor, "batch classes"], known: Bool[Tensor, " batch"], num_known: int
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy of being of any known class, or of any novel one; zero for no images.
+
+    The logits of the `num_known` known classes come first. Cross-entropy over all classes is this
+    one and the cross-entropy among the classes of the image's own kind.
+
+    >>> logits = torch.tensor([[3.0, 0.0, 0.0], [3.0, 3.0, 0.0]])
+    >>> separation(logits, known=torch.tensor([True, False]), num_known=1)
+    tensor(0.3820)
+    """
+    kinds = [part.logsumexp(dim=1) for part in logits.tensor_split([num_known], dim=1)]
+    total = F.cross_entropy(torch.stack(kinds, dim=1), (~known).long(), reduction="sum")
+    return total / max(len(known), 1)
+
+
+@full_precision
 def mean_entropy(probabilities: Float[Tensor, "batch classes"]) -> Float[Tensor, ""]:
     """Entropy of a batch's mean prediction, in nats (Wen et al. 2023, section 4).
 
