@@ -28,11 +28,11 @@ def predict(features, probability, label, *, by_view=None, num_known=KNOWN):
     n, classes = probability.shape
     names = [f"animal {c}" for c in range(num_known)]
     names += [f"new-{c + 1}" for c in range(classes - num_known)]
-    all_reduce_max = np.repeat(probability.argmax(axis=1)[None], VIEWS, axis=0)
+    largest = np.repeat(probability.argmax(axis=1)[None], VIEWS, axis=0)
     return Predictions(
         paths=tuple(f"image {row}.png" for row in range(n)),
         probability=probability,
-        by_view=all_reduce_max if by_view is None else np.asarray(by_view),
+        by_view=largest if by_view is None else np.asarray(by_view),
         features=unit(features),
         label=np.asarray(label),
         classes=tuple(names),

@@ -14,13 +14,14 @@ from torch import nn
 import nearkin.distributed.sharding as sharding
 import nearkin.training.optimizer as lars
 from nearkin.config import TrainConfig
-from nearkin.distributed import all_reduce_max, full_weights, gather_weights
+from nearkin.distributed import all_reduce_max, gather_weights
 from nearkin.errors import DivergedError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone, small_resnet
 from nearkin.networks.batch_norm import normalize_in_groups
 from nearkin.networks.branch import Backbone
 from nearkin.training import checkpoint
+from nearkin.training.fit import evaluating
 from nearkin.training.optimizer import build_optimizer
 
 STEPS, HALF = 8, 4
@@ -104,7 +105,7 @@ def resumed(name, out, rank):
 
 def diverge(method, network, rank):
     """The first process finds something, of which all have to know."""
-    with full_weights(method, network):
+    with evaluating(method, network):
         if rank == 0:
             assert all(weight.numel() for weight in method.parameters())
             raise DivergedError("here")

@@ -15,8 +15,8 @@ from nearkin.errors import CheckpointError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.batch_norm import normalize_in_groups
 
-WITHOUT = {"ncl", "rotnet", "supervised"}
-"""Methods that train the features themselves."""
+WITHOUT = {"ncl", "rotnet", "supervised", "uno"}
+"""Methods that train the features themselves; UNO has a projector per head."""
 
 
 def encoder_of(method):

@@ -44,6 +44,10 @@ BYOL: Final = replace(SIMCLR, brightness=0.4, contrast=0.4, saturation=0.2, hue=
 SOLO: Final = replace(BYOL, blur=0.0, interpolation="bicubic")  # solo-learn's asymmetric.yaml
 SWAV: Final = replace(SIMCLR, scale=(0.14, 1.0))  # Caron et al. 2020, the large views
 NCL: Final = View(scale=(0.5, 1.0), flip=0.5)  # Zhong et al. 2021, official code for ImageNet
+# Fini et al. 2021, official code for the paper
+UNO: Final = replace(
+    NCL, jitter=0.5, brightness=0.3, contrast=0.3, saturation=0.15, hue=0.1, gray=0.1, blur=0.2
+)
 # For digits and letters: a flip turns them into others, and their color carries no meaning
 CHARACTERS: Final = View(
     scale=(0.6, 1.0), jitter=0.8, brightness=0.4, contrast=0.4, rotate=15.0, translate=0.1
@@ -86,6 +90,7 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "dino": (*asymmetric(replace(BYOL, scale=(0.14, 1.0))), *(small(BYOL),) * 6),
     "simsiam": (MOCO,),
     "ncl": (NCL,),
+    "uno": (UNO,),
     "simclr_cifar": (SMALL,),
     "moco_cifar": (SMALL,),
     "instdisc_cifar": (replace(INSTDISC, flip=0.0),),
@@ -97,6 +102,7 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "ncl_cifar": (
         replace(NCL, scale=(1.0, 1.0), ratio=(1.0, 1.0), translate=4 / 32, whole_shifts=True),
     ),
+    "uno_cifar": (replace(UNO, scale=(0.8, 1.0), blur=0.0),),
     "characters": (CHARACTERS,),
 }
 """The views of each augmentation; a single one serves for any number of views."""

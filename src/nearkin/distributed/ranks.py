@@ -7,7 +7,8 @@ so every rank computes the same loss and no other code mentions ranks.
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ import torch.distributed.nn  # first imported in a group, it would keep that gro
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nearkin.errors import UsageError
+from nearkin.errors import DivergedError, UsageError
 
 SLURM_PORTS: Final = range(20_000, 30_000)
 """Ports of the rendezvous of processes that SLURM starts, by the number of their job."""
@@ -169,6 +170,18 @@ def all_reduce_max(number: int) -> int:
     largest = torch.tensor(number)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     return int(largest)
+
+
+@contextmanager
+def diverging_together() -> Iterator[None]:
+    """If DivergedError is raised on one rank within a `with` block, raise it on all of them."""
+    try:
+        yield
+    except DivergedError:
+        all_reduce_max(1)  # tells the others, which wait below
+        raise
+    if all_reduce_max(0):
+        raise DivergedError("numbers of another process of this training are not finite")
 
 
 def broadcast_bytes(content: bytes) -> bytes:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nearkin.distributed.launch import TIMEOUT
-from nearkin.distributed.ranks import all_reduce_max, broadcast_state, is_sharded, rank
-from nearkin.errors import DivergedError, UsageError
+from nearkin.distributed.ranks import broadcast_state, is_sharded, rank
+from nearkin.errors import UsageError
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -118,20 +118,15 @@ def gather_weights(network: nn.Module, sharded: nn.Module) -> None:
 
 @contextmanager
 def full_weights(network: nn.Module, sharded: nn.Module) -> Iterator[None]:
-    """Let rank 0 use a network with all its weights; if it raises DivergedError, all ranks do."""
+    """Let rank 0 use a network with all its weights within a `with` block."""
     if not is_sharded(sharded):
         yield
         return
     gather_weights(network, sharded)
     try:
         yield
-    except DivergedError:
-        all_reduce_max(1)  # tells the others, which wait below
-        raise
     finally:
         _empty(network)
-    if all_reduce_max(0):
-        raise DivergedError("numbers on rank 0 are not finite")
 
 
 def full_state(state: Any) -> Any:

@@ -3,7 +3,7 @@
 Zhong, Fini, Roy, Luo, Ricci, Sebe. Neighborhood contrastive learning for novel class
 discovery. CVPR 2021, arXiv:2106.10731.
 
-    loss  = l_ce + l_bce + w l_mse + known_weight l_scl + novel_weight l_ncl + joint_weight l_j
+    loss  = l_ce + l_bce + w l_mse + b l_scl + a l_ncl + c l_j
     l_ce  = -log P(class)                                          (eq. 1)
     s_ij  = 1 if cos(h_i, h_j) > threshold, else 0                 (eq. 2)
     l_bce = -mean_ij (s log x + (1 - s) log(1 - x)), x = p_i.p'_j  (eq. 3)
@@ -18,8 +18,9 @@ discovery. CVPR 2021, arXiv:2106.10731.
 Labeled images make up l_ce and l_scl, unlabeled ones l_bce and l_ncl. l_j is not in the paper: it
 makes both heads one classifier, P'' being a softmax over the classes of both. h, p and q are
 features, class probabilities and unit features of view 1, p' are probabilities of view 2, and the
-own key is view 2's unit features; e is a key least like q and l one of a known class. w rises to
-`consistency_weight`, alpha is `own_weight`, K at most `num_neighbors`, t is `temperature`.
+own key is view 2's unit features; e is a key least like q and l one of a known class. a, b and c
+are `novel_weight`, `known_weight` and `joint_weight`, w rises to `consistency_weight`, alpha is
+`own_weight`, K at most `num_neighbors`, t is `temperature`.
 
 Queries: unit features of view 1. Keys: unit features of view 2, the queue of the image's part,
 and mixtures of both queues.

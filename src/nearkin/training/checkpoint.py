@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from nearkin import tables
-from nearkin.distributed import all_reduce_max, full_state, is_sharded
+from nearkin.distributed import all_reduce_max, diverging_together, full_state, is_sharded
 from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageError
 from nearkin.method import Method
 from nearkin.run.folder import RunFolder
@@ -276,12 +276,13 @@ class Checkpointer:
         """
         self.done = done
         due = self.files is not None and (requested or last or self._is_due())
-        if is_sharded(self.method):
-            due = bool(all_reduce_max(int(due)))
-        if due and self.files:
-            self._save(self.files, last)
-        elif due:
-            join_save(done, self.method, self.optimizer)
+        if not all_reduce_max(int(due)):
+            return
+        with diverging_together():
+            if self.files:
+                self._save(self.files, last)
+            elif is_sharded(self.method):
+                join_save(done, self.method, self.optimizer)
 
     def _is_due(self) -> bool:
         if self.every == "auto":
@@ -311,7 +312,8 @@ class Checkpointer:
         except DivergedError as error:
             state = self.done, self.method, self.optimizer
             if self.files is None:
-                join_save(*state, finite=False)
+                if is_sharded(self.method):
+                    join_save(*state, finite=False)
                 raise
             folder = self.files.folder
             with suppress(ResourceError):  # the divergence is the error to report

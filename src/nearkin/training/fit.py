@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -15,6 +15,7 @@ from nearkin.data.order import BatchOrder
 from nearkin.distributed import (
     all_reduce_max,
     broadcast_bytes,
+    diverging_together,
     full_weights,
     gather_weights,
     shard,
@@ -141,7 +142,7 @@ def fit(config: TrainConfig, method: Method[Any], batches: Feed, lead: Lead | No
             config, trained, optimizer, fed, start=start, total=total
         ):
             due = evaluation_due(every, done, per_epoch, total)
-            with full_weights(method, trained) if due else nullcontext():
+            with evaluating(method, trained) if due else nullcontext():
                 if record:
                     record.after(done, step, optimizer.param_groups[0]["lr"], due)
             # All processes must stop after the same step, whichever of them got the signal. It is
@@ -155,6 +156,13 @@ def fit(config: TrainConfig, method: Method[Any], batches: Feed, lead: Lead | No
             interrupts.end(total, stop)
         gather_weights(method, trained)
     return start < total
+
+
+@contextmanager
+def evaluating(method: Method[Any], trained: Method[Any]) -> Iterator[None]:
+    """Let the first process evaluate within a `with` block; what diverges there ends them all."""
+    with diverging_together(), full_weights(method, trained):
+        yield
 
 
 def evaluation_due(every: int, done: int, per_epoch: int, total: int) -> bool:
