@@ -23,10 +23,11 @@ from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 
-import matplotlib.pyplot  # noqa: F401  (imported before forking, as are the next five)
+import matplotlib.pyplot  # noqa: F401  (imported before forking, as are the next six)
 import numpy as np
 import sklearn.linear_model
 import sklearn.metrics  # noqa: F401
+import timm.optim  # noqa: F401
 import torch
 import torch._dynamo
 

@@ -27,6 +27,7 @@ from nearkin.encoders.encoder import load, write_encoder
 from nearkin.networks.backbone import build_backbone
 
 TRAININGS = ("linear", "attentive", "last:1", "all")
+SLOW = pytest.mark.slow
 TUNED = {"epochs": 2, "lr": 1e-3, "batch_size": 32}
 
 
@@ -108,7 +109,7 @@ def test_assign_gives_the_classes_and_scores_of_the_run(runs, data, layers):
         assert same["nearest_known"] == row["nearest_known"]
 
 
-@pytest.mark.parametrize("layers", TRAININGS)
+@pytest.mark.parametrize("layers", [*TRAININGS[:-1], pytest.param("all", marks=SLOW)])
 def test_labels_of_test_images_decide_nothing(runs, encoder, tmp_path, layers):
     """Permuted, they change the scores and not a bit of what was trained."""
     permuted = digits(tmp_path / "digits.npz", permuted=True)
@@ -127,6 +128,7 @@ def test_fine_tuning_leaves_the_other_parts_as_they_are(runs, encoder):
     assert "trained the last block of the encoder" in (runs["last:1"] / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_low_layers_learn_the_more_slowly_the_smaller_the_decay(runs, data, encoder, tmp_path):
     """The lowest layer learns at .75 to the power of its depth, or at a tenth to that power."""
     slow = run(data, encoder, tmp_path / "run", "all", layer_decay=0.1)
@@ -157,10 +159,10 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("layers", "module", "name", "nth"),
     [
-        ("linear", "nearkin.commands.classify", "write_encoder", 1),
+        pytest.param("linear", "nearkin.commands.classify", "write_encoder", 1, marks=SLOW),
         ("attentive", "nearkin.classification.report", "write_embeddings", 1),
         ("last:1", "nearkin.training.checkpoint", "save", 2),
-        pytest.param("all", "nearkin.training.checkpoint", "save", 5, marks=pytest.mark.slow),
+        pytest.param("all", "nearkin.training.checkpoint", "save", 5, marks=SLOW),
     ],
     ids=TRAININGS,
 )

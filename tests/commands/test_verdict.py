@@ -19,7 +19,13 @@ from nearkin.encoders.encoder import load
 from nearkin.run.folder import RunFolder
 
 SETTINGS = TrainConfig(
-    backbone="tiny", image_size=16, batch_size=50, epochs=1, augment="characters", device="cpu"
+    backbone="tiny",
+    image_size=16,
+    batch_size=50,
+    epochs=1,
+    augment="characters",
+    optimizer="adamw",
+    device="cpu",
 )
 TOO_HIGH, NO_RATE = 30.0, 1e-8
 
@@ -45,7 +51,7 @@ def ruined(tmp_path_factory, data, start):
     """A training that was made worse on purpose, by the command, with what it printed."""
     path = tmp_path_factory.mktemp("runs") / "ruined"
     typed = f"train {data} --init-from {start.path} --lr {TOO_HIGH} --epochs 4 --batch-size 50"
-    typed += f" --augment characters --device cpu --out {path}"
+    typed += f" --augment characters --optimizer adamw --device cpu --out {path}"
     command = [sys.executable, "-m", "nearkin", *typed.split(), "-q"]
     ended = subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
