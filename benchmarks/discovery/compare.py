@@ -1,34 +1,30 @@
-"""Compare methods of novel class discovery on the same features, images and steps.
+"""Compare what the last stage of a discovery may minimize, on the same features, images and steps.
 
-    python benchmarks/discovery/compare.py cifar10 --folder RUNS -o docs/discovery/cifar10.csv
+    python benchmarks/discovery/compare.py FOLDER -o docs/discovery/mixed.csv --checkouts CHECKOUTS
 
-RUNS holds, for every seed, images drawn by images.py (cifar10-1.npz) and an encoder trained on
-them without labels (runs/cifar10-1). Seed 0 only chooses the tuned setting of each arm,
-by hiding known classes; the others are reported. A row is written once its arm is done, so a
+FOLDER holds the data (see `SETS`) and, in runs/NAME, an encoder trained on each without labels.
+CHECKOUTS, if given, holds checkouts NCL, UNO and SimGCD of the authors' code. Scored are images
+that were held out, of known and novel classes mixed. A row is written once its arm is done, so a
 stopped comparison goes on where it was. Protocol: docs/discovery.md.
 """
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import official
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
-from nearkin.config import TrainConfig, Value
+from nearkin.config import DiscoverConfig, TrainConfig, Value
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
-from nearkin.discovery.classifier import (
-    Clustering,
-    head_clustering,
-    kmeans_clustering,
-    top_features,
-)
+from nearkin.discovery.classifier import Clustering, head_clustering, kmeans_clustering
 from nearkin.discovery.data import DiscoveryTask, Mode
 from nearkin.discovery.features import (
     CachedFeatures,
@@ -39,241 +35,269 @@ from nearkin.discovery.features import (
 from nearkin.discovery.pipeline import BASE_LOSS
 from nearkin.discovery.scores import joint_match, novel_match
 from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
-from nearkin.discovery.trials import (
-    MODE_RECIPES,
-    Trials,
-    best,
-    tuned_options,
-)
-from nearkin.encoders.encoder import load
-from nearkin.measures.matching import cluster_accuracy, right
+from nearkin.discovery.trials import Candidate, Trials, best, candidates, of_mode, shorter
+from nearkin.encoders.encoder import Encoder, load
+from nearkin.measures.matching import right
 from nearkin.run.settings import resolve
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNKNOWN
 
-CPU = torch.device("cpu")
-SEEDS = {"first": (1, 2, 3, 4, 5), "odd": (1, 2), "mixed": (1, 2)}
-"""The reported seeds of each split into known and novel classes."""
-GCD_SEEDS = (1, 2, 3, 4, 5)
-NOVEL = {"first": (5, 6, 7, 8, 9), "odd": (1, 3, 5, 7, 9), "mixed": (2, 3, 5, 8, 9)}
-"""Novel classes of each split, fixed beforehand; `first` is the usual one."""
-CONTRAST: dict[str, Value] = {"known_weight": 0.0}
-ARMS: dict[str, dict[str, Value]] = {
-    "rank statistics": BASE_LOSS | {"pseudo_labels": "ranks"},
-    "base": BASE_LOSS,
-    "self-contrast": CONTRAST | {"own_weight": 1.0},
-    "NCL": CONTRAST,
-    "NCL+SCL": {},
-    "base, clusters": BASE_LOSS,
-    "NCL+SCL, clusters": {},
-    "NCL+SCL+HNG": {"num_hard": 400, "num_easy": 50},
+Novel = Callable[[Sequence[str], np.random.Generator], Sequence[int]]
+"""Chooses novel classes among the names of all of them."""
+
+
+def last(names: Sequence[str], rng: np.random.Generator) -> Sequence[int]:
+    """The second half of the classes, as in the papers."""
+    del rng
+    return range(len(names) // 2, len(names))
+
+
+def drawn(names: Sequence[str], rng: np.random.Generator) -> Sequence[int]:
+    """Thirty classes at random."""
+    return np.sort(rng.permutation(len(names))[:30]).tolist()  # type: ignore[no-any-return]
+
+
+def alphabets(names: Sequence[str], rng: np.random.Generator) -> Sequence[int]:
+    """The characters of three alphabets."""
+    del rng
+    novel = ("Japanese_(katakana)", "Sanskrit", "Tagalog")
+    return [number for number, name in enumerate(names) if name.startswith(novel)]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set: what to open, and which of its classes are novel."""
+
+    data: str
+    novel: Novel
+    per_class: tuple[int, int] | None = None
+    """Images of each class to learn from and to hold out; None: all, a fifth held out."""
+
+
+SETS = {
+    "digits": DataSet("digits", last),
+    "fashion": DataSet("fashion.npz", last, (1000, 200)),
+    "cifar10": DataSet("cifar10.npz", last, (1000, 200)),
+    "omniglot": DataSet("omniglot", alphabets),
+    "caltech": DataSet("caltech99.tar", drawn),
 }
-"""Options of NCL. Only the tuned setting is chosen, and rank statistics have none."""
-GCD_ARMS: dict[str, dict[str, Value]] = {
-    "SimGCD": {},
-    "SimGCD, no entropy term": {"entropy_weight": 0.0},
-    "SimGCD, clusters": {},
+ARMS: Mapping[Mode, Mapping[str, tuple[str, dict[str, Value]]]] = {
+    "ncd": {
+        "base loss": ("ncl", BASE_LOSS),
+        "NCL": ("ncl", {}),
+        "joint NCL": ("joint_ncl", {}),
+        "UNO": ("uno", {}),
+    },
+    "gcd": {"SimGCD": ("simgcd", {}), "UNO": ("uno", {})},
 }
-"""Options of SimGCD."""
+"""Objective and further options of each arm."""
 COLUMNS = (
-    "mode", "split", "seed", "arm", "tuned", "train", "train_known", "train_novel", "test",
-    "known_test", "nmi", "ari", "k_means", "seconds",
+    "mode", "data", "seed", "arm", "setting", "chosen", "all", "known", "novel", "kept_known",
+    "kept_novel", "aware", "train", "seconds",
 )  # fmt: skip
-SLOW = "NCL+SCL+HNG"
-"""Hard negatives take four times as long, so only the first split has them."""
-VIEWS = 4
+CPU = torch.device("cpu")
+VIEWS = 8
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """The images of one seed and their features."""
+    """The images of a data set that a seed draws, and their features."""
 
     name: str
     seed: int
     folder: Path
 
     @cached_property
+    def encoder_file(self) -> Encoder:
+        """The encoder that all seeds share."""
+        return load(self.folder / "runs" / self.name)
+
+    @cached_property
     def images(self) -> Images:
-        """Return the images with all labels: known ones for training, novel ones for scoring."""
-        return open_images(self.folder / f"{self.name}-{self.seed}.npz")
+        """The drawn images with all labels: known ones for training, novel ones for scoring."""
+        source, wanted = SETS[self.name].data, SETS[self.name].per_class
+        path = self.folder / source
+        every = open_images(str(path) if path.exists() else source)
+        if wanted is None:
+            return every
+        rng, rows = np.random.default_rng(self.seed), list[Int64[np.ndarray, " some"]]()
+        for number in range(len(every.classes)):
+            for part, count in zip(("train", "test"), wanted, strict=True):
+                of = np.flatnonzero((every.labels == number) & (every.splits == part))
+                rows.append(rng.permutation(of)[:count])
+        return every.subset(np.sort(np.concatenate(rows)))
+
+    @cached_property
+    def held_out(self) -> Bool[np.ndarray, " images"]:
+        """Which images are scored and not learned from."""
+        if SETS[self.name].per_class is not None:
+            return np.asarray(self.images.splits == "test")
+        rng, out = np.random.default_rng(self.seed), np.zeros(len(self.images), bool)
+        for number in range(len(self.images.classes)):
+            rows = rng.permutation(np.flatnonzero(self.images.labels == number))
+            out[rows[: round(len(rows) / 5)]] = True
+        return out
+
+    @cached_property
+    def novel(self) -> Sequence[int]:
+        """The novel classes."""
+        return SETS[self.name].novel(self.images.classes, np.random.default_rng(self.seed))
+
+    @cached_property
+    def truth(self) -> Int64[np.ndarray, " images"]:
+        """The classes, known ones first."""
+        every = range(len(self.images.classes))
+        order = [number for number in every if number not in self.novel] + list(self.novel)
+        return np.asarray(np.argsort(order)[self.images.labels], np.int64)
 
     @cached_property
     def base(self) -> TrainConfig:
-        """Return the settings shared by all stages."""
-        encoder = load(self._run)
-        asked = TrainConfig(
+        """The settings that all stages share."""
+        requested = TrainConfig(
             method="ncl",
             backbone="small",
-            image_size=encoder.image_size,
+            image_size=self.encoder_file.image_size,
             batch_size=128,
             seed=self.seed,
             precision="fp32",
         )
-        resolved = resolve(asked, self.images, CPU)
-        return replace(resolved, epochs="auto", options={})
-
-    @property
-    def _run(self) -> Path:
-        return self.folder / "runs" / f"{self.name}-{self.seed}"
+        return replace(resolve(requested, self.images, CPU), epochs="auto", options={})
 
     @cached_property
     def encoder(self) -> FrozenEncoder:
         """The frozen encoder; what it sees is computed once and kept."""
-        path = self._run / "cached-features.safetensors"
+        path = self.folder / "features" / f"{self.name}-{self.seed}.safetensors"
         if not path.exists():
-            encoder = load(self._run)
-            features, bad = extract_features(
-                encoder, self.images, ViewSettings(self.base.augment, VIEWS, self.seed), CPU, 0
-            )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            drawn = ViewSettings(self.base.augment, VIEWS, self.seed)
+            features, bad = extract_features(self.encoder_file, self.images, drawn, CPU, 0)
             features.write(path, bad)
-        kept = CachedFeatures.read(path, len(self.images))[0]
-        return FrozenEncoder(replace(kept, views=kept.views[:VIEWS]), CPU)
+        return FrozenEncoder(CachedFeatures.read(path, len(self.images))[0], CPU)
 
-    def truth(self, novel: tuple[int, ...]) -> Int64[np.ndarray, " images"]:
-        """Return the classes, known ones first."""
-        order = [number for number in range(10) if number not in novel] + list(novel)
-        return np.asarray(np.argsort(order)[self.images.labels], np.int64)
-
-    def task(self, novel: tuple[int, ...], mode: Mode) -> DiscoveryTask:
-        """Return the task: novel classes are unlabeled, in mode gcd half of the known ones too."""
-        label = self.truth(novel)
-        label[label >= 10 - len(novel)] = UNKNOWN
+    def task(self, mode: Mode) -> DiscoveryTask:
+        """The task: novel classes are unlabeled, in mode gcd half of the known ones too."""
+        label, num_known = self.truth.copy(), len(self.images.classes) - len(self.novel)
+        label[label >= num_known] = UNKNOWN
         if mode == "gcd":
-            chosen = np.random.default_rng(self.seed).permutation(len(label)) % 2 == 0
-            label[chosen] = UNKNOWN
-        train = np.flatnonzero(self.images.splits == "train")
-        held_out = np.flatnonzero(self.images.splits == "test")
-        label[held_out] = UNKNOWN
-        return DiscoveryTask(label, train, 10 - len(novel), len(novel))
+            label[np.random.default_rng(self.seed).permutation(len(label)) % 2 == 0] = UNKNOWN
+        label[self.held_out] = UNKNOWN
+        return DiscoveryTask(label, np.flatnonzero(~self.held_out), num_known, len(self.novel))
 
 
-def starts_of(arm: str) -> str:
-    """Return how the classes of an arm are initialized."""
-    return "clusters" if "clusters" in arm else "random"
+def scores(bench: Bench, task: DiscoveryTask, found: Clustering, mode: Mode) -> dict[str, float]:
+    """Score an arm on held-out images.
 
-
-def value_of(bench: Bench, mode: Mode, arm: str, options: dict[str, Value]) -> float:
-    """What hiding known classes of the usual split says, for one arm."""
-    task = bench.task(NOVEL["first"], "ncd")  # all known images have their label
-    folder = bench.folder / "trials" / bench.name / arm.replace(" ", "-")
-    every = Trials(bench.encoder, task, bench.base, mode, folder, options, starts_of(arm))
-    trials = list(every.run(MODE_RECIPES[mode].candidates))
-    for value in MODE_RECIPES[mode].candidates:
-        found = [trial.accuracy for trial in trials if trial.value == value]
-        print(f"{bench.name} {mode} {arm}: value {value:g}", np.round(found, 3), flush=True)
-    return best(trials)
-
-
-def measured(
-    bench: Bench,
-    task: DiscoveryTask,
-    truth: Int64[np.ndarray, " images"],
-    arm: Clustering,
-    mode: Mode,
-) -> dict[str, float]:
-    """Return the accuracy of an arm on unlabeled and on test images."""
-    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
-
-    rows, test = task.unlabeled, np.flatnonzero(bench.images.splits == "test")
-    found, matched = (arm.joint, joint_match) if mode == "gcd" else (arm.novel, novel_match)
-    if mode == "ncd":
-        test = test[truth[test] >= task.num_known]
-    y, x, z, w = truth[rows], found[rows], truth[test], found[test]
-    correct = right(y, x, matched(y, x, task.num_known))
-    row = {
-        "train": correct.mean(),
-        "test": right(z, w, matched(z, w, task.num_known)).mean(),
-        "nmi": normalized_mutual_info_score(y, x),
-        "ari": adjusted_rand_score(y, x),
+    `all`, `known` and `novel` match clusters with classes all at once; `kept_known` and
+    `kept_novel` leave known classes where they are; `aware` looks at novel images alone and knows
+    that they are novel. `train` is that of unlabeled images to learn from.
+    """
+    y, x = bench.truth[bench.held_out], found.joint[bench.held_out]
+    known = y < task.num_known
+    joint = right(y, x, joint_match(y, x, task.num_known))
+    kept = right(y, x, novel_match(y, x, task.num_known))
+    novel = found.novel[bench.held_out][~known]
+    rows = task.unlabeled
+    z, w = bench.truth[rows], found.of(mode)[rows]
+    match = joint_match if mode == "gcd" else novel_match
+    return {
+        "all": joint.mean(),
+        "known": joint[known].mean(),
+        "novel": joint[~known].mean(),
+        "kept_known": kept[known].mean(),
+        "kept_novel": kept[~known].mean(),
+        "aware": right(y[~known], novel, novel_match(y[~known], novel, task.num_known)).mean(),
+        "train": right(z, w, match(z, w, task.num_known)).mean(),
     }
-    if mode == "gcd":
-        row["train_known"] = correct[y < task.num_known].mean()
-        row["train_novel"] = correct[y >= task.num_known].mean()
-    old = np.flatnonzero((bench.images.splits == "test") & (truth < task.num_known))
-    row["known_test"] = (arm.joint[old] == truth[old]).mean()
-    return row
 
 
-def rows_of(
-    bench: Bench, split: str, mode: Mode, values: dict[str, float], done: set[str]
-) -> Iterator[Row]:
-    """Run the missing arms of one seed and one split."""
-    arms = {arm: options for arm, options in arms_of(mode, split).items() if arm not in done}
-    task, truth = bench.task(NOVEL[split], mode), bench.truth(NOVEL[split])
-    common = {"mode": mode, "split": split, "seed": bench.seed}
+def tuned(bench: Bench, task: DiscoveryTask, mode: Mode) -> tuple[dict[str, Candidate], str]:
+    """Return the tuned candidate of each objective, and the best objective, by hidden classes."""
+    folder = bench.folder / "trials" / f"{bench.name}-{bench.seed}"
+    tried = candidates(DiscoverConfig(mode=mode))
+    every = Trials(bench.encoder, task, bench.base, mode, folder, {}, "clusters", train=shorter)
+    trials = list(every.run(tried))
+    by_objective = {
+        name: best([trial for trial in trials if trial.candidate.objective == name])
+        for name in dict.fromkeys(each.objective for each in tried)
+    }
+    return by_objective, best(trials).objective
+
+
+def rows_of(bench: Bench, mode: Mode, checkouts: Path | None, done: set[str]) -> Iterator[Row]:
+    """Run the arms of one data set and seed that are not `done`."""
+    task = bench.task(mode)
+    common = {"mode": mode, "data": bench.name, "seed": bench.seed}
     if "k-means" not in done:
-        clustered = kmeans_clustering(bench.encoder.cached.center, task, bench.seed)
-        yield common | {"arm": "k-means"} | measured(bench, task, truth, clustered, mode)
-    if not arms:
+        found = kmeans_clustering(bench.encoder.cached.center, task, bench.seed)
+        yield common | {"arm": "k-means"} | scores(bench, task, found, mode)
+    arms = {name: arm for name, arm in ARMS[mode].items() if name not in done}
+    theirs = [name for name in official.ARMS[mode] if checkouts and name not in done]
+    if not arms and not theirs:
         return
+    chosen, auto = tuned(bench, task, mode)
+    if mode == "ncd":  # it has the joint loss beside it
+        chosen["ncl"] = replace(chosen["joint_ncl"], objective="ncl")
     known = known_stage(bench.encoder, task, bench.base)
     known.try_out()
-    heads = stage_init(bench.encoder, known.method, task, bench.seed, "clusters").heads
-    for arm, options in arms.items():
-        started = time.perf_counter()
-        value = values.get(arm, MODE_RECIPES[mode].default)
-        chosen = tuned_options(mode, value, task.num_novel) | options
-        init = StageInit(known.method, heads if starts_of(arm) == "clusters" else None)
-        stage = class_stage(
-            bench.encoder, task, bench.base, init, MODE_RECIPES[mode].method, chosen
-        )
+    init = stage_init(bench.encoder, known.method, task, bench.seed, "clusters")
+    for name in (*arms, *theirs):
+        objective, more = arms[name] if name in arms else official.ARMS[mode][name]
+        started, candidate = time.perf_counter(), chosen[objective]
+        stage = our_stage(bench, task, mode, init, candidate, more)
+        if name in theirs and checkouts:
+            stage = official.stage(stage, checkouts, candidate.value)
         stage.try_out()
-        seconds = time.perf_counter() - started
+        seconds = round(time.perf_counter() - started, 1)
         found = head_clustering(bench.encoder, stage.method, task.num_known)
-        row = common | {"arm": arm, "tuned": value, "seconds": round(seconds, 1)}
-        row |= measured(bench, task, truth, found, mode)
-        if mode == "ncd":
-            after = top_features(bench.encoder, stage.method)
-            novel = kmeans_clustering(after, task, bench.seed).novel[task.unlabeled]
-            row["k_means"] = cluster_accuracy(truth[task.unlabeled], novel)[0]
-        yield row
+        row = common | {"arm": name, "setting": candidate.value, "seconds": seconds}
+        is_auto = name in ARMS[mode] and objective == auto and not more
+        yield row | {"chosen": int(is_auto)} | scores(bench, task, found, mode)
 
 
-def arms_of(mode: Mode, split: str = "first") -> dict[str, dict[str, Value]]:
-    """Return the trained arms with their options."""
-    if mode == "ncd":
-        return {arm: ARMS[arm] for arm in ARMS if arm != SLOW or split == "first"}
-    return GCD_ARMS
-
-
-def chosen_values(name: str, folder: Path, mode: Mode) -> dict[str, float]:
-    """The tuned setting of each arm that has one, by the seed that is not reported."""
-    bench = Bench(name, 0, folder)
-    untuned = {"rank statistics", "SimGCD, no entropy term"}
-    return {
-        arm: value_of(bench, mode, arm, options)
-        for arm, options in arms_of(mode).items()
-        if arm not in untuned
-    }
+def our_stage(
+    bench: Bench,
+    task: DiscoveryTask,
+    mode: Mode,
+    init: StageInit,
+    candidate: Candidate,
+    more: Mapping[str, Value],
+) -> Any:
+    """The last stage as `nearkin discover` trains it, with further options."""
+    assert candidate.objective in of_mode(mode)
+    options = {**candidate.options(mode, task.num_novel), **more}
+    return class_stage(bench.encoder, task, bench.base, init, candidate.method, options)
 
 
 def main() -> None:
-    """Compare on one data set."""
+    """Run what is missing in a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("name")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--mode", choices=list(MODE_RECIPES), default="ncd")
+    parser.add_argument("folder", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--modes", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--checkouts", type=Path)
     options = parser.parse_args()
-    mode: Mode = options.mode
     rows: list[Row] = []
     if options.output.exists():
         rows = [dict(row) for row in read_csv(options.output)]
-    values = chosen_values(options.name, options.folder, mode)
-    plan = SEEDS if mode == "ncd" else {"first": GCD_SEEDS}
-    for split, seeds in plan.items():
-        for seed in seeds:
-            done = {r["arm"] for r in rows if r["split"] == split and int(r["seed"]) == seed}
-            bench = Bench(options.name, seed, options.folder)
-            for row in rows_of(bench, split, mode, values, done):
-                print(row, flush=True)
-                rows.append(row)
-                cells = [[_cell(one.get(column, "")) for column in COLUMNS] for one in rows]
-                write_csv(options.output, COLUMNS, cells)
+    for seed in options.seeds:
+        for name in options.sets:
+            bench = Bench(name, seed, options.folder)
+            for mode in options.modes:
+                key = mode, name, str(seed)
+                done = {r["arm"] for r in rows if (r["mode"], r["data"], str(r["seed"])) == key}
+                for row in rows_of(bench, mode, options.checkouts, done):
+                    print({key: _cell(value) for key, value in row.items()}, flush=True)
+                    rows.append(row)
+                    cells = [[_cell(one.get(column, "")) for column in COLUMNS] for one in rows]
+                    write_csv(options.output, COLUMNS, cells)
 
 
 def _cell(value: object) -> object:
+    if value is None:
+        return ""
     return f"{value:.4f}" if isinstance(value, float) else value
 
 

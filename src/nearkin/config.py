@@ -39,7 +39,8 @@ Mark = TypeVar("Mark")
 MAX: Final = 1e9
 """The largest value of a setting without a bound of its own; sums of such values stay finite."""
 VARIABLES: Final = "NEARKIN_"  # How variables of the environment begin that are settings
-MODE_METHODS: Final = {"ncd": "ncl", "gcd": "simgcd"}  # of a discovery's last stage, by mode
+OBJECTIVE_METHODS: Final = {"uno": "uno", "joint_ncl": "ncl", "ncl": "ncl", "simgcd": "simgcd"}
+"""The method of a discovery's last stage, by objective."""
 # What `nearkin evaluate --protocol` measures, by name; `full` is all of it. Each is a tuple of
 # `nearkin.evaluation.protocols`, which needs torch.
 PROTOCOLS: Final[Mapping[str, str]] = {
@@ -457,12 +458,14 @@ class DiscoverConfig:
     """Images per step, half of them labeled."""
     lr_milestones: str = ""
     """Fractions of the last stage, separated by commas, at which the rate drops to a tenth."""
+    objective: Literal["auto", "uno", "ncl", "joint_ncl", "simgcd"] = "auto"
+    """Objective of the last stage; auto: chosen by hiding known classes."""
     start: Literal["clusters", "random"] = "clusters"
     """Initial class weights of the last stage: clusters of the features, or random."""
     pair_rate: Annotated[float | Auto, Range(0, MAX)] = "auto"
-    """Mode ncd: positive pairs, relative to those of equally large classes; auto: tuned."""
+    """NCL: positive pairs, relative to those of equally large classes; auto: tuned."""
     entropy_weight: Annotated[float | Auto, Range(0, MAX)] = "auto"
-    """Mode gcd: weight of the mean-entropy term; auto: tuned by hiding known classes."""
+    """SimGCD: weight of the mean-entropy term; auto: tuned by hiding known classes."""
     num_seeds: AutoCount = "auto"
     """Repetitions of the last stage, to see which classes are found again."""
     seed: Seed = 0
@@ -480,7 +483,7 @@ class DiscoverConfig:
     copy_to: str = ""
     """A new folder to copy the images into, sorted by class."""
     options: Mapping[str, Value] = field(default_factory=dict)
-    """Options of the last stage's method: of ncl (ncd) or simgcd (gcd)."""
+    """Options of the method of the objective: of uno, ncl or simgcd."""
 
     verb: ClassVar[str] = "discover"
     groups: ClassVar[Mapping[str, str]] = {

@@ -242,7 +242,7 @@ def test_a_discovery_goes_on_when_the_source_of_its_encoder_is_gone(
 ):
     settings = (
         "--known 0,1 --classes 2 --num-views 2 --epochs 1 --known-epochs 1 --num-seeds 1 "
-        "--no-baselines --val 0 --device cpu --workers 0 --entropy-weight 1 --resume -q"
+        "--no-baselines --val 0 --device cpu --workers 0 --objective simgcd --entropy-weight 1 --resume -q"
     )
     out = tmp_path / "run"
     typed = ["discover", str(images), "--from", source, "-o", str(out), *settings.split()]

@@ -22,10 +22,11 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.datasets import load_digits
 
 from nearkin.cli import main
+from nearkin.config import OBJECTIVE_METHODS
 from nearkin.data.labels import Annotations
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
 from nearkin.discovery.data import accepted_classes
-from nearkin.discovery.trials import MODE_RECIPES
+from nearkin.discovery.trials import OBJECTIVES, TRIED, Candidate
 from nearkin.run import settings as build
 from nearkin.tables import read_csv
 
@@ -129,8 +130,9 @@ def encoder(tmp_path_factory, arrays):
 
 
 SHORT = words("-q --batch-size 16 --num-views 2 --known-epochs 10")
-LEAST = [*SHORT, *words("--num-seeds 1 --no-baselines --epochs 2 --classes 2 --entropy-weight 1")]
-LEAST_NCD = [word.replace("entropy-weight", "pair-rate") for word in LEAST]
+FEW = [*SHORT, *words("--num-seeds 1 --no-baselines --epochs 2 --classes 2")]
+LEAST = [*FEW, *words("--objective simgcd --entropy-weight 1")]
+LEAST_NCD = [*FEW, *words("--objective ncl --pair-rate 1")]
 MODES = {
     "gcd": words("--epochs 8 --num-seeds 2"),
     "ncd": words("--epochs 8 --num-seeds 1 --mode ncd --classes 3 --no-baselines"),
@@ -155,9 +157,9 @@ def test_a_discovery_leaves_every_file_that_was_promised(finished, mode):
     assert {path.name for path in finished.iterdir()} >= LEFT
     assert (finished / "plots" / "class_count.png").exists() == (mode == "gcd")
     stages = {path.name for path in (finished / "stages").iterdir()}
-    method = {"gcd": "simgcd", "ncd": "ncl"}[mode]
+    method = OBJECTIVE_METHODS[strict_json(finished / "summary.json")["objective"]]
     assert stages >= {"cached-features.safetensors", "known", "trials", f"{method}-0"}
-    assert {"base-loss", "rank-statistics", "simgcd-1"} <= stages or mode == "ncd"
+    assert {"base-loss", "rank-statistics", f"{method}-1"} <= stages or mode == "ncd"
 
 
 def test_all_images_without_a_label_are_assigned_once_and_no_others(finished, truth):
@@ -271,8 +273,8 @@ def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
         assert summary["novel"] == number["chosen"]
         assert 1 <= number["low"] <= number["chosen"] <= number["high"]
         assert set(number["estimates"]) == {"silhouette", "dtc", "gcd"}
-    tuned = f"{summary[MODE_RECIPES[mode].setting]:g}"
-    assert summary["trials"][tuned] == max(summary["trials"].values())
+    assert summary["trials"][chosen(summary)] == max(summary["trials"].values())
+    assert {name.partition("-")[0] for name in summary["trials"]} == set(TRIED[mode])
     baselines = {"base loss", "rank statistics"} if mode == "gcd" else set()
     assert set(summary["scores"]) >= {"nearkin", "k-means"} | baselines
     for scores in summary["scores"].values():
@@ -280,6 +282,12 @@ def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
             assert 0 <= each["low"] <= each["value"] <= each["high"] <= 1 or "ARI" in each["name"]
             assert "images" in each["protocol"]
     assert set(summary["agreement"]) == set(summary["scores"]) - {"nearkin"}
+
+
+def chosen(summary):
+    """The objective as trials are named."""
+    objective = summary["objective"]
+    return str(Candidate(objective, summary.get(OBJECTIVES[objective].setting)))
 
 
 def held_out(encoder):
@@ -353,7 +361,7 @@ def test_the_configuration_repeats_a_discovery_to_the_bit_whatever_the_hidden_la
     names = ("assignments.csv", "classifier.safetensors")
     assert bytes_of(out, *names) == bytes_of(finished, *names)
     one, other = (strict_json(path / "summary.json") for path in (out, finished))
-    assert one[MODE_RECIPES[mode].setting] == other[MODE_RECIPES[mode].setting]
+    assert chosen(one) == chosen(other)
 
 
 def test_resuming_a_finished_discovery_changes_nothing(finished, capsys):
@@ -797,6 +805,7 @@ def folders(tmp_path_factory, pixels):
 
 
 KNOWING = ["--known", "cat,dog"]
+NCL = ["--mode", "ncd", "--objective", "ncl"]
 
 
 @pytest.mark.parametrize(
@@ -819,13 +828,16 @@ KNOWING = ["--known", "cat,dog"]
         ([*KNOWING, "--mode", "both"], 2, "ncd"),
         ([*KNOWING, "--clases", "3"], 2, "Did you mean classes?"),
         ([*KNOWING, "--num-seed", "3"], 2, "Did you mean num_seeds?"),
-        ([*KNOWING, "--dim", "lots"], 2, "--dim lots"),
-        ([*KNOWING, "--mode", "ncd", "--dim", "3"], 2, "unknown option --dim for ncl"),
+        ([*KNOWING, "--objective", "simgcd", "--dim", "lots"], 2, "--dim lots"),
+        ([*KNOWING, "--dim", "3"], 2, "--dim has an effect with --objective uno or --objective simgcd"),
+        ([*KNOWING, *NCL, "--dim", "3"], 2, "unknown option --dim for ncl"),
+        ([*KNOWING, "--objective", "ncl"], 2, "--objective ncl is not for --mode gcd"),
+        ([*KNOWING, "--objective", "umo"], 2, 'Did you mean "uno"'),
         ([*KNOWING, "--num-views", "1"], 2, "--num-views 1"),
         ([*KNOWING, "--pair-rate", "-1"], 2, "--pair-rate -1"),
-        ([*KNOWING, "--pair-rate", "1"], 2, "--pair-rate is of --mode ncd"),
+        ([*KNOWING, "--pair-rate", "1"], 2, "--pair-rate is a setting of joint_ncl and ncl; --mode gcd tries simgcd and uno"),
         ([*KNOWING, "--num-novel-classes", "2"], 2, "give --classes here"),
-        ([*KNOWING, "--mode", "ncd", "--entropy-weight", "1"], 2, "is of --mode gcd"),
+        ([*KNOWING, "--mode", "ncd", "--entropy-weight", "1"], 2, "--entropy-weight is a setting of simgcd"),
         ([*KNOWING, "--epochs", "0"], 2, "--epochs 0"),
         ([*KNOWING, "--lr-milestones", "late"], 2, "--lr-milestones late"),
         ([*KNOWING, "--batch-size", "1000"], 2, "--batch-size 1000"),
@@ -942,6 +954,26 @@ def test_parts_of_a_network_may_learn_and_new_images_are_sorted_by_what_was_lear
     expected = rows(out / "assignments.csv")
     assert {row["path"].split("/")[0] for row in expected} == {"eel", "fox"}
     close([again[row["path"]] for row in expected], expected)
+
+
+def test_scores_of_a_network_are_calibrated_by_trainings_of_that_network(
+    tmp_path, pixels, encoder
+):
+    """With some known classes hidden; trials on top of the frozen one are not asked."""
+    images, out = tmp_path / "images", tmp_path / "run"
+    for number, label in enumerate(("ant", "bee", "cat", "dog", "eel")):
+        save(images / label, {f"{row}.png": p for row, p in enumerate(pixels[number][:8])})
+    settings = ["--known", "ant,bee,cat,dog", "--from", encoder, *LEAST, "--classes", 2]
+    trained = [*settings, "--train-layers", "6", "--known-epochs", 1, "--epochs", 1]
+    assert run("discover", images, "-o", out, *trained) == 0
+    for stage in ("known", "class"):
+        assert (out / "stages" / f"calibration-{stage}" / "metrics.csv").exists()
+    (trial,) = (out / "stages" / "calibration").iterdir()
+    frozen = out / "stages" / "trials" / trial.name
+    calibration = json.loads((out / "summary.json").read_text())["calibration"]
+    with np.load(trial) as used, np.load(frozen) as other:
+        assert calibration["num_images"] == len(used["correct"])
+        assert not np.array_equal(used["probability"], other["probability"])
 
 
 def test_tables_are_read_as_they_were_written(tmp_path):

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.skipif(
 )
 SETTINGS = [
     "--known", "0,1,2", "--val", "0", "--train-layers", "all", "--batch-size", "16", "--num-views", "2",
-    "--known-epochs", "1", "--epochs", "1", "--classes", "2", "--entropy-weight", "1", "--no-baselines",
+    "--known-epochs", "1", "--epochs", "1", "--classes", "2", "--objective", "simgcd", "--entropy-weight", "1",
+    "--no-baselines",
     "--device", "cpu",
 ]  # fmt: skip
 SHORT = """

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin.config import DiscoverConfig, TrainConfig, read_toml
+from nearkin.config import OBJECTIVE_METHODS, DiscoverConfig, TrainConfig, read_toml
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data
 from nearkin.discovery.features import FinetunedEncoder
 from nearkin.discovery.pipeline import baseline_options
 from nearkin.discovery.stages import StageInit, class_stage, known_stage
-from nearkin.discovery.trials import MODE_RECIPES, folds, tuned_options
+from nearkin.discovery.trials import OBJECTIVES, Candidate, folds
 from nearkin.encoders.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
 from nearkin.run.settings import checked_options, method_options
@@ -65,18 +65,21 @@ def test_a_recipe_leaves_nothing_that_matters_to_chance(path):
         "epochs",
         "lr_milestones",
     )
-    decided += ("batch_size", "augment", "pair_rate", "num_seeds")
+    decided += ("batch_size", "augment", "objective", "pair_rate", "num_seeds")
     assert all(settings[name] != "auto" for name in decided)
-    assert checked_options(MODE_RECIPES[config.mode].method, config.options) == settings["options"]
+    assert (
+        checked_options(OBJECTIVE_METHODS[config.objective], config.options) == settings["options"]
+    )
 
 
 @each_recipe
 def test_a_recipe_fits_its_data_set_as_it_stands_and_with_classes_hidden(path):
     settings, (known, _) = read_toml(path, DiscoverConfig), classes_of(path)
     hidden = {len(fold) for fold in folds(len(known), seed=0)}
+    method = OBJECTIVE_METHODS[settings["objective"]]
     for count in {settings["classes"], *hidden}:
         sizes = count * PER_CLASS[path.stem], settings["batch_size"] // 2
-        used = method_options(MODE_RECIPES[settings["mode"]].method, settings["options"], *sizes)
+        used = method_options(method, settings["options"], *sizes)
         assert settings["options"].items() <= used.items()
 
 
@@ -112,26 +115,27 @@ def learning(path, tmp_path):
     )
     encoder = FinetunedEncoder(pretrained, dataset.images, config, base, CPU)
     before = known_stage(encoder, task, base).method
-    options = tuned_options(config.mode, config.pair_rate, novel) | dict(config.options)
-    return class_stage(
-        encoder, task, base, StageInit(before), MODE_RECIPES[config.mode].method, options
-    )
+    chosen = Candidate(config.objective, config.pair_rate)
+    options = chosen.options(config.mode, novel) | dict(config.options)
+    return class_stage(encoder, task, base, StageInit(before), chosen.method, options)
 
 
 @each_recipe
 def test_the_base_loss_of_a_recipe_is_its_method_without_the_contrastive_terms(path):
     config = small(path)
-    own = tuned_options(config.mode, config.pair_rate, 5) | dict(config.options)
-    baselines = baseline_options(config.mode, own, 5)
-    contrastive = {"novel_weight": 0.0, "known_weight": 0.0}
+    chosen = Candidate(config.objective, config.pair_rate)
+    own = chosen.options(config.mode, 5) | dict(config.options)
+    baselines = baseline_options(chosen, own, 5)
+    contrastive = {"novel_weight": 0.0, "known_weight": 0.0, "joint_weight": 0.0}
     assert baselines["base loss"] == own | contrastive
     assert baselines["rank statistics"] == own | contrastive | {"pseudo_labels": "ranks"}
 
 
-def test_baselines_of_mode_gcd_have_no_options_of_its_method():
-    baselines = baseline_options("gcd", {"entropy_weight": 2.0}, 5)
-    rate = tuned_options("ncd", MODE_RECIPES["ncd"].default, 5)
-    assert baselines["base loss"] == rate | {"novel_weight": 0.0, "known_weight": 0.0}
+def test_baselines_beside_another_method_have_no_options_of_it():
+    baselines = baseline_options(Candidate("simgcd", 2.0), {"entropy_weight": 2.0}, 5)
+    rate = Candidate("ncl", OBJECTIVES["ncl"].default).options("ncd", 5)
+    without = {"novel_weight": 0.0, "known_weight": 0.0, "joint_weight": 0.0}
+    assert baselines["base loss"] == rate | without
 
 
 @each_recipe

@@ -210,7 +210,7 @@ def test_images_that_are_held_out_are_never_seen():
     assert not set(index.tolist()) & set(held_out.tolist())
 
 
-@pytest.mark.parametrize("method", ["ncl", "simgcd"])
+@pytest.mark.parametrize("method", ["ncl", "simgcd", "uno"])
 def test_the_last_stage_goes_on_from_the_layer_that_knows_the_known_classes(method):
     encoder, task = frozen(20, 30)
     known = known_stage(encoder, task, base())
@@ -236,7 +236,7 @@ def test_the_last_stage_of_ncl_goes_on_with_the_head_of_the_known_classes():
     assert not changed(before, known.method.known.state_dict())
 
 
-@pytest.mark.parametrize("method", ["ncl", "simgcd"])
+@pytest.mark.parametrize("method", ["ncl", "simgcd", "uno"])
 def test_cached_features_do_not_change(method):
     encoder, task = frozen(20, 30)
     before = copy.deepcopy(encoder.cached)
@@ -293,7 +293,7 @@ def test_a_queue_that_was_asked_for_and_is_too_large_is_refused():
         trained(20, 30, "ncl", options={"queue_size": 2001})  # the paper's is 2000
 
 
-@pytest.mark.parametrize("method", ["ncl", "simgcd"])
+@pytest.mark.parametrize("method", ["ncl", "simgcd", "uno"])
 @pytest.mark.parametrize(
     ("labeled", "unlabeled"), [(2, 2), (2, 30), (3, 5), (4, 40), (40, 2), (40, 3), (60, 11)]
 )
@@ -313,7 +313,7 @@ def test_a_batch_that_the_images_do_not_fill_shrinks(labeled, unlabeled, batch_s
     encoder, task = frozen(labeled, unlabeled)
     settings = base(batch_size=batch_size)
     before = known_stage(encoder, task, settings).method
-    for method in ("ncl", "simgcd"):
+    for method in ("ncl", "simgcd", "uno"):
         order = class_stage(encoder, task, settings, StageInit(before), method, {}).feed.order
         assert order.num_labeled <= order.batch_size / 2
         assert order.batch_size - order.num_labeled <= unlabeled
@@ -324,7 +324,7 @@ def test_a_batch_that_the_images_do_not_fill_shrinks(labeled, unlabeled, batch_s
 
 
 @pytest.mark.parametrize(("labeled", "unlabeled"), [(0, 20), (1, 20), (20, 0), (20, 1), (1, 1)])
-@pytest.mark.parametrize("method", ["ncl", "simgcd"])
+@pytest.mark.parametrize("method", ["ncl", "simgcd", "uno"])
 def test_too_few_images_are_learned_from_or_refused_in_one_line(method, labeled, unlabeled):
     refusal = None
     try:
@@ -334,7 +334,7 @@ def test_too_few_images_are_learned_from_or_refused_in_one_line(method, labeled,
     assert "image" in refusal if refusal else finite(known.method) and finite(stage.method)
 
 
-@pytest.mark.parametrize("method", ["ncl", "simgcd"])
+@pytest.mark.parametrize("method", ["ncl", "simgcd", "uno"])
 def test_as_many_classes_as_unlabeled_images_are_learned(method):
     _, stage = trained(12, 6, method, num_novel=6)
     assert finite(stage.method)
@@ -352,7 +352,7 @@ def test_equal_features_are_learned_from():
     encoder, task = FrozenEncoder(cached, CPU), DiscoveryTask(label, np.arange(40), 2, 2)
     known = known_stage(encoder, task, base())
     known.try_out()
-    for method in ("ncl", "simgcd"):
+    for method in ("ncl", "simgcd", "uno"):
         stage = class_stage(encoder, task, base(), StageInit(known.method), method, {})
         stage.try_out()
         assert finite(stage.method)
@@ -499,4 +499,4 @@ def test_a_finetuned_encoder_extracts_features_by_the_trained_network(finetuned)
 
 def test_every_method_of_a_stage_learns_from_labels():
     """So that no stage trains on nothing where a method drops the labels it is given."""
-    assert all(METHODS[name].uses_labels for name in ("supervised", "ncl", "simgcd"))
+    assert all(METHODS[name].uses_labels for name in ("supervised", "ncl", "simgcd", "uno"))

@@ -9,25 +9,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearkin.config import TrainConfig
+from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import CachedFeatures, FrozenEncoder
 from nearkin.discovery.trials import (
     FOLDS,
-    MODE_RECIPES,
+    OBJECTIVES,
+    Candidate,
     Trial,
     Trials,
+    balanced_accuracy,
     best,
+    candidates,
     folds,
     mean_accuracy,
-    tuned_options,
+    shorter,
+    usual,
 )
 from nearkin.errors import DataError
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")
 KNOWN, EACH, OTHERS = 5, 8, 30
-VALUES = {"ncd": (0.25, 0.75), "gcd": (0.5, 2.0)}
+LEARNED = EACH - 1  # Of each known class in a trial; a fifth of them is for its score
+TRIED = {
+    "ncd": (Candidate("joint_ncl", 0.25), Candidate("uno")),
+    "gcd": (Candidate("simgcd", 0.5), Candidate("simgcd", 2.0), Candidate("uno")),
+}
 MODES = ("ncd", "gcd")
 
 
@@ -56,9 +64,8 @@ BASE = TrainConfig(
 
 
 def trials(folder, mode, cached, task, **base):
-    return Trials(
-        FrozenEncoder(cached, CPU), task, replace(BASE, **base), mode, folder, {}, "clusters"
-    )
+    encoder, settings = FrozenEncoder(cached, CPU), replace(BASE, **base)
+    return Trials(encoder, task, settings, mode, folder, {}, "clusters", train=shorter)
 
 
 @pytest.fixture(scope="module", params=MODES)
@@ -66,13 +73,13 @@ def whole(request, tmp_path_factory):
     """All trials of a mode in one go: the mode, the folder and the trials."""
     folder = tmp_path_factory.mktemp(request.param)
     cached, task = images()
-    results = list(trials(folder, request.param, cached, task).run(VALUES[request.param]))
+    results = list(trials(folder, request.param, cached, task).run(TRIED[request.param]))
     return request.param, folder, results
 
 
 def same(one, other):
     """Whether two lists of trials were by the same networks: what they answered, to the bit."""
-    return [(t.fold, t.value) for t in one] == [(t.fold, t.value) for t in other] and all(
+    return [(t.fold, t.candidate) for t in one] == [(t.fold, t.candidate) for t in other] and all(
         np.array_equal(a.probability, b.probability) for a, b in zip(one, other, strict=True)
     )
 
@@ -105,7 +112,7 @@ def test_few_known_classes_are_not_hidden(num_known, tmp_path):
     cached, task = images()
     few = replace(task, label=np.where(task.label < num_known, task.label, UNKNOWN))
     few = replace(few, num_known=num_known)
-    assert list(trials(tmp_path, "ncd", cached, few).run((0.5,))) == []
+    assert list(trials(tmp_path, "ncd", cached, few).run(TRIED["ncd"])) == []
     assert not list(tmp_path.iterdir())
 
 
@@ -125,27 +132,28 @@ def test_no_class_is_hidden_twice_where_there_are_enough(num_known, seed):
 
 def test_trials_find_hidden_classes_among_far_blobs(whole):
     mode, _, results = whole
-    assert [(t.fold, t.value) for t in results] == [
-        (fold, value) for fold in range(FOLDS) for value in VALUES[mode]
+    assert [(t.fold, t.candidate) for t in results] == [
+        (fold, candidate) for fold in range(FOLDS) for candidate in TRIED[mode]
     ]
     for trial in results:
-        assert trial.accuracy == trial.correct.mean()
+        assert 0 <= trial.accuracy <= 1
         np.testing.assert_allclose(trial.probability.sum(axis=1), 1)
         assert trial.probability.shape == (len(trial.correct), KNOWN)
     # Guessing one of two novel classes of equal size, or one of five.
     chance = {"ncd": 0.5, "gcd": 0.3}[mode]
-    assert np.mean([trial.accuracy for trial in results]) > chance + 0.15
+    assert np.mean([trial.correct.mean() for trial in results]) > chance + 0.15
+    assert np.mean([trial.accuracy for trial in results]) > 0.2 + 0.15  # all classes possible
 
 
 def test_a_trial_asks_for_hidden_classes_and_in_mode_gcd_for_half_of_the_others(whole):
     mode, _, results = whole
     counts = {len(trial.correct) for trial in results}
     if mode == "ncd":
-        assert counts == {2 * EACH}
+        assert counts == {2 * LEARNED}
         assert all((trial.probability[:, : KNOWN - 2] == 0).all() for trial in results)
         return
-    others = (KNOWN - 2) * EACH
-    assert all(2 * EACH + 0.2 * others < count < 2 * EACH + 0.8 * others for count in counts)
+    others, hidden = (KNOWN - 2) * LEARNED, 2 * LEARNED
+    assert all(hidden + 0.2 * others < count < hidden + 0.8 * others for count in counts)
     assert all((trial.probability > 0).all() for trial in results)
 
 
@@ -166,7 +174,7 @@ def test_what_is_hidden_and_what_nobody_knows_changes_not_a_bit_of_what_is_learn
     cached.center[ignore_progress], cached.views[:, ignore_progress] = torch.nan, torch.nan
     rows = np.setdiff1d(task.rows, ignore_progress[:3])
     other = replace(task, label=label, rows=rows)
-    running = trials(tmp_path, mode, cached, other).run(VALUES[mode][:1])
+    running = trials(tmp_path, mode, cached, other).run(TRIED[mode][:1])
     first = next(running)
     running.close()
     assert np.array_equal(first.probability, results[0].probability)
@@ -181,13 +189,14 @@ def test_a_stopped_run_repeats_no_finished_trial(whole, tmp_path):
     mode, folder, results = whole
     for path in folder.iterdir():
         shutil.copy(path, tmp_path)
-    last = tmp_path / f"{mode}-{FOLDS - 1}-{VALUES[mode][-1]:g}.npz"
+    last = tmp_path / f"{mode}-{FOLDS - 1}-{TRIED[mode][-1]}.npz"
     last.with_suffix(".tmp.npz").write_bytes(last.read_bytes()[:100])
     last.unlink()
-    finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*[0-9].npz")}
+    whole_files = {*tmp_path.glob(f"{mode}-*.npz")} - {*tmp_path.glob("*.tmp.npz")}
+    finished = {path: path.stat().st_mtime_ns for path in whole_files}
     assert len(finished) == len(results) - 1
     cached, task = images()
-    again = list(trials(tmp_path, mode, cached, task).run(VALUES[mode]))
+    again = list(trials(tmp_path, mode, cached, task).run(TRIED[mode]))
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert same(again, results)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in folder.iterdir()}
@@ -198,7 +207,7 @@ def test_finished_trials_need_no_images(whole):
     mode, folder, results = whole
     cached, task = images()
     gone = CachedFeatures(cached.center * torch.nan, cached.views * torch.nan)
-    assert same(list(trials(folder, mode, gone, task).run(VALUES[mode])), results)
+    assert same(list(trials(folder, mode, gone, task).run(TRIED[mode])), results)
 
 
 # Few images
@@ -212,7 +221,7 @@ def test_classes_of_one_image_are_tried_or_refused_in_one_line(mode, tmp_path):
     task = replace(task, rows=np.sort(np.concatenate([keep, rest])))
     results, refusal = [], "image"
     try:
-        results = list(trials(tmp_path, mode, cached, task).run((0.5,)))
+        results = list(trials(tmp_path, mode, cached, task).run(TRIED[mode][:1]))
     except DataError as error:
         refusal = str(error)
     assert "image" in refusal
@@ -224,36 +233,66 @@ def test_classes_of_one_image_are_tried_or_refused_in_one_line(mode, tmp_path):
 def test_more_labeled_images_than_hidden_ones_fill_a_batch(mode, tmp_path):
     """The usual batch is larger than a few small classes."""
     cached, task = images()
-    trial = next(trials(tmp_path, mode, cached, task, batch_size=64, epochs=1).run((0.5,)))
+    trial = next(
+        trials(tmp_path, mode, cached, task, batch_size=64, epochs=1).run(TRIED[mode][:1])
+    )
     assert np.isfinite(trial.probability).all()
 
 
 # The choice
 
 
-def trial(value, accuracy, fold=0):
-    return Trial(fold, value, accuracy, np.ones((1, 1)), np.ones(1, bool))
+def trial(candidate, accuracy, fold=0):
+    return Trial(fold, candidate, accuracy, np.ones((1, 1)), np.ones(1, bool))
+
+
+UNO, LOW, HIGH = Candidate("uno"), Candidate("joint_ncl", 0.25), Candidate("joint_ncl", 0.5)
 
 
 def test_the_best_mean_over_the_folds_is_chosen():
-    results = [trial(0.25, 0.9), trial(0.25, 0.1, 1), trial(0.5, 0.6), trial(0.5, 0.6, 1)]
-    assert mean_accuracy(results, 0.25) == pytest.approx(0.5)
-    assert best(results) == 0.5
-    assert best(results[::-1]) == 0.5
+    results = [trial(LOW, 0.9), trial(LOW, 0.1, 1), trial(UNO, 0.6), trial(UNO, 0.6, 1)]
+    assert mean_accuracy(results, LOW) == pytest.approx(0.5)
+    assert best(results) == UNO
+    assert best(results[::-1]) == UNO
 
 
-def test_of_equally_good_values_the_smallest_is_chosen():
-    results = [trial(2.0, 0.7), trial(1.0, 0.7), trial(0.5, 0.2)]
-    assert best(results) == 1.0
-    assert best(results[::-1]) == 1.0
+def test_of_equally_good_candidates_the_first_is_chosen():
+    assert best([trial(LOW, 0.7), trial(HIGH, 0.7), trial(UNO, 0.2)]) == LOW
 
 
-def test_the_default_is_one_of_those_tried():
-    assert all(MODE_RECIPES[mode].default in MODE_RECIPES[mode].candidates for mode in MODES)
+def test_what_is_given_is_not_searched_for():
+    auto = candidates(DiscoverConfig(known="a,b", mode="ncd"))
+    values = OBJECTIVES["joint_ncl"].values
+    assert auto == [*(Candidate("joint_ncl", value) for value in values), UNO]
+    given = DiscoverConfig(known="a,b", mode="ncd", objective="ncl", pair_rate=0.3)
+    assert candidates(given) == [Candidate("ncl", 0.3)]
+    assert candidates(replace(given, objective="uno", pair_rate="auto")) == [UNO]
+
+
+def test_without_trials_the_usual_candidate_is_one_of_those_that_would_be_tried():
+    for mode, value in (("ncd", 0.5), ("gcd", 1.0)):
+        config = DiscoverConfig(known="a,b", mode=mode)
+        assert usual(config) in candidates(config)
+        assert usual(config).value == value
+    given = DiscoverConfig(known="a,b", mode="ncd", objective="ncl", pair_rate=0.3)
+    assert usual(given) == Candidate("ncl", 0.3)
+    assert usual(replace(given, objective="uno", pair_rate="auto")) == UNO
 
 
 @given(st.floats(0, 10), st.integers(1, 100))
 def test_a_pair_rate_is_a_part_of_the_pairs_of_even_classes_and_never_more_than_all(value, k):
-    (rate,) = tuned_options("ncd", value, k).values()
-    assert rate == min(1, value / k)
-    assert tuned_options("gcd", value, k) == {"entropy_weight": value}
+    rate = min(1, value / k)
+    assert Candidate("ncl", value).options("ncd", k) == {"positive_rate": rate}
+    joint = Candidate("joint_ncl", value).options("ncd", k)
+    assert joint == {"joint_weight": 1.0, "positive_rate": rate}
+    assert Candidate("simgcd", value).options("gcd", k) == {"entropy_weight": value}
+
+
+def test_uno_labels_all_classes_where_unlabeled_images_may_be_of_known_ones():
+    assert UNO.options("ncd", 3) == {}
+    assert UNO.options("gcd", 3) == {"unlabeled": "all"}
+
+
+def test_known_and_novel_images_count_alike_however_many_there_are():
+    truth, predicted = np.array([0] * 8 + [1] * 2), np.array([0] * 8 + [1, 0])
+    assert balanced_accuracy(truth, predicted, num_known=1) == pytest.approx((1 + 0.5) / 2)

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from nearkin.cli.app import ENCODER, GROUPS, Flag, Images, app, is_only_process, show
 from nearkin.cli.terminal import Terminal
 from nearkin.config import (
-    MODE_METHODS,
+    OBJECTIVE_METHODS,
     VARIABLES,
     ClassifyConfig,
     Config,
@@ -257,8 +257,8 @@ _add_command(
 _add_command(
     DiscoverConfig,
     "Find novel classes among images of which some are labeled.\n\n"
-    "Options of the last stage's method, ncl or simgcd, are typed by their names; "
-    "--mode MODE --help lists them.",
+    "Options of the objective's method, uno, ncl or simgcd, are typed by their names; "
+    "--objective NAME --help lists them.",
 )
 _add_command(
     ClassifyConfig,
@@ -288,9 +288,9 @@ def method_options(arguments: list[str]) -> "HelpPanel | None":
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("verb", nargs="?")
     parser.add_argument("--method", nargs="?")
-    parser.add_argument("--mode", nargs="?")
+    parser.add_argument("--objective", nargs="?")
     typed, _ = parser.parse_known_args(arguments)
-    methods = {"train": typed.method, "discover": MODE_METHODS.get(typed.mode)}
+    methods = {"train": typed.method, "discover": OBJECTIVE_METHODS.get(typed.objective)}
     if not (method := methods.get(typed.verb)):
         return None
     from cyclopts.help import HelpEntry, HelpPanel

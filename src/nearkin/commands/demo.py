@@ -55,7 +55,6 @@ def demo(
     log.info("2/2 discover: labels for 0 to 4 only")
     config = DiscoverConfig(
         known="0,1,2,3,4",
-        mode="ncd",
         truth="data",
         from_run=str(trained.path),
         epochs=30,

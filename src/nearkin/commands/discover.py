@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.commands.train import Run
-from nearkin.config import DiscoverConfig, option
+from nearkin.config import (
+    OBJECTIVE_METHODS,
+    DiscoverConfig,
+    Value,
+    as_given,
+    option,
+    suggestion,
+)
 from nearkin.discovery.data import (
     BATCH_SIZE,
     DiscoveryData,
@@ -20,11 +27,11 @@ from nearkin.discovery.outcome import build_outcome
 from nearkin.discovery.pipeline import Pipeline
 from nearkin.discovery.report import write_outcome
 from nearkin.discovery.stages import run_worker
-from nearkin.discovery.trials import MODE_RECIPES
+from nearkin.discovery.trials import OBJECTIVES, candidates, of_mode
 from nearkin.distributed import is_main_process, worker_group
 from nearkin.encoders.encoder import load
 from nearkin.errors import DataError, UsageError
-from nearkin.methods import method_class
+from nearkin.methods import method_class, parameters
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
@@ -116,17 +123,46 @@ def _checked(config: DiscoverConfig, source: str | Path) -> DiscoverConfig:
     if source:
         encoder = load(source, allow_partial=config.allow_partial)
         check_train_layers(encoder, config.train_layers)
-    options = checked_options(MODE_RECIPES[config.mode].method, config.options, DiscoverConfig)
-    return replace(config, options=options)
+    return replace(config, options=_options(config))
+
+
+def _options(config: DiscoverConfig) -> dict[str, Value]:
+    """Return the options of the objective's method, or refuse those that are none."""
+    if config.objective != "auto":
+        method = OBJECTIVE_METHODS[config.objective]
+        return checked_options(method, config.options, DiscoverConfig)
+    for name in config.options:
+        of = [
+            key
+            for key in of_mode(config.mode)
+            if name in parameters(method_class(OBJECTIVE_METHODS[key]))
+        ]
+        if of:
+            which = " or ".join(f"--objective {key}" for key in of)
+            raise UsageError(f"{option(name)} has an effect with {which} only; give it too")
+        near = suggestion(name, DiscoverConfig.__dataclass_fields__)
+        raise UsageError(
+            f"unknown option {as_given(name)}.{near} `nearkin discover --help` lists them"
+        )
+    return {}
 
 
 def _check_tuned(config: DiscoverConfig) -> None:
-    """Refuse the tuned setting of the other mode: it would have no effect."""
-    for mode, recipe in MODE_RECIPES.items():
-        name = recipe.setting
-        if mode != config.mode and getattr(config, name) != "auto":
-            own = option(MODE_RECIPES[config.mode].setting)
-            raise UsageError(f"{option(name)} is of --mode {mode}; --mode {config.mode} has {own}")
+    """Refuse an objective of another mode, and a setting of another objective: it does nothing."""
+    objectives = of_mode(config.mode)
+    if config.objective not in ("auto", *objectives):
+        raise UsageError(
+            f"--objective {config.objective} is not for --mode {config.mode}; give one of "
+            f"{', '.join(objectives)}"
+        )
+    tried = {each.objective for each in candidates(config)}
+    for name in {objective.setting for objective in OBJECTIVES.values() if objective.setting}:
+        owners = sorted(key for key, each in OBJECTIVES.items() if each.setting == name)
+        if getattr(config, name) != "auto" and not tried & set(owners):
+            raise UsageError(
+                f"{option(name)} is a setting of {' and '.join(owners)}; --mode {config.mode} "
+                f"tries {' and '.join(sorted(tried))}"
+            )
 
 
 def _check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:

@@ -31,7 +31,7 @@ from nearkin.discovery.findings import Finding, late_findings
 from nearkin.discovery.number import mean_silhouette
 from nearkin.discovery.pipeline import DiscoveryState, Pipeline, TrainedMethods
 from nearkin.discovery.scores import Protocol, Score, score
-from nearkin.discovery.trials import MODE_RECIPES, Trial
+from nearkin.discovery.trials import Candidate, Trial
 from nearkin.encoders.encoder import Encoder, write_encoder
 from nearkin.evaluation.evaluate import PIXEL_BANK, pixel_features
 from nearkin.measures.intervals import wilson
@@ -154,7 +154,7 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
         classes=all_class_names(dataset.classes, task.num_novel),
         num_known=task.num_known,
         disjoint=config.mode == "ncd",
-        calibration=calibrate(state.trials, state.tuned),
+        calibration=calibrate(trained.calibration, state.chosen),
         drawn=ViewSettings(state.base.augment, config.num_views, state.base.seed),
         digest=Encoder(network, pretrained.preprocessing, pretrained.details).digest,
     )
@@ -174,7 +174,7 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
     findings = late_findings(
         predictions,
         mode=config.mode,
-        positive_rate=positive_rate(folder) if config.mode == "ncd" else None,
+        positive_rate=positive_rate(folder) if state.chosen.method == "ncl" else None,
         silhouettes=silhouettes(center, predictions, task),
     )
     return Outcome(
@@ -192,17 +192,17 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
 
 def positive_rate(folder: RunFolder) -> float:
     """Return the mean positive rate of the last epoch of NCL."""
-    rows = read_numbers(folder.stage(f"{MODE_RECIPES['ncd'].method}-0").metrics)
+    rows = read_numbers(folder.stage("ncl-0").metrics)
     last = rows[-1]["epoch"]
     return fmean(row["positive_rate"] for row in rows if row["epoch"] > last - 1)
 
 
-def calibrate(trials: Sequence[Trial], value: float) -> Calibration | None:
-    """Fit the calibration to the trials of one value, if there are any.
+def calibrate(trials: Sequence[Trial], candidate: Candidate) -> Calibration | None:
+    """Fit the calibration to the trials of one candidate, if there are any.
 
     Hidden known classes stand in for novel ones, whose labels nobody has.
     """
-    chosen = [trial for trial in trials if trial.value == value]
+    chosen = [trial for trial in trials if trial.candidate == candidate]
     if not chosen:
         return None
     return fit_calibration(

@@ -1,6 +1,6 @@
 """The three stages of a discovery in order: features, known classes, all classes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nearkin.config import DiscoverConfig, TrainConfig, Value
-from nearkin.discovery.data import DiscoveryData, DiscoveryTask, Mode, batch_size
+from nearkin.discovery.data import DiscoveryData, DiscoveryTask, batch_size
 from nearkin.discovery.features import (
     CachedFeatures,
     DiscoveryEncoder,
@@ -29,12 +29,15 @@ from nearkin.discovery.stages import (
 )
 from nearkin.discovery.trials import (
     FOLDS,
-    MODE_RECIPES,
+    OBJECTIVES,
+    Candidate,
     Trial,
     Trials,
     best,
+    candidates,
     mean_accuracy,
-    tuned_options,
+    shorter,
+    usual,
 )
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.method import Method
@@ -53,8 +56,12 @@ SEEDS: Final = 3
 """Trainings of the last stage on top of a frozen encoder; a finetuned one is trained once."""
 SHARED: Final = ("val", "seed", "device", "devices", "workers", "cache", "scan", "max_bad")
 """Settings that the first stage takes over."""
-BASE_LOSS: Final[dict[str, Value]] = {"novel_weight": 0.0, "known_weight": 0.0}
-"""Options of NCL without its contrastive terms."""
+BASE_LOSS: Final[dict[str, Value]] = {
+    "novel_weight": 0.0,
+    "known_weight": 0.0,
+    "joint_weight": 0.0,
+}
+"""Options of NCL without its contrastive terms, and with two separate heads."""
 BASELINES: Final[dict[str, dict[str, Value]]] = {
     "base loss": BASE_LOSS,
     "rank statistics": BASE_LOSS | {"pseudo_labels": "ranks"},
@@ -75,20 +82,20 @@ class DiscoveryState:
     task: DiscoveryTask
     findings: list[Finding]
     trials: list[Trial]
-    tuned: float  # The chosen value of the mode's tuned setting
+    chosen: Candidate  # The objective of the last stage
     bad_rows: set[int]  # Of all images that were opened, those that turned out unreadable
 
 
 def baseline_options(
-    mode: Mode, options: Mapping[str, Value], num_novel: int
+    chosen: Candidate, options: Mapping[str, Value], num_novel: int
 ) -> dict[str, dict[str, Value]]:
     """Return the options of NCL for each baseline.
 
-    In mode `ncd` they are the `options` of the result, but for what a baseline leaves out or
-    replaces: so the base loss shows what the contrastive terms add.
+    Where the result is NCL's they are its `options`, but for what a baseline leaves out or
+    replaces: so the base loss shows what the other terms add.
     """
-    default = tuned_options("ncd", MODE_RECIPES["ncd"].default, num_novel)
-    shared = options if mode == "ncd" else default
+    default = Candidate("ncl", OBJECTIVES["ncl"].default).options("ncd", num_novel)
+    shared = options if chosen.method == "ncl" else default
     return {name: {**shared, **changed} for name, changed in BASELINES.items()}
 
 
@@ -98,6 +105,8 @@ class TrainedMethods(NamedTuple):
     methods: list[Method[Any]]
     """One per seed. The first is the result, the others show which classes are stable."""
     baselines: Mapping[str, Method[Any]]
+    calibration: Sequence[Trial]
+    """Trials by which the scores of the result are calibrated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +145,7 @@ class Pipeline:
         )
         for finding in findings:
             self.log.info(f"warning: {finding.text}")
-        trials, tuned = self._tuned(frozen, task, base)
+        trials, chosen = self._chosen(frozen, task, base)
         return DiscoveryState(
             dataset=dataset,
             pretrained=pretrained,
@@ -147,7 +156,7 @@ class Pipeline:
             task=task,
             findings=findings,
             trials=trials,
-            tuned=tuned,
+            chosen=chosen,
             bad_rows=bad_rows,
         )
 
@@ -189,7 +198,7 @@ class Pipeline:
         """Resolve the settings that all later stages share."""
         config = self.config
         requested = TrainConfig(
-            method=MODE_RECIPES["ncd"].method,
+            method="ncl",
             backbone=str(pretrained.details["backbone"]),
             image_size=pretrained.image_size,
             epochs=1,  # each stage has a length of its own
@@ -244,36 +253,34 @@ class Pipeline:
         label[dataset.parts.test_rows] = UNKNOWN
         return DiscoveryTask(label, dataset.parts.train_rows, len(dataset.classes), number)
 
-    def _tuned(
+    def _chosen(
         self, frozen: FrozenEncoder, task: DiscoveryTask, base: TrainConfig
-    ) -> tuple[list[Trial], float]:
-        """Search for hidden known classes with every value in question, and choose the best.
+    ) -> tuple[list[Trial], Candidate]:
+        """Search for hidden known classes with every candidate, and choose the best.
 
-        A value that was given is tried too: trials also calibrate the classifier.
+        A single one is tried too: trials also calibrate the classifier.
         """
-        mode = self.config.mode
-        recipe = MODE_RECIPES[mode]
-        name, requested = recipe.setting.replace("_", " "), getattr(self.config, recipe.setting)
-        values = recipe.candidates if requested == "auto" else (float(requested),)
+        config, tried = self.config, candidates(self.config)
         folder = self.folder.stage("trials").path
-        options, start = self.config.options, self.config.start
-        trials, total = list[Trial](), FOLDS * len(values)
-        for trial in Trials(frozen, task, base, mode, folder, options, start).run(values):
+        trials, total = list[Trial](), FOLDS * len(tried)
+        settings = config.mode, folder, config.options, config.start
+        every = Trials(frozen, task, base, *settings, train=shorter)
+        for trial in every.run(tried):
             trials.append(trial)
             self.log.progress(len(trials), total, "trials on hidden known classes")
-        for value in values if trials else ():
+        for candidate in tried if trials else ():
             self.log.info(
-                f"           {name} {value:g}: {mean_accuracy(trials, value):.1%} "
+                f"           {candidate}: {mean_accuracy(trials, candidate):.1%} "
                 "accuracy on hidden known classes"
             )
-        if trials or requested != "auto":
-            return trials, best(trials) if requested == "auto" else float(requested)
-        self.log.info(f"           too few known classes to hide some: {name} {recipe.default:g}")
-        return trials, recipe.default
+        chosen = best(trials) if trials else usual(config)
+        if not trials:
+            self.log.info(f"           too few known classes to hide some: {chosen}")
+        return trials, chosen
 
     def train(self, state: DiscoveryState) -> TrainedMethods:
         """Train stages 2 and 3, and the baselines of stage 3."""
-        config, task, mode = self.config, state.task, self.config.mode
+        config, task = self.config, state.task
         self.log.info(f"stage 2/3  {task.num_known} known classes")
         known = known_stage(state.encoder, task, replace(state.base, epochs=config.known_epochs))
         self._train(known, "known", state)
@@ -288,21 +295,40 @@ class Pipeline:
             self._train(stage, name, state)
             return stage.method
 
-        method, setting = MODE_RECIPES[mode].method, MODE_RECIPES[mode].setting
         count = config.num_seeds
         if count == "auto":
             count = SEEDS if config.train_layers == "top" else 1
-        options = tuned_options(mode, state.tuned, task.num_novel) | dict(config.options)
-        self.log.info(
-            f"stage 3/3  {task.num_novel} novel classes by {method}, "
-            f"{setting.replace('_', ' ')} {state.tuned:g}, {count} seeds"
-        )
+        chosen, method = state.chosen, state.chosen.method
+        options = chosen.options(config.mode, task.num_novel) | dict(config.options)
+        self.log.info(f"stage 3/3  {task.num_novel} novel classes by {chosen}, {count} seeds")
         methods = [trained(f"{method}-{seed}", method, options, seed) for seed in range(count)]
-        baselines = baseline_options(mode, options, task.num_novel) if config.baselines else {}
+        baselines = baseline_options(chosen, options, task.num_novel) if config.baselines else {}
         trained_baselines = {
             name: trained(name.replace(" ", "-"), "ncl", own) for name, own in baselines.items()
         }
-        return TrainedMethods(methods, trained_baselines)
+        return TrainedMethods(methods, trained_baselines, self._calibrating(state))
+
+    def _calibrating(self, state: DiscoveryState) -> Sequence[Trial]:
+        """Return trials of what is used, by which its scores are calibrated.
+
+        Probabilities of a network that is trained itself differ from those on top of a frozen one.
+        """
+        config, folder = self.config, self.folder.stage("calibration").path
+        if config.train_layers == "top" or not state.trials:
+            return state.trials
+        self.log.info("           calibration: the network, with some known classes hidden")
+        trials = Trials(
+            state.encoder,
+            state.task,
+            state.base,
+            config.mode,
+            folder,
+            config.options,
+            config.start,
+            train=lambda stage, name: self._train(stage, f"calibration-{name}", state),
+            known_epochs=config.known_epochs,
+        )
+        return list(trials.run([state.chosen], num_folds=1))
 
     def _train(self, stage: Stage, name: str, state: DiscoveryState) -> None:
         workers = shared_with_workers(

@@ -14,7 +14,7 @@ from nearkin.data.sheets import class_sheet
 from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS, Cluster, cluster_table
 from nearkin.discovery.outcome import OURS, Outcome
 from nearkin.discovery.scores import Score, confusion, joint_match, novel_match
-from nearkin.discovery.trials import MODE_RECIPES, mean_accuracy
+from nearkin.discovery.trials import OBJECTIVES, candidates, mean_accuracy
 from nearkin.evaluation.embeddings import Embeddings, embeddings_of
 from nearkin.evaluation.table import write_embeddings
 from nearkin.report.encoder_report import run_info
@@ -70,7 +70,8 @@ def _write_tables(outcome: Outcome, log: Logger) -> None:
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Return all numbers as plain values."""
     state, config, calibration = outcome.state, outcome.config, outcome.calibration
-    values = sorted({trial.value for trial in state.trials})
+    tried = dict.fromkeys(trial.candidate for trial in state.trials)
+    setting = OBJECTIVES[state.chosen.objective].setting
     return {
         "command": "discover",
         "mode": config.mode,
@@ -81,8 +82,9 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "unlabeled": len(outcome.assignments.rows),
         "held_out": len(outcome.dataset.parts.test_rows),
         "number": None if state.estimate is None else asdict(state.estimate),
-        MODE_RECIPES[config.mode].setting: state.tuned,
-        "trials": {f"{value:g}": mean_accuracy(state.trials, value) for value in values},
+        "objective": state.chosen.objective,
+        **({setting: state.chosen.value} if setting else {}),
+        "trials": {str(each): mean_accuracy(state.trials, each) for each in tried},
         "calibration": None if calibration is None else asdict(calibration),
         "scores": {
             name: [score._asdict() for score in scores] for name, scores in outcome.scores.items()
@@ -247,9 +249,7 @@ def _estimate_charts(outcome: Outcome) -> list[Chart]:
 
 def _training_charts(outcome: Outcome) -> list[Chart]:
     """Return curves of the last stage of the result: means over epochs."""
-    rows = read_numbers(
-        outcome.folder.stage(f"{MODE_RECIPES[outcome.config.mode].method}-0").metrics
-    )
+    rows = read_numbers(outcome.folder.stage(f"{outcome.state.chosen.method}-0").metrics)
     charts = []
     for name in ("loss", "positive_rate", "entropy"):
         epochs = defaultdict[int, list[float]](list)
@@ -265,8 +265,8 @@ def _training_charts(outcome: Outcome) -> list[Chart]:
 
 def _protocol(outcome: Outcome) -> list[str]:
     config, task = outcome.config, outcome.task
-    layers, setting = config.train_layers, MODE_RECIPES[config.mode].setting
-    if getattr(config, setting) != "auto":
+    layers, chosen = config.train_layers, outcome.state.chosen
+    if len(candidates(config)) == 1:
         origin = "was given"
     else:
         origin = "was chosen on hidden known classes" if outcome.state.trials else "is the default"
@@ -279,7 +279,7 @@ def _protocol(outcome: Outcome) -> list[str]:
         else f"The encoder is trained without labels first; labels then train {layers} of it.",
         f"Trained on {len(task.labeled)} labeled and {len(task.unlabeled)} unlabeled images. "
         f"Held out: {len(outcome.dataset.parts.test_rows)}.",
-        f"The last epoch counts. The {setting.replace('_', ' ')} {origin}; nothing was chosen by "
+        f"The last epoch counts. The objective, {chosen}, {origin}; nothing was chosen by "
         "the labels of novel classes.",
     ]
 

@@ -91,7 +91,7 @@ class HeadInit:
     """Of the images to learn from, by the network that knows the known classes."""
     novel: Int64[Tensor, " learned"]
     """Their clusters among the novel classes, from 0; `UNKNOWN` for labeled images."""
-    joint: Int64[Tensor, " learned"]  # Their clusters among all classes
+    joint: Int64[Tensor, " learned"]  # Their clusters among all classes; labels where known
 
     @torch.no_grad()
     def init_heads(self, method: Method[Any]) -> None:
@@ -133,10 +133,10 @@ def stage_init(
     features = top_features(encoder, known, task.rows)
     learned = replace(task, label=task.label[task.rows], rows=np.arange(len(task.rows)))
     clusters = kmeans_clustering(features, learned, seed)
-    novel = np.where(learned.label == UNKNOWN, clusters.novel - task.num_known, UNKNOWN)
-    return StageInit(
-        known, HeadInit(features, torch.from_numpy(novel), torch.from_numpy(clusters.joint))
-    )
+    unlabeled = learned.label == UNKNOWN
+    novel = np.where(unlabeled, clusters.novel - task.num_known, UNKNOWN)
+    joint = np.where(unlabeled, clusters.joint, learned.label)
+    return StageInit(known, HeadInit(features, torch.from_numpy(novel), torch.from_numpy(joint)))
 
 
 def means(

@@ -4,56 +4,114 @@ Nothing is chosen by the labels that a result is scored on (Troisemaine et al. 2
 "A practical approach to novel class discovery in tabular data", make this the core of a method).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 
-from nearkin.config import MODE_METHODS, TrainConfig, Value
+from nearkin.config import OBJECTIVE_METHODS, Auto, DiscoverConfig, TrainConfig, Value
 from nearkin.data.rng import permutation
 from nearkin.discovery.classifier import class_probability, frozen_copy, heads_of, top_features
 from nearkin.discovery.data import DiscoveryTask, Mode
-from nearkin.discovery.features import FrozenEncoder
+from nearkin.discovery.features import DiscoveryEncoder
 from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
+from nearkin.discovery.stages import Stage, StageInit, class_stage, known_stage, stage_init
 from nearkin.measures.matching import right
 from nearkin.tables import usable
 from nearkin.types import UNKNOWN
 
 
 @dataclass(frozen=True)
-class ModeRecipe:
-    """What a mode trains, and what its trials choose."""
+class Objective:
+    """What the last stage may minimize, and its setting that trials choose."""
 
-    method: str  # Of the last stage
-    setting: str  # That trials choose
-    candidates: tuple[float, ...]  # The values tried
-    default: float  # Where too few classes are known to hide some
+    modes: tuple[Mode, ...]
+    options: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    setting: str = ""  # None where it is empty
+    values: tuple[float, ...] = ()
+    default: float = 0.0  # Where too few classes are known to hide some
 
 
-MODE_RECIPES: Final[dict[Mode, ModeRecipe]] = {
-    "ncd": ModeRecipe(MODE_METHODS["ncd"], "pair_rate", (0.25, 0.5, 0.75), default=0.5),
-    "gcd": ModeRecipe(MODE_METHODS["gcd"], "entropy_weight", (0.5, 1.0, 2.0), default=1.0),
+OBJECTIVES: Final[dict[str, Objective]] = {
+    "uno": Objective(("gcd", "ncd")),
+    "joint_ncl": Objective(
+        ("ncd",), {"joint_weight": 1.0}, "pair_rate", (0.25, 0.5, 0.75), default=0.5
+    ),
+    "ncl": Objective(("ncd",), {}, "pair_rate", (0.25, 0.5, 0.75), default=0.5),
+    "simgcd": Objective(("gcd",), {}, "entropy_weight", (0.5, 1.0, 2.0), default=1.0),
 }
+TRIED: Final[dict[Mode, tuple[str, ...]]] = {"gcd": ("simgcd", "uno"), "ncd": ("joint_ncl", "uno")}
+"""The objectives that `auto` chooses among; the first one where no class can be hidden."""
 FOLDS: Final = 3
 STEPS: Final = 0.5  # Share of a training's steps that a trial takes
 HIDDEN: Final = 0.25  # Share of the known classes that a fold hides; two at least
+SCORED: Final = 0.2  # Share of each known class that a trial does not learn from
 
 
-def tuned_options(mode: Mode, value: float, num_novel: int) -> dict[str, Value]:
-    """Return the options of the mode's method for a value of its tuned setting.
+@dataclass(frozen=True)
+class Candidate:
+    """An objective with a value of its tuned setting, if it has one."""
 
-    A pair rate is relative to the positive pairs of equally large classes, of which there are
-    1 / num_novel: so a value that was chosen with few hidden classes fits many novel ones.
-    """
-    if mode == "ncd":
-        return {"positive_rate": min(1.0, value / num_novel)}
-    return {"entropy_weight": value}
+    objective: str
+    value: float | None = None
+
+    @property
+    def method(self) -> str:
+        """The method of the last stage."""
+        return OBJECTIVE_METHODS[self.objective]
+
+    def options(self, mode: Mode, num_novel: int) -> dict[str, Value]:
+        """Return the options of the method.
+
+        A pair rate is relative to the positive pairs of equally large classes, of which there are
+        1 / num_novel: so a value that was chosen with few hidden classes fits many novel ones.
+        """
+        objective, own = OBJECTIVES[self.objective], dict[str, Value]()
+        if objective.setting == "pair_rate":
+            own["positive_rate"] = min(1.0, (self.value or 0.0) / num_novel)
+        elif objective.setting:
+            own[objective.setting] = self.value or 0.0
+        if self.method == "uno" and mode == "gcd":
+            own["unlabeled"] = "all"
+        return {**objective.options, **own}
+
+    def __str__(self) -> str:
+        """As in files and in the log.
+
+        >>> str(Candidate("ncl", 0.5)), str(Candidate("uno"))
+        ('ncl-0.5', 'uno')
+        """
+        return self.objective if self.value is None else f"{self.objective}-{self.value:g}"
+
+
+def of_mode(mode: Mode) -> dict[str, Objective]:
+    """The objectives for a mode."""
+    return {name: each for name, each in OBJECTIVES.items() if mode in each.modes}
+
+
+def candidates(config: DiscoverConfig) -> list[Candidate]:
+    """Return what trials compare: one candidate, where everything was given."""
+    names = TRIED[config.mode] if config.objective == "auto" else (config.objective,)
+    found = []
+    for name in names:
+        setting = OBJECTIVES[name].setting
+        given = getattr(config, setting) if setting else None
+        values = OBJECTIVES[name].values if given == "auto" else (given,)
+        found += [Candidate(name, value) for value in values]
+    return found
+
+
+def usual(config: DiscoverConfig) -> Candidate:
+    """Return the candidate to take where nothing can be tried."""
+    first = candidates(config)[0]
+    objective = OBJECTIVES[first.objective]
+    tuned = objective.setting and getattr(config, objective.setting) == "auto"
+    return replace(first, value=objective.default) if tuned else first
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +119,13 @@ class Trial:
     """The result of searching for some hidden classes."""
 
     fold: int
-    value: float  # Of the tuned setting
-    accuracy: float  # Share of the hidden images that were put into the right class
+    candidate: Candidate
+    accuracy: float
+    """Of images that were not learned from: the mean of that of known and of hidden classes, all
+    classes possible, clusters matched with classes."""
     probability: Float[np.ndarray, "images classes"]
-    correct: Bool[np.ndarray, " images"]
-    """Whether the most probable class is right, clusters matched with classes."""
+    """Of the unlabeled images that were learned from."""
+    correct: Bool[np.ndarray, " images"]  # Whether the most probable class of these is right
 
 
 def folds(num_known: int, seed: int) -> list[Int64[np.ndarray, " hidden"]]:
@@ -87,33 +147,34 @@ def folds(num_known: int, seed: int) -> list[Int64[np.ndarray, " hidden"]]:
 class Trials:
     """Everything that trials have in common."""
 
-    encoder: FrozenEncoder
+    encoder: DiscoveryEncoder
     task: DiscoveryTask  # Only its labeled images are used
     base: TrainConfig
     mode: Mode  # ncd hides classes; gcd also hides half of the labels of the others
     folder: Path  # Where finished trials are kept, so that a resumed run does none twice
-    options: Mapping[str, Value]  # Of the mode's method, beside the tuned one
+    options: Mapping[str, Value]  # That were given for the method
     start: str  # Where heads start: at `clusters` or at `random`
+    train: Callable[[Stage, str], None]
+    """Trains a stage, `known` or `class`."""
+    known_epochs: int | Auto = "auto"
 
-    def run(self, values: Sequence[float]) -> Iterator[Trial]:
-        """Try every value in every fold."""
-        for fold, hidden in enumerate(folds(self.task.num_known, self.base.seed)):
-            task, truth = self._hide(hidden)
+    def run(self, tried: Sequence[Candidate], num_folds: int = FOLDS) -> Iterator[Trial]:
+        """Try every candidate in every fold, or in some."""
+        every = folds(self.task.num_known, self.base.seed)
+        for fold, hidden in enumerate(every[:num_folds]):
+            hiding = self._hide(hidden)
             init = None
-            for value in values:
-                path = self.folder / f"{self.mode}-{fold}-{value:g}.npz"
+            for candidate in tried:
+                path = self.folder / f"{self.mode}-{fold}-{candidate}.npz"
                 if not path.exists():
                     # The known classes are learned anew in each fold: a network that was
                     # trained on all of them has seen the labels of the hidden ones.
-                    init = init or self._init(task)
-                    self._try(task, truth, init, value, path)
-                probability, correct = _read(path, task)
-                yield Trial(fold, value, float(correct.mean()), probability, correct)
+                    init = init or self._init(hiding.task)
+                    self._try(hiding, init, candidate, path)
+                yield Trial(fold, candidate, *_read(path, hiding.task))
 
-    def _hide(
-        self, hidden: Int64[np.ndarray, " hidden"]
-    ) -> tuple[DiscoveryTask, Int64[np.ndarray, " images"]]:
-        """Return the task of finding some known classes, and the truth: hidden ones come last."""
+    def _hide(self, hidden: Int64[np.ndarray, " hidden"]) -> "_Hiding":
+        """Hide some known classes; their numbers come last."""
         old, count = self.task.label, self.task.num_known
         rest = np.setdiff1d(np.arange(count), hidden)
         number = np.full(count + 1, UNKNOWN)  # the last entry is that of UNKNOWN, which is -1
@@ -122,55 +183,96 @@ class Trials:
         label[truth >= len(rest)] = UNKNOWN
         if self.mode == "gcd":
             label[permutation(self.base.seed, 1, len(label)) % 2 == 0] = UNKNOWN
-        return DiscoveryTask(label, self.task.labeled, len(rest), len(hidden)), truth
+        labeled = self.task.labeled
+        scored = labeled[_some_of_each(truth[labeled], self.base.seed)]
+        rows = np.setdiff1d(labeled, scored)
+        return _Hiding(DiscoveryTask(label, rows, len(rest), len(hidden)), truth, scored)
 
     def _init(self, task: DiscoveryTask) -> StageInit:
         """Train on the classes that stay known."""
-        stage = known_stage(self.encoder, task, replace(self.base, epochs="auto"))
-        stage.try_out()
+        stage = known_stage(self.encoder, task, replace(self.base, epochs=self.known_epochs))
+        self.train(stage, "known")
         return stage_init(self.encoder, stage.method, task, self.base.seed, self.start)
 
-    def _try(
-        self, task: DiscoveryTask, truth: np.ndarray, init: StageInit, value: float, path: Path
-    ) -> None:
+    def _try(self, hiding: "_Hiding", init: StageInit, candidate: Candidate, path: Path) -> None:
         """Search for the hidden classes and write how well they were found."""
-        options = dict(self.options) | tuned_options(self.mode, value, task.num_novel)
-        method = MODE_RECIPES[self.mode].method
-        stage = class_stage(self.encoder, task, self.base, init, method, options)
-        stage.try_out(STEPS)
-        disjoint = self.mode == "ncd"
-        features = top_features(self.encoder, stage.method, task.unlabeled)
-        with torch.inference_mode():
-            heads = frozen_copy(heads_of(stage.method))
-            probability = class_probability(heads, features, task.num_known, disjoint).numpy()
-        y, x = truth[task.unlabeled], probability.argmax(axis=1)
-        match = novel_match if disjoint else joint_match
-        correct = right(y, x, match(y, x, task.num_known))
+        task, truth = hiding.task, hiding.truth
+        options = candidate.options(self.mode, task.num_novel) | dict(self.options)
+        stage = class_stage(self.encoder, task, self.base, init, candidate.method, options)
+        self.train(stage, "class")
+        heads = frozen_copy(heads_of(stage.method))
+        features = top_features(self.encoder, stage.method)
+
+        def predicted(rows: Int64[np.ndarray, " n"], disjoint: bool) -> np.ndarray:
+            some = features[torch.from_numpy(rows)]
+            with torch.inference_mode():
+                return class_probability(heads, some, task.num_known, disjoint).numpy()
+
+        disjoint, rows = self.mode == "ncd", task.unlabeled
+        probability = predicted(rows, disjoint)
+        y, x = truth[rows], probability.argmax(axis=1)
+        matched = (novel_match if disjoint else joint_match)(y, x, task.num_known)
+        correct = right(y, x, matched)
+        accuracy = correct.mean()
+        if len(hiding.scored):
+            found = predicted(hiding.scored, disjoint=False).argmax(axis=1)
+            accuracy = balanced_accuracy(truth[hiding.scored], found, task.num_known)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".tmp.npz")
-        np.savez(partial, probability=probability, correct=correct)
+        np.savez(partial, accuracy=accuracy, probability=probability, correct=correct)
         partial.replace(path)
 
 
-def _read(path: Path, task: DiscoveryTask) -> tuple[np.ndarray, np.ndarray]:
-    """Return probabilities, and whether they are right, from the file of a trial."""
+def shorter(stage: Stage, name: str) -> None:
+    """Train without writing anything, the classes for a share of the steps."""
+    stage.try_out(STEPS if name == "class" else 1.0)
+
+
+class _Hiding(NamedTuple):
+    """A task of finding some known classes."""
+
+    task: DiscoveryTask
+    truth: Int64[np.ndarray, " images"]  # The classes, hidden ones last
+    scored: Int64[np.ndarray, " scored"]  # Images of all classes that are not learned from
+
+
+def _some_of_each(label: Int64[np.ndarray, " n"], seed: int) -> Int64[np.ndarray, " some"]:
+    """Return `SCORED` of the images of each class, drawn at random."""
+    order = permutation(seed, 2, len(label))
+    of_class = (order[label[order] == number] for number in np.unique(label))
+    chosen = [rows[: int(SCORED * len(rows))] for rows in of_class]
+    return np.sort(np.concatenate(chosen))
+
+
+def balanced_accuracy(
+    truth: Int64[np.ndarray, " n"], predicted: Int64[np.ndarray, " n"], num_known: int
+) -> float:
+    """Return the mean of the accuracies of known and of novel classes, under one match of all."""
+    correct = right(truth, predicted, joint_match(truth, predicted, num_known))
+    known = truth < num_known
+    return fmean(float(correct[part].mean()) for part in (known, ~known) if part.any())
+
+
+def _read(path: Path, task: DiscoveryTask) -> tuple[float, np.ndarray, np.ndarray]:
+    """Return accuracy, probabilities, and whether they are right, from the file of a trial."""
     shape = len(task.unlabeled), task.num_known + task.num_novel
     with usable(path, "remove it, it will be made again"):
         with np.load(path, allow_pickle=False) as file:
+            accuracy = float(file["accuracy"])
             probability, correct = file["probability"], file["correct"]
         if probability.shape != shape or correct.shape != shape[:1] or correct.dtype != bool:
             raise ValueError("it is of other images")
-        if not ((probability >= 0) & np.isfinite(probability)).all():
+        if not ((probability >= 0) & np.isfinite(probability)).all() or not 0 <= accuracy <= 1:
             raise ValueError("its probabilities are none")
-    return probability, correct
+    return accuracy, probability, correct
 
 
-def best(trials: Sequence[Trial]) -> float:
-    """Return the value with the highest mean accuracy over the folds; of equals, the smallest."""
-    values = sorted({trial.value for trial in trials})
-    return max(values, key=lambda value: mean_accuracy(trials, value))
+def best(trials: Sequence[Trial]) -> Candidate:
+    """Return the candidate with the highest mean accuracy over the folds; of equals, the first."""
+    tried = dict.fromkeys(trial.candidate for trial in trials)
+    return max(tried, key=lambda candidate: mean_accuracy(trials, candidate))
 
 
-def mean_accuracy(trials: Sequence[Trial], value: float) -> float:
+def mean_accuracy(trials: Sequence[Trial], candidate: Candidate) -> float:
     """Return the mean accuracy over the folds."""
-    return fmean(trial.accuracy for trial in trials if trial.value == value)
+    return fmean(trial.accuracy for trial in trials if trial.candidate == candidate)
