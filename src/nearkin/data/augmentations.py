@@ -44,6 +44,8 @@ BYOL: Final = replace(SIMCLR, brightness=0.4, contrast=0.4, saturation=0.2, hue=
 SOLO: Final = replace(BYOL, blur=0.0, interpolation="bicubic")  # solo-learn's asymmetric.yaml
 SWAV: Final = replace(SIMCLR, scale=(0.14, 1.0))  # Caron et al. 2020, the large views
 NCL: Final = View(scale=(0.5, 1.0), flip=0.5)  # Zhong et al. 2021, official code for ImageNet
+# Wen et al. 2023, official code: a crop of 224 of 256 px
+SIMGCD: Final = View(scale=((224 / 256) ** 2,) * 2, ratio=(1.0, 1.0), flip=0.5)
 # Fini et al. 2021, official code for the paper
 UNO: Final = replace(
     NCL, jitter=0.5, brightness=0.3, contrast=0.3, saturation=0.15, hue=0.1, gray=0.1, blur=0.2
@@ -90,6 +92,7 @@ AUGMENTATIONS: Final[dict[str, tuple[View, ...]]] = {
     "dino": (*asymmetric(replace(BYOL, scale=(0.14, 1.0))), *(small(BYOL),) * 6),
     "simsiam": (MOCO,),
     "ncl": (NCL,),
+    "simgcd": (SIMGCD,),
     "uno": (UNO,),
     "simclr_cifar": (SMALL,),
     "moco_cifar": (SMALL,),
