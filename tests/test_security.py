@@ -308,10 +308,11 @@ STAGES = {
     "kept features of 2**63 bytes": {"stages/cached-features.safetensors": sized(2**63)},
     "kept features of other images": {"stages/cached-features.safetensors": save(
         {"center": torch.ones(3, 128), "views": torch.ones(2, 3, 128)}, {"bad": "{}"})},
-    "a trial of other images": {"stages/trials/gcd-0-0.5.npz": arrays(
-        probability=np.full((2, 4), 0.25), correct=np.array([True, False]))},
-    "a trial that is one array": {"stages/trials/gcd-0-0.5.npz": npy(np.ones(3))},
-    "a trial that is a pickle": {"stages/trials/gcd-0-0.5.npz": PICKLE},
+    "a trial of other images": {"stages/trials/gcd-0-simgcd-0.5.npz": arrays(
+        accuracy=np.array(0.5), probability=np.full((2, 4), 0.25),
+        correct=np.array([True, False]))},
+    "a trial that is one array": {"stages/trials/gcd-0-simgcd-0.5.npz": npy(np.ones(3))},
+    "a trial that is a pickle": {"stages/trials/gcd-0-simgcd-0.5.npz": PICKLE},
     "a number of classes that is a pickle": {"stages/number.json": PICKLE},
     "a number of classes that is 0": {"stages/number.json": json.dumps(
         {"chosen": 0, "low": 0, "high": 0, "estimates": {}, "curves": {}}).encode()},

@@ -157,6 +157,7 @@ def discover(  # noqa: D417
     epochs: int | Auto = "auto",
     batch_size: int | Auto = "auto",
     lr_milestones: str = "",
+    objective: Literal["auto", "uno", "ncl", "joint_ncl", "simgcd"] = "auto",
     start: Literal["clusters", "random"] = "clusters",
     pair_rate: float | Auto = "auto",
     entropy_weight: float | Auto = "auto",

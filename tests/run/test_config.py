@@ -190,6 +190,7 @@ CHANGED = dict(
     known_epochs=100,
     lr_milestones="0.85",
     batch_size=64,
+    objective="simgcd",
     start="random",
     pair_rate=0.25,
     entropy_weight=2.0,
