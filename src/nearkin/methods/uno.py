@@ -15,6 +15,7 @@ prototypes each, and as many have several times the classes; the loss is their m
 Queries: features and embeddings of all views. Keys: prototypes of all classes.
 """
 
+from functools import partial
 from typing import Annotated, ClassVar, Final, Literal
 
 import torch
@@ -23,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import Count, Dim, DimOrZero, Range, Temperature
+from nearkin.config import Count, Dim, DimOrZero, Fraction, Range, Temperature
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.networks.heads import MultiHead, ProjectedPrototypes, Prototypes
@@ -51,6 +52,8 @@ class UNO(Method[Losses]):
         unlabeled: Classes that images without a label may be of: `novel` ones, or `all`.
         epsilon: Softness of the codes (Sinkhorn's regularization).
         num_iterations: Number of Sinkhorn-Knopp iterations.
+        balance: How equal the codes keep the classes, up to 1, which is the paper's; less where
+            classes differ much in size.
         temperature: Softmax temperature.
     """
 
@@ -71,11 +74,14 @@ class UNO(Method[Losses]):
         unlabeled: Literal["novel", "all"] = "novel",
         epsilon: Annotated[float, Range(1e-3)] = 0.05,
         num_iterations: Count = 3,
+        balance: Fraction = 1.0,
         temperature: Temperature = 0.1,
     ) -> None:
         super().__init__()
         self.first_code = num_known_classes if unlabeled == "novel" else 0
-        self.epsilon, self.num_iterations = epsilon, num_iterations
+        self.sinkhorn = partial(
+            sinkhorn, epsilon=epsilon, iterations=num_iterations, balance=balance
+        )
         self.temperature = temperature
         self.online = Branch(backbone)
         sizes = self.backbone.feature_dim, hidden_dim or self.backbone.feature_dim, dim
@@ -119,7 +125,7 @@ class UNO(Method[Losses]):
     ) -> Float[Tensor, "n classes"]:
         """Labels, and codes of the images that have none (eq. 4)."""
         unknown = label == UNKNOWN
-        codes = sinkhorn(cosines[unknown, self.first_code :], self.epsilon, self.num_iterations)
+        codes = self.sinkhorn(cosines[unknown, self.first_code :])
         targets = F.one_hot(label.clamp(min=0), cosines.shape[1]).to(codes.dtype)
         targets[unknown] = F.pad(codes, (self.first_code, 0))
         return targets
