@@ -22,8 +22,7 @@ def named(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_names_files_that_exist(page):
     missing = {str(path.relative_to(ROOT)) for path in named(page) if not path.exists()}
-    # The commands of old measurements, at the commits that are named with them.
-    assert missing <= {"benchmarks/throughput.py", "benchmarks/discovery/images.py"}
+    assert missing <= {"benchmarks/throughput.py"}  # the command of an old measurement
 
 
 def test_the_tree_of_the_readme_is_that_of_the_package():

@@ -34,8 +34,8 @@ from nearkin.discovery.features import (
 )
 from nearkin.discovery.pipeline import BASE_LOSS
 from nearkin.discovery.scores import joint_match, novel_match
-from nearkin.discovery.stages import StageInit, class_stage, known_stage, stage_init
-from nearkin.discovery.trials import Candidate, Trials, best, candidates, of_mode, shorter
+from nearkin.discovery.stages import class_stage, known_stage, stage_init
+from nearkin.discovery.trials import Candidate, Trials, best, candidates, shorter
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.measures.matching import right
 from nearkin.run.settings import resolve
@@ -242,9 +242,10 @@ def rows_of(bench: Bench, mode: Mode, checkouts: Path | None, done: set[str]) ->
     known.try_out()
     init = stage_init(bench.encoder, known.method, task, bench.seed, "clusters")
     for name in (*arms, *theirs):
-        objective, more = arms[name] if name in arms else official.ARMS[mode][name]
+        objective, more = arms[name] if name in arms else (official.ARMS[mode][name], {})
         started, candidate = time.perf_counter(), chosen[objective]
-        stage = our_stage(bench, task, mode, init, candidate, more)
+        options = {**candidate.options(mode, task.num_novel), **more}
+        stage = class_stage(bench.encoder, task, bench.base, init, candidate.method, options)
         if name in theirs and checkouts:
             stage = official.stage(stage, checkouts, candidate.value)
         stage.try_out()
@@ -253,20 +254,6 @@ def rows_of(bench: Bench, mode: Mode, checkouts: Path | None, done: set[str]) ->
         row = common | {"arm": name, "setting": candidate.value, "seconds": seconds}
         is_auto = name in ARMS[mode] and objective == auto and not more
         yield row | {"chosen": int(is_auto)} | scores(bench, task, found, mode)
-
-
-def our_stage(
-    bench: Bench,
-    task: DiscoveryTask,
-    mode: Mode,
-    init: StageInit,
-    candidate: Candidate,
-    more: Mapping[str, Value],
-) -> Any:
-    """The last stage as `nearkin discover` trains it, with further options."""
-    assert candidate.objective in of_mode(mode)
-    options = {**candidate.options(mode, task.num_novel), **more}
-    return class_stage(bench.encoder, task, bench.base, init, candidate.method, options)
 
 
 def main() -> None:

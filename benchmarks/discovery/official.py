@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from nearkin.config import Value
 from nearkin.discovery.classifier import heads_of
 from nearkin.discovery.data import Mode
 from nearkin.discovery.stages import Stage
@@ -30,9 +29,9 @@ from nearkin.networks.branch import Branch
 from nearkin.networks.heads import CosineHead, Heads
 from nearkin.types import UNKNOWN, Batch, Encoded, Step
 
-ARMS: Mapping[Mode, Mapping[str, tuple[str, dict[str, Value]]]] = {
-    "ncd": {"NCL, official": ("ncl", {}), "UNO, official": ("uno", {})},
-    "gcd": {"SimGCD, official": ("simgcd", {})},
+ARMS: Mapping[Mode, Mapping[str, str]] = {
+    "ncd": {"NCL, official": "ncl", "UNO, official": "uno"},
+    "gcd": {"SimGCD, official": "simgcd"},
 }
 """The objective of ours that each stands beside."""
 

@@ -37,12 +37,11 @@ class Objective:
     default: float = 0.0  # Where too few classes are known to hide some
 
 
+NCL: Final = Objective(("ncd",), {}, "pair_rate", (0.25, 0.5, 0.75), default=0.5)
 OBJECTIVES: Final[dict[str, Objective]] = {
     "uno": Objective(("gcd", "ncd")),
-    "joint_ncl": Objective(
-        ("ncd",), {"joint_weight": 1.0}, "pair_rate", (0.25, 0.5, 0.75), default=0.5
-    ),
-    "ncl": Objective(("ncd",), {}, "pair_rate", (0.25, 0.5, 0.75), default=0.5),
+    "joint_ncl": replace(NCL, options={"joint_weight": 1.0}),
+    "ncl": NCL,
     "simgcd": Objective(("gcd",), {}, "entropy_weight", (0.5, 1.0, 2.0), default=1.0),
 }
 TRIED: Final[dict[Mode, tuple[str, ...]]] = {"gcd": ("simgcd", "uno"), "ncd": ("joint_ncl", "uno")}

@@ -119,7 +119,9 @@ def save(
 
 
 def join_save(step: int, method: Method[Any], optimizer: Optimizer, finite: bool = True) -> None:
-    """Take part in the `save` of a sharded method, in the processes that write nothing."""
+    """Take part in a `save`, in the processes that write nothing: they hold parts if sharded."""
+    if not is_sharded(method):
+        return
     places = list(not_finite(_state(step, method, optimizer)))  # all of them, as the first does
     _refuse(places if finite else (), step)
 
@@ -281,7 +283,7 @@ class Checkpointer:
         with diverging_together():
             if self.files:
                 self._save(self.files, last)
-            elif is_sharded(self.method):
+            else:
                 join_save(done, self.method, self.optimizer)
 
     def _is_due(self) -> bool:
@@ -312,8 +314,7 @@ class Checkpointer:
         except DivergedError as error:
             state = self.done, self.method, self.optimizer
             if self.files is None:
-                if is_sharded(self.method):
-                    join_save(*state, finite=False)
+                join_save(*state, finite=False)
                 raise
             folder = self.files.folder
             with suppress(ResourceError):  # the divergence is the error to report
