@@ -34,7 +34,7 @@ format: $(VENV)/developed
 	$(RUN)ruff check --fix .
 	$(RUN)ruff format .
 
-# The page of each method, from its code, recipes/ and docs/measured.toml; the image and the counts
+# The page of each method, from its code, its recipes and docs/measured.toml; the image and the counts
 # of docs/architecture.md, from the source; the section of docs/results.md beside lightly, from the
 # rows in docs/results.
 docs: $(VENV)/installed

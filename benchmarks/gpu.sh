@@ -67,12 +67,12 @@ start() { # RECIPE: trains it in a session of its own, which the end of the call
     rm -f "$run.code"
     # Some papers have measured the embedding: the head of such a recipe says so.
     local embedding=
-    tr -d '#\n' <"recipes/cifar10/$1.toml" | tr -s ' ' | grep -q -e '--features embedding' &&
+    tr -d '#\n' <"src/nearkin/recipes/cifar10/$1.toml" | tr -s ' ' | grep -q -e '--features embedding' &&
         embedding="$python -m nearkin evaluate $run --features embedding"
     # shellcheck disable=SC2016,SC2086  (the inner shell expands; TRAIN is several arguments)
     setsid nohup bash -c 'run=$1 after=$2; shift 2; "$@" && $after; echo $? >"$run.code"' \
         train "$run" "$embedding" \
-        "$python" -m nearkin train "${DATA:-$state/cifar10.npz}" --config "recipes/cifar10/$1.toml" \
+        "$python" -m nearkin train "${DATA:-$state/cifar10.npz}" --config "recipe:cifar10/$1" \
         --device "$device" --compile "${COMPILE:-auto}" --out "$run" --resume --no-report ${TRAIN:-} \
         >>"$run.log" 2>&1 </dev/null &
 }

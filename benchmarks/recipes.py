@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-RECIPES = Path(__file__).parents[1] / "recipes" / "cifar10"
+RECIPES = Path(__file__).parents[1] / "src" / "nearkin" / "recipes" / "cifar10"
 MEASURES = ("kNN top-1", "linear probe")
 
 

@@ -9,6 +9,7 @@ from nearkin.commands.info import idea, page, paper, table, written
 from nearkin.methods import METHODS
 
 ROOT: Final = Path(__file__).parents[1]
+RECIPES: Final = "src/nearkin/recipes"
 FLOORS: Final = ("raw_pixels", "untrained_network")
 """What a value has to beat, as in docs/measured.toml."""
 
@@ -58,11 +59,12 @@ def full_page(name: str, root: Path = ROOT) -> str:
 def recipes(name: str, root: Path) -> list[str]:
     """Links to the recipes of a method."""
     links = []
-    for path in sorted(root.glob("recipes/*/*.toml")):
+    for path in sorted(root.glob(f"{RECIPES}/*/*.toml")):
         text, file = path.read_text(encoding="utf-8"), path.relative_to(root).as_posix()
+        recipe = path.relative_to(root / RECIPES).with_suffix("").as_posix()
         if tomllib.loads(text).get("method") == name:
             title = text.splitlines()[0].removeprefix("# ")
-            links.append(f"- [{file}](../../{file}): {title}")
+            links.append(f"- [recipe:{recipe}](../../{file}): {title}")
     return ["Recipes:", "\n".join(links)] if links else []
 
 

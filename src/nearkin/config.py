@@ -31,6 +31,7 @@ from typing import (
 )
 
 from nearkin.errors import UsageError
+from nearkin.version import check_format
 
 Auto = Literal["auto"]
 Value = str | int | float | bool
@@ -39,6 +40,7 @@ Mark = TypeVar("Mark")
 MAX: Final = 1e9
 """The largest value of a setting without a bound of its own; sums of such values stay finite."""
 VARIABLES: Final = "NEARKIN_"  # How variables of the environment begin that are settings
+RECIPE: Final = "recipe:"  # How the name of a recipe begins
 OBJECTIVE_METHODS: Final = {"uno": "uno", "joint_ncl": "ncl", "ncl": "ncl", "simgcd": "simgcd"}
 """The method of a discovery's last stage, by objective."""
 # What `nearkin evaluate --protocol` measures, by name; `full` is all of it. Each is a tuple of
@@ -611,6 +613,8 @@ class EmbedConfig:
 Config = TrainConfig | DiscoverConfig | ClassifyConfig | EmbedConfig
 Settings = TypeVar("Settings", bound=Config)
 MAX_BYTES: Final = 1_000_000  # of a file of settings
+FORMATS: Final = (1,)
+"""Formats of run folders that are read; the last is written into their config.toml."""
 
 
 def load_toml(path: Path, what: str) -> dict[str, Any]:
@@ -627,9 +631,42 @@ def load_toml(path: Path, what: str) -> dict[str, Any]:
     return content
 
 
+def recipes() -> dict[str, Path]:
+    """The recipes inside the package, settings of papers, by their names without `recipe:`."""
+    home = Path(__file__).parent / "recipes"
+    files = sorted(home.glob("*/*.toml"))
+    return {file.relative_to(home).with_suffix("").as_posix(): file for file in files}
+
+
+def settings_file(given: Path) -> Path:
+    """The file that `--config` names: by its path, or as `recipe:NAME` of one of `recipes`.
+
+    >>> settings_file(Path("recipe:cifar10/moco")).name
+    'moco.toml'
+    """
+    if not str(given).startswith(RECIPE):
+        return given
+    name, known = given.as_posix().removeprefix(RECIPE), recipes()
+    if name not in known:
+        within = [each for each in known if name in each]
+        near = (within or difflib.get_close_matches(name, known))[:5]
+        meant = near and f" Did you mean {', '.join(near)}?"
+        raise UsageError(
+            f"there is no recipe {name}.{meant or ''} `nearkin config --recipes` lists them"
+        )
+    return known[name]
+
+
 def read_toml(path: Path, kind: type[Any] = TrainConfig) -> dict[str, Any]:
-    """The settings in a file: names of that kind, `data`, and the tables `options` and `views`."""
+    """The settings in a file: names of that kind, `data`, and the tables `options` and `views`.
+
+    A file without a format is of the newest one: people leave it out.
+    """
     settings = load_toml(path, "the configuration")
+    try:
+        check_format(settings.pop("format", FORMATS[-1]), FORMATS)
+    except ValueError as error:
+        raise UsageError(f"cannot read {path}: {error}; take the release that wrote it") from error
     if "views" in settings:
         if "augment" in settings:
             raise UsageError(f"{path} has both augment and views; give one")
@@ -645,7 +682,7 @@ def read_toml(path: Path, kind: type[Any] = TrainConfig) -> dict[str, Any]:
 
 def to_toml(config: Config, data: str) -> str:
     """A file that repeats the run, by `--config config.toml`."""
-    lines = [f"data = {toml_value(data)}"]
+    lines = [f"format = {FORMATS[-1]}", f"data = {toml_value(data)}"]
     views = () if isinstance(config.augment, str) else config.augment
     tables = {"options", *(["augment"] if views else [])}
     names = [entry.name for entry in fields(config) if entry.name not in tables]

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from nearkin.cli import main
-from nearkin.config import TrainConfig, read_toml
+from nearkin.config import DiscoverConfig, TrainConfig, read_toml, recipes, settings_file
 from nearkin.methods import METHODS
 from nearkin.run.settings import checked_options
 
@@ -199,6 +199,8 @@ def test_the_small_commands_answer(capsys):
         (["methods"], "simclr"),
         (["backbones", "resnet18"], "torchvision/resnet18"),
         (["config", "moco"], "queue_size = 65536"),
+        (["config", "--recipes"], "recipe:cifar10/moco            "),
+        (["config", "recipe:cifar10/moco"], "\n# Published  82.6 % kNN"),
         (["doctor"], "precision"),
     ]:
         assert main(command) == 0
@@ -219,6 +221,36 @@ def test_names_that_are_not_listed_are_refused(words, capsys):
     assert "resnet19" in line
     if words[0] == "backbones":
         assert "Did you mean" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("train digits --config recipe:moco_v2", "Did you mean imagenet/moco_v2?"),
+        ("discover digits --config recipe:cifar10/simlcr", "Did you mean cifar10/simclr,"),
+        ("embed --config recipe:cifar10/moco.toml", "Did you mean cifar10/moco,"),
+        ("config recipe:/etc/passwd", "`nearkin config --recipes` lists them"),
+        (
+            "train digits --config recipe:../recipes/cifar10/moco",
+            "`nearkin config --recipes` lists",
+        ),
+    ],
+)
+def test_a_recipe_that_is_not_there_is_a_line_with_the_nearest_names(words, meant, capsys):
+    code, line = failure(words.split(), capsys)
+    assert code == 2
+    assert line.startswith("error: there is no recipe ")
+    assert meant in line
+
+
+def test_every_recipe_is_listed_with_a_title_and_is_a_configuration_of_its_kind(capsys):
+    assert main(["config", "--recipes"]) == 0
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in rows] == [f"recipe:{name}" for name in recipes()]
+    for name, title in rows:
+        assert title.endswith((".", ":")) or len(title) > 40
+        kind = DiscoverConfig if "/discovery/" in name.replace(":", "/") else TrainConfig
+        assert read_toml(settings_file(Path(name)), kind)["epochs"] > 0
 
 
 @pytest.mark.parametrize("method", [name for name, cls in METHODS.items() if not cls.uses_labels])

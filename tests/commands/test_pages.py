@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from method_pages import full_page, pages, write_pages
+from method_pages import RECIPES, full_page, pages, write_pages
 from small import batch_for, run, small
 
 from nearkin.cli import main
@@ -138,18 +138,18 @@ def test_encoders_move_at_each_step_and_rows_of_a_bank_at_each_visit(name, clock
 
 def test_recipes_are_linked_from_the_method_that_they_name(tmp_path):
     for path, method in [("cifar10/moco_v1", "moco"), ("imagenet/simclr", "simclr")]:
-        file = tmp_path / "recipes" / f"{path}.toml"
+        file = tmp_path / RECIPES / f"{path}.toml"
         file.parent.mkdir(parents=True)
         file.write_text(f'# On some data.\nmethod = "{method}"\nepochs = 200\n')
-    link = "- [recipes/cifar10/moco_v1.toml](../../recipes/cifar10/moco_v1.toml): On some data."
+    link = f"- [recipe:cifar10/moco_v1](../../{RECIPES}/cifar10/moco_v1.toml): On some data."
     assert link in full_page("moco", tmp_path)
     assert "imagenet" not in full_page("moco", tmp_path)
-    assert "recipes/" not in full_page("moco_v3", tmp_path)
+    assert "recipe:" not in full_page("moco_v3", tmp_path)
 
 
 def test_every_recipe_is_linked_from_one_page():
     everything = "".join(pages(ROOT).values())
-    for path in {*ROOT.glob("recipes/*/*.toml")} - {*ROOT.glob("recipes/discovery/*")}:
+    for path in {*ROOT.glob(f"{RECIPES}/*/*.toml")} - {*ROOT.glob(f"{RECIPES}/discovery/*")}:
         assert everything.count(f"(../../{path.relative_to(ROOT).as_posix()})") == 1, path
 
 

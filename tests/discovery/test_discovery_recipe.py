@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from nearkin.config import OBJECTIVE_METHODS, DiscoverConfig, TrainConfig, read_toml
+import nearkin
+from nearkin.config import OBJECTIVE_METHODS, DiscoverConfig, TrainConfig, read_toml, settings_file
 from nearkin.discovery.data import DiscoveryTask, open_discovery_data
 from nearkin.discovery.features import FinetunedEncoder
 from nearkin.discovery.pipeline import baseline_options
@@ -20,8 +21,8 @@ from nearkin.run.settings import checked_options, method_options
 from nearkin.training.fit import optimizer_for, schedule_for
 from nearkin.training.loop import steps
 
-ROOT = Path(__file__).parents[2]
-RECIPES = sorted(ROOT.glob("recipes/discovery/*.toml"))
+HOME = Path(nearkin.__file__).parent / "recipes"
+RECIPES = sorted(HOME.glob("discovery/*.toml"))
 PER_CLASS = {
     "cifar10": 5000, "cub": 30, "stanford_cars": 41, "cifar100": 500, "imagenet100": 1300,
 }  # fmt: skip
@@ -54,8 +55,8 @@ def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it(path):
         assert fields[needed]
     assert fields["Command"].startswith("nearkin ")
     commands = re.findall(r"nearkin (\w+) .*--config (\S+)", head)
-    assert ("discover", path.relative_to(ROOT).as_posix()) in commands
-    assert all((ROOT / file).is_file() for _, file in commands)
+    assert ("discover", f"recipe:discovery/{path.stem}") in commands
+    assert all(settings_file(Path(recipe)).is_file() for _, recipe in commands)
 
 
 @each_recipe
@@ -115,7 +116,7 @@ def learning(path, tmp_path):
     dataset = open_discovery_data(str(tmp_path / "data.npz"), config)
     name = "timm/vit_tiny_patch16_224"  # as deep as the base model
     if not config.train_layers.startswith("blocks"):
-        name = read_toml(ROOT / "recipes" / path.stem / "rotnet.toml")["backbone"]
+        name = read_toml(HOME / path.stem / "rotnet.toml")["backbone"]
     torch.manual_seed(0)
     pretrained = Encoder(build_backbone(name, SIDE), SIDE, {})
     task = DiscoveryTask(dataset.label, dataset.parts.train_rows, len(dataset.classes), novel)
@@ -135,7 +136,7 @@ def learning(path, tmp_path):
 
 
 def test_the_base_loss_of_a_recipe_is_its_method_without_the_contrastive_terms():
-    config = small(ROOT / "recipes" / "discovery" / "cifar10.toml")
+    config = small(HOME / "discovery" / "cifar10.toml")
     chosen = chosen_of(config)
     own = chosen.options(config.mode, 5) | dict(config.options)
     baselines = baseline_options(chosen, own, 5)

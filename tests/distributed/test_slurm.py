@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "recipes" / "slurm" / "train.sh"
+SCRIPT = Path(__file__).parents[2] / "examples" / "slurm.sh"
 
 
 SRUN = """#!/bin/sh

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import nearkin
 from nearkin.cli import main
 from nearkin.config import TrainConfig, read_toml
 from nearkin.data.augmentations import views_of
@@ -30,9 +31,8 @@ from nearkin.training.teacher import open_teacher, with_teacher
 from nearkin.types import Batch
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted(ROOT.glob("recipes/cifar10/*.toml")) + sorted(
-    ROOT.glob("recipes/imagenet/*.toml")
-)
+HOME = Path(nearkin.__file__).parent / "recipes"
+RECIPES = sorted(HOME.glob("cifar10/*.toml")) + sorted(HOME.glob("imagenet/*.toml"))
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
@@ -41,7 +41,7 @@ NUM_IMAGES = {"cifar10": 50_000, "imagenet": 1_281_167}
 CPU = torch.device("cpu")
 
 each_recipe = pytest.mark.parametrize(
-    "path", RECIPES, ids=lambda path: str(path.relative_to(ROOT / "recipes"))
+    "path", RECIPES, ids=lambda path: str(path.relative_to(HOME))
 )
 
 
@@ -81,7 +81,10 @@ def test_the_head_of_a_recipe_says_where_it_is_from_and_what_came_of_it(path):
     for needed in ("Source", "Published", "Protocol", "Hardware", "Time", "Result", "Commit"):
         assert entries[needed]
     assert entries["Command"].startswith("nearkin train ")
-    assert f"--config {path.relative_to(ROOT).as_posix()}" in entries["Command"]
+    assert (
+        f"--config recipe:{path.relative_to(HOME).with_suffix('').as_posix()}"
+        in entries["Command"]
+    )
 
 
 @each_recipe
@@ -94,7 +97,7 @@ def test_what_is_published_is_of_the_epochs_of_the_recipe(path):
 
 def test_recipes_whose_source_measured_the_embedding_say_how_to():
     measured = {path for path in RECIPES if "--features embedding" in head_of(path)["Protocol"]}
-    names = {path.relative_to(ROOT / "recipes").as_posix() for path in measured}
+    names = {path.relative_to(HOME).as_posix() for path in measured}
     assert names == {
         "cifar10/instdisc.toml",
         "cifar10/instdisc_parametric.toml",
@@ -106,15 +109,15 @@ def test_recipes_whose_source_measured_the_embedding_say_how_to():
 
 
 def test_the_numbers_of_the_overview_are_those_of_the_heads():
-    overview = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+    overview = (HOME / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| [^|]*\| (`[^|]*) \| ([^|]*)\|$", overview, re.MULTILINE)
     assert len(rows) == 4
     for names, numbers in rows:
         recipes, values = re.findall(r"`(\w+)`", names), re.findall(r"[\d.]+ %", numbers)
         for name, value in zip(recipes, values, strict=True):
-            entries = head_of(ROOT / "recipes" / "cifar10" / f"{name}.toml")
+            entries = head_of(HOME / "cifar10" / f"{name}.toml")
             assert f"{value} kNN" in entries["Published"]
-            assert read_toml(ROOT / "recipes" / "cifar10" / f"{name}.toml")["epochs"] == 200
+            assert read_toml(HOME / "cifar10" / f"{name}.toml")["epochs"] == 200
             assert ("on the embedding" in numbers) == ("on the embedding" in entries["Protocol"])
 
 
@@ -131,7 +134,7 @@ def test_the_numbers_of_the_overview_are_those_of_the_heads():
 )
 def test_recipes_of_lightly_have_its_views(name, augment):
     """`model_to_transform` of its benchmark: SimSiam's crops are a fifth of an image or more."""
-    path = ROOT / "recipes" / "cifar10" / f"{name}.toml"
+    path = HOME / "cifar10" / f"{name}.toml"
     assert head_of(path)["Source"].startswith("lightly's CIFAR-10 benchmark of 2023")
     assert read_toml(path)["augment"] == augment
 
@@ -156,7 +159,7 @@ def test_a_recipe_fits_its_data_set_as_it_stands(path):
 
 def recipe_method(path, **options):
     """The method of a recipe around a network of 24 features, in double precision."""
-    settings = read_toml(ROOT / "recipes" / path)
+    settings = read_toml(HOME / path)
     torch.manual_seed(0)
     body = nn.Sequential(nn.Flatten(), nn.Linear(48, 24))
     method = METHODS[settings["method"]](Backbone(body, 24), **settings["options"] | options)
@@ -395,9 +398,10 @@ def test_the_networks_of_the_recipes_take_images_of_their_size():
 def test_a_recipe_runs_from_the_command_line(images, tmp_path):
     data, out = tmp_path / "images.npz", tmp_path / "run"
     np.savez(data, x=images[0])
-    recipe = ROOT / "recipes" / "cifar10" / "instdisc_softmax.toml"
-    typed = "--epochs 1 --batch-size 16 --backbone tiny --image-size 16 --quiet"
-    assert main(["train", str(data), "--config", str(recipe), "-o", str(out), *typed.split()]) == 0
+    recipe = HOME / "cifar10" / "instdisc_softmax.toml"
+    typed = "--config recipe:cifar10/instdisc_softmax --epochs 1 --batch-size 16 --backbone tiny"
+    typed += " --image-size 16 --quiet"
+    assert main(["train", str(data), "-o", str(out), *typed.split()]) == 0
     settings, used = read_toml(recipe), read_toml(out / "config.toml")
     assert settings.pop("options").items() <= used.pop("options").items()
     changed = {name for name, value in settings.items() if used[name] != value}
@@ -408,7 +412,7 @@ def test_a_recipe_is_trained_in_pieces_by_the_command_of_its_page(images, tmp_pa
     """`timeout` passes on the signal that it would send itself after eight minutes."""
     data, out = tmp_path / "images.npz", tmp_path / "run"
     np.savez(data, x=images[0])
-    page = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+    page = (HOME / "README.md").read_text(encoding="utf-8")
     typed = re.search(r"(timeout .*?) \\\n +nearkin (train .*)\n", page)
     told = typed[2].replace("torchvision:CIFAR10", str(data)).replace("runs/moco", str(out))
     small = "--epochs 20 --batch-size 16 --backbone tiny --image-size 16 --queue-size 16 --quiet"

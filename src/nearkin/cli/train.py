@@ -30,6 +30,7 @@ from nearkin.config import (
     metadata,
     option,
     read_toml,
+    settings_file,
     suggestion,
 )
 from nearkin.errors import UsageError
@@ -45,8 +46,8 @@ class RunOptions:
     """What is typed beside the settings: files, and what is printed."""
 
     config_file: Annotated[Path | None, Parameter(name="--config", group=GROUPS["Data"])] = None
-    """A TOML file of settings, such as the config.toml of a run. The command line and the
-    environment take precedence."""
+    """A TOML file of settings, such as the config.toml of a run, or recipe:NAME, as
+    recipe:cifar10/moco. The command line and the environment take precedence."""
     out: Annotated[Path | None, Parameter(name=["--out", "-o"], group=GROUPS["Output"])] = None
     """The run folder; runs/DATA-METHOD, runs/DATA-MODE or runs/DATA-classify if not given."""
     resume: Flag = False
@@ -64,8 +65,8 @@ class EmbedOptions:
     """What is typed beside the settings of `nearkin embed`."""
 
     config_file: Annotated[Path | None, Parameter(name="--config", group=GROUPS["Data"])] = None
-    """A TOML file of settings, such as the config.toml of a run. The command line and the
-    environment take precedence."""
+    """A TOML file of settings, such as the config.toml of a run, or recipe:NAME, as
+    recipe:cifar10/moco. The command line and the environment take precedence."""
     out: Annotated[Path | None, Parameter(group=GROUPS["Output"])] = None
     """The run folder; runs/DATA-ENCODER if not given."""
     output: Annotated[str | None, Parameter(name=["--output", "-o"], group=GROUPS["Output"])] = (
@@ -136,7 +137,7 @@ def _run(
 ) -> None:
     """Train, discover or classify with the settings that were typed, and print the result."""
     run = run or RunOptions()
-    settings = read_toml(run.config_file, kind) if run.config_file else {}
+    settings = read_toml(settings_file(run.config_file), kind) if run.config_file else {}
     stored = settings.pop("data", None)
     data = data or stored
     if data is None:
@@ -182,7 +183,7 @@ def _embed(
 ) -> None:
     """Make the run folder of an encoder as it is, or only write its features."""
     run = run or EmbedOptions()
-    settings = read_toml(run.config_file, EmbedConfig) if run.config_file else {}
+    settings = read_toml(settings_file(run.config_file), EmbedConfig) if run.config_file else {}
     stored = settings.pop("data", None)
     encoder, data = encoder or settings.pop("encoder", None), data or stored
     if not encoder or data is None:

@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.completion.detect import ShellDetectionError
 
 import nearkin
 from nearkin.cli.app import ENCODER, Flag, Images, app, is_only_process, show
 from nearkin.cli.terminal import Terminal
 from nearkin.config import FULL, PROTOCOLS
+from nearkin.errors import OutputError, UsageError
 
 Json = Annotated[Flag, Parameter(help="Print the result as JSON.")]
 Output = Annotated[Path, Parameter(name=["--output", "-o"])]
@@ -279,15 +281,16 @@ def backbones(pattern: str = "", /, *, pretrained: bool = False) -> None:
 
 
 @app.command
-def config(method: str = "simclr", /) -> None:
-    """Print every setting of a method with its default, as TOML for `nearkin train --config`.
+def config(name: str = "simclr", /, *, recipes: Flag = False) -> None:
+    """Print every setting of a method with its default, or a recipe, as TOML for `--config`.
 
     Args:
-        method: Its name.
+        name: A method, or recipe:NAME.
+        recipes: List the recipes, which are settings of papers, instead.
     """
-    from nearkin.commands.info import config_lines
+    from nearkin.commands.info import config_lines, recipe_lines
 
-    print("\n".join(config_lines(method)))
+    print("\n".join(recipe_lines() if recipes else config_lines(name)))
 
 
 @app.command
@@ -296,3 +299,21 @@ def doctor() -> None:
     from nearkin.commands.info import doctor_lines
 
     print("\n".join(doctor_lines()))
+
+
+@app.command(name="--install-completion")
+def install_completion(
+    *, shell: Literal["bash", "zsh", "fish", "powershell"] | None = None
+) -> None:
+    """Install completion of commands and options by Tab.
+
+    Args:
+        shell: For which shell; for the one that runs if not given.
+    """
+    try:
+        path = app.install_completion(shell=shell)
+    except ShellDetectionError as error:
+        raise UsageError(f"cannot tell which shell runs; give --shell ({error})") from error
+    except OSError as error:
+        raise OutputError(f"cannot install completion: {error}; give another HOME") from error
+    print(f"{path}; shells that are started from now on have it")

@@ -11,6 +11,7 @@ import re
 import sys
 from dataclasses import fields
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from rich.markdown import Markdown
 
 from nearkin.config import (
     EMA,
+    RECIPE,
     Range,
     TrainConfig,
     Value,
@@ -26,6 +28,8 @@ from nearkin.config import (
     field_docs,
     metadata,
     option,
+    recipes,
+    settings_file,
     spelled,
     toml_value,
 )
@@ -212,26 +216,34 @@ def automatic(defaults: Defaults) -> dict[str, str]:
     }
 
 
-def config_lines(method: str) -> list[str]:
-    """Every setting of a training by a method, as commented TOML."""
-    cls = method_class(method)
+def recipe_lines() -> list[str]:
+    """Each recipe, as `--config` takes it, with its title."""
+    texts = {name: file.read_text(encoding="utf-8") for name, file in recipes().items()}
+    return aligned([(RECIPE + name, text.splitlines()[0][2:]) for name, text in texts.items()])
+
+
+def config_lines(name: str) -> list[str]:
+    """Every setting of a training by a method, as commented TOML; or a recipe, as it is."""
+    if name.startswith(RECIPE):
+        return settings_file(Path(name)).read_text(encoding="utf-8").splitlines()
+    cls = method_class(name)
     means, notes = automatic(cls.defaults), field_docs(TrainConfig)
-    lines = [f"# {label(method)}: {idea(cls)}", ""]
+    lines = [f"# {label(name)}: {idea(cls)}", ""]
     for entry in fields(TrainConfig):
         if entry.name in TrainConfig.groups:
             lines += [f"# --- {TrainConfig.groups[entry.name]} ---", ""]
         if entry.name != "options":
-            value = method if entry.name == "method" else getattr(TrainConfig, entry.name)
+            value = name if entry.name == "method" else getattr(TrainConfig, entry.name)
             here = f" Here auto is {means[entry.name]}." if entry.name in means else ""
             lines += [f"# {notes[entry.name]}{here}", f"{entry.name} = {toml_value(value)}", ""]
     lines += ["[options]"]
-    for name, each in options(cls).items():
+    for key, each in options(cls).items():
         lines.append(f"# {each.meaning} Typed as {each.name}.")
         mark = ""
-        if name in fitted_options(cls):  # as an explicit value it would have to fit
+        if key in fitted_options(cls):  # as an explicit value it would have to fit
             lines.append("# Left alone, it shrinks to what the images and the batch allow.")
             mark = "# "
-        lines.append(f"{mark}{name} = {toml_value(each.here)}")
+        lines.append(f"{mark}{key} = {toml_value(each.here)}")
     return lines
 
 
