@@ -26,8 +26,11 @@ from nearkin.networks.heads import CosineHead, Heads, MultiHead, trainable_layer
 from nearkin.networks.tokens import AttentivePooling, TokenFeatures
 from nearkin.tables import usable, write_whole
 from nearkin.types import UNKNOWN
+from nearkin.version import check_format
 
-FORMAT: Final = "2"  # 1 had neither kind nor encoder: all were of discoveries
+FORMATS: Final = ("1", "2")
+"""Formats that are read; the last is written. 1 had neither kind nor encoder: all were of
+discoveries."""
 Kind = Literal["discovery", "classification"]
 
 
@@ -393,7 +396,7 @@ class Classifier:
         if self.reference is not None:
             tensors["reference.means"] = torch.from_numpy(self.reference.means)
         metadata = {
-            "format": FORMAT,
+            "format": FORMATS[-1],
             "kind": self.kind,
             "min_similarity": None if self.reference is None else self.reference.min_similarity,
             "classes": self.classes,
@@ -414,8 +417,7 @@ def read_classifier(path: Path) -> Classifier:
         raise UsageError(f"{path} does not exist; {made_by}")
     with usable(path, "make it again"):
         metadata, tensors = read_tensors(path, "nearkin")
-        if metadata["format"] not in ("1", FORMAT):
-            raise ValueError(f"it is of format {metadata['format']}, not {FORMAT}")
+        check_format(metadata["format"], FORMATS)
         means = tensors.pop("reference.means", None)
         heads, layer = _heads(tensors, metadata["temperature"]), _layer(tensors)
         modules, pooling = nn.ModuleDict({"layer": layer, "heads": heads}), _pooling(tensors)

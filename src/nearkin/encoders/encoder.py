@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -28,14 +28,16 @@ from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.networks.input_size import check_patches, resize_input
 from nearkin.run.folder import RunFolder
 from nearkin.tables import usable, write_whole
-from nearkin.version import __version__
+from nearkin.version import __version__, check_format
 
 if TYPE_CHECKING:
     from PIL import Image
 
     ImageLike = Image.Image | np.ndarray | Tensor
 
-FORMAT = "2"  # 1 had no preprocessing: images were cropped as by `Preprocessing(image_size)`
+FORMATS: Final = ("1", "2")
+"""Formats that are read; the last is written. 1 had no preprocessing: images were cropped as by
+`Preprocessing(image_size)`."""
 AGAIN = "train it again"
 ARCHITECTURE = ("backbone", "config", "pooling")
 """Details that say what network it is; the last two, of networks of transformers."""
@@ -156,7 +158,7 @@ def write_encoder(
     view = preprocessing or Preprocessing(int(details["image_size"]))
     described = {
         **details,
-        "format": FORMAT,
+        "format": FORMATS[-1],
         "nearkin": __version__,
         "feature_dim": backbone.feature_dim,
         "image_size": view.image_size,
@@ -368,10 +370,9 @@ def _read(run: str | Path) -> _Stored:
         raise pretrained.unknown(str(run))
     with usable(path, AGAIN):
         details, state = read_tensors(path, "nearkin")
-        if details["format"] not in ("1", FORMAT):
-            raise ValueError(f"it is of format {details['format']}, not {FORMAT}")
+        check_format(details["format"], FORMATS)
         view = Preprocessing(int(details["image_size"]))
-        if details["format"] == FORMAT:
+        if details["format"] != "1":
             view = Preprocessing.from_dict(details["preprocessing"])
         dim = int(details["feature_dim"])
         return _Stored(path, str(details["backbone"]), view, dim, details, state)

@@ -15,8 +15,9 @@ from nearkin.encoders.encoder import AGAIN, Encoder, read_tensors
 from nearkin.errors import UsageError
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.tables import usable, write_whole
+from nearkin.version import check_format
 
-FORMAT: Final = "1"
+FORMATS: Final = ("1",)  # Those that are read; the last is written
 LAYERS: Final[Mapping[str, type[nn.Module]]] = {
     "Linear": nn.Linear,
     "BatchNorm1d": nn.BatchNorm1d,
@@ -52,7 +53,7 @@ def write_projector(path: Path, projector: nn.Module, encoder: Encoder) -> None:
     layers = [_description(layer) for layer in parts]
     if not layers or None in layers:
         return
-    note = {"format": FORMAT, "encoder": encoder.digest, "layers": layers}
+    note = {"format": FORMATS[-1], "encoder": encoder.digest, "layers": layers}
     state = {name: tensor.contiguous() for name, tensor in projector.state_dict().items()}
     write_whole(path, save(state, metadata={"projector": json.dumps(note)}))
 
@@ -75,8 +76,7 @@ def embedding_encoder(encoder: Encoder, path: Path) -> Encoder:
         )
     with usable(path, AGAIN):
         note, state = read_tensors(path, "projector")
-        if note["format"] != FORMAT:
-            raise ValueError(f"it is of format {note['format']}, not {FORMAT}")
+        check_format(note["format"], FORMATS)
         with torch.device("meta"):  # sizes are those of the tensors, whatever the header says
             projector = nn.Sequential(*(LAYERS[kind](**values) for kind, values in note["layers"]))
         projector.load_state_dict(state, assign=True)

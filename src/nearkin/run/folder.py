@@ -143,7 +143,7 @@ class RunFolder:
     def kind(self) -> str:
         """One of `KINDS`: the first that has all of the stored settings; or UsageError."""
         self.check_is_run()
-        stored = load_toml(self.config, "the configuration").keys() - {"data", "views"}
+        stored = load_toml(self.config, "the configuration").keys() - {"format", "data", "views"}
         fitting = (
             kind for kind, cls in KINDS.items() if stored <= cls.__dataclass_fields__.keys()
         )

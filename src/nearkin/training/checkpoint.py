@@ -19,10 +19,11 @@ from nearkin.errors import CheckpointError, DivergedError, ResourceError, UsageE
 from nearkin.method import Method
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Logger
-from nearkin.tables import Journal
+from nearkin.tables import Journal, usable
 from nearkin.training.optimizer import restore_optimizer
+from nearkin.version import check_format
 
-FORMAT: Final = 1  # How the content of a file is arranged
+FORMATS: Final = (1,)  # Those that are read; the last is written
 
 NAME_FORMAT: Final = "ckpt-{:08d}.pt"
 NAME: Final = re.compile(r"ckpt-(\d{8,})\.pt")
@@ -189,7 +190,7 @@ def _set_aside(path: Path) -> Path:
 
 def _state(step: int, method: Method[Any], optimizer: Optimizer) -> State:
     states = {"method": method.state_dict(), "optimizer": optimizer.state_dict()}
-    return {"format": FORMAT, "step": step, **states}
+    return {"format": FORMATS[-1], "step": step, **states}
 
 
 def _restore(path: Path, content: bytes, method: Method[Any], optimizer: Optimizer) -> int:
@@ -213,11 +214,8 @@ def _unpacked(path: Path, content: bytes) -> State:
             f"{path} cannot be read as a checkpoint ({type(error).__name__}); "
             "take it away if another program made it"
         ) from error
-    if version != FORMAT:
-        raise CheckpointError(
-            f"{path} has format {version}, this release reads format {FORMAT}; "
-            "resume with the release that wrote it"
-        )
+    with usable(path, "resume with the release that wrote it"):
+        check_format(version, FORMATS)
     if name != path.name:
         raise CheckpointError(f"{path} has been renamed; give it back its name {name}")
     return state
