@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/
 
-.PHONY: demo test check planted faults format docs clean
+.PHONY: demo test check planted faults format docs dist clean
 
 demo: $(VENV)/installed
 	$(RUN)nearkin demo
@@ -41,6 +41,12 @@ docs: $(VENV)/installed
 	$(RUN)python docs/method_pages.py
 	$(RUN)python docs/architecture.py
 	$(RUN)python benchmarks/reproduce/table.py
+
+# Wheel and sdist, the former built from the latter.
+dist: $(VENV)/developed
+	rm -rf dist
+	$(RUN)python -m build
+	$(RUN)twine check --strict dist/*
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nearkin needs Python 3.11 or newer: make PYTHON=python3.12")'

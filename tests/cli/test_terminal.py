@@ -272,17 +272,6 @@ def test_what_is_tracked_is_told_after_each_batch_and_unchanged():
     assert all(text.startswith("part 1 of 2: features") for _, _, text in log)
 
 
-def test_the_command_line_needs_nothing_that_only_unix_has(data, tmp_path, monkeypatch, capsys):
-    absent = dict.fromkeys(["fcntl", "termios", "pwd", "grp", "resource", "pty", "tty"])
-    code = f"import sys; sys.modules.update({absent}); import nearkin.cli as c; c.main(['--help'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
-    assert done.returncode == 0, done.stderr
-    assert b"Self-supervised contrastive learning" in done.stdout
-    monkeypatch.setitem(sys.modules, "fcntl", None)
-    assert main(["train", str(data), "-o", str(tmp_path / "run")]) == 2
-    assert "WSL" in capsys.readouterr().err
-
-
 def test_an_interrupt_during_an_evaluation_clears_the_line(tmp_path):
     code, written = on_terminal(
         [sys.executable, "-c", INTERRUPTED], columns=60, interrupt="features"

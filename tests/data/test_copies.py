@@ -19,7 +19,17 @@ from nearkin.data.images import Arrays
 from nearkin.data.opening import open_images
 from nearkin.errors import OutputError, UsageError
 
+DEVICES = {
+    "con",
+    "prn",
+    "aux",
+    "nul",
+    *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)),
+}
 HOSTILE = [
+    "con",
+    "LPT9.a.png",
+    "end.",
     "../../x.png",
     "/etc/passwd",
     "..",
@@ -135,7 +145,8 @@ def test_file_names_are_harmless_short_and_each_another_one(names):
     made = file_names(names)
     assert len(made) == len(names) == len({name.lower() for name in made})
     for name in made:
-        assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name)
+        assert re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_-])?", name)
+        assert name.lower().split(".")[0] not in DEVICES
         assert len(name) <= 255
 
 
@@ -145,7 +156,8 @@ def test_file_names_are_harmless_short_and_each_another_one(names):
         (["IMG_01.jpg", "new-1", "a.b.c"], ["IMG_01.jpg", "new-1", "a.b.c"]),
         (["a/b.png", "a-b.png", "A-B.PNG"], ["a-b.png", "a-b-2.png", "A-B-3.PNG"]),
         (["x", "x-2", "x", "x"], ["x", "x-2", "x-3", "x-4"]),
-        (["", "", ".", ".."], ["_", "_-2", "_-3", "_."]),
+        (["", "", ".", ".."], ["_", "_-2", "_-3", "__"]),
+        (["nul", "COM1.tar.gz", "contour", "a."], ["_nul", "_COM1.tar.gz", "contour", "a_"]),
         (["maine coon", "Löwe", "猫"], ["maine_coon", "L_xf6we", "_u732b"]),
     ],
 )

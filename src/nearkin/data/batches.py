@@ -453,11 +453,13 @@ def _start_workers(
     )
     # torch's handler raises wherever the main thread is when a worker dies, such as in the middle
     # of an optimizer's step. Without it, the next request for an item finds out.
-    before, others = signal.getsignal(signal.SIGCHLD), set(active_children())
+    ended = getattr(signal, "SIGCHLD", None)  # Windows has none
+    others = set(active_children())
+    before = ended and signal.getsignal(ended)
     items: Iterator[Loaded] = iter(loader)
-    if threading.current_thread() is threading.main_thread():
+    if ended and threading.current_thread() is threading.main_thread():
         torchs = getattr(before, "__module__", "").startswith("torch.")  # of an earlier loader
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL if torchs else before)
+        signal.signal(ended, signal.SIG_DFL if torchs else before)
     return items, set(active_children()) - others
 
 

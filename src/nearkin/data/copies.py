@@ -18,6 +18,8 @@ from nearkin.errors import OutputError, UsageError
 
 MAX_STEM: Final = 230
 """Characters of a file name; with a number and `.png` behind it, it fits in 255 bytes."""
+DEVICE: Final = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
+"""What Windows takes for a device, with any extension."""
 MAX_SUFFIX: Final = 8  # Characters of a file extension; what is longer belongs to the name
 
 
@@ -71,11 +73,11 @@ def check_destination(folder: Path, data: Iterable[str]) -> None:
 def file_names(names: Iterable[str]) -> list[str]:
     r"""Return a distinct name for a file or folder per name, also where case does not count.
 
-    It has letters, digits, `.`, `_` and `-` only and does not begin with `.` or `-`. Letters
-    outside ASCII become their code points.
+    It has letters, digits, `.`, `_` and `-` only, does not begin with `.` or `-` nor end with `.`,
+    and is no device of Windows. Letters outside ASCII become their code points.
 
-    >>> file_names(["cat", "Cat", "a/b.png", "../..", "\u732b", ""])
-    ['cat', 'Cat-2', 'a-b.png', '_.-..', '_u732b', '_']
+    >>> file_names(["cat", "Cat", "a/b.png", "../..", "\u732b", "", "Con", "aux.png"])
+    ['cat', 'Cat-2', 'a-b.png', '_.-._', '_u732b', '_', '_Con', '_aux.png']
     """
     used, result = set[str](), list[str]()
     repeats = Counter[str]()
@@ -93,10 +95,11 @@ def file_names(names: Iterable[str]) -> list[str]:
 def _safe(name: str) -> tuple[str, str]:
     """Return stem and extension, both short and of safe characters only."""
     ascii_only = name.replace("/", "-").encode("ascii", "backslashreplace").decode()
-    plain = re.sub(r"^[.-]", "_", re.sub(r"[^A-Za-z0-9._-]", "_", ascii_only)) or "_"
+    plain = re.sub(r"^[.-]|\.$", "_", re.sub(r"[^A-Za-z0-9._-]", "_", ascii_only)) or "_"
+    plain = "_" + plain if DEVICE.match(plain) else plain
     stem, suffix = splitext(plain)
     if len(suffix) > MAX_SUFFIX:
-        stem, suffix = plain, ""
+        stem, suffix = plain[:MAX_STEM].rstrip("."), ""
     return stem[:MAX_STEM], suffix
 
 

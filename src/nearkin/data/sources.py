@@ -155,10 +155,10 @@ def list_table(path: Path) -> Listing:
 
 def _name(path: Path, written: str, row: Row) -> str:
     root = path.resolve().parent
-    name = written.removeprefix(f"{root}/")
+    name = written.removeprefix(f"{root}{os.sep}")
     if "\\" in name and not os.path.lexists(root / name):
         name = name.replace("\\", "/")
-    if name.startswith("/") or ".." in name.split("/"):
+    if Path(name).anchor or ".." in name.split("/"):  # on Windows, also of a drive alone
         raise DataError(
             f"{path}, line {row.line}: {written!r} leads out of the table's folder; "
             "move the table above the images"
@@ -306,6 +306,10 @@ class Archive:
     def _bytes(self, archive: Path | bytes, offset: int, count: int) -> bytes:
         if isinstance(archive, bytes):
             return archive[offset : offset + count]
+        if not hasattr(os, "pread"):  # on Windows, where an offset is shared by all threads
+            with archive.open("rb") as file:
+                file.seek(offset)
+                return file.read(count)
         opened = _opened(archive, self.modified)  # a reference, or the cache might close it
         return os.pread(opened.descriptor, count, offset)
 

@@ -1,0 +1,103 @@
+"""What Windows lacks is done without, or refused in one line; elsewhere, it is taken away first."""
+
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from processes import environment
+from torch.utils.data._utils import signal_handling
+
+from nearkin.cli import main
+from nearkin.data.opening import open_images
+from nearkin.encoders.encoder import write_encoder
+from nearkin.networks.backbone import build_backbone
+
+MODULES = ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty")
+SIGNALS = ("SIGCHLD", "SIGHUP", "SIGUSR1", "SIGUSR2")
+CALLS = (
+    "O_DIRECTORY", "killpg", "memfd_create", "posix_fallocate", "pread", "pwrite", "sysconf",
+)  # fmt: skip
+"""Of `os`. Left are those that nearkin asks for on Linux only, and those of Python's own modules."""
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    for name in MODULES:
+        monkeypatch.setitem(sys.modules, name, None)
+    for module, names in ((signal, SIGNALS), (os, CALLS)):
+        for name in names:
+            monkeypatch.delattr(module, name, raising=False)
+    monkeypatch.setattr(signal_handling, "IS_WINDOWS", True)  # torch asks for the system's name
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory, photographs):
+    path = tmp_path_factory.mktemp("archives") / "photographs.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for photograph in sorted(photographs.iterdir()):
+            file.write(photograph, photograph.name)
+    return path
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("encoders") / "encoder.safetensors"
+    write_encoder(path, build_backbone("tiny", 16), {"backbone": "tiny", "image_size": 16})
+    return path
+
+
+def test_the_command_line_starts_without_the_modules_of_unix():
+    absent = dict.fromkeys(MODULES)
+    code = f"import sys; sys.modules.update({absent}); import nearkin.cli as c; c.main(['--help'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert b"Self-supervised contrastive learning" in done.stdout
+
+
+@pytest.mark.parametrize("words", ["doctor", "check digits", "config recipe:cifar10/moco"])
+def test_what_needs_no_run_folder_works(words, windows, capsys):
+    assert main(words.split()) == 0
+    assert capsys.readouterr().out
+
+
+def test_features_are_computed_by_workers_from_an_archive(
+    windows, archive, photographs, encoder, tmp_path
+):
+    tables = []
+    for name, data in (("a.npz", archive), ("b.npz", photographs)):
+        typed = ["embed", encoder, data, "-o", tmp_path / name, "--workers", 1, "--quiet"]
+        assert main([str(word) for word in typed]) == 0
+        tables.append(np.load(tmp_path / name))
+    first, second = tables
+    assert [*first["path"]] == [*second["path"]]
+    assert np.array_equal(first["vector"], second["vector"])
+
+
+def test_an_archive_gives_the_bytes_of_the_files(windows, archive, photographs):
+    images = open_images(archive, labels="none")
+    for row, name in enumerate(images.names):
+        assert images.read(row) == (photographs / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train digits --epochs 1",
+        "embed ENCODER digits",
+        "classify digits --from ENCODER",
+        "discover digits --known 0,1 --from ENCODER",
+    ],
+)
+def test_run_folders_are_refused_in_a_line_that_says_where_they_work(
+    words, windows, encoder, tmp_path, capsys
+):
+    out = tmp_path / "run"
+    assert main([*words.replace("ENCODER", str(encoder)).split(), "--out", str(out)]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: this system has no locks")
+    assert line.endswith("run it under WSL")
+    assert not any(out.iterdir())
