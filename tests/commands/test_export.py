@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-import timm
 import torch
-import transformers
 from PIL import Image
 from processes import environment
+
 sys.path.append(str(Path(__file__).parents[1] / "encoders"))
 from sources import photographs, varied
 
@@ -23,9 +22,9 @@ from nearkin.commands import export as command
 from nearkin.commands.export import PixelNetwork
 from nearkin.config import TrainConfig
 from nearkin.data.preprocessing import Preprocessing
-from nearkin.discovery.classifier import Classifier, read_classifier
+from nearkin.discovery.classifier import Calibration, Classifier, read_classifier
 from nearkin.discovery.features import ViewSettings
-from nearkin.encoders.encoder import Encoder, load, write_encoder
+from nearkin.encoders.encoder import load, write_encoder
 from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
 from nearkin.evaluation.measures import Measure
 from nearkin.networks.backbone import build_backbone
@@ -70,7 +69,9 @@ def made(folder: Path, data: Path, name: str) -> Path:
         network = build_backbone(name, view.image_size)
         varied(network.body, view.image_size)
     write_encoder(run.encoder, network, details, view)
-    run.write_settings(TrainConfig(backbone="tiny", init_from="/secret/place/start.pth"), str(data))
+    run.write_settings(
+        TrainConfig(backbone="tiny", init_from="/secret/place/start.pth"), str(data)
+    )
     plain = {t: {name: m.to_dict() for name, m in of.items()} for t, of in MEASURES.items()}
     run.write_summary({"measures": plain, "left_out": {}})
     run.data.write_text(json.dumps({"train": 2, "test": 1, "fingerprint": "0123-4567"}))
@@ -87,26 +88,23 @@ def transformers_network(details):
 def runs(tmp_path_factory, data):
     """A run of each kind of network, by its name."""
     folder = tmp_path_factory.mktemp("runs")
-    return {
-        name: made(folder / f"run-{number}", data, name)
-        for number, name in enumerate(VIEWS)
-    }
+    return {name: made(folder / f"run-{number}", data, name) for number, name in enumerate(VIEWS)}
 
 
-def outputs_by_the_card(folder: Path, photo: Path, result: str, tmp_path: Path) -> torch.Tensor:
-    """What the code of a model card computes of a photograph, in a process without nearkin."""
-    code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    code = code.replace('"photo.jpg"', repr(str(photo)))
-    saved = tmp_path / "result.npy"
-    script = (
-        "import sys; sys.modules['nearkin'] = None  # importing it fails\n"
-        f"{code}\nimport numpy\n"
-        f"numpy.save({str(saved)!r}, numpy.asarray({result}))\n"
-    )
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], cwd=folder, env=environment(), check=True
-    )
-    return torch.from_numpy(np.load(saved))
+def outputs_by_cards(results: dict[Path, str], photo: Path) -> list[object]:
+    """What the code of each model card computes of a photograph, in a process without nearkin."""
+    lines = ["import os, sys", "sys.modules['nearkin'] = None  # importing it fails"]
+    for number, (folder, result) in enumerate(results.items()):
+        code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
+        code = code.replace('"photo.jpg"', repr(str(photo)))
+        lines += [f"os.chdir({str(folder)!r})", "names = {}", f"exec({code!r}, names)"]
+        lines += ["import numpy", f"result = numpy.asarray(names[{result!r}])"]
+        lines += [f"numpy.save({str(folder.parent / f'result-{number}.npy')!r}, result)"]
+    arguments = [sys.executable, "-W", "ignore", "-c", "\n".join(lines)]
+    subprocess.run(arguments, env=environment(), check=True)
+    return [
+        np.load(folder.parent / f"result-{number}.npy") for number, folder in enumerate(results)
+    ]
 
 
 def own_features(run: Path, photo: Path) -> torch.Tensor:
@@ -119,27 +117,29 @@ def unlike(own: torch.Tensor, other: torch.Tensor) -> float:
     return float((own - other).abs().max() / own.abs().max())
 
 
-@pytest.mark.parametrize(
-    ("name", "format", "result", "tolerance"),
-    [
-        ("resnet18", "torchvision", "features", 0),
-        ("torchvision:resnet18", "torchvision", "features", 1e-5),
-        ("timm:vit_tiny_patch16_224", "timm", "features", 1e-5),
-        ("timm:vit_tiny_patch16_224", "huggingface", "features", 1e-5),
-        ("transformers:vit", "huggingface", "features", 1e-5),
-        ("tiny", "torch-export", "outputs", 0),
-        ("tiny", "onnx", "outputs", 1e-4),
-        ("timm:vit_tiny_patch16_224", "onnx", "outputs", 1e-4),
-    ],
-)
-def test_the_code_of_the_card_gives_the_features_of_the_run(
-    runs, data, tmp_path, name, format, result, tolerance
-):
-    """From the file to the vector; statistics that are not nearkin's are folded in by it, and round."""
-    nearkin.export(runs[name], tmp_path / "out", format=format)
+CARDS = [
+    ("resnet18", "torchvision", "features", 0),
+    # Statistics that are not nearkin's are folded into the input there, which rounds.
+    ("torchvision:resnet18", "torchvision", "features", 1e-5),
+    ("timm:vit_tiny_patch16_224", "timm", "features", 1e-5),
+    ("timm:vit_tiny_patch16_224", "huggingface", "features", 1e-5),
+    ("transformers:vit", "huggingface", "features", 2e-3),  # which does not resize by Pillow
+    ("tiny", "torch-export", "outputs", 0),
+    ("timm:vit_tiny_patch16_224", "onnx", "outputs", 1e-4),
+]
+
+
+def test_the_code_of_the_card_gives_the_features_of_the_run(runs, data, tmp_path):
+    """From the file to the vector, by each format's own library."""
+    results = {}
+    for number, (name, format, result, _) in enumerate(CARDS):
+        folder = tmp_path / str(number)
+        nearkin.export(runs[name], folder, format=format)
+        results[folder] = result
     photo = data / "1.png"
-    own = own_features(runs[name], photo)
-    assert unlike(own, outputs_by_the_card(tmp_path / "out", photo, result, tmp_path)) <= tolerance
+    for (name, format, _, tolerance), theirs in zip(CARDS, outputs_by_cards(results, photo)):
+        difference = unlike(own_features(runs[name], photo), torch.from_numpy(theirs))
+        assert difference <= tolerance, (name, format)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,10 @@ def test_outputs_are_equal_bit_by_bit(runs, tmp_path, name, format):
 
 def test_the_library_reads_the_preprocessing_that_was_written(runs, tmp_path):
     """Of views that other libraries have, too, nothing is rounded on the way out and back."""
-    for name, format in (("timm:vit_tiny_patch16_224", "timm"), ("transformers:vit", "huggingface")):
+    for name, format in (
+        ("timm:vit_tiny_patch16_224", "timm"),
+        ("transformers:vit", "huggingface"),
+    ):
         nearkin.export(runs[name], tmp_path / format, format=format)
         read, own = load(tmp_path / format).preprocessing, VIEWS[name]
         assert read.mean == pytest.approx(own.mean)
@@ -199,16 +202,23 @@ def test_onnx_takes_any_batch_and_with_an_option_any_size(runs, tmp_path):
                 with torch.inference_mode():
                     own = PixelNetwork(encoder)(torch.from_numpy(pixels))
                 assert unlike(own, torch.from_numpy(features)) < 1e-4
-    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument):
-        wrong = np.zeros((1, 3, 48, 48), np.uint8)
-        onnxruntime.InferenceSession(str(fixed / "model.onnx")).run(None, {"images": wrong})
+    of_one_size = onnxruntime.InferenceSession(str(fixed / "model.onnx"))
+    with pytest.raises(Exception, match="invalid dimensions"):
+        of_one_size.run(None, {"images": np.zeros((1, 3, 48, 48), np.uint8)})
     metadata = session.get_modelmeta().custom_metadata_map
     assert json.loads(metadata["preprocessing"])["image_size"] == 32
     assert metadata["encoder_sha256"] == encoder.digest
 
 
 def test_the_card_says_what_is_known(runs, data, tmp_path, capsys):
-    arguments = ["--license", "cc-by-4.0", "--data-license", "public domain", "-o", str(tmp_path / "x")]
+    arguments = [
+        "--license",
+        "cc-by-4.0",
+        "--data-license",
+        "public domain",
+        "-o",
+        str(tmp_path / "x"),
+    ]
     assert main(["export", str(runs["tiny"]), "--format", "torch-export", *arguments]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == f"128 features as torch-export: {tmp_path / 'x'}"
@@ -247,33 +257,46 @@ def heads(kind: str) -> torch.nn.Module:
     ("kind", "disjoint", "format"),
     [
         ("linear", True, "onnx"),
-        ("several", False, "onnx"),
-        ("cosine", False, "torch-export"),
+        ("several", False, "torch-export"),
+        ("cosine", False, "onnx"),
     ],
 )
 def test_a_classifier_gives_the_probabilities_of_assign(
     runs, data, tmp_path, kind, disjoint, format
 ):
-    run = made(tmp_path / "run", data, "tiny")
-    drawn = ViewSettings("ncl", num_views=1, seed=0)
-    from nearkin.discovery.classifier import Calibration
-
-    classifier = Classifier(
-        torch.nn.Identity(),
-        heads(kind),
-        ("cat", "dog", "new-1", "new-2", "new-3"),
-        2,
-        disjoint,
-        Calibration(1.7, 10, 0.1, 0.05),
-        drawn,
-        digest=load(run).digest,
-    )
-    classifier.write(RunFolder(run).classifier)
+    run = classified(tmp_path / "run", data, heads(kind), disjoint)
     exported = nearkin.export(run, tmp_path / "out", data, format=format)
     assert exported.what == f"5 classes as {format}"
+    encoder, photo = load(run), data / "1.png"
     assigned = nearkin.assign(run, data, workers=0).assignments
-    best = outputs_by_the_card(tmp_path / "out", data / "1.png", "best", tmp_path)
-    assert str(best.numpy() if hasattr(best, "numpy") else best) == assigned.class_names[1]
+    with Image.open(photo) as image:
+        pixels = torch.from_numpy(encoder.preprocessing.pixels(np.asarray(image)))
+    network = PixelNetwork(encoder, read_classifier(RunFolder(run).classifier))
+    with torch.inference_mode():
+        own = network(pixels.permute(2, 0, 1)[None])[0].numpy()
+    assert CLASSES[own.argmax()] == assigned.class_names[1]
+    assert own.max() == pytest.approx(assigned.score[1], abs=1e-5)
+    assert (own[:2] == 0).all() == disjoint
+    if kind == "linear":
+        outputs, best = (
+            outputs_by_cards({tmp_path / "out": result}, photo)[0]
+            for result in ("outputs", "best")
+        )
+        assert str(best) == assigned.class_names[1]
+        np.testing.assert_allclose(outputs[0], own, atol=1e-6)
+
+
+CLASSES = ("cat", "dog", "new-1", "new-2", "new-3")
+
+
+def classified(run: Path, data: Path, heads: torch.nn.Module, disjoint: bool) -> Path:
+    """A run with a classifier of two known and three novel classes."""
+    made(run, data, "tiny")
+    calibration, drawn = Calibration(1.7, 10, 0.1, 0.05), ViewSettings("ncl", num_views=1, seed=0)
+    digest, top = load(run).digest, torch.nn.Identity()
+    parts = (top, heads, CLASSES, 2, disjoint, calibration, drawn)
+    Classifier(*parts, digest=digest).write(RunFolder(run).classifier)
+    return run
 
 
 # ---------------------------------------------------------------- refusals
@@ -305,7 +328,9 @@ def test_a_small_stem_is_no_network_of_a_library(tmp_path, data):
     file = tmp_path / "encoder.safetensors"
     write_encoder(file, build_backbone("resnet18", 32), {"backbone": "resnet18", "image_size": 32})
     for format in ("timm", "torchvision"):
-        with pytest.raises(UsageError, match=r"conv1.weight is 64x3x3x3, and 64x3x7x7 in .* small stem"):
+        with pytest.raises(
+            UsageError, match=r"conv1.weight is 64x3x3x3, and 64x3x7x7 in .* small stem"
+        ):
             nearkin.export(file, tmp_path / "out", format=format)
 
 
@@ -313,7 +338,14 @@ def test_what_exists_is_not_overwritten(runs, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     mine = tmp_path / "out" / "README.md"
     mine.write_text("mine")
-    arguments = ["export", str(runs["tiny"]), "--format", "safetensors", "-o", str(tmp_path / "out")]
+    arguments = [
+        "export",
+        str(runs["tiny"]),
+        "--format",
+        "safetensors",
+        "-o",
+        str(tmp_path / "out"),
+    ]
     assert main(arguments) == 4
     assert "exists; remove it, or choose another -o" in capsys.readouterr().err
     assert mine.read_text() == "mine"
@@ -357,7 +389,7 @@ def test_a_file_that_computes_something_else_is_not_kept(runs, tmp_path, monkeyp
 
     command_write = command.write_native
     monkeypatch.setattr(command, "write_native", damaged)
-    with pytest.raises(CheckpointError, match="computes other features .* nothing was kept"):
+    with pytest.raises(CheckpointError, match=r"computes other features .* nothing was kept"):
         nearkin.export(runs["resnet18"], tmp_path / "out", format="torchvision")
     assert list(tmp_path.iterdir()) == []
 
@@ -380,7 +412,10 @@ def test_a_network_of_ones_own_is_a_graph_and_weights(tmp_path, data):
     def network():
         torch.manual_seed(3)
         return torch.nn.Sequential(
-            torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+            torch.nn.Conv2d(3, 8, 3),
+            torch.nn.ReLU(),
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
         )
 
     from nearkin.networks.branch import as_backbone

@@ -230,7 +230,7 @@ def _parsed(name: str) -> tuple[str, str, dict[str, Any]]:
 
 def _patch_options(body: Any, image_size: int, *, named: bool) -> dict[str, Any]:
     """Return the options of a network whose patches are made for one size of images."""
-    patches = getattr(body, "patch_embed", None)
+    patches: Any = getattr(body, "patch_embed", None)
     if getattr(patches, "img_size", None) is None:
         return {}
     options: dict[str, Any] = {"img_size": image_size}

@@ -334,11 +334,11 @@ def _columns(summary: Mapping[str, Any]) -> dict[str, dict[str, Measure]]:
 
 def _public(config: Config) -> Config:
     """Return settings with names in place of the paths of this computer."""
-    texts = {each.name: getattr(config, each.name) for each in fields(config)}
-    paths = {
-        name: without_folder(text)
-        for name, text in texts.items()
-        if isinstance(text, str) and Path(text).is_absolute()
+    values = {each.name: getattr(config, each.name) for each in fields(config)}
+    paths: dict[str, Any] = {
+        name: without_folder(value)
+        for name, value in values.items()
+        if isinstance(value, str) and Path(value).is_absolute()
     }
     return replace(config, **paths)
 
