@@ -8,7 +8,7 @@ from cyclopts import Parameter
 import nearkin
 from nearkin.cli.app import ENCODER, Flag, Images, app, is_only_process, show
 from nearkin.cli.terminal import Terminal
-from nearkin.config import FULL, PROTOCOLS
+from nearkin.config import FULL, PROTOCOLS, ExportFormat
 
 Json = Annotated[Flag, Parameter(help="Print the result as JSON.")]
 Output = Annotated[Path, Parameter(name=["--output", "-o"])]
@@ -238,9 +238,7 @@ def export(
     data: RunImages = None,
     /,
     *,
-    format: Literal[
-        "atlas", "safetensors", "timm", "torchvision", "huggingface", "onnx", "torch-export"
-    ] = "atlas",
+    format: ExportFormat = "atlas",
     dynamic_size: Flag = False,
     license: str = "",
     data_license: str = "",

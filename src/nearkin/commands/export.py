@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, get_args
+from typing import Any, Final, NoReturn, get_args
 from uuid import uuid4
 
 import numpy as np
@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from nearkin.commands.atlas import write_atlas
 from nearkin.commands.report import images_of
+from nearkin.config import ExportFormat, GraphFormat
 from nearkin.data.batches import CenterCrops, to_input
 from nearkin.data.decode import as_image
 from nearkin.data.images import Images
@@ -30,7 +31,7 @@ from nearkin.discovery.classifier import (
 )
 from nearkin.distributed import available_cpus
 from nearkin.encoders.encoder import Encoder, load
-from nearkin.encoders.graphs import OPSET, GraphFormat, write_graph
+from nearkin.encoders.graphs import OPSET, write_graph
 from nearkin.encoders.native import Native, write_native
 from nearkin.errors import CheckpointError, DataError, NearkinError, OutputError, UsageError
 from nearkin.evaluation.embeddings import images_at_once
@@ -44,9 +45,6 @@ from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, Silent
 from nearkin.tables import PARTIAL
 
-Format = Literal[
-    "atlas", "safetensors", "timm", "torchvision", "huggingface", "onnx", "torch-export"
-]
 TOLERANCE: Final = 1e-4  # Of ONNX: largest difference of a feature, of the largest feature
 AGREEMENT: Final = 0.999  # Share of images whose nearest neighbor, or class, is the same
 TIE: Final = 1e-6  # Cosines that differ by less are those of one and the same neighbor
@@ -74,7 +72,7 @@ def export(
     output: str | Path | None = None,
     data: Any = None,
     *,
-    format: Format = "atlas",
+    format: ExportFormat = "atlas",
     dynamic_size: bool = False,
     license: str = "",
     data_license: str = "",

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from nearkin.config import GraphFormat
 from nearkin.errors import UsageError
 
-GraphFormat = Literal["onnx", "torch-export"]
 FILES: Final[Mapping[GraphFormat, str]] = {"onnx": "model.onnx", "torch-export": "model.pt2"}
 OPSET: Final = 18
 PACKAGES: Final = ("onnx", "onnxscript", "onnxruntime")

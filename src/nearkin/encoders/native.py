@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
+from nearkin.config import NativeFormat
 from nearkin.data.preprocessing import Preprocessing
 from nearkin.encoders import folders
 from nearkin.encoders.downloads import to_stderr
@@ -43,7 +44,6 @@ from nearkin.networks.backbone import (
 if TYPE_CHECKING:
     from PIL import Image
 
-NativeFormat = Literal["safetensors", "timm", "torchvision", "huggingface"]
 WEIGHTS: Final = "model.safetensors"
 STATE: Final = "model.pth"
 CONFIG: Final = "config.json"

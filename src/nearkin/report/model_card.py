@@ -302,9 +302,9 @@ def _cut(view: Preprocessing) -> list[str]:
     """Return the lines that cut the square out of a Pillow image."""
     size, edge = view.image_size, view.resize_to
     if view.crop == "box":
-        share = "1" if size < SMALL_IMAGE else f"1 if image.size == ({size}, {size}) else {CENTER}"
+        share = f"(1 if image.size == ({size}, {size}) else {CENTER}) * "
         return [
-            f"side = ({share}) * min(image.size)",
+            f"side = {'' if size < SMALL_IMAGE else share}min(image.size)",
             "left, top = (image.width - side) / 2, (image.height - side) / 2",
             "box = (left, top, left + side, top + side)",
             f"image = image.resize(({size}, {size}), Image.Resampling.BICUBIC, box=box)",
