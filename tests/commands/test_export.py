@@ -1,6 +1,8 @@
 """Exports, loaded by their own libraries in a process that has no nearkin; and refusals."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -429,3 +431,24 @@ def test_a_network_of_ones_own_is_a_graph_and_weights(tmp_path, data):
         nearkin.export(file, tmp_path / format, data, format=format, backbone=network())
     with pytest.raises(UsageError, match="it is a network of your own"):
         nearkin.export(file, tmp_path / "timm", data, format="timm", backbone=network())
+
+
+def test_what_the_page_says_is_what_happens(data, tmp_path, monkeypatch, capsys):
+    """Its commands and its Python, in order, and the refusal that it quotes."""
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    made(Path("runs/photos-simclr"), data, "resnet18")
+    commands = re.findall("^    nearkin (export .*)$", page, re.MULTILINE)
+    python = re.findall(r"^    (exported.*)$", page, re.MULTILINE)
+    assert (len(commands), len(python)) == (2, 2)
+    for each in commands:
+        assert main(shlex.split(each)) == 0, each
+    assert (tmp_path / "runs/photos-simclr/exports/onnx/model.onnx").exists()
+    exec("\n".join(python), {"nearkin": nearkin})
+    assert (tmp_path / "photos-encoder" / "model.pth").exists()
+    small = {"backbone": "small", "image_size": 32}
+    write_encoder(tmp_path / "encoder.safetensors", build_backbone("small", 32), small)
+    capsys.readouterr()
+    assert main(["export", "encoder.safetensors", "--format", "timm", "-o", "out"]) == 2
+    quoted = re.search(r"^    (error: small .*)$", page, re.MULTILINE)[1]
+    assert capsys.readouterr().err.splitlines()[-1] == quoted
