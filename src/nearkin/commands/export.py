@@ -43,7 +43,7 @@ from nearkin.report.model_card import ModelCard
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.reporter import Reporter, Silent
-from nearkin.tables import PARTIAL
+from nearkin.tables import PARTIAL, writing
 
 TOLERANCE: Final = 1e-4  # Of ONNX: largest difference of a feature, of the largest feature
 AGREEMENT: Final = 0.999  # Share of images whose nearest neighbor, or class, is the same
@@ -112,15 +112,17 @@ def export(
     if dynamic_size and format not in get_args(GraphFormat):
         raise UsageError(f"--dynamic-size is of graphs; weights as {format} are of no size")
     path = _destination(folder, output, format)
-    encoder = load(run, backbone=backbone)
-    classifier = None
+    log = reporter or Silent()
+    encoder, classifier = load(run, backbone=backbone), None
     if folder.classifier.exists() and format in get_args(GraphFormat):
         classifier = read_classifier(folder.classifier)
         encoder = classifier.encoder(encoder)
+    elif folder.classifier.exists():
+        log.info(f"without its classifier, which {format} does not hold; onnx and torch-export do")
     with resource_errors(), _whole_folder(path) as partial:
-        sample = _sample(folder, data, encoder, reporter or Silent())
+        sample = _sample(folder, data, encoder, log)
         card = ModelCard(
-            name=folder.path.resolve().stem,
+            name=folder.path.resolve().name,
             encoder=encoder,
             format=format,
             classes=classifier.classes if classifier else (),
@@ -161,12 +163,12 @@ def _destination(folder: RunFolder, output: str | Path | None, format: str) -> P
 def _whole_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder to write to, then rename it; it is removed if anything fails."""
     partial = path.with_name(f".{path.name}{PARTIAL}{uuid4().int}")
-    try:
+    with writing(path):
         partial.mkdir(parents=True)
+    try:
         yield partial
-        partial.rename(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose -o") from error
+        with writing(path):
+            partial.rename(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
