@@ -56,6 +56,12 @@ PROTOCOLS: Final[Mapping[str, str]] = {
     "labelfree": "what needs no labels: view retrieval, geometry, RankMe, alpha-ReQ and LiDAR",
 }
 FULL: Final = "full"
+NativeFormat = Literal["safetensors", "timm", "torchvision", "huggingface"]
+"""Formats of `nearkin export` that are an encoder's weights, in the files of a library."""
+GraphFormat = Literal["onnx", "torch-export"]
+"""Formats that are a network as a graph of its operations."""
+ExportFormat = Literal["atlas", NativeFormat, GraphFormat]
+"""All formats; `atlas` is a table of images."""
 MAX_IMAGE_SIZE: Final = 4096  # side in pixels of the largest views a network is built for
 
 

@@ -74,7 +74,7 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
 
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        sizes: dict[str, int] = {}
+        sizes: dict[str, int | torch.SymInt] = {}  # symbols while a graph is made
         for name, value in chain(zip(names, args, strict=False), kwargs.items()):
             expected = annotations.get(name)
             if isinstance(value, Tensor) and expected is not None:
@@ -94,7 +94,9 @@ def _tensor_type(annotation: object) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
-def _mismatch(x: Tensor, kind: str, dims: tuple[str, ...], sizes: dict[str, int]) -> str:
+def _mismatch(
+    x: Tensor, kind: str, dims: tuple[str, ...], sizes: dict[str, int | torch.SymInt]
+) -> str:
     """Return how a tensor differs from what is expected; `sizes` of dimensions are filled in."""
     actual = "Float" if x.is_floating_point() else "Bool" if x.dtype == torch.bool else "Int"
     if actual != kind:

@@ -13,8 +13,8 @@ from pyarrow import parquet
 from nearkin.cli import main
 from nearkin.commands.compare import compare
 from nearkin.commands.embed import embed
-from nearkin.commands.export import export, sheet
-from nearkin.commands.neighbors import neighbors
+from nearkin.commands.export import export
+from nearkin.commands.neighbors import neighbors, sheet
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.encoders.encoder import write_encoder
@@ -234,7 +234,8 @@ def images(run):
 
 
 def test_the_table_for_embedding_atlas_has_its_columns(run, images, tmp_path):
-    assert export(run.path, tmp_path / "atlas.parquet", format="atlas") == 19
+    exported = export(run.path, tmp_path / "atlas.parquet", format="atlas")
+    assert exported.lines() == [f"19 images: {tmp_path / 'atlas.parquet'}"]
     table = parquet.read_table(tmp_path / "atlas.parquet")
     kinds = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types)}
     assert kinds == {

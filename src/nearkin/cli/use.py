@@ -9,7 +9,7 @@ from cyclopts.completion.detect import ShellDetectionError
 import nearkin
 from nearkin.cli.app import ENCODER, Flag, Images, app, is_only_process, show
 from nearkin.cli.terminal import Terminal
-from nearkin.config import FULL, PROTOCOLS
+from nearkin.config import FULL, PROTOCOLS, ExportFormat
 from nearkin.errors import OutputError, UsageError
 
 Json = Annotated[Flag, Parameter(help="Print the result as JSON.")]
@@ -148,7 +148,7 @@ def neighbors(
         allow_partial=allow_partial,
     )
     if sheet is not None:
-        from nearkin.commands.export import sheet as run_sheet
+        from nearkin.commands.neighbors import sheet as run_sheet
 
         run_sheet(results, run, sheet, data)
     lines = [line for result in results for line in result.lines()]
@@ -236,23 +236,40 @@ def compare(*runs: Path, output: Output | None = None, json: Json = False) -> No
 
 @app.command
 def export(
-    run: Run,
+    run: Encoder,
     data: RunImages = None,
     /,
     *,
-    format: Literal["atlas"] = "atlas",
+    format: ExportFormat = "atlas",
+    dynamic_size: Flag = False,
+    license: str = "",
+    data_license: str = "",
     output: Output | None = None,
 ) -> None:
-    """Write images, map coordinates and neighbors of a run for another program.
+    """Write a run's encoder or classifier, or its images, for another program.
 
     Args:
-        format: atlas is the Parquet table that Embedding Atlas reads.
-        output: The file; atlas.parquet in the run folder if not given.
+        format: A table of the images, for Embedding Atlas; the encoder's weights as safetensors,
+            or for timm, torchvision or Hugging Face; or a graph from images of 8 bits to features
+            (of a classification or discovery, to probabilities), as ONNX or for torch.export.
+        dynamic_size: The graph takes images of any size, not only the encoder's.
+        license: The licence that you give these weights, for the model card.
+        data_license: The licence of the images, for the model card.
+        output: A new folder; exports/FORMAT in the run folder if not given. For atlas, a file
+            that ends in .parquet; atlas.parquet in the run folder if not given.
     """
-    from nearkin.run.folder import RunFolder
-
-    path = output or RunFolder(run).atlas
-    print(f"{nearkin.export(run, path, data, format=format)} images: {path.resolve()}")
+    with Terminal() as terminal:
+        result = nearkin.export(
+            run,
+            output,
+            data,
+            format=format,
+            dynamic_size=dynamic_size,
+            license=license,
+            data_license=data_license,
+            reporter=terminal,
+        )
+    show(None, False, result.lines())
 
 
 @app.command

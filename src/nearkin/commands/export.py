@@ -1,32 +1,70 @@
-"""`nearkin export`: the images of a run as a table for other programs; contact sheets."""
+"""`nearkin export`: the encoder or the classifier of a run, or its images, for other programs."""
 
-import io
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, NoReturn, get_args
+from uuid import uuid4
 
 import numpy as np
 import torch
-from jaxtyping import Int
-from PIL import Image
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+from typing_extensions import override
 
+from nearkin.commands.atlas import write_atlas
 from nearkin.commands.report import images_of
-from nearkin.data.batches import squares
+from nearkin.config import ExportFormat, GraphFormat
+from nearkin.data.batches import CenterCrops, to_input
+from nearkin.data.decode import as_image
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
+from nearkin.data.rng import seeded
+from nearkin.discovery.classifier import (
+    Classifier,
+    apply_layer,
+    class_probability,
+    read_classifier,
+)
 from nearkin.distributed import available_cpus
-from nearkin.errors import UsageError
-from nearkin.evaluation.embeddings import Embeddings
-from nearkin.evaluation.table import Neighbors, read_embeddings
-from nearkin.measures.neighbors import nearest
-from nearkin.report.image_map import MAX_IMAGES, NEIGHBORS, balanced, coordinates
-from nearkin.report.plots import contact_sheet
-from nearkin.report.site import class_names
+from nearkin.encoders.encoder import Encoder, load
+from nearkin.encoders.graphs import OPSET, write_graph
+from nearkin.encoders.native import Native, write_native
+from nearkin.errors import CheckpointError, DataError, NearkinError, OutputError, UsageError
+from nearkin.evaluation.embeddings import images_at_once
+from nearkin.networks.backbone import SMALL_IMAGE
+from nearkin.networks.heads import MultiHead
+from nearkin.networks.input_size import patch_size
+from nearkin.objectives import unit
+from nearkin.report.model_card import ModelCard
+from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
-from nearkin.tables import read_csv, writing
+from nearkin.run.reporter import Reporter, Silent
+from nearkin.tables import PARTIAL, writing
 
-SIDE: Final = 48
-Format = Literal["atlas"]
+TOLERANCE: Final = 1e-4  # Of ONNX: largest difference of a feature, of the largest feature
+AGREEMENT: Final = 0.999  # Share of images whose nearest neighbor, or class, is the same
+TIE: Final = 1e-6  # Cosines that differ by less are those of one and the same neighbor
+MOST_CHECKED, FEWEST_CHECKED = 1000, 64  # Images that outputs are compared on, by their size
+TRANSFORMED: Final = 16  # Images that also take a library's own way from file to features
+MAX_SIDE: Final = 1 << 30
+SUFFIXES: Final = (".onnx", ".pt", ".pt2", ".pth", ".safetensors")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how it was compared with the run's own."""
+
+    path: Path
+    what: str
+    checks: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return lines on the comparison, and where it is."""
+        return [*(f"check  {line}" for line in self.checks), f"{self.what}: {self.path.resolve()}"]
 
 
 def export(
@@ -34,109 +72,316 @@ def export(
     output: str | Path | None = None,
     data: Any = None,
     *,
-    format: Format = "atlas",
-) -> int:
-    """Write the images of a run, with coordinates and neighbors, for another program.
+    format: ExportFormat = "atlas",
+    dynamic_size: bool = False,
+    license: str = "",
+    data_license: str = "",
+    backbone: nn.Module | None = None,
+    reporter: Reporter | None = None,
+) -> Exported:
+    """Write the encoder or the classifier of a run, or its images, for another program.
 
-    The columns are image (a small PNG, and the path), x, y, label, split, neighbors (rows of this
-    table, and cosine distances) and, of a discovery, cluster and score. Of very many images, a
-    sample is written, as on the map.
+    `onnx` and `torch-export` are one file from images of 8 bits to features or, of a
+    classification or discovery, to the probabilities of its classes. `safetensors`, `timm`,
+    `torchvision` and `huggingface` are the encoder's weights, as that library reads them. All
+    come in a folder, with preprocessing, settings and a model card. What was written is read back
+    and compared on images: bit by bit, or within 1e-4 for `onnx`. If it differs, nothing stays.
 
     Args:
-        run: A run folder.
-        output: A name that ends in .parquet; `atlas.parquet` in the run folder if None.
-        data: The images, if they have moved.
-        format: `atlas` is the Parquet table that Embedding Atlas reads.
-
-    Returns:
-        How many images were written.
+        run: A run folder, or another encoder that `load` takes.
+        output: A folder that does not exist; of a run, `exports/FORMAT` in it if None. For
+            `atlas`, a name that ends in .parquet; `atlas.parquet` in the run folder if None.
+        data: The images of the run, if they have moved; or images to compare outputs on.
+        format: `atlas` is the table of images that Embedding Atlas reads.
+        dynamic_size: Whether a graph takes images of any size, not only the encoder's.
+        license: The licence that you give these weights, for the model card.
+        data_license: The licence of the images, for the model card.
+        backbone: The run's network, if it was given one from Python; untrained.
+        reporter: Receives progress.
 
     Raises:
-        NearkinError: One line on what failed.
+        UsageError: If the format cannot hold the network, with the reason.
+        DataError: If `data` are no images.
+        OutputError: If the output exists or cannot be written.
+        CheckpointError: If the run's files are damaged, or what was written differs.
     """
-    del format  # so far there is one
     folder = RunFolder(Path(run))
-    path = Path(output or folder.atlas)
-    if path.suffix != ".parquet":
-        raise UsageError(f"{path} does not end in .parquet; give such a name")
-    images = images_of(folder, data)
-    from pyarrow import parquet
-
-    embeddings = read_embeddings(folder.embeddings, images)
-    rows = balanced(embeddings.class_names, MAX_IMAGES)
-    table = _atlas_table(folder, embeddings.subset(rows), images, rows)
-    with writing(path), path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
-        parquet.write_table(table, file)
-    return len(table)
-
-
-def _atlas_table(
-    folder: RunFolder, embeddings: Embeddings, images: Images, rows: Int[np.ndarray, " rows"]
-) -> Any:
-    from pyarrow import array, binary, float32, int64, list_, string, struct, table
-
-    xy = coordinates(folder, embeddings.vectors, rows).astype(np.float32)
-    similarity, neighbors = nearest(
-        embeddings.tensor, embeddings.tensor, NEIGHBORS, exclude_self=True
-    )
-    near = [
-        {"ids": ids, "distances": distances}
-        for ids, distances in zip(neighbors.tolist(), (1 - similarity).tolist(), strict=True)
-    ]
-    pixels = dict(squares(images, embeddings.rows, SIDE, available_cpus()))
-    encoded = [
-        {"bytes": _png(pixels.get(number)), "path": name}
-        for number, name in zip(embeddings.rows.tolist(), embeddings.paths, strict=True)
-    ]
-    columns = {
-        "image": array(encoded, struct({"bytes": binary(), "path": string()})),
-        "x": xy[:, 0],
-        "y": xy[:, 1],
-        "label": embeddings.class_names.tolist(),
-        "split": embeddings.splits.tolist(),
-        **_discovered(folder, embeddings.paths),
-        "neighbors": array(near, struct({"ids": list_(int64()), "distances": list_(float32())})),
-    }
-    return table(columns)
+    if format == "atlas":
+        table = Path(output or folder.atlas)
+        return Exported(table, f"{write_atlas(folder, table, data)} images")
+    if dynamic_size and format not in get_args(GraphFormat):
+        raise UsageError(f"--dynamic-size is of graphs; weights as {format} are of no size")
+    path = _destination(folder, output, format)
+    log = reporter or Silent()
+    encoder, classifier = load(run, backbone=backbone), None
+    if folder.classifier.exists() and format in get_args(GraphFormat):
+        classifier = read_classifier(folder.classifier)
+        encoder = classifier.encoder(encoder)
+    elif folder.classifier.exists():
+        log.info(f"without its classifier, which {format} does not hold; onnx and torch-export do")
+    with resource_errors(), _whole_folder(path) as partial:
+        sample = _sample(folder, data, encoder, log)
+        card = ModelCard(
+            name=folder.path.resolve().name,
+            encoder=encoder,
+            format=format,
+            classes=classifier.classes if classifier else (),
+            folder=folder if folder.config.exists() else None,
+            license=license,
+            data_license=data_license,
+        )
+        if format == "onnx" or format == "torch-export":
+            network = PixelNetwork(encoder, classifier)
+            checks = _write_graph(format, partial, network, sample, card, dynamic_size)
+        else:
+            written = write_native(format, partial, encoder)
+            checks = _compare_native(written, encoder, sample)
+        card.write(partial, checks)
+    what = f"{len(card.classes)} classes" if classifier else f"{encoder.dim} features"
+    return Exported(path, f"{what} as {format}", tuple(checks))
 
 
-def _png(square: torch.Tensor | None) -> bytes | None:
-    """None for an image that is no longer readable."""
-    if square is None:
-        return None
-    file = io.BytesIO()
-    Image.fromarray(square.permute(1, 2, 0).numpy()).save(file, "png")
-    return file.getvalue()
+# ---------------------------------------------------------------- where to
 
 
-def _discovered(
-    folder: RunFolder, names: Sequence[str]
-) -> dict[str, list[str] | list[float | None]]:
-    """The columns of a discovery: '' and None for labeled images."""
-    classes = class_names(folder)
-    if not classes:
-        return {}
-    scores = {row["path"]: float(row["score"] or "nan") for row in read_csv(folder.assignments)}
-    return {
-        "cluster": [classes.get(name, "") for name in names],
-        "score": [scores.get(name) for name in names],
-    }
+def _destination(folder: RunFolder, output: str | Path | None, format: str) -> Path:
+    """Return the folder to write, which must not be there."""
+    if output is None and not folder.path.is_dir():
+        raise UsageError(f"{folder.path} is no run folder to export into; give a folder as -o")
+    path = Path(output) if output is not None else folder.exports / format
+    if path.suffix in SUFFIXES:
+        raise UsageError(
+            f"{path} would be one file, and an export is a folder with a model card; give "
+            f"-o {path.with_suffix('')}"
+        )
+    if path.exists():
+        raise OutputError(f"{path} exists; remove it, or choose another -o")
+    return path
 
 
-def sheet(
-    results: Sequence[Neighbors], run: str | Path, output: str | Path, data: Any = None
-) -> Path:
-    """Write a contact sheet of images beside their neighbors, with names and similarities.
+@contextmanager
+def _whole_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder to write to, then rename it; it is removed if anything fails."""
+    partial = path.with_name(f".{path.name}{PARTIAL}{uuid4().int}")
+    with writing(path):
+        partial.mkdir(parents=True)
+    try:
+        yield partial
+        with writing(path):
+            partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
-    Args:
-        results: The results of `neighbors`.
-        run: The run whose images were searched.
-        output: The file.
-        data: Other images that were searched instead.
+
+# ---------------------------------------------------------------- images to compare outputs on
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """Images that outputs are compared on."""
+
+    pixels: UInt8[Tensor, "images 3 size size"]
+    images: Images | None  # The same, as files; None where they are noise
+    what: str  # What they are, in words
+
+    def parts(self) -> list[Tensor]:
+        """Return them in batches: one of a single image, and larger ones."""
+        size = images_at_once(self.pixels.shape[-1], torch.device("cpu"))
+        return [self.pixels[:1], *self.pixels[1:].split(size)]
+
+
+def _sample(folder: RunFolder, data: Any, encoder: Encoder, log: Reporter) -> _Sample:
+    """Return images of the run, or those that were given; noise where it has none any more."""
+    size = encoder.image_size
+    count = max(FEWEST_CHECKED, min(MOST_CHECKED, MOST_CHECKED * SMALL_IMAGE**2 // size**2))
+    whose = "of the run" if data is None else "given"
+    try:
+        images = _images(folder, data)
+        chosen = images.spread(count)
+        crops = CenterCrops(chosen, encoder.preprocessing, workers=available_cpus())
+        pixels = torch.cat(list(crops))
+        rows = [row for row in range(len(chosen)) if row not in crops.bad]
+        if len(rows) < 2:
+            raise DataError("fewer than two images can be read; give others")
+        readable = chosen.subset(np.array(rows))
+        return _Sample(pixels[rows].contiguous(), readable, f"{len(rows)} images {whose}")
+    except NearkinError as error:
+        if data is not None:
+            raise
+        log.info(f"warning: outputs are compared on noise, as there are no images: {error}")
+    with seeded(0, torch.device("cpu")):
+        coarse = F.interpolate(torch.rand(FEWEST_CHECKED, 3, 4, 4), (size, size), mode="bilinear")
+        noise = 0.8 * coarse + 0.2 * torch.rand(FEWEST_CHECKED, 3, size, size)
+    return _Sample((255 * noise).to(torch.uint8), None, f"{FEWEST_CHECKED} images of noise")
+
+
+def _images(folder: RunFolder, data: Any) -> Images:
+    if folder.config.exists():
+        return images_of(folder, data)
+    if data is None:
+        raise DataError(f"{folder.path} is no run; give images")
+    return open_images(data, labels="none")
+
+
+# ---------------------------------------------------------------- weights
+
+
+def _compare_native(written: Native, encoder: Encoder, sample: _Sample) -> list[str]:
+    """Compare what a library has read with an encoder; return lines on it.
 
     Raises:
-        NearkinError: One line on what failed.
+        CheckpointError: If a bit of a feature differs.
     """
-    images = images_of(RunFolder(Path(run))) if data is None else open_images(data)
-    rows = [(str(r.image), [(n.path, n.similarity) for n in r.neighbors]) for r in results]
-    return contact_sheet(rows, images, Path(output))
+    view = encoder.preprocessing
+    mean, std = (torch.tensor(values)[:, None, None] for values in (view.mean, view.std))
+    with torch.inference_mode():
+        for part in sample.parts():
+            images = (part / 255).sub(mean).div(std)
+            own = encoder.backbone.body(images).flatten(1)
+            theirs = written.network(images).flatten(1)
+            if not torch.equal(own, theirs):
+                _refuse(written.library, "features", _difference(own, theirs))
+    line = f"{encoder.dim} features of {sample.what}: equal, bit by bit, by {written.library}"
+    return [line, *_compare_transform(written, encoder, sample)]
+
+
+def _compare_transform(written: Native, encoder: Encoder, sample: _Sample) -> list[str]:
+    """Compare a library's own way from an image to features, which need not be to the bit."""
+    if written.transform is None or sample.images is None:
+        return []
+    images = sample.images.spread(TRANSFORMED)
+    rows = [sample.images.names.index(name) for name in images.names]
+    # At full scale: other libraries decode no JPEG at a smaller one.
+    decoded = [as_image(images.read(row), min_side=MAX_SIDE) for row in range(len(images))]
+    with torch.inference_mode():
+        theirs = written.network(torch.stack([written.transform(image) for image in decoded]))
+        own = encoder(to_input(sample.pixels[rows]))
+        cosine = (unit(own) * unit(theirs.flatten(1))).sum(1).min()
+    return [f"from image to features by its own preprocessing: cosine at least {cosine:.4f}"]
+
+
+# ---------------------------------------------------------------- graphs
+
+
+class PixelNetwork(nn.Module):
+    """From images of 8 bits to features or, with a classifier, to calibrated probabilities.
+
+    They are those of `Encoder` and of `nearkin assign`.
+    """
+
+    def __init__(self, encoder: Encoder, classifier: Classifier | None = None) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.top = Probabilities(classifier) if classifier else nn.Identity()
+        self.output = "probabilities" if classifier else "features"
+        self.eval().requires_grad_(False)
+
+    @override
+    def forward(self, images: UInt8[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch _"]:
+        outputs: Tensor = self.top(self.encoder(to_input(images)))
+        return outputs
+
+
+class Probabilities(nn.Module):
+    """From an encoder's features to the calibrated probabilities of a classifier's classes."""
+
+    def __init__(self, classifier: Classifier) -> None:
+        super().__init__()
+        heads = classifier.heads
+        self.layer = classifier.layer
+        self.heads = heads.best() if isinstance(heads, MultiHead) else heads
+        self.num_known = classifier.num_known
+        self.disjoint = classifier.disjoint
+        self.temperature = classifier.calibration.temperature if classifier.calibration else 1.0
+
+    @override
+    def forward(self, features: Float[Tensor, "batch _"]) -> Float[Tensor, "batch classes"]:
+        top = apply_layer(self.layer, features)
+        probability = class_probability(self.heads, top, self.num_known, self.disjoint)
+        power = probability ** (1 / self.temperature)  # as `Calibration.apply`
+        return (power / power.sum(dim=1, keepdim=True)).float()
+
+
+def _write_graph(
+    format: GraphFormat,
+    folder: Path,
+    network: PixelNetwork,
+    sample: _Sample,
+    card: ModelCard,
+    dynamic_size: bool,
+) -> list[str]:
+    """Write a network as a graph, and compare what it computes; return lines on it."""
+    run, program = write_graph(
+        format,
+        folder,
+        network,
+        network.encoder.image_size,
+        dynamic_size=dynamic_size,
+        description=card.description(),
+        output=network.output,
+    )
+    sides, parts = [network.encoder.image_size], [sample.parts()]
+    if dynamic_size:
+        sides.append(_other_size(network.encoder))
+        larger = F.interpolate(sample.pixels[:FEWEST_CHECKED].float(), (sides[1], sides[1]))
+        parts.append([larger.to(torch.uint8)])
+    lines = []
+    for side, of_side in zip(sides, parts, strict=True):
+        with torch.inference_mode():
+            own = torch.cat([network(part) for part in of_side])
+            theirs = torch.cat([run(part) for part in of_side])
+        compared = _equal if format == "torch-export" else _within
+        result = compared(own, theirs, program, network.output)
+        batches = f"batches of {' and '.join(sorted({str(len(part)) for part in of_side}))}"
+        lines.append(
+            f"{network.output} of {sample.what}, {side} px, {batches}: {result}, by {program}"
+        )
+    return lines
+
+
+def _other_size(encoder: Encoder) -> int:
+    """Return another side in pixels that an encoder's patches divide."""
+    return encoder.image_size + max(32, patch_size(encoder.backbone.body))
+
+
+def _equal(own: Tensor, theirs: Tensor, program: str, output: str) -> str:
+    if not torch.equal(own, theirs):
+        _refuse(program, output, _difference(own, theirs))
+    return "equal, bit by bit"
+
+
+def _within(own: Tensor, theirs: Tensor, program: str, output: str) -> str:
+    """Refuse what rounding does not explain; return what differs, in words."""
+    difference = _difference(own, theirs)
+    if output == "features":
+        same, what = _same_neighbors(own, theirs), "nearest neighbor"
+    else:
+        same, what = (own.argmax(1) == theirs.argmax(1)).float().mean().item(), "class"
+    if not (difference <= TOLERANCE and same >= AGREEMENT):  # not a number: refused
+        _refuse(program, output, difference)
+    return (
+        f"largest difference {difference:.1e} of the largest value (at most {TOLERANCE:g}), the "
+        f"same {what} for {same:.1%}, opset {OPSET}"
+    )
+
+
+def _difference(own: Tensor, theirs: Tensor) -> float:
+    """Return the largest difference of two outputs, as a share of the largest of the first."""
+    if own.shape != theirs.shape:
+        return float("nan")
+    return float((own - theirs).abs().max() / own.abs().max())
+
+
+def _same_neighbors(own: Tensor, theirs: Tensor) -> float:
+    """Return the share of images whose nearest neighbor, or one as near, is the same."""
+    similarity, others = (unit(of) @ unit(of).T for of in (own, theirs))
+    nearest = others.fill_diagonal_(-2).argmax(1, keepdim=True)
+    best = similarity.fill_diagonal_(-2).max(1, keepdim=True).values
+    return float((similarity.gather(1, nearest) >= best - TIE).float().mean())
+
+
+def _refuse(program: str, output: str, difference: float) -> NoReturn:
+    raise CheckpointError(
+        f"{program} computes other {output} from what was written, by {difference:.1e} of the "
+        "largest; nothing was kept. Give another --format, and report it"
+    )

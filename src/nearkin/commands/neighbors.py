@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 from nearkin.commands.embed import load_source
 from nearkin.commands.index import shortlist
+from nearkin.commands.report import images_of
 from nearkin.config import Auto
+from nearkin.data.opening import open_images
 from nearkin.data.scan import scan
 from nearkin.data.sources import list_files
 from nearkin.distributed import choose_device
@@ -24,6 +27,7 @@ from nearkin.evaluation.table import (
     open_table,
 )
 from nearkin.objectives import unit
+from nearkin.report.plots import contact_sheet
 from nearkin.run.folder import RunFolder
 
 
@@ -111,3 +115,22 @@ def _features(
         raise DataError(f"{name!r} cannot be read ({reason}); give images")
     rows = {name: row for row, name in enumerate(images.names)}
     return unit(embeddings.tensor[[rows[name] for name in names]])
+
+
+def sheet(
+    results: Sequence[Neighbors], run: str | Path, output: str | Path, data: Any = None
+) -> Path:
+    """Write a contact sheet of images beside their neighbors, with names and similarities.
+
+    Args:
+        results: The results of `neighbors`.
+        run: The run whose images were searched.
+        output: The file.
+        data: Other images that were searched instead.
+
+    Raises:
+        NearkinError: One line on what failed.
+    """
+    images = images_of(RunFolder(Path(run))) if data is None else open_images(data)
+    rows = [(str(r.image), [(n.path, n.similarity) for n in r.neighbors]) for r in results]
+    return contact_sheet(rows, images, Path(output))

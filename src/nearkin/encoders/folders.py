@@ -264,8 +264,8 @@ def untrained_network(details: Mapping[str, Any]) -> nn.Module:
     require_transformers()
     kind = str(details["backbone"]).removeprefix(PREFIX)
     model_class, config = _described(kind, details["config"])
-    with _quiet():
-        model = model_class(config, **_construction(model_class, details["pooling"]))
+    with quiet():
+        model = model_class(config, **construction(model_class, details["pooling"]))
     return TransformersNetwork(model, kind, str(details["pooling"]))
 
 
@@ -353,7 +353,7 @@ def _described(kind: str, config: Mapping[str, Any]) -> tuple[type[nn.Module], A
     return model_class, described
 
 
-def _construction(model_class: type[nn.Module], pooling: str) -> dict[str, Any]:
+def construction(model_class: type[nn.Module], pooling: str) -> dict[str, Any]:
     """Return the arguments that leave away a pooling layer which is not used."""
     if "add_pooling_layer" in inspect.signature(model_class.__init__).parameters:
         return {"add_pooling_layer": pooling == POOLED}
@@ -371,17 +371,24 @@ def _weights(
     if missing and all(name.startswith("pooler.") for name in missing):
         pooling = CLASS_TOKEN  # the pooling layer was never trained, nor saved
         model, report = _from_folder(folder, model_class, described, pooling)
+    return aligned(model).eval(), report, pooling
+
+
+def aligned(model: nn.Module) -> nn.Module:
+    """Return a model with copies of its weights, in place.
+
+    Where a file was mapped, weights may begin at any byte, and kernels then round otherwise than
+    with a copy of the same weights.
+    """
     for tensor in (*model.parameters(), *model.buffers()):
-        # Where the file was mapped, weights may begin at any byte, and kernels then round
-        # otherwise than with a copy of the same weights.
         tensor.data = tensor.data.clone()
-    return model.eval(), report, pooling
+    return model
 
 
 def _from_folder(
     folder: Path, model_class: Any, config: Any, pooling: str
 ) -> tuple[nn.Module, dict[str, Any]]:
-    with _quiet():
+    with quiet():
         model, report = model_class.from_pretrained(
             folder,
             config=config,
@@ -389,7 +396,7 @@ def _from_folder(
             weights_only=True,
             dtype=torch.float32,
             output_loading_info=True,
-            **_construction(model_class, pooling),
+            **construction(model_class, pooling),
         )
     return model, report
 
@@ -405,7 +412,7 @@ def _differences(report: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep transformers from printing: what matters of it is reported by nearkin."""
     from transformers.utils import logging
 

@@ -162,7 +162,7 @@ def native(name: str, image_size: int, **loading: object) -> nn.Module:
     match = NATIVE.fullmatch(name)
     assert match is not None
     library, bare, query = match.groups()
-    options: dict[str, object] = {**_query_options(query or ""), **loading}
+    options: dict[str, object] = {**query_options(query or ""), **loading}
     names = timm_names() if library == "timm" else torchvision_names()
     if bare.partition(".")[0] not in names:
         hint = suggestion(bare.partition(".")[0], names)
@@ -174,7 +174,7 @@ def native(name: str, image_size: int, **loading: object) -> nn.Module:
     return _from_torchvision(bare.partition(".")[0], **options)
 
 
-def _query_options(query: str) -> dict[str, object]:
+def query_options(query: str) -> dict[str, object]:
     """Return the options behind the name of an architecture."""
     options: dict[str, object] = {}
     for key, text in parse_qsl(query, keep_blank_values=True):

@@ -77,6 +77,21 @@ class ProjectedPrototypes(nn.Module):
         return cosines
 
 
+class PrototypeHeads(nn.Module):
+    """Prototypes of known classes and of novel ones: cosines, divided by a temperature above 0."""
+
+    def __init__(self, known: nn.Module, novel: nn.Module, temperature: float) -> None:
+        super().__init__()
+        self.known = known
+        self.novel = novel
+        self.temperature = temperature
+
+    @override
+    def forward(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n classes"]:
+        """Logits of all classes."""
+        return torch.cat([self.known(features), self.novel(features)], dim=1) / self.temperature
+
+
 class MultiHead(nn.Module):
     """Prototypes of known classes, and several heads for novel ones; that of least loss is used.
 
@@ -106,5 +121,10 @@ class MultiHead(nn.Module):
     @override
     def forward(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n classes"]:
         """Logits of all classes."""
+        logits: Tensor = self.best()(features)
+        return logits
+
+    def best(self) -> "PrototypeHeads":
+        """Return the prototypes of known classes beside the head of least loss."""
         novel = self.novel[int(self.losses.argmin())]
-        return torch.cat([self.known(features), novel(features)], dim=1) / self.temperature
+        return PrototypeHeads(self.known, novel, self.temperature)

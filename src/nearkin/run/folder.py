@@ -88,7 +88,7 @@ class RunFolder:
     clusters = _Entry("clusters.csv")  # The novel classes, with room for their names
     original_assignments = _Entry("original-assignments.csv")  # As the discovery wrote it
     original_clusters = _Entry("original-clusters.csv")  # Before the user's edits
-    exports = _Entry("exports")  # The folder of what the user has copied out of the page
+    exports = _Entry("exports")  # The folder of what the user has copied or exported
     classes = _Entry("classes")  # The folder of sheets, one per class
     classifier = _Entry("classifier.safetensors")  # Assigns classes to features
     report = _Entry("report.html")  # The page about the run

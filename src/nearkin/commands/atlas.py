@@ -1,0 +1,111 @@
+"""`nearkin export --format atlas`: the images of a run as a table for Embedding Atlas."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from PIL import Image
+
+from nearkin.commands.report import images_of
+from nearkin.data.batches import squares
+from nearkin.data.images import Images
+from nearkin.distributed import available_cpus
+from nearkin.errors import UsageError
+from nearkin.evaluation.embeddings import Embeddings
+from nearkin.evaluation.table import read_embeddings
+from nearkin.measures.neighbors import nearest
+from nearkin.report.image_map import MAX_IMAGES, NEIGHBORS, balanced, coordinates
+from nearkin.report.site import class_names
+from nearkin.run.folder import RunFolder
+from nearkin.tables import read_csv, writing
+
+SIDE: Final = 48
+
+
+def write_atlas(folder: RunFolder, path: Path, data: Any = None) -> int:
+    """Write the images of a run, with coordinates and neighbors, as a table for Embedding Atlas.
+
+    The columns are image (a small PNG, and the path), x, y, label, split, neighbors (rows of this
+    table, and cosine distances) and, of a discovery, cluster and score. Of very many images, a
+    sample is written, as on the map.
+
+    Args:
+        folder: The run.
+        path: A name that ends in .parquet.
+        data: The images, if they have moved.
+
+    Returns:
+        How many images were written.
+
+    Raises:
+        UsageError: If the name does not end so, or the run is not finished.
+        OutputError: If the file cannot be written.
+    """
+    if path.suffix != ".parquet":
+        raise UsageError(f"{path} does not end in .parquet; give such a name")
+    images = images_of(folder, data)
+    from pyarrow import parquet
+
+    embeddings = read_embeddings(folder.embeddings, images)
+    rows = balanced(embeddings.class_names, MAX_IMAGES)
+    table = _atlas_table(folder, embeddings.subset(rows), images, rows)
+    with writing(path), path.open("wb") as file:  # pyarrow takes no path that is not UTF-8
+        parquet.write_table(table, file)
+    return len(table)
+
+
+def _atlas_table(
+    folder: RunFolder, embeddings: Embeddings, images: Images, rows: Int[np.ndarray, " rows"]
+) -> Any:
+    from pyarrow import array, binary, float32, int64, list_, string, struct, table
+
+    xy = coordinates(folder, embeddings.vectors, rows).astype(np.float32)
+    similarity, neighbors = nearest(
+        embeddings.tensor, embeddings.tensor, NEIGHBORS, exclude_self=True
+    )
+    near = [
+        {"ids": ids, "distances": distances}
+        for ids, distances in zip(neighbors.tolist(), (1 - similarity).tolist(), strict=True)
+    ]
+    pixels = dict(squares(images, embeddings.rows, SIDE, available_cpus()))
+    encoded = [
+        {"bytes": _png(pixels.get(number)), "path": name}
+        for number, name in zip(embeddings.rows.tolist(), embeddings.paths, strict=True)
+    ]
+    columns = {
+        "image": array(encoded, struct({"bytes": binary(), "path": string()})),
+        "x": xy[:, 0],
+        "y": xy[:, 1],
+        "label": embeddings.class_names.tolist(),
+        "split": embeddings.splits.tolist(),
+        **_discovered(folder, embeddings.paths),
+        "neighbors": array(near, struct({"ids": list_(int64()), "distances": list_(float32())})),
+    }
+    return table(columns)
+
+
+def _png(square: torch.Tensor | None) -> bytes | None:
+    """None for an image that is no longer readable."""
+    if square is None:
+        return None
+    file = io.BytesIO()
+    Image.fromarray(square.permute(1, 2, 0).numpy()).save(file, "png")
+    return file.getvalue()
+
+
+def _discovered(
+    folder: RunFolder, names: Sequence[str]
+) -> dict[str, list[str] | list[float | None]]:
+    """The columns of a discovery: '' and None for labeled images."""
+    classes = class_names(folder)
+    if not classes:
+        return {}
+    scores = {row["path"]: float(row["score"] or "nan") for row in read_csv(folder.assignments)}
+    return {
+        "cluster": [classes.get(name, "") for name in names],
+        "score": [scores.get(name) for name in names],
+    }

@@ -1,0 +1,374 @@
+"""An encoder in the files of the library that has its network, which reads them without nearkin.
+
+    safetensors    model.safetensors: the weights by the names of the network
+    torchvision    model.pth: the state_dict of the model of that name, without its classifier
+    timm           config.json and model.safetensors, for `timm.create_model("local-dir:FOLDER")`
+    huggingface    the same, or a model of transformers, for `AutoModel.from_pretrained("FOLDER")`
+
+Each is read back by its library as soon as it is written, so that its features can be compared.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nearkin.config import NativeFormat
+from nearkin.data.preprocessing import Preprocessing
+from nearkin.encoders import folders
+from nearkin.encoders.downloads import to_stderr
+from nearkin.encoders.encoder import CUSTOM, Encoder, write_encoder
+from nearkin.encoders.libraries import differences, timm_view
+from nearkin.encoders.origin import NOT_STATED
+from nearkin.errors import UsageError
+from nearkin.networks.backbone import (
+    BUILT_FOR,
+    NATIVE,
+    SMALL,
+    SMALL_IMAGE,
+    is_extension,
+    native,
+    query_options,
+    timm_names,
+    torchvision_names,
+)
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+WEIGHTS: Final = "model.safetensors"
+STATE: Final = "model.pth"
+CONFIG: Final = "config.json"
+ANY_NETWORK: Final = "--format safetensors, onnx or torch-export"
+PATCHES_OF_ITS_OWN: Final = "siglip2_vision_model"  # takes patches, not images
+RESAMPLING: Final = {name: number for number, name in folders.INTERPOLATIONS.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Native:
+    """An encoder as a library has read it from the files that were written for it."""
+
+    network: nn.Module
+    """From images, normalized by their own mean and deviation, to features."""
+    library: str  # Its name and version
+    transform: "Callable[[Image.Image], Tensor] | None" = None
+    """The library's own preprocessing by these files, if it has one."""
+
+
+def write_native(format: NativeFormat, folder: Path, encoder: Encoder) -> Native:
+    """Write an encoder into a folder, and read it back by the library of that format.
+
+    Raises:
+        UsageError: If the library does not have the network, with the reason.
+    """
+    with torch.random.fork_rng(devices=[]):
+        written = WRITERS[format](folder, encoder)
+    written.network.eval().requires_grad_(False)
+    return written
+
+
+def public(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the details of an encoder with names of files in place of their paths here."""
+    origin = dict(details.get("origin", {}))
+    if origin:
+        origin["source"] = without_folder(origin["source"])
+    named = {key: without_folder(str(details[key])) for key in ("init_from",) if key in details}
+    return {**details, **named, **({"origin": origin} if origin else {})}
+
+
+def without_folder(source: str) -> str:
+    """Return the last part of a path, and all of an address or name.
+
+    >>> without_folder("/home/me/weights.pth"), without_folder("timm:resnet18.a1_in1k")
+    ('weights.pth', 'timm:resnet18.a1_in1k')
+    """
+    return source if "://" in source else Path(source).name or source
+
+
+# ---------------------------------------------------------------- safetensors
+
+
+def _write_safetensors(folder: Path, encoder: Encoder) -> Native:
+    import safetensors
+    from safetensors.torch import load_file
+
+    path, view = folder / WEIGHTS, encoder.preprocessing
+    write_encoder(path, encoder.backbone, public(encoder.details), view)
+    network = copy.deepcopy(encoder.backbone.body)
+    for tensor in network.state_dict().values():  # so that nothing stays that is not in the file
+        tensor.zero_()
+    network.load_state_dict(load_file(path))
+    return Native(network, f"safetensors {safetensors.__version__}")
+
+
+# ---------------------------------------------------------------- torchvision, timm
+
+
+def _write_torchvision(folder: Path, encoder: Encoder) -> Native:
+    import torchvision
+
+    bare, options = architecture(encoder, "torchvision")
+    torch.save(encoder.backbone.body.state_dict(), folder / STATE)
+    network = _torchvision(bare, options)
+    network.load_state_dict(torch.load(folder / STATE, weights_only=True))
+    return Native(network, f"torchvision {torchvision.__version__}")
+
+
+def _write_timm(folder: Path, encoder: Encoder) -> Native:
+    import timm
+    from timm.data import create_transform, resolve_model_data_config
+
+    _write_timm_files(folder, encoder)
+    with to_stderr():
+        network = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    transform = create_transform(**resolve_model_data_config(network), is_training=False)
+    return Native(network, f"timm {timm.__version__}", transform)
+
+
+def _write_timm_files(folder: Path, encoder: Encoder) -> None:
+    from safetensors.torch import save_file
+
+    bare, options = architecture(encoder, "timm")
+    body = encoder.backbone.body
+    pooling = getattr(body, "global_pool", None)
+    config = {
+        "architecture": bare,
+        "num_classes": 0,
+        "num_features": encoder.dim,
+        **({"global_pool": pooling} if isinstance(pooling, str) else {}),
+        **({"model_args": options} if options else {}),
+        "pretrained_cfg": _pretrained_cfg(encoder),
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    state = {name: tensor.contiguous() for name, tensor in body.state_dict().items()}
+    save_file(state, folder / WEIGHTS, {"format": "pt"})
+
+
+def _pretrained_cfg(encoder: Encoder) -> dict[str, Any]:
+    """Return timm's description of an encoder's weights and of the images they take."""
+    view, body = encoder.preprocessing, encoder.backbone.body
+    own = getattr(body, "pretrained_cfg", None) or {}
+    license_ = encoder.details.get("origin", {}).get("license", NOT_STATED)
+    return {
+        "input_size": [3, view.image_size, view.image_size],
+        "fixed_input_size": bool(own.get("fixed_input_size", False)),
+        "crop_pct": _crop_share(view),
+        "crop_mode": "squash" if view.crop == "squash" else "center",
+        "interpolation": view.interpolation,
+        "mean": list(view.mean),
+        "std": list(view.std),
+        "num_classes": 0,
+        **{key: own[key] for key in ("first_conv", "classifier") if key in own},
+        **({} if license_ == NOT_STATED else {"license": license_}),
+    }
+
+
+def _crop_share(view: Preprocessing) -> float:
+    """Return timm's share of the resized image that is cut out.
+
+    timm divides by it and rounds down, which must give back the pixels before the crop.
+    """
+    size = view.image_size
+    if view.crop == "box":
+        return 1.0 if size < SMALL_IMAGE else 0.875
+    exact = {"crop_pct": size / view.resize_to, "crop_mode": view.crop}
+    described = {"interpolation": view.interpolation, "mean": view.mean, "std": view.std}
+    back = timm_view({**exact, **described}, size)
+    return size / (view.resize_to + (0.0 if back.resize_to == view.resize_to else 0.5))
+
+
+def architecture(
+    encoder: Encoder, library: Literal["timm", "torchvision"]
+) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options by which a library builds an encoder's network.
+
+    Raises:
+        UsageError: If it does not have that very network, with the reason.
+    """
+    name, body = str(encoder.details["backbone"]), encoder.backbone.body
+    own, bare, options = _parsed(name)
+    names = timm_names() if library == "timm" else torchvision_names()
+    if name == CUSTOM or bare in SMALL or is_extension(name):
+        whose = "nearkin's own" if bare in SMALL else "your own"
+        raise _refusal(name, library, f"it is a network of {whose}")
+    if name.startswith(folders.PREFIX):
+        raise UsageError(
+            f"{name} is a network of transformers, and none of {library}; give --format "
+            f"huggingface, or {ANY_NETWORK}"
+        )
+    if bare not in names or (options and own != library):
+        raise _refusal(name, library, f"{library} has no such network")
+    if library == "timm":
+        options |= _patch_options(body, encoder.image_size, named=own == "timm")
+    elif bare.startswith("vit_"):
+        options["image_size"] = encoder.image_size
+    try:
+        fresh = _timm(bare, options) if library == "timm" else _torchvision(bare, options)
+    except (TypeError, RuntimeError, ValueError, AssertionError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise _refusal(name, library, f"{library} does not build it: {reason[:200]}") from error
+    _check_weights(body, fresh, name, bare, library)
+    return bare, options
+
+
+def _parsed(name: str) -> tuple[str, str, dict[str, Any]]:
+    """Return the library that a backbone's name states or '', its name there, and options."""
+    match = NATIVE.fullmatch(name)
+    if match:
+        return match[1], match[2].partition(".")[0], query_options(match[3] or "")
+    built = BUILT_FOR.fullmatch(name)
+    return "", (built[1] if built else name).rpartition("/")[2], {}
+
+
+def _patch_options(body: Any, image_size: int, *, named: bool) -> dict[str, Any]:
+    """Return the options of a network whose patches are made for one size of images."""
+    patches: Any = getattr(body, "patch_embed", None)
+    if getattr(patches, "img_size", None) is None:
+        return {}
+    options: dict[str, Any] = {"img_size": image_size}
+    if not named:  # below 64 px, nearkin's patches are of 4 px whatever the name says
+        options["patch_size"] = int(patches.patch_size[0])
+    if getattr(body, "dynamic_img_size", False):
+        options["dynamic_img_size"] = True
+    return options
+
+
+def _timm(bare: str, options: Mapping[str, Any]) -> nn.Module:
+    import timm
+
+    with to_stderr():
+        network: nn.Module = timm.create_model(bare, num_classes=0, **options)
+    return network
+
+
+def _torchvision(bare: str, options: Mapping[str, Any]) -> nn.Module:
+    size = int(options.get("image_size", 0))
+    others = {key: value for key, value in options.items() if key != "image_size"}
+    return native(f"torchvision:{bare}", size, **others)
+
+
+def _check_weights(body: nn.Module, fresh: nn.Module, name: str, bare: str, library: str) -> None:
+    """Refuse a library's network whose weights have other names or shapes."""
+    own = {key: tuple(tensor.shape) for key, tensor in body.state_dict().items()}
+    its = {key: tuple(tensor.shape) for key, tensor in fresh.state_dict().items()}
+    missing, more = sorted(its.keys() - own.keys()), sorted(own.keys() - its.keys())
+    if missing or more:
+        why = f"its {bare} has other weights ({differences(missing, more)})"
+        raise _refusal(name, library, why)
+    other = next((key for key in own if own[key] != its[key]), None)
+    if other is not None:
+        mine, theirs = ("x".join(map(str, shapes[other])) for shapes in (own, its))
+        small = (
+            "; it was trained below 64 px, with a small stem" if other == "conv1.weight" else ""
+        )
+        why = f"its {other} is {mine}, and {theirs} in {library}{small}"
+        raise _refusal(name, library, why)
+
+
+def _refusal(name: str, library: str, why: str) -> UsageError:
+    return UsageError(f"{name} is no model of {library}: {why}; give {ANY_NETWORK}")
+
+
+# ---------------------------------------------------------------- transformers
+
+
+class _Pooled(nn.Module):
+    """A model of transformers as a network: its pooled output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @override
+    def forward(self, images: Float[Tensor, "batch 3 _ _"]) -> Float[Tensor, "batch features"]:
+        pooled: Tensor = self.model(pixel_values=images).pooler_output
+        return pooled.flatten(1)
+
+
+def _write_huggingface(folder: Path, encoder: Encoder) -> Native:
+    folders.require_transformers()
+    import transformers
+    from transformers import AutoImageProcessor, AutoModel
+
+    body: Any = encoder.backbone.body
+    if isinstance(body, folders.TransformersNetwork):
+        network: nn.Module = _written_transformers(folder, body, encoder.preprocessing)
+    else:  # which transformers wraps
+        try:
+            _write_timm_files(folder, encoder)
+        except UsageError as error:
+            raise UsageError(f"transformers takes models of timm and its own: {error}") from error
+        with _quiet():
+            network = _Pooled(folders.aligned(AutoModel.from_pretrained(folder)))
+    processor: Any = AutoImageProcessor.from_pretrained(folder)
+
+    def transform(image: "Image.Image") -> Tensor:
+        inputs: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return inputs
+
+    return Native(network, f"transformers {transformers.__version__}", transform)
+
+
+def _written_transformers(
+    folder: Path, body: "folders.TransformersNetwork", view: Preprocessing
+) -> nn.Module:
+    from transformers import AutoModel
+
+    if body.kind == PATCHES_OF_ITS_OWN:
+        raise UsageError(
+            f"{folders.PREFIX}{body.kind} takes patches in place of images, so its files would "
+            f"not give the same features; give {ANY_NETWORK}"
+        )
+    model: Any = body.model
+    with _quiet():
+        model.save_pretrained(folder)
+    processor = json.dumps(_processor(view), indent=2) + "\n"
+    (folder / "preprocessor_config.json").write_text(processor, encoding="utf-8")
+    with _quiet():
+        options = folders.construction(type(model), body.pooling)
+        read = folders.aligned(AutoModel.from_pretrained(folder, **options))
+    return folders.TransformersNetwork(read, body.kind, body.pooling)
+
+
+def _processor(view: Preprocessing) -> dict[str, Any]:
+    """Return the configuration of an image processor of transformers for a preprocessing."""
+    resize_to = view.resize_to
+    if view.crop == "box":
+        resize_to = round(view.image_size / _crop_share(view))
+    squashed = {"height": resize_to, "width": resize_to}
+    return {
+        "image_processor_type": "CLIPImageProcessor",  # the most general of them
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": squashed if view.crop == "squash" else {"shortest_edge": resize_to},
+        "resample": RESAMPLING[view.interpolation],
+        "do_center_crop": True,
+        "crop_size": {"height": view.image_size, "width": view.image_size},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(view.mean),
+        "image_std": list(view.std),
+    }
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with folders.quiet(), to_stderr():
+        yield
+
+
+WRITERS: Final[Mapping[NativeFormat, Callable[[Path, Encoder], Native]]] = {
+    "safetensors": _write_safetensors,
+    "timm": _write_timm,
+    "torchvision": _write_torchvision,
+    "huggingface": _write_huggingface,
+}
