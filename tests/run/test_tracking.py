@@ -51,7 +51,7 @@ class Listener(Silent):
     def progress(self, done, total, text):
         if done == self.stop_after and "loss" in text:
             self.stop_after = None
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def train(folder, tracker, **more):
