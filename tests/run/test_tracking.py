@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 import nearkin
 from nearkin import config
@@ -48,6 +49,7 @@ class Listener(Silent):
     def info(self, text):
         self.lines.append(text)
 
+    @override
     def progress(self, done, total, text):
         if done == self.stop_after and "loss" in text:
             self.stop_after = None
@@ -124,9 +126,7 @@ def test_wandb_continues_the_same_run_without_a_network(tmp_path):
             config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
         if record.HasField("history"):
             items = record.history.item
-            row = {
-                each.key or each.nested_key[0]: json.loads(each.value_json) for each in items
-            }
+            row = {each.key or each.nested_key[0]: json.loads(each.value_json) for each in items}
             history[row["_step"]] = row
         for item in record.summary.update:
             summary[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
@@ -232,6 +232,7 @@ def test_a_tracker_that_fails_midway_costs_a_warning_and_not_the_training(tmp_pa
     pytest.importorskip("mlflow", reason="needs mlflow")
 
     class Breaking(Listener):
+        @override
         def progress(self, done, total, text):
             store = tmp_path / "mlflow"
             if done == 3 and store.is_dir():

@@ -273,9 +273,10 @@ def backbones(pattern: str = "", /, *, pretrained: bool = False) -> None:
         pattern: Only names that contain this.
         pretrained: List the names of encoders with weights, each with its licence.
     """
-    from nearkin.commands.info import backbone_lines, pretrained_lines
+    from nearkin.commands.info import pretrained_lines
 
-    print("\n".join(pretrained_lines(pattern) if pretrained else backbone_lines(pattern)))
+    lines = pretrained_lines(pattern) if pretrained else nearkin.list_backbones(pattern)
+    print("\n".join(lines))
 
 
 @app.command
@@ -285,14 +286,10 @@ def config(method: str = "simclr", /) -> None:
     Args:
         method: Its name.
     """
-    from nearkin.commands.info import config_lines
-
-    print("\n".join(config_lines(method)))
+    print(nearkin.default_settings(method), end="")
 
 
 @app.command
 def doctor() -> None:
     """Print versions, device, precision and threads, for a bug report."""
-    from nearkin.commands.info import doctor_lines
-
-    print("\n".join(doctor_lines()))
+    print("\n".join(f"{name:10} {text}" for name, text in nearkin.doctor().items()))

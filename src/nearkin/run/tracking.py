@@ -107,22 +107,10 @@ def wandb(run: RunToTrack) -> Iterator[Tracker]:
 def mlflow(run: RunToTrack) -> Iterator[Tracker]:
     """Report to MLflow at MLFLOW_TRACKING_URI, in the background."""
     import mlflow
-    from mlflow.entities import Metric, Param
+    from mlflow.entities import Metric
 
     client = mlflow.MlflowClient()
-    name, tag = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), "nearkin.run"
-    known = client.get_experiment_by_name(name)
-    experiment = known.experiment_id if known else client.create_experiment(name)
-    started = client.search_runs([experiment], f"tags.`{tag}` = '{run.key}'", max_results=1)
-    if started:
-        number = started[0].info.run_id
-        client.update_run(number, status="RUNNING")
-    else:
-        created = client.create_run(experiment, run_name=run.title, tags={tag: run.key})
-        number = created.info.run_id
-        params = [Param(key, str(value)) for key, value in run.settings.items()]
-        client.log_batch(number, params=params)
-    latest: Any = None
+    number, latest = _mlflow_run(client, run), None
 
     def row(step: int, metrics: Mapping[str, int | float]) -> None:
         nonlocal latest
@@ -142,6 +130,23 @@ def mlflow(run: RunToTrack) -> Iterator[Tracker]:
         close("KILLED")
         raise
     close("FINISHED")
+
+
+def _mlflow_run(client: Any, run: RunToTrack) -> str:
+    """The id of the run that has the key, which is begun if there is none."""
+    from mlflow.entities import Param
+
+    name, tag = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), "nearkin.run"
+    known = client.get_experiment_by_name(name)
+    experiment = known.experiment_id if known else client.create_experiment(name)
+    started = client.search_runs([experiment], f"tags.`{tag}` = '{run.key}'", max_results=1)
+    if started:
+        client.update_run(started[0].info.run_id, status="RUNNING")
+        return str(started[0].info.run_id)
+    created = client.create_run(experiment, run_name=run.title, tags={tag: run.key})
+    params = [Param(key, str(value)) for key, value in run.settings.items()]
+    client.log_batch(created.info.run_id, params=params)
+    return str(created.info.run_id)
 
 
 @contextmanager
