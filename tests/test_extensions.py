@@ -7,9 +7,12 @@ import sys
 import textwrap
 import tomllib
 from dataclasses import fields
+from types import UnionType
+from typing import Any, Union, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+import torch
 
 import nearkin
 from nearkin import extensions
@@ -354,3 +357,36 @@ def test_every_name_of_the_package_is_there_and_importing_it_loads_no_torch():
     assert {"objectives", "memory", "methods", "transforms", "testing"} <= {*dir(nearkin)}
     with pytest.raises(AttributeError, match="nearkin has no trian"):
         nearkin.trian  # noqa: B018
+
+
+OTHERWISE = {  # modules of the package have the names of these verbs
+    "index": "build_index",
+    "report": "write_report",
+    "methods": "list_methods",
+    "backbones": "list_backbones",
+    "config": "default_settings",
+}
+
+
+def test_every_verb_is_a_function_with_typed_arguments_and_one_type_of_result():
+    from nearkin.cli import app
+
+    verbs = [name for name in app if not name.startswith("-")]
+    assert {"train", "embed", "doctor", *OTHERWISE} <= set(verbs)
+    for verb in verbs:
+        function = getattr(nearkin, OTHERWISE.get(verb, verb))
+        hints = get_type_hints(function)
+        signature = inspect.signature(function)
+        assert hints.keys() == {*signature.parameters, "return"}, verb
+        returned = hints["return"]
+        assert returned is not Any, verb
+        assert get_origin(returned) not in (Union, UnionType), verb
+
+
+def test_what_is_listed_for_people_is_there_as_values():
+    assert "moco" in nearkin.list_methods()
+    assert nearkin.describe_method("moco").startswith("# MoCo")
+    assert "timm/resnet18" in nearkin.list_backbones("resnet18")
+    assert "timm:resnet18.a1_in1k" in nearkin.list_backbones("resnet18", pretrained=True)
+    assert 'method = "moco"' in nearkin.default_settings("moco")
+    assert nearkin.doctor()["torch"] == torch.__version__

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nearkin import methods as methods
     from nearkin import networks as networks
     from nearkin import objectives as objectives
+    from nearkin import sklearn as sklearn
     from nearkin import testing as testing
     from nearkin import training as training
     from nearkin import transforms as transforms
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
     from nearkin.commands.explore import explore as explore
     from nearkin.commands.export import export as export
     from nearkin.commands.index import build_index as build_index
+    from nearkin.commands.info import default_settings as default_settings
+    from nearkin.commands.info import describe_method as describe_method
+    from nearkin.commands.info import doctor as doctor
+    from nearkin.commands.info import list_backbones as list_backbones
+    from nearkin.commands.info import list_methods as list_methods
     from nearkin.commands.neighbors import neighbors as neighbors
     from nearkin.commands.replay import replay as replay
     from nearkin.commands.report import write_report as write_report
@@ -53,8 +59,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch, scikit-learn
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # numpy, scipy: 2^4 cycles, the least
 
 _MODULES = (
-    "data", "evaluation", "memory", "methods", "networks", "objectives", "testing", "training",
-    "transforms",
+    "data", "evaluation", "memory", "methods", "networks", "objectives", "sklearn", "testing",
+    "training", "transforms",
 )  # fmt: skip
 _COMMANDS = (
     "assign", "check", "compare", "demo", "evaluate", "explore", "export", "neighbors", "replay",
@@ -64,9 +70,14 @@ _HOMES = {name: f"commands.{name}" for name in _COMMANDS} | {
     "View": "data.views",
     "build_index": "commands.index",
     "classify": "api",
+    "default_settings": "commands.info",
+    "describe_method": "commands.info",
     "discover": "api",
+    "doctor": "commands.info",
     "embed": "api",
     "embed_parts": "commands.embed",
+    "list_backbones": "commands.info",
+    "list_methods": "commands.info",
     "load": "encoders.encoder",
     "train": "api",
     "write_report": "commands.report",

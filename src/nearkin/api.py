@@ -92,6 +92,7 @@ def train(  # noqa: D417 (the settings are described by the data class)
     grad_checkpointing: bool = False,
     save_every: int | Auto = "auto",
     report: bool = True,
+    track: str = "",
     options: Mapping[str, Value] | None = None,
     **method_options: Value,
 ) -> Run:

@@ -62,6 +62,8 @@ GraphFormat = Literal["onnx", "torch-export"]
 """Formats that are a network as a graph of its operations."""
 ExportFormat = Literal["atlas", NativeFormat, GraphFormat]
 """All formats; `atlas` is a table of images."""
+TRACKERS: Final = ("tensorboard", "wandb", "mlflow", "trackio")
+"""Functions of `nearkin.run.tracking`."""
 MAX_IMAGE_SIZE: Final = 4096  # side in pixels of the largest views a network is built for
 
 
@@ -236,13 +238,30 @@ def protocol_names(protocol: str) -> list[str]:
     >>> protocol_names("linear, knn")
     ['linear', 'knn']
     """
-    names = [name.strip() for name in protocol.split(",")]
-    known = [*PROTOCOLS, FULL]
+    names = _listed("--protocol", protocol, [*PROTOCOLS, FULL])
+    return list(PROTOCOLS) if FULL in names else names
+
+
+def tracker_names(trackers: str) -> list[str]:
+    """Return the names of trackers that are separated by commas, each once; none if empty.
+
+    Raises:
+        UsageError: If there is no such tracker.
+
+    >>> tracker_names("wandb,tensorboard"), tracker_names("")
+    (['wandb', 'tensorboard'], [])
+    """
+    return _listed("--track", trackers, TRACKERS) if trackers else []
+
+
+def _listed(typed: str, text: str, known: Sequence[str]) -> list[str]:
+    """Return the names in a text, which are separated by commas, each once."""
+    names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
             listed = ", ".join(known)
-            raise UsageError(f"--protocol {name} is none of {listed}.{suggestion(name, known)}")
-    return list(PROTOCOLS) if FULL in names else list(dict.fromkeys(names))
+            raise UsageError(f"{typed} {name} is none of {listed}.{suggestion(name, known)}")
+    return list(dict.fromkeys(names))
 
 
 def as_given(name: str) -> str:
@@ -382,6 +401,8 @@ class TrainConfig:
     """Steps between checkpoints; auto: once a minute, less often if saving takes long."""
     report: bool = True
     """Whether to write report.html with its map at the end; `nearkin report` also does."""
+    track: str = ""
+    """Trackers to report to, separated by commas: tensorboard, wandb, mlflow, trackio."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Options of the method, named as in its constructor."""
 
@@ -407,6 +428,7 @@ class TrainConfig:
         if self.fsdp and self.optimizer == "muon":
             raise UsageError("--fsdp divides the matrices that Muon needs whole; give adamw")
         self._check_start()
+        tracker_names(self.track)
         if self.max_time:
             seconds(self.max_time)
 
@@ -699,7 +721,7 @@ def to_toml(config: Config, data: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-FREE = ("save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp", "report")
+FREE = ("save_every", "workers", "max_bad", "on_collapse", "devices", "fsdp", "report", "track")
 """Settings that may change when a run is resumed: they do not touch its result."""
 
 

@@ -292,9 +292,10 @@ def backbones(pattern: str = "", /, *, pretrained: bool = False) -> None:
         pattern: Only names that contain this.
         pretrained: List the names of encoders with weights, each with its licence.
     """
-    from nearkin.commands.info import backbone_lines, pretrained_lines
+    from nearkin.commands.info import pretrained_lines
 
-    print("\n".join(pretrained_lines(pattern) if pretrained else backbone_lines(pattern)))
+    lines = pretrained_lines(pattern) if pretrained else nearkin.list_backbones(pattern)
+    print("\n".join(lines))
 
 
 @app.command
@@ -305,17 +306,15 @@ def config(name: str = "simclr", /, *, recipes: Flag = False) -> None:
         name: A method, or recipe:NAME.
         recipes: List the recipes, which are settings of papers, instead.
     """
-    from nearkin.commands.info import config_lines, recipe_lines
+    from nearkin.commands.info import recipe_lines
 
-    print("\n".join(recipe_lines() if recipes else config_lines(name)))
+    print("\n".join(recipe_lines()) if recipes else nearkin.default_settings(name).rstrip("\n"))
 
 
 @app.command
 def doctor() -> None:
     """Print versions, device, precision and threads, for a bug report."""
-    from nearkin.commands.info import doctor_lines
-
-    print("\n".join(doctor_lines()))
+    print("\n".join(f"{name:10} {text}" for name, text in nearkin.doctor().items()))
 
 
 @app.command(name="--install-completion")

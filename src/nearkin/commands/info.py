@@ -84,6 +84,20 @@ def arguments(cls: type) -> dict[str, str]:
     return {name: re.sub(r"\s*\n\s*", " ", text) for name, text in entries}
 
 
+def list_methods() -> list[str]:
+    """Return the names of all methods, as `nearkin.train` takes them."""
+    return list(method_names())
+
+
+def describe_method(method: str) -> str:
+    """Return all there is to say about a method, as Markdown: equation, options, paper.
+
+    Raises:
+        UsageError: If there is no such method.
+    """
+    return page(method)
+
+
 def method_lines(name: str = "") -> list[str]:
     """Return each method in a sentence, or the page of one."""
     if name:
@@ -222,10 +236,17 @@ def recipe_lines() -> list[str]:
     return aligned([(RECIPE + name, text.splitlines()[0][2:]) for name, text in texts.items()])
 
 
-def config_lines(name: str) -> list[str]:
-    """Every setting of a training by a method, as commented TOML; or a recipe, as it is."""
+def default_settings(name: str = "simclr") -> str:
+    """Return every setting of a training with its default, as commented TOML for `--config`.
+
+    Args:
+        name: A method, or `recipe:NAME` for that recipe as it is.
+
+    Raises:
+        UsageError: If there is no such method or recipe.
+    """
     if name.startswith(RECIPE):
-        return settings_file(Path(name)).read_text(encoding="utf-8").splitlines()
+        return settings_file(Path(name)).read_text(encoding="utf-8")
     cls = method_class(name)
     means, notes = automatic(cls.defaults), field_docs(TrainConfig)
     lines = [f"# {label(name)}: {idea(cls)}", ""]
@@ -244,32 +265,27 @@ def config_lines(name: str) -> list[str]:
             lines.append("# Left alone, it shrinks to what the images and the batch allow.")
             mark = "# "
         lines.append(f"{mark}{key} = {toml_value(each.here)}")
-    return lines
+    return "\n".join(lines) + "\n"
 
 
-def backbone_lines(pattern: str) -> list[str]:
-    """Names of networks, as `--backbone` takes them."""
-    names = [
-        *SMALL,
-        *(f"torchvision/{name}" for name in torchvision_names()),
-        *(f"timm/{name}" for name in timm_names()),
-    ]
-    return _containing(pattern, names)
+def list_backbones(pattern: str = "", *, pretrained: bool = False) -> list[str]:
+    """Return names of networks that can be trained, or of encoders with weights.
 
+    Args:
+        pattern: Only names that contain this.
+        pretrained: Names of encoders, as `nearkin.load` takes them, rather than of networks.
 
-def pretrained_lines(pattern: str) -> list[str]:
-    """Names of encoders with weights, as ENCODER takes them, and their licences."""
-    import timm
+    Raises:
+        UsageError: If no name contains it.
+    """
+    if pretrained:
+        import timm
 
-    names = [
-        *DINOV2,
-        *(f"torchvision:{name}" for name in torchvision_names()),
-        *(f"timm:{name}" for name in timm.list_pretrained()),
-    ]
-    return aligned([(name, license_of(name)) for name in _containing(pattern, names)])
-
-
-def _containing(pattern: str, names: list[str]) -> list[str]:
+        libraries = {"torchvision:": torchvision_names(), "timm:": timm.list_pretrained()}
+    else:
+        libraries = {"torchvision/": torchvision_names(), "timm/": timm_names()}
+    names = list(DINOV2 if pretrained else SMALL)
+    names += [prefix + name for prefix, library in libraries.items() for name in library]
     found = [name for name in names if pattern in name]
     if not found:
         hint = nearest(pattern, names)
@@ -277,16 +293,22 @@ def _containing(pattern: str, names: list[str]) -> list[str]:
     return found
 
 
-def doctor_lines() -> list[str]:
-    """Versions and what this machine can do."""
+def pretrained_lines(pattern: str) -> list[str]:
+    """Names of encoders with weights, and their licences."""
+    names = list_backbones(pattern, pretrained=True)
+    return aligned([(name, license_of(name)) for name in names])
+
+
+def doctor() -> dict[str, str]:
+    """Return versions and what this machine can do, by what it is."""
     device = choose_device("auto")
     packages = ("torch", "torchvision", "timm", "numpy", "Pillow", "scikit-learn")
-    return [
-        f"nearkin    {__version__}",
-        f"python     {sys.version.split()[0]} on {platform.platform()}",
-        *(f"{name:10} {version(name)}" for name in packages),
-        f"device     {device_name(device)}",
-        f"precision  {str(native_precision(device)).removeprefix('torch.')} is native here",
-        f"CPUs       {available_cpus()} may be used; "
-        f"torch uses {count(torch.get_num_threads(), 'thread')}",
-    ]
+    threads = count(torch.get_num_threads(), "thread")
+    return {
+        "nearkin": __version__,
+        "python": f"{sys.version.split()[0]} on {platform.platform()}",
+        **{name: version(name) for name in packages},
+        "device": device_name(device),
+        "precision": f"{str(native_precision(device)).removeprefix('torch.')} is native here",
+        "CPUs": f"{available_cpus()} may be used; torch uses {threads}",
+    }

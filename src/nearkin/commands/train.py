@@ -27,6 +27,7 @@ from nearkin.run.settings import (
     known_classes,
     self_contained,
 )
+from nearkin.run.tracking import Tracking, check_trackers
 from nearkin.training.session import run_worker, train_encoder
 from nearkin.training.start import read_start, resolved_settings
 
@@ -91,7 +92,11 @@ def train(
         if overwrite:
             clear(folder)
         batch_size = int(config.batch_size)
-        with resource_errors(batch_size), EarlyMap(folder, split.images) as early:
+        with (
+            resource_errors(batch_size),
+            EarlyMap(folder, split.images) as early,
+            Tracking(config.track, folder, log) as tracking,
+        ):
             worked = train_encoder(
                 folder,
                 config,
@@ -102,7 +107,10 @@ def train(
                 network=network,
                 start=start,
                 on_embeddings=early.start if config.report else lambda: None,
+                on_row=tracking.row,
             )
+            if worked:
+                tracking.summary()
             if config.report and (worked or not folder.report.exists()):
                 write_page(folder, split.images, log.progress, early)
                 log.info(f"report {folder.report.resolve()}")
@@ -119,5 +127,6 @@ def _checked(config: TrainConfig, network: nn.Module | None) -> TrainConfig:
     options = checked_options(config.method, config.options)
     known_classes(config)
     check_teacher(config)
+    check_trackers(config.track)
     backbone = CUSTOM if network is not None else config.backbone
     return replace(config, options=options, backbone=backbone)

@@ -76,6 +76,8 @@ class RunFolder:
     teacher = _Entry("teacher.safetensors")  # The encoder that the training learns from
     teacher_features = _Entry(f"{STAGES}/teacher")  # The folder of its features of the views
     metrics = _Entry("metrics.csv")  # A row per training step
+    tracking = _Entry("tracking.json")  # What the run is called in trackers
+    tensorboard = _Entry("tb")  # The folder of TensorBoard's events
     summary = _Entry("summary.json")  # The final measures
     evaluation = _Entry("evaluation.json")  # Further measures, by `nearkin evaluate --protocol`
     log = _Entry("train.log")  # The log lines, with times
@@ -229,6 +231,7 @@ def clear(run: RunFolder) -> None:
     entries = [name for name, entry in vars(RunFolder).items() if isinstance(entry, _Entry)]
     made = {getattr(run, name) for name in entries} - {run.lock, run.log, run.bad_files}
     made |= {*run.diverged.glob("ckpt-*"), *run.checkpoints.glob("ckpt-*")}
+    made |= {*run.tensorboard.glob("events.out.tfevents.*")}
     made |= {*run.classes.glob("*.png"), *(run.plots / plot for plot in PLOTS)}
     for file in made:
         if file.is_file():

@@ -1,7 +1,7 @@
 """Train to the last step: checkpoints, metrics and evaluation on the way."""
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean
@@ -102,6 +102,10 @@ def training_steps(
     )
 
 
+def ignore_row(row: Mapping[str, int | float]) -> None:
+    """Do nothing with a row of metrics.csv."""
+
+
 @dataclass(frozen=True)
 class Lead:
     """What the first process does beside the steps: it evaluates, logs and writes files."""
@@ -111,6 +115,8 @@ class Lead:
     evaluate: Evaluate
     terms: Sequence[str] = ()
     """Metrics of the method to log beside the loss."""
+    on_row: Callable[[Mapping[str, int | float]], object] = ignore_row
+    """Called with every row of metrics.csv, without its empty cells."""
 
 
 def fit(config: TrainConfig, method: Method[Any], batches: Feed, lead: Lead | None = None) -> bool:
@@ -200,8 +206,9 @@ class Record:
         texts = [at, f"loss {values['loss']:.3f}", *self.pace.reach(done)]
         self.lead.log.progress(done, self.total, "  ".join(texts))
         measured = self._evaluated(done) if due else {}
-        row = {"step": done, "epoch": done / self.per_epoch, **values, **measured}
-        self.journal.append(row | {"lr": lr})
+        row = {"step": done, "epoch": done / self.per_epoch, "lr": lr, **values, **measured}
+        self.journal.append(row)
+        self.lead.on_row(row)
         self.epoch.append(row)
         if done % self.per_epoch == 0:
             means = _means(self.epoch, values)

@@ -3,7 +3,7 @@
 import inspect
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from nearkin.run.settings import (
     sources_of,
     view_sides,
 )
-from nearkin.training.fit import Lead, fit
+from nearkin.training.fit import Lead, fit, ignore_row
 from nearkin.training.health import Monitor, verdict
 from nearkin.training.length import time_beside, with_epochs
 from nearkin.training.start import preprocessing_of, starting_backbone, write_start
@@ -62,13 +62,14 @@ def train_encoder(
     network: nn.Module | None = None,
     start: Encoder | None = None,
     on_embeddings: Callable[[], object] = lambda: None,
+    on_row: Callable[[Mapping[str, int | float]], object] = ignore_row,
 ) -> bool:
     """Train an encoder from the newest checkpoint of a run folder to the last step; evaluate it.
 
     Writes everything of the run but its page. Other processes, if there are any, open `data`
     themselves and run `run_worker`. `start` is what `init_from` names. `on_embeddings` is called
-    when the folder has the embeddings, and their evaluation begins. Returns whether anything was
-    left to do.
+    when the folder has the embeddings, and their evaluation begins; `on_row`, with every row of
+    metrics.csv. Returns whether anything was left to do.
 
     Raises:
         CheckpointError: If the folder has checkpoints of other data.
@@ -104,7 +105,7 @@ def train_encoder(
             log.info(line)
         sheet = augmentation_sheet(batches, folder.plots / "augmentations.png")
         log.info(f"augmented views  {sheet.resolve()}")
-        lead = Lead(folder, log, monitor.evaluate, method.metrics)
+        lead = Lead(folder, log, monitor.evaluate, method.metrics, on_row)
         trained = fit(config, method, growing(config, parts), lead)
     # Evaluation takes one process: the workers have left by now.
     if not trained and folder.summary.exists():

@@ -1,0 +1,279 @@
+"""Trackers by name: TensorBoard, Weights & Biases, MLflow and Trackio.
+
+None is needed: metrics.csv, config.toml and summary.json hold all that a tracker is given. A
+library is imported when its tracker is named, and what fails in it ends no training.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
+
+from nearkin.config import tracker_names
+from nearkin.data.batches import first_sentence
+from nearkin.errors import UsageError
+from nearkin.run.folder import RunFolder
+from nearkin.run.reporter import Reporter
+from nearkin.tables import read_numbers, replace_text, usable
+
+PROJECT: Final = "nearkin"  # What runs are filed under, unless a variable of the tracker's says so
+PATIENCE: Final = 60  # seconds that W&B may wait: for somebody to log in, and to upload at the end
+
+
+class Tracker(NamedTuple):
+    """A tracker that is open for a run."""
+
+    where: str
+    """Where to look at it."""
+    row: Callable[[int, Mapping[str, int | float]], object]
+    """Takes a step and its metrics."""
+    summary: Callable[[int, Mapping[str, int | float]], object]
+    """Takes the last step and the measures of the finished run."""
+
+
+class RunToTrack(NamedTuple):
+    """What a tracker is opened with."""
+
+    folder: RunFolder
+    key: str
+    """Text that names the run in every tracker; the same when it is resumed."""
+    settings: Mapping[str, Any]
+    step: int
+    """The first step to come."""
+
+    @property
+    def title(self) -> str:
+        """A name for people."""
+        return self.folder.path.resolve().name
+
+
+@contextmanager
+def tensorboard(run: RunToTrack) -> Iterator[Tracker]:
+    """Write event files into the run folder; those of steps that are taken again are purged."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    path = run.folder.tensorboard
+    with SummaryWriter(str(path), purge_step=run.step, flush_secs=10) as writer:
+        rows = "\n".join(f"| {name} | {value} |" for name, value in run.settings.items())
+        writer.add_text("settings", f"| setting | value |\n| --- | --- |\n{rows}", run.step)
+
+        def row(step: int, metrics: Mapping[str, int | float]) -> None:
+            for name, value in metrics.items():
+                writer.add_scalar(name.replace(" ", "_"), value, step)
+
+        yield Tracker(f"tensorboard --logdir {path.resolve()}", row, row)
+
+
+@contextmanager
+def wandb(run: RunToTrack) -> Iterator[Tracker]:
+    """Report to Weights & Biases, or without network into the run folder (WANDB_MODE=offline)."""
+    import wandb
+
+    tracked = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        name=run.title,
+        id=run.key,
+        resume="allow",
+        dir=run.folder.path,
+        config=dict(run.settings),
+        settings=wandb.Settings(
+            console="off",  # the log has a file of its own
+            silent=True,
+            login_timeout=PATIENCE,
+            finish_timeout=PATIENCE,
+            finish_timeout_raises=True,
+        ),
+    )
+    try:
+        yield Tracker(
+            f"wandb sync {Path(tracked.dir).parent}" if tracked.offline else str(tracked.url),
+            lambda step, metrics: tracked.log(dict(metrics), step=step),
+            lambda _, measures: tracked.summary.update(dict(measures)),
+        )
+    except BaseException:
+        tracked.finish(exit_code=1)
+        raise
+    tracked.finish()
+
+
+@contextmanager
+def mlflow(run: RunToTrack) -> Iterator[Tracker]:
+    """Report to MLflow at MLFLOW_TRACKING_URI, in the background."""
+    import mlflow
+    from mlflow.entities import Metric
+
+    client = mlflow.MlflowClient()
+    number, latest = _mlflow_run(client, run), None
+
+    def row(step: int, metrics: Mapping[str, int | float]) -> None:
+        nonlocal latest
+        now = int(time.time() * 1000)
+        values = [Metric(key, value, now, step) for key, value in metrics.items()]
+        latest = client.log_batch(number, metrics=values, synchronous=False)
+
+    def close(status: str) -> None:
+        mlflow.flush_async_logging()
+        if latest is not None:
+            latest.wait()  # raises what went wrong in the background
+        client.set_terminated(number, status=status)
+
+    try:
+        yield Tracker(f"{mlflow.get_tracking_uri()}, run {number}", row, row)
+    except BaseException:
+        close("KILLED")
+        raise
+    close("FINISHED")
+
+
+def _mlflow_run(client: Any, run: RunToTrack) -> str:
+    """The id of the run that has the key, which is begun if there is none."""
+    from mlflow.entities import Param
+
+    name, tag = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT), "nearkin.run"
+    known = client.get_experiment_by_name(name)
+    experiment = known.experiment_id if known else client.create_experiment(name)
+    started = client.search_runs([experiment], f"tags.`{tag}` = '{run.key}'", max_results=1)
+    if started:
+        client.update_run(started[0].info.run_id, status="RUNNING")
+        return str(started[0].info.run_id)
+    created = client.create_run(experiment, run_name=run.title, tags={tag: run.key})
+    params = [Param(key, str(value)) for key, value in run.settings.items()]
+    client.log_batch(created.info.run_id, params=params)
+    return str(created.info.run_id)
+
+
+@contextmanager
+def trackio(run: RunToTrack) -> Iterator[Tracker]:
+    """Report to Trackio's files in TRACKIO_DIR, or to the server or Space that it is set to."""
+    import trackio
+
+    name = f"{run.title}-{run.key}"
+    tracked = trackio.init(
+        project=PROJECT, name=name, config=dict(run.settings), resume="allow", embed=False
+    )
+
+    def row(step: int, metrics: Mapping[str, int | float]) -> None:
+        tracked.log(dict(metrics), step=step)
+
+    try:
+        yield Tracker(f"trackio show --project {PROJECT}, run {name}", row, row)
+    finally:
+        trackio.finish()
+
+
+TRACKERS: Final[Mapping[str, Callable[[RunToTrack], AbstractContextManager[Tracker]]]] = {
+    "tensorboard": tensorboard,
+    "wandb": wandb,
+    "mlflow": mlflow,
+    "trackio": trackio,
+}
+"""Each has the name of its library, and of the extra that installs it."""
+
+
+def check_trackers(names: str) -> None:
+    """Raise UsageError if a tracker is named whose library is not installed."""
+    for name in tracker_names(names):
+        if find_spec(name) is None:
+            raise UsageError(
+                f"--track {name} needs a library that is not installed; "
+                f"pip install 'nearkin[{name}]'"
+            )
+
+
+class Tracking:
+    """Passes the metrics of a training on to trackers, which open with the first row.
+
+    One that fails is left out from there on, with a warning.
+    """
+
+    def __init__(self, names: str, folder: RunFolder, log: Reporter) -> None:
+        self._names = tracker_names(names)
+        self._folder, self._log = folder, log
+        self._trackers: dict[str, tuple[Tracker, ExitStack]] = {}
+
+    def __enter__(self) -> "Tracking":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for name, (_, stack) in list(self._trackers.items()):
+            with self._spared(name):
+                stack.__exit__(kind, error, trace)
+
+    def row(self, row: Mapping[str, int | float]) -> None:
+        """Report a row of metrics.csv."""
+        metrics = {name: value for name, value in row.items() if name != "step"}
+        step = int(row["step"])
+        self._open(step)
+        for name, (tracker, _) in list(self._trackers.items()):
+            with self._spared(name):
+                tracker.row(step, metrics)
+
+    def summary(self) -> None:
+        """Report the measures of summary.json."""
+        measures = {
+            f"{table}/{name}": measure["value"]
+            for table, column in self._folder.read_summary()["measures"].items()
+            for name, measure in column.items()
+        }
+        last = int(read_numbers(self._folder.metrics)[-1]["step"])
+        self._open(last + 1)  # of a run that was stopped after the last step
+        for name, (tracker, _) in list(self._trackers.items()):
+            with self._spared(name):
+                tracker.summary(last, measures)
+
+    def _open(self, step: int) -> None:
+        names, self._names = self._names, []
+        if not names:
+            return
+        run = RunToTrack(self._folder, _key(self._folder), _settings(self._folder), step)
+        for name in names:
+            with self._spared(name):
+                stack = ExitStack()
+                tracker = stack.enter_context(TRACKERS[name](run))
+                self._trackers[name] = tracker, stack
+                self._log.info(f"tracker {name}: {tracker.where}")
+
+    @contextmanager
+    def _spared(self, name: str) -> Iterator[None]:
+        """Turn what fails in a tracker into a warning, and keep it from printing results."""
+        try:
+            with redirect_stdout(StringIO()):
+                yield
+        except Exception as error:
+            self._trackers.pop(name, None)
+            self._log.info(
+                f"warning: {name} failed ({type(error).__name__}: {first_sentence(error)}); the "
+                "training goes on without it, and metrics.csv has everything"
+            )
+
+
+def _key(folder: RunFolder) -> str:
+    """The run's name in trackers, chosen once."""
+    if not folder.tracking.exists():
+        replace_text(folder.tracking, json.dumps({"key": uuid4().hex[:12]}) + "\n")
+    with usable(folder.tracking, "remove it; trackers begin a new run"):
+        return str(json.loads(folder.tracking.read_text(encoding="utf-8"))["key"])
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    """The resolved settings of a run, options of the method included, as plain values."""
+    config, data = folder.settings()
+    plain = {"data": data, **vars(config)}
+    options = plain.pop("options")
+    plain |= {f"options.{name}": value for name, value in options.items()}
+    return {
+        name: value if isinstance(value, str | int | float) else str(value)
+        for name, value in plain.items()
+    }

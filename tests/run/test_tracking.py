@@ -1,0 +1,257 @@
+"""Trackers, each with its real library: nothing here needs a network."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typing_extensions import override
+
+import nearkin
+from nearkin import config
+from nearkin.cli import main
+from nearkin.errors import StoppedError
+from nearkin.run.reporter import Silent
+from nearkin.run.tracking import TRACKERS
+from nearkin.tables import read_numbers
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), dtype=np.uint8)
+STEPS = 6  # of which the run is stopped after the second, and resumed
+SETTINGS = {
+    "backbone": "tiny",
+    "batch_size": 8,
+    "epochs": 2,
+    "val": 0.0,
+    "temperature": 0.3,
+    "report": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def local(tmp_path, monkeypatch):
+    """Trackers write here, and call nobody."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
+class Listener(Silent):
+    """Remembers log lines, and stops the run once."""
+
+    def __init__(self, stop_after=None):
+        self.lines, self.stop_after = [], stop_after
+
+    def info(self, text):
+        self.lines.append(text)
+
+    @override
+    def progress(self, done, total, text):
+        if done == self.stop_after and "loss" in text:
+            self.stop_after = None
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train(folder, tracker, **more):
+    """Train, stopped and resumed; return the log."""
+    log = Listener(stop_after=2)
+    with pytest.raises(StoppedError):
+        nearkin.train(PIXELS, out=folder, track=tracker, reporter=log, **SETTINGS)
+    nearkin.train(PIXELS, out=folder, track=tracker, reporter=log, resume=True, **SETTINGS)
+    return log.lines
+
+
+def written(folder):
+    """The columns of metrics.csv, and measures of summary.json."""
+    rows = read_numbers(folder / "metrics.csv")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    measures = json.loads((folder / "summary.json").read_text())["measures"]
+    return {
+        name: {int(row["step"]): row[name] for row in rows if name in row}
+        for name in ("loss", "lr", "effective_rank")
+    }, measures["encoder"]["RankMe"]["value"]
+
+
+def near(values, others):
+    assert values.keys() == others.keys()
+    assert list(values.values()) == pytest.approx(list(others.values()), rel=1e-6)
+
+
+def test_tensorboard_has_each_step_once_though_the_run_was_stopped(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(tmp_path / "run", "tensorboard")
+    columns, rank = written(tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run" / "tb")).Reload()
+    for name, column in columns.items():
+        near({each.step: each.value for each in events.Scalars(name)}, column)
+        assert len(events.Scalars(name)) == len(column)
+    assert events.Scalars("encoder/RankMe")[0].value == pytest.approx(rank)
+    text = events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "| options.temperature | 0.3 |" in text
+
+
+def offline_records(path):
+    """The records of a .wandb file: blocks of 32 KiB with frames of checksum, length and kind."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, position, record = path.read_bytes(), 7, b""
+    while position + 7 <= len(content):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768
+        _, size, kind = struct.unpack("<IHB", content[position : position + 7])
+        record += content[position + 7 : position + 7 + size]
+        position += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield Record.FromString(record)
+            record = b""
+
+
+def test_wandb_continues_the_same_run_without_a_network(tmp_path):
+    pytest.importorskip("wandb", reason="needs wandb")
+    train(tmp_path / "run", "wandb")
+    columns, rank = written(tmp_path / "run")
+    files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(files) == 2
+    key = json.loads((tmp_path / "run" / "tracking.json").read_text())["key"]
+    history, config, summary = {}, {}, {}
+    for record in (record for file in files for record in offline_records(file)):
+        if record.HasField("run"):
+            assert (record.run.run_id, record.run.project) == (key, "nearkin")
+            config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        if record.HasField("history"):
+            items = record.history.item
+            row = {each.key or each.nested_key[0]: json.loads(each.value_json) for each in items}
+            history[row["_step"]] = row
+        for item in record.summary.update:
+            summary[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+    for name, column in columns.items():
+        near({step: row[name] for step, row in history.items() if name in row}, column)
+    assert config["options.temperature"] == 0.3
+    assert summary["encoder/RankMe"] == pytest.approx(rank)
+
+
+def test_mlflow_has_one_finished_run_with_all_rows(tmp_path):
+    pytest.importorskip("mlflow", reason="needs mlflow")
+    from mlflow import MlflowClient
+
+    train(tmp_path / "run", "mlflow")
+    columns, rank = written(tmp_path / "run")
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("nearkin")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.status, run.data.params["options.temperature"]) == ("FINISHED", "0.3")
+    for name, column in columns.items():
+        history = client.get_metric_history(run.info.run_id, name)
+        near({each.step: each.value for each in history}, column)
+        assert len(history) == len(column)
+    assert run.data.metrics["encoder/RankMe"] == pytest.approx(rank)
+
+
+def test_trackio_continues_the_same_run_and_prints_nothing(tmp_path):
+    """In processes of their own: its folder is chosen when it is imported."""
+    pytest.importorskip("trackio", reason="needs trackio")
+    np.savez(tmp_path / "data.npz", x=PIXELS)
+    command = [sys.executable, "-m", "nearkin", "train", "data.npz", "--out", "run"]
+    for name, value in SETTINGS.items():
+        option = "--" + name.replace("_", "-")
+        command += [f"--no-{name}"] if value is False else [option, str(value)]
+    command += ["--track", "trackio", "--json", "--save-every", "1"]
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio")}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    run = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run(command, check=True, **run)
+    assert json.loads(done.stdout)["epochs"] == 2
+    for late in (tmp_path / "run" / "checkpoints").glob("*[3-6].pt"):
+        late.unlink()
+    (tmp_path / "run" / "summary.json").unlink()
+    subprocess.run([*command, "--resume"], check=True, **run)
+    columns, rank = written(tmp_path / "run")
+    read = (
+        "import json, trackio\n"
+        "(run,) = trackio.Api().runs('nearkin')\n"
+        "print(json.dumps([run.config, run.history()], default=str))"
+    )
+    done = subprocess.run([sys.executable, "-c", read], check=True, **run)
+    config, history = json.loads(done.stdout.splitlines()[-1])
+    assert config["options.temperature"] == 0.3
+    for name, column in columns.items():
+        near({row["step"]: row[name] for row in history if name in row}, column)
+    assert [row for row in history if "encoder/RankMe" in row][-1]["encoder/RankMe"] == rank
+
+
+def test_the_trackers_of_the_settings_are_those_there_are():
+    assert tuple(TRACKERS) == config.TRACKERS
+
+
+def test_an_unknown_tracker_is_refused_in_one_line(tmp_path, capsys):
+    assert main(["train", "digits", "--track", "tensorbord", "-o", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == (
+        "error: --track tensorbord is none of tensorboard, wandb, mlflow, trackio. "
+        "Did you mean tensorboard?\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tracker_that_is_not_installed_names_its_extra(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    assert main(["train", "digits", "--track", "mlflow", "-o", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == (
+        "error: --track mlflow needs a library that is not installed; "
+        "pip install 'nearkin[mlflow]'\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tracker_that_cannot_start_costs_a_warning_and_not_the_training(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    run = tmp_path / "run"
+    run.mkdir()
+    log = Listener()
+    blocked = Path(run / "tb")
+
+    class Blocking(Listener):
+        def info(self, text):
+            super().info(text)
+            if text.startswith("augmented views"):
+                blocked.write_text("a file where the folder should be")
+
+    log = Blocking()
+    nearkin.train(PIXELS, out=run, track="tensorboard", reporter=log, **SETTINGS)
+    (warning,) = [line for line in log.lines if line.startswith("warning: tensorboard")]
+    assert "the training goes on without it" in warning
+    assert (run / "summary.json").exists()
+
+
+def test_a_tracker_that_fails_midway_costs_a_warning_and_not_the_training(tmp_path):
+    pytest.importorskip("mlflow", reason="needs mlflow")
+
+    class Breaking(Listener):
+        @override
+        def progress(self, done, total, text):
+            store = tmp_path / "mlflow"
+            if done == 3 and store.is_dir():
+                store.rename(tmp_path / "elsewhere")
+                store.write_text("no folder any more")
+
+    log = Breaking()
+    nearkin.train(PIXELS, out=tmp_path / "run", track="mlflow", reporter=log, **SETTINGS)
+    (warning,) = [line for line in log.lines if line.startswith("warning: mlflow failed")]
+    assert "the training goes on without it" in warning
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_finished_run_that_is_resumed_opens_no_tracker(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    nearkin.train(PIXELS, out=tmp_path / "run", **SETTINGS)
+    log = Listener()
+    nearkin.train(
+        PIXELS, out=tmp_path / "run", resume=True, track="tensorboard", reporter=log, **SETTINGS
+    )
+    assert "already complete" in log.lines
+    assert not (tmp_path / "run" / "tb").exists()

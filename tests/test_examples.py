@@ -1,0 +1,94 @@
+"""The examples run: methods, memories, transforms and encoders outside of nearkin's own loop.
+
+The plain loop, the loader and the method of one's own are run by the tests of those parts.
+"""
+
+import importlib.util
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet18
+
+from nearkin.encoders.encoder import write_encoder
+from nearkin.networks.backbone import build_backbone
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def example(name):
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+
+
+def learned(before, after):
+    return any(
+        not torch.equal(x, y) for x, y in zip(before.parameters(), after.parameters(), strict=True)
+    )
+
+
+def test_lightning_trains_a_method(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its own, of versions of torch
+        pytest.importorskip("lightning", reason="needs lightning, which is no requirement")
+        backbone = network()
+        loss = example("lightning_loop").train(
+            backbone,
+            torch.randint(0, 256, (48, 3, 32, 32), dtype=torch.uint8),
+            max_epochs=1,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )
+    assert 0 < loss < 10
+    assert learned(network(), backbone)
+
+
+def test_accelerate_trains_a_method():
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate, no requirement")
+    backbone = network()
+    images = torch.randint(0, 256, (48, 3, 32, 32), dtype=torch.uint8)
+    loss = example("accelerate_loop").train(accelerate.Accelerator(cpu=True), backbone, images, 1)
+    assert 0 < loss < 10
+    assert learned(network(), backbone)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """An encoder.safetensors of a ResNet-18 for photographs, with statistics of its own."""
+    torch.manual_seed(0)
+    backbone = build_backbone("resnet18", 64)
+    backbone.body.bn1.running_mean.fill_(0.5)
+    path = tmp_path_factory.mktemp("run") / "encoder.safetensors"
+    write_encoder(path, backbone, {"backbone": "resnet18", "image_size": 64})
+    return path
+
+
+def test_faster_rcnn_takes_an_encoder_and_learns(encoder):
+    model = example("detection").detector(str(encoder), 3, min_size=64, max_size=64)
+    stored = build_backbone("resnet18", 64).body.state_dict().keys()
+    kept = model.backbone.body.state_dict()
+    assert kept["bn1.running_mean"].eq(0.5).all()
+    layers = {name for name in stored if not name.endswith("num_batches_tracked")}
+    assert kept.keys() == layers
+    assert set(kept) <= set(resnet18().state_dict())
+    boxes = torch.tensor([[8.0, 8.0, 40.0, 48.0]])
+    losses = model([torch.rand(3, 64, 64)], [{"boxes": boxes, "labels": torch.tensor([1])}])
+    sum(losses.values()).backward()
+    assert model.backbone.body.conv1.weight.grad.abs().sum() > 0
+    assert kept["bn1.running_mean"].eq(0.5).all()
+    (found,) = model.eval()([torch.rand(3, 64, 64)])
+    assert found.keys() == {"boxes", "labels", "scores"}

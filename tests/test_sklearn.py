@@ -1,0 +1,110 @@
+"""`nearkin.sklearn.SelfSupervisedEncoder` among other estimators."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from torch import nn
+
+import nearkin
+from nearkin.sklearn import SelfSupervisedEncoder
+
+QUICK = {"epochs": 1, "device": "cpu", "random_state": 0, "settings": {"workers": 0}}
+
+CHECKS = """
+from sklearn.utils.estimator_checks import check_estimator
+from nearkin.sklearn import SelfSupervisedEncoder
+
+# Rows of any length are images one pixel high.
+strips = SelfSupervisedEncoder(
+    backbone="tiny",
+    image_shape=(1, -1),
+    epochs=1,
+    device="cpu",
+    settings={"workers": 0, "evaluate_every": 0},
+)
+for check in check_estimator(strips, on_fail=None, on_skip=None):
+    print(check["check_name"], check["status"], check["exception"] or "", sep=": ")
+"""
+
+
+def test_every_check_of_scikit_learn_passes():
+    """In a process without the type checks of the tests: one check passes wrong types."""
+    command = [sys.executable, "-W", "error", "-c", CHECKS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    results = [line.split(": ", 2) for line in done.stdout.splitlines()]
+    assert len(results) > 40
+    # Only what is optional is skipped: arrays of other libraries, which are not claimed.
+    assert {name for name, status, _ in results if status != "passed"} == {"check_array_api_input"}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    images, labels = load_digits(return_X_y=True)
+    return images[:120], labels[:120]
+
+
+def test_flattened_images_are_those_that_they_were(digits):
+    flat, _ = digits
+    square = flat.reshape(-1, 8, 8)
+    one = SelfSupervisedEncoder(backbone="tiny", image_shape=(8, 8), **QUICK).fit(flat)
+    other = SelfSupervisedEncoder(backbone="tiny", **QUICK).fit(square)
+    features = one.transform(flat[:7])
+    assert features.shape == (7, 128)
+    assert np.linalg.norm(features, axis=1) == pytest.approx(1)
+    assert (features == other.transform(square[:7])).all()
+    assert (one.range_, one.n_features_in_) == ((0.0, 16.0), 64)
+    assert one.get_feature_names_out()[-1] == "selfsupervisedencoder127"
+
+
+def test_flattened_images_need_a_shape(digits):
+    with pytest.raises(ValueError, match="rows of 64 numbers; give image_shape"):
+        SelfSupervisedEncoder(**QUICK).fit(digits[0])
+
+
+def test_a_grid_search_over_a_pipeline_chooses_a_method_and_its_options(digits):
+    encoder = SelfSupervisedEncoder(backbone="tiny", image_shape=(8, 8), **QUICK)
+    search = GridSearchCV(
+        make_pipeline(encoder, LogisticRegression()),
+        {
+            "selfsupervisedencoder__method": ["simclr", "vicreg"],
+            "selfsupervisedencoder__batch_size": [30],
+        },
+        cv=2,
+    )
+    search.fit(*digits)
+    assert set(search.cv_results_["mean_test_score"] > 0.3) == {True}  # of ten classes
+    assert search.best_estimator_.predict(digits[0][:3]).shape == (3,)
+
+
+def test_paths_are_read_in_their_order_though_some_are_there_twice(photographs, tmp_path):
+    paths = [str(path) for path in sorted(photographs.iterdir())]
+    encoder = SelfSupervisedEncoder(backbone="tiny", batch_size=4, **QUICK)
+    encoder.set_params(settings={"image_size": 16, "workers": 0}, out=tmp_path / "run").fit(paths)
+    backwards = encoder.transform([*paths[::-1], paths[3]])
+    assert (backwards[:-1][::-1] == encoder.transform(paths)).all()
+    assert (backwards[-1] == backwards[len(paths) - 4]).all()
+    assert (nearkin.load(tmp_path / "run").dim, encoder.n_features_in_) == (128, 1)
+    with pytest.raises(ValueError, match=r"cannot read .*missing.png: .*; leave it out"):
+        encoder.transform([paths[0], tmp_path / "missing.png"])
+
+
+def test_a_network_and_options_of_ones_own_survive_a_clone(digits):
+    network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1))
+    encoder = SelfSupervisedEncoder(
+        "moco",
+        backbone=network,
+        options={"temperature": 0.3, "queue_size": 60},
+        batch_size=30,
+        **QUICK,
+    )
+    fitted = clone(encoder).fit(digits[0].reshape(-1, 8, 8))
+    assert fitted.transform(digits[0].reshape(-1, 8, 8)).shape == (120, 5)
+    assert fitted.encoder_.details["method"] == "moco"
