@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/
 
-.PHONY: demo test check planted faults format docs clean
+.PHONY: demo test check planted faults format docs site clean
 
 demo: $(VENV)/installed
 	$(RUN)nearkin demo
@@ -41,6 +41,12 @@ docs: $(VENV)/installed
 	$(RUN)python docs/method_pages.py
 	$(RUN)python docs/architecture.py
 	$(RUN)python benchmarks/reproduce/table.py
+
+# The documentation as a site, in build/site. A warning is an error: links that lead nowhere, pages
+# that no page leads to.
+site: $(VENV)/installed
+	$(RUN)python -m pip install --quiet --editable '.[docs]'
+	$(RUN)python -m sphinx -q -E -W --keep-going -b html docs build/site
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nearkin needs Python 3.11 or newer: make PYTHON=python3.12")'

@@ -20,6 +20,8 @@ exclude_patterns = ["*.py"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 highlight_language = "text"  # indented blocks are commands, tables and equations
+default_role = "code"  # docstrings write names in single backquotes
+python_maximum_signature_line_length = 88
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -31,7 +33,8 @@ def keep_links(app: Any, document: str, source: list[str]) -> None:
 
     def kept(link: re.Match[str]) -> str:
         target = (page.parent / link[2]).resolve()
-        return link[0] if target.is_relative_to(DOCS) else f"{link[1]} (`{target.relative_to(ROOT)}`)"
+        inside = target.is_relative_to(DOCS)
+        return link[0] if inside else f"{link[1]} (`{target.relative_to(ROOT)}`)"
 
     source[0] = LINK.sub(kept, source[0])
 
