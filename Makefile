@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/
 
-.PHONY: demo test check planted faults format docs dist clean
+.PHONY: demo test check planted faults format docs site dist clean
 
 demo: $(VENV)/installed
 	$(RUN)nearkin demo
@@ -47,6 +47,12 @@ dist: $(VENV)/developed
 	rm -rf dist
 	$(RUN)python -m build
 	$(RUN)twine check --strict dist/*
+
+# The documentation as a site, in build/site. A warning is an error: links that lead nowhere, pages
+# that no page leads to.
+site: $(VENV)/installed
+	$(RUN)python -m pip install --quiet --editable '.[docs]'
+	$(RUN)python -m sphinx -q -E -W --keep-going -b html docs build/site
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nearkin needs Python 3.11 or newer: make PYTHON=python3.12")'

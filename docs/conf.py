@@ -1,0 +1,44 @@
+"""Settings of Sphinx: `make site` builds the documentation into build/site."""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from nearkin import __version__
+
+DOCS: Final = Path(__file__).parent
+ROOT: Final = DOCS.parent
+LINK: Final = re.compile(r"\[([^\]]*)\]\((?!https?://)([^)#\s]+)(?:#[^)]*)?\)")
+
+project = "nearkin"
+author = "The nearkin developers"
+release = version = __version__
+html_title = f"nearkin {version}"
+html_theme = "furo"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["*.py"]
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+highlight_language = "text"  # indented blocks are commands, tables and equations
+default_role = "code"  # docstrings write names in single backquotes
+python_maximum_signature_line_length = 88
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+
+
+def keep_links(app: Any, document: str, source: list[str]) -> None:
+    """Make links that leave this folder plain text: the site has no other files."""
+    page = Path(app.env.doc2path(document))
+
+    def kept(link: re.Match[str]) -> str:
+        target = (page.parent / link[2]).resolve()
+        inside = target.is_relative_to(DOCS)
+        return link[0] if inside else f"{link[1]} (`{target.relative_to(ROOT)}`)"
+
+    source[0] = LINK.sub(kept, source[0])
+
+
+def setup(app: Any) -> None:
+    """Register what this file adds to Sphinx."""
+    app.connect("source-read", keep_links)

@@ -1,0 +1,86 @@
+"""The commands and blocks of the tutorials run, in the order in which they stand.
+
+On a folder of four small classes, for an epoch where a page gives minutes. A command that needs
+weights from the network, or that serves until it is stopped, is parsed instead of run.
+"""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from nearkin.cli import main
+from nearkin.cli.app import app
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ["start", "loss", "augmentations", "after"]
+FENCE = re.compile(r"```(python|toml)\n(.*?)```", re.DOTALL)
+COMMAND = re.compile(r"^    (nearkin [^#\n]*)", re.MULTILINE)
+BLOCK = re.compile(f"{FENCE.pattern}|{COMMAND.pattern}", re.DOTALL | re.MULTILINE)
+PARSED_ONLY = re.compile(r"dinov2|explore")
+NAMES = ["cat", "dog", "emu", "fox"]
+
+
+def blocks(page):
+    """Yield the kind and the text of each block."""
+    for found in BLOCK.finditer((DOCS / f"{page}.md").read_text(encoding="utf-8")):
+        language, fenced, command = found.groups()
+        yield (language, fenced) if language else ("command", command.strip())
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder with what the pages name: photos/, new-photos/ and the run of the first page."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    digits = load_digits()
+    for number, name in enumerate(NAMES):
+        images = digits.images[digits.target == number]
+        for start, where in ((0, "photos"), (30, "new-photos")):
+            (folder / where / name).mkdir(parents=True)
+            for k, pixels in enumerate(images[start : start + 30], start=1):
+                image = Image.fromarray((pixels * 15.9).astype(np.uint8)).resize((16, 16))
+                image.save(folder / where / name / f"{k}.png")
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_photos(photos):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(photos)
+        patch.setenv("NEARKIN_DEVICE", "cpu")
+        patch.setenv("NEARKIN_WORKERS", "0")
+        patch.setenv("NEARKIN_EPOCHS", "1")
+        yield
+
+
+def run(command):
+    words = shlex.split(command.replace("--max-time 10m", ""))[1:]
+    if PARSED_ONLY.search(command):
+        app.parse_args(words, exit_on_error=False, print_error=False)
+    else:
+        assert main(words) == 0
+
+
+@pytest.mark.parametrize("page", PAGES)  # in this order: the first makes the run that others use
+def test_every_block_of_a_tutorial_runs(page):
+    some = list(blocks(page))
+    assert some
+    for kind, text in some:
+        if kind == "toml":
+            tomllib.loads(text)
+            name = re.match(r"# ([\w.]+)", text)[1]
+            Path(name).write_text(text, encoding="utf-8")
+        elif kind == "python":
+            exec(compile(text, f"{page}.md", "exec"), {"__name__": page})
+        else:
+            run(text)
+
+
+def test_a_broken_command_is_seen():
+    with pytest.raises(AssertionError):
+        run("nearkin train photos/ --max-tme 10m")
