@@ -34,7 +34,8 @@ ROUNDS = 5
 LABELS = 10  # In each round
 OBJECTIVE = {"gcd": "simgcd", "ncd": "joint_ncl"}
 COLUMNS = (
-    "mode", "data", "seed", "arm", "round", "labels", "classes", "all", "known", "novel", "seconds",
+    "mode", "data", "seed", "arm", "round", "labels", "classes", "all", "known", "novel",
+    "seconds",
 )  # fmt: skip
 Labels = Int64[np.ndarray, " images"]
 """The class of each image as in `Bench.truth`, `UNKNOWN` where nobody has labeled it."""

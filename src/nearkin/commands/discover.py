@@ -35,9 +35,11 @@ from nearkin.methods import method_class, parameters
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
+from nearkin.run.named import LABEL_COLUMNS
 from nearkin.run.opening import check_copies, kept_copy, open_run
 from nearkin.run.reporter import Reporter
 from nearkin.run.settings import checked_options, self_contained
+from nearkin.tables import write_csv
 from nearkin.types import UNKNOWN
 
 
@@ -56,7 +58,7 @@ def discover(
         return Run(run_folder(out, data, config.mode, again=True))
     # Everything that can be refused is, before the run folder is touched and time is spent.
     folder = run_folder(out, data, config.mode, again=resume or overwrite)
-    config = _checked(config, kept_copy(folder.start, config.from_run, resume=resume))
+    config = _checked(config, folder, resume=resume)
     check_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
@@ -64,12 +66,13 @@ def discover(
         config,
         resume=resume,
         overwrite=overwrite,
-        encoders=[config.from_run],
+        encoders=[config.from_run, config.accept],
         reporter=reporter,
     ) as run:
         config, log = replace(run.config, val=division(data, run.config)[0]), run.log
         list_bad = partial(write_bad_files, folder.bad_files)
-        dataset = open_discovery_data(data, config, log.progress, list_bad)
+        kept = folder.accepted if resume and folder.accepted.exists() else None
+        dataset = open_discovery_data(data, config, log.progress, list_bad, kept)
         for line in dataset.lines():
             log.info(line)
         _check_sizes(dataset, config)
@@ -77,6 +80,8 @@ def discover(
         if overwrite:
             clear(folder)
         same_data(folder, dataset.parts)
+        if config.accept:
+            write_csv(folder.accepted, LABEL_COLUMNS, dataset.accepted.items())
         if folder.summary.exists():
             # Workers that torchrun or SLURM has started wait for a first process to end with.
             with worker_group(1, run_worker):
@@ -98,12 +103,10 @@ def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
     write_outcome(build_outcome(pipeline, state, trained), pipeline.log)
 
 
-def _checked(config: DiscoverConfig, source: str | Path) -> DiscoverConfig:
-    """Return the settings, checked as far as possible without the data; `source` is an encoder."""
+def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> DiscoverConfig:
+    """Return the settings, checked as far as possible without the data."""
     if config.accept:
-        earlier, _ = RunFolder(Path(config.accept)).settings_of(DiscoverConfig)
-        if not (config.labeled or config.known):
-            config = replace(config, labeled=earlier.labeled, known=earlier.known)
+        config = _next_round(config)
     if bool(config.labeled) == bool(config.known):
         raise UsageError(
             "say which classes are known: either --labeled PATH, or --known A,B where the data "
@@ -120,10 +123,28 @@ def _checked(config: DiscoverConfig, source: str | Path) -> DiscoverConfig:
     _check_tuned(config)
     if "num_novel_classes" in config.options:
         raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
-    if source:
+    if source := kept_copy(folder.start, config.from_run, resume=resume):
         encoder = load(source, allow_partial=config.allow_partial)
         check_train_layers(encoder, config.train_layers)
     return replace(config, options=_options(config))
+
+
+def _next_round(config: DiscoverConfig) -> DiscoverConfig:
+    """Return the settings with what is left out taken from the discovery that is accepted."""
+    if config.mode == "ncd":
+        raise UsageError(
+            "--accept leaves unlabeled images of the classes that it makes known, so --mode ncd "
+            "does not hold; leave it out"
+        )
+    run = RunFolder(Path(config.accept))
+    earlier, _ = run.settings_of(DiscoverConfig)
+    if not (config.labeled or config.known):
+        config = replace(config, labeled=earlier.labeled, known=earlier.known)
+    # The encoder as it was before it saw a label: trials hide some of the labels again.
+    encoders = (run.start, run.stage("features").path)
+    fitted = earlier.train_layers != "top"
+    encoder = next((path for path in encoders if fitted and path.exists()), run.path)
+    return replace(config, from_run=config.from_run or str(encoder))
 
 
 def _options(config: DiscoverConfig) -> dict[str, Value]:
@@ -169,6 +190,11 @@ def _check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:
     """Refuse settings that ask for more images than there are."""
     rows = dataset.parts.train_rows
     unlabeled = int((dataset.label[rows] == UNKNOWN).sum())
+    if not unlabeled:
+        raise DataError(
+            f"all {len(rows)} images to learn from have a label, so nothing is left to discover; "
+            "give images without a label, or take `nearkin classify`"
+        )
     if config.classes != "auto" and config.classes > unlabeled:
         raise DataError(
             f"{config.classes} novel classes among {unlabeled} unlabeled images; give fewer "

@@ -243,6 +243,17 @@ def label_first(assignments: Assignments, learned: Clusters) -> Int[np.ndarray, 
     return asked[np.argsort(turn, kind="stable")]
 
 
+LABEL_COLUMNS: Final = ("path", "label", "cluster", "score", "margin")
+
+
+def label_table(assignments: Assignments, asked: Clusters) -> Iterator[list[Any]]:
+    """Yield plain values in the order of `LABEL_COLUMNS`; labels are for the user to fill in."""
+    paths, names = assignments.paths, assignments.class_names
+    for row in asked.tolist():
+        score, margin = float(assignments.score[row]), float(assignments.margin[row])
+        yield [paths[row], "", names[row], _rounded(score), _rounded(margin)]
+
+
 @dataclass(frozen=True)
 class Cluster:
     """A class with its unlabeled images, or a novel class that stayed empty.
