@@ -58,12 +58,12 @@ class Round:
 
     @cached_property
     def task(self) -> DiscoveryTask:
-        """As many novel classes are searched as are without a label; one at least."""
+        """As many novel classes are searched as are without a label."""
         start, labeled = self.bench.task(self.mode), set(self.label.tolist())
         known = [n for n in self.order if n < start.num_known or n in labeled]
         number = np.append(np.argsort(self.order), UNKNOWN)  # the last entry is that of UNKNOWN
-        num_novel = max(1, len(self.order) - len(known))
-        return DiscoveryTask(number[self.label], start.rows, len(known), num_novel)
+        count = len(self.order) - len(known)
+        return DiscoveryTask(number[self.label], start.rows, len(known), count)
 
     @cached_property
     def classifier(self) -> Classifier:

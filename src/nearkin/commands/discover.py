@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nearkin.commands.train import Run
 from nearkin.config import (
     OBJECTIVE_METHODS,
@@ -14,6 +16,7 @@ from nearkin.config import (
     option,
     suggestion,
 )
+from nearkin.data.labels import examples
 from nearkin.discovery.data import (
     BATCH_SIZE,
     DiscoveryData,
@@ -23,6 +26,7 @@ from nearkin.discovery.data import (
     open_discovery_data,
 )
 from nearkin.discovery.features import check_train_layers
+from nearkin.discovery.number import FEWEST
 from nearkin.discovery.outcome import build_outcome
 from nearkin.discovery.pipeline import Pipeline
 from nearkin.discovery.report import write_outcome
@@ -32,6 +36,7 @@ from nearkin.distributed import is_main_process, worker_group
 from nearkin.encoders.encoder import load
 from nearkin.errors import DataError, UsageError
 from nearkin.methods import method_class, parameters
+from nearkin.pace import count
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
@@ -120,6 +125,7 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
         )
     if method_class(config.method).uses_labels:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
+    config = _with_objective(config)
     _check_tuned(config)
     if "num_novel_classes" in config.options:
         raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
@@ -168,6 +174,16 @@ def _options(config: DiscoverConfig) -> dict[str, Value]:
     return {}
 
 
+def _with_objective(config: DiscoverConfig) -> DiscoverConfig:
+    """Return the settings with the one objective that takes known classes alone, if only these."""
+    if config.classes != 0:
+        return config
+    if config.mode == "ncd" or config.objective not in ("auto", "simgcd"):
+        other = "--mode ncd" if config.mode == "ncd" else f"--objective {config.objective}"
+        raise UsageError(f"{other} searches novel classes, and --classes 0 says there are none")
+    return replace(config, objective="simgcd")
+
+
 def _check_tuned(config: DiscoverConfig) -> None:
     """Refuse an objective of another mode, and a setting of another objective: it does nothing."""
     objectives = of_mode(config.mode)
@@ -199,5 +215,17 @@ def _check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:
         raise DataError(
             f"{config.classes} novel classes among {unlabeled} unlabeled images; give fewer "
             "with --classes, or more images"
+        )
+    if config.classes == "auto" and unlabeled < FEWEST:
+        raise DataError(
+            f"{unlabeled} unlabeled images to learn from, and counting classes takes {FEWEST}; "
+            "say how many classes there are with --classes, or give more images"
+        )
+    without = np.setdiff1d(np.arange(len(dataset.classes)), dataset.label[rows])
+    if len(without):
+        names = examples(dataset.classes[number] for number in without.tolist())
+        raise DataError(
+            f"all labeled images of {count(len(without), 'known class')} are held out ({names}); "
+            "label more images, or hold out fewer with --val"
         )
     batch_size(dataset, config)

@@ -295,7 +295,7 @@ class Pipeline:
             )
         chosen = best(trials) if trials else usual(config)
         if not trials:
-            self.log.info(f"           too few known classes to hide some: {chosen}")
+            self.log.info(f"           too few labels of known classes to hide some: {chosen}")
         return trials, chosen
 
     def train(self, state: DiscoveryState) -> TrainedMethods:
@@ -322,7 +322,9 @@ class Pipeline:
         options = chosen.options(config.mode, task.num_novel) | dict(config.options)
         self.log.info(f"stage 3/3  {task.num_novel} novel classes by {chosen}, {count} seeds")
         methods = [trained(f"{method}-{seed}", method, options, seed) for seed in range(count)]
-        baselines = baseline_options(chosen, options, task.num_novel) if config.baselines else {}
+        # Baselines are NCL's, which has a head for novel classes.
+        has_baselines = config.baselines and task.num_novel > 0
+        baselines = baseline_options(chosen, options, task.num_novel) if has_baselines else {}
         trained_baselines = {
             name: trained(name.replace(" ", "-"), "ncl", own) for name, own in baselines.items()
         }

@@ -243,7 +243,9 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     """Summarize a discovery in lines: classes, scores beside the baselines, and warnings."""
     sizes = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "novel"]
     named = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "known"]
-    classes = f"{count(len(sizes), 'novel class')} of {min(sizes)} to {max(sizes)} images"
+    classes = count(len(sizes), "novel class")
+    if sizes:
+        classes += f" of {min(sizes)} to {max(sizes)} images"
     into = f", and {sum(named)} images of known classes" if named else ""
     return [
         f"found  {classes}{into}",
