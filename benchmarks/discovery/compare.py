@@ -276,13 +276,14 @@ def main() -> None:
                 key = mode, name, str(seed)
                 done = {r["arm"] for r in rows if (r["mode"], r["data"], str(r["seed"])) == key}
                 for row in rows_of(bench, mode, options.checkouts, done):
-                    print({key: _cell(value) for key, value in row.items()}, flush=True)
+                    print({key: cell(value) for key, value in row.items()}, flush=True)
                     rows.append(row)
-                    cells = [[_cell(one.get(column, "")) for column in COLUMNS] for one in rows]
+                    cells = [[cell(one.get(column, "")) for column in COLUMNS] for one in rows]
                     write_csv(options.output, COLUMNS, cells)
 
 
-def _cell(value: object) -> object:
+def cell(value: object) -> object:
+    """Return a value as it is written to a table."""
     if value is None:
         return ""
     return f"{value:.4f}" if isinstance(value, float) else value

@@ -100,6 +100,7 @@ class EMA:
 
 
 Count = Annotated[int, Range(1)]
+CountOrZero = Annotated[int, Range(0)]  # of things that there may be none of
 Dim = Annotated[int, Range(1)]
 DimOrZero = Annotated[int, Range(0)]  # a width whose 0 has a meaning of its own
 Weight = Annotated[float, Range(0)]
@@ -454,8 +455,8 @@ class DiscoverConfig:
     """Images of known classes: class folders, or a table with columns path and label."""
     known: str = ""
     """Known classes instead: names, separated by commas, of classes whose labels are used."""
-    classes: Annotated[int | Auto, Range(2, MAX)] = "auto"
-    """Number of novel classes; auto: estimated."""
+    classes: Annotated[int | Auto, Range(0, MAX)] = "auto"
+    """Number of novel classes; auto: estimated; 0: every unlabeled image is of a known class."""
     mode: Literal["gcd", "ncd"] = "gcd"
     """Whether unlabeled images may be of known classes (gcd), or are all of novel ones (ncd)."""
     accept: str = ""

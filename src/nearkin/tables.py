@@ -26,9 +26,15 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object
 
 
 def read_csv(path: Path) -> Iterator[Mapping[str, str]]:
-    """Yield the rows of a table with a header line, as dictionaries."""
-    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        for row in csv.DictReader(file):
+    """Yield the rows of a table with a header line, as dictionaries.
+
+    Spreadsheets may have put a mark before it, and semicolons for commas.
+    """
+    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        header = file.readline()
+        file.seek(0)
+        delimiter = ";" if header.count(";") > header.count(",") else ","
+        for row in csv.DictReader(file, delimiter=delimiter):
             yield {name: _text(cell) for name, cell in row.items()}
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from nearkin.discovery.assignments import COLUMNS, assign
+from nearkin.discovery.assignments import COLUMNS, assign, label_first
 from nearkin.discovery.classifier import Calibration, Predictions
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNKNOWN
@@ -247,6 +247,17 @@ def test_equal_and_empty_features_are_no_reason_to_fail():
             assigned.similarity,
         ):
             assert np.isfinite(column).all()
+
+
+def test_the_least_certain_image_of_each_class_is_to_be_labeled_first():
+    """Classes take turns, and an image that is not learned from has none."""
+    certain = np.array([0.9, 0.6, 0.5, 0.7, 0.8, 0.55])  # the margins: .8, .2, 0, .4, .6, .1
+    probability = np.stack([certain, 1 - certain], axis=1)
+    probability[3:5] = probability[3:5, ::-1]  # of the other class
+    features = np.random.default_rng(0).normal(size=(6, 3))
+    assignments = assign(predict(features, probability, np.full(6, UNKNOWN), num_known=1))
+    learned = np.array([0, 1, 3, 4, 5])
+    assert label_first(assignments, learned).tolist() == [5, 3, 1, 4, 0]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

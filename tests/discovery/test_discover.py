@@ -24,9 +24,13 @@ from sklearn.datasets import load_digits
 from nearkin.cli import main
 from nearkin.config import OBJECTIVE_METHODS
 from nearkin.data.labels import Annotations
-from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
-from nearkin.discovery.data import accepted_classes
+from nearkin.data.opening import open_images
+from nearkin.data.rng import permutation
+from nearkin.data.split import split_images
+from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS, LABEL_COLUMNS
+from nearkin.discovery.data import accepted_classes, accepted_labels
 from nearkin.discovery.trials import OBJECTIVES, TRIED, Candidate
+from nearkin.errors import DataError
 from nearkin.run import settings as build
 from nearkin.tables import read_csv
 
@@ -34,7 +38,7 @@ KNOWN, CLASSES, EACH = 5, 8, 16
 LEFT = {
     "assignments.csv", "classes", "classifier.safetensors", "clusters.csv", "config.toml",
     "data.json", "encoder.safetensors", "images.csv", "report.html", "stages", "summary.json",
-    "train.log",
+    "to_label.csv", "train.log",
 }  # fmt: skip
 
 
@@ -740,13 +744,54 @@ def test_named_classes_become_known_ones_round_by_round(discovery, flat, encoder
     first = shutil.copytree(discovery, tmp_path / "first")
     cluster, core = be_sure(first)
     name(first, **{cluster.replace("-", "_"): "a digit of my own"})
-    again = ["discover", flat, "--from", encoder, *LEAST, "--epochs", 20]
-    second = tmp_path / "second"
+    single, other = label(first, "another digit", 2)
+    core -= {single, other}
+    again = ["discover", flat, *LEAST, "--epochs", 20]
+    second, third = tmp_path / "second", tmp_path / "third"
     assert run(*again, "-o", second, "--accept", first) == 0
-    known = ["digit 0", "digit 1", "digit 2"]
-    assert strict_json(second / "summary.json")["known"] == [*known, "a digit of my own"]
-    assert names(second) == names(first) - core
-    assert strict_json(second / "summary.json")["labeled"] == 24 + len(core)
+    known = ["digit 0", "digit 1", "digit 2", "a digit of my own", "another digit"]
+    learned = core - held_out_by(first)  # a guess about an image is no true label of it
+    labels = dict.fromkeys(learned, known[3]) | dict.fromkeys((single, other), known[4])
+    assert sorted(strict_json(second / "summary.json")["known"]) == sorted(known)
+    assert names(second) == names(first) - labels.keys()
+    assert {row["path"]: row["label"] for row in rows(second / "accepted.csv")} == labels
+    # The encoder, what it sees and what is held out are those of the first round.
+    assert tomllib.loads((second / "config.toml").read_text())["from_run"] == str(first)
+    same = ["encoder.safetensors", "stages/cached-features.safetensors"]
+    assert bytes_of(second, *same) == bytes_of(first, *same)
+    assert "features: from" in (second / "train.log").read_text()
+    assert held_out_by(second) == held_out_by(first)
+    # What was named in the first round is known in the third, without the folder of the first.
+    shutil.rmtree(first)
+    last, *_ = label(second, "a last digit", 1)
+    assert run(*again, "-o", third, "--accept", second, "--classes", 0) == 0
+    assert sorted(strict_json(third / "summary.json")["known"]) == sorted([*known, "a last digit"])
+    assert names(third) == names(second) - {last}
+    assert strict_json(third / "summary.json")["novel"] == 0
+    assert {row["kind"] for row in rows(third / "clusters.csv")} == {"known"}
+    assert "No novel class" in (third / "report.html").read_text(encoding="utf-8")
+    assert run("assign", third, flat, "-o", tmp_path / "new.csv") == 0
+
+
+def label(run_folder, name, number):
+    """Label the first images of to_label.csv, as a user would; their paths."""
+    asked = rows(run_folder / "to_label.csv")
+    for row in asked[:number]:
+        row["label"] = name
+    with (run_folder / "to_label.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, LABEL_COLUMNS)
+        writer.writeheader()
+        writer.writerows(asked)
+    return [row["path"] for row in asked[:number]]
+
+
+def held_out_by(run_folder):
+    """The images that a run held out."""
+    from pyarrow import parquet
+
+    table = parquet.read_table(run_folder / "embeddings.parquet").to_pydict()
+    sides = zip(table["path"], table["split"], strict=True)
+    return {path for path, side in sides if side == "test"}
 
 
 def finished_by_hand(folder, written, named):
@@ -792,7 +837,115 @@ def test_what_cannot_be_accepted_is_refused(discovery, flat, encoder, tmp_path, 
     assert not (tmp_path / "run" / "stages").exists()
 
 
+@pytest.mark.parametrize(
+    ("clusters", "images", "more", "code", "says"),
+    [
+        ({"digit 0": "zero"}, {}, [], 3, "the known class 'digit 0' is named 'zero'"),
+        ({"new-1": "new-2"}, {}, [], 3, "'new-1' is named 'new-2', which is another class"),
+        (
+            {},
+            {"4-00.png": "new-1"},
+            [],
+            3,
+            "'4-00.png' is labeled 'new-1', a class without a name",
+        ),
+        ({}, {"0-00.png": "nought"}, [], 3, "is labeled 'digit 0' by"),
+        ({}, {"9-00.png": "nine"}, [], 3, "labels none of these images"),
+        ({"new-1": "four"}, {}, ["--mode", "ncd"], 2, "--mode ncd does not hold"),
+        ({"new-1": "four"}, {}, ["--val", "0.3"], 2, "was made with --val 0.1"),
+        ({"new-1": "four"}, {}, ["--overwrite"], 2, "would remove"),
+    ],
+)
+def test_names_and_labels_that_contradict_are_refused_and_nothing_is_lost(
+    clusters, images, more, code, says, discovery, flat, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    accepted = Path(shutil.copytree(discovery, tmp_path / "accepted"))
+    name(accepted, **{cluster.replace("-", "_"): each for cluster, each in clusters.items()})
+    with (accepted / "to_label.csv").open("a", encoding="utf-8") as file:
+        file.writelines(f"{path},{each},,,\n" for path, each in images.items())
+    before = {path: path.read_bytes() for path in accepted.iterdir() if path.is_file()}
+    out = "accepted" if "--overwrite" in more else "run"
+    exit_code, line = refused(
+        capsys, "discover", flat, "-o", out, "--accept", "accepted", *LEAST, *more
+    )
+    assert says in line
+    assert exit_code == code
+    assert not Path("run", "stages").exists()
+    assert {path: path.read_bytes() for path in accepted.iterdir() if path.is_file()} == before
+
+
+def test_a_class_without_a_sure_image_stays_unknown_and_that_is_said(discovery, parts, tmp_path):
+    """Only if another one has some; else there is nothing to go on with."""
+    accepted = Path(shutil.copytree(discovery, tmp_path / "accepted"))
+    be_sure(accepted)
+    (sure,) = {row["cluster"] for row in rows(accepted / "assignments.csv") if row["flag"]}
+    unsure = "new-1" if sure == "new-2" else "new-2"
+    name(accepted, **{unsure.replace("-", "_"): "vague"})
+    with pytest.raises(DataError, match="no image of a class with a name is flagged as core"):
+        accepted_labels(accepted, parts, "labels.csv")
+    name(accepted, **{sure.replace("-", "_"): "clear"})
+    labels, notes = accepted_labels(accepted, parts, "labels.csv")
+    assert set(labels.values()) == {"clear"}
+    assert any("1 named classes is flagged as core, such as 'vague'" in each for each in notes)
+
+
 # What cannot be carried out
+
+
+@pytest.fixture(scope="module")
+def parts(flat):
+    """The images in a folder, and those that are held out of them."""
+    return split_images(open_images(str(flat)), 0.1, 0)
+
+
+@pytest.mark.parametrize("mode", ["gcd", "ncd"])
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("one class", "usable images are labeled as 'digit 0'; give at least two known classes"),
+        ("all", "labels all 80 images, so nothing is left to discover"),
+        ("all to learn from", "images to learn from have a label, so nothing is left to discover"),
+        ("all but three", "3 unlabeled images to learn from, and counting classes takes 4"),
+        ("one class held out", "all labeled images of 1 known class are held out ('digit 4')"),
+    ],
+)
+def test_too_few_labels_or_images_are_refused_before_anything_is_trained(
+    case, says, mode, flat, parts, tmp_path, capsys
+):
+    test = {parts.images.names[row] for row in parts.test_rows}
+    learned = [name for name in parts.images.names if name not in test]
+    assert {name[0] for name in test} > {"4"}
+    labeled = {
+        "one class": [name for name in learned if name[0] == "0"],
+        "all": parts.images.names,
+        "all to learn from": learned,
+        "all but three": learned[3:],
+        "one class held out": [n for n in learned if n[0] in "01"]
+        + [name for name in test if name[0] == "4"],
+    }[case]
+    labels = table(tmp_path / "labels.csv", [(name, f"digit {name[0]}") for name in labeled])
+    settings = ["--labeled", labels, "--mode", mode, "-q"]
+    code, line = refused(capsys, "discover", flat, "-o", tmp_path / "run", *settings)
+    assert says in line
+    assert code == 3
+    assert not (tmp_path / "run" / "stages").exists()
+
+
+def test_one_labeled_image_of_each_class_is_enough(flat, parts, encoder, tmp_path):
+    """Even if trials would hide all of them: nothing is tried then, and the log says so."""
+    hidden = np.flatnonzero(permutation(0, 1, len(parts.images)) % 2 == 0)
+    usable = [parts.images.names[row] for row in np.intersect1d(hidden, parts.train_rows)]
+    first = {name[0]: name for name in reversed(usable)}
+    written = [(first[digit], f"digit {digit}") for digit in "0123"]
+    labels = table(tmp_path / "labels.csv", written)
+    out = tmp_path / "run"
+    settings = ["--labeled", labels, "--from", encoder, *FEW, "--classes", 1]
+    assert run("discover", flat, "-o", out, *settings) == 0
+    log = (out / "train.log").read_text(encoding="utf-8")
+    assert "4 of 4 known classes have one image only" in log
+    assert "too few labels of known classes to hide some" in log
+    assert strict_json(out / "summary.json")["calibration"] is None
 
 
 @pytest.fixture(scope="module")
@@ -819,7 +972,9 @@ NCL = ["--mode", "ncd", "--objective", "ncl"]
         (["--known", "cat,dog,eel,fox"], 2, "none is left to discover"),
         (["--labeled", "missing"], 3, "missing"),
         (["--labeled", "missing.csv"], 3, "missing.csv"),
-        ([*KNOWING, "--classes", "1"], 2, "--classes 1"),
+        ([*KNOWING, "--classes", "-1"], 2, "--classes -1"),
+        ([*KNOWING, "--classes", "0", "--mode", "ncd"], 2, "--classes 0 says there are none"),
+        ([*KNOWING, "--classes", "0", "--objective", "uno"], 2, "--objective uno searches novel"),
         ([*KNOWING, "--classes", "many"], 2, "--classes"),
         ([*KNOWING, "--classes", "17"], 3, "17 novel classes among"),
         ([*KNOWING, "--from", "missing"], 2, "missing"),

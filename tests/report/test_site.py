@@ -8,11 +8,12 @@ import threading
 
 import pytest
 
-from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
+from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS, LABEL_COLUMNS
 from nearkin.discovery.data import accepted_classes
-from nearkin.errors import CheckpointError, OutputError, UsageError
-from nearkin.report.site import class_names, classes, name_classes, split_off
+from nearkin.errors import CheckpointError, DataError, OutputError, UsageError
+from nearkin.report.site import class_names, classes, label_images, name_classes, split_off
 from nearkin.run.folder import RunFolder, clear
+from nearkin.run.named import image_labels
 from nearkin.tables import read_csv, write_csv
 
 FLAGS = {
@@ -62,19 +63,68 @@ def test_a_named_class_is_what_a_second_round_accepts(folder):
     name_classes(folder, ["new-1"], "  violins ")
     assert accepted_classes(folder.path) == {"a": "violins", "b": "violins"}
     name_classes(folder, ["new-1"], "")
-    with pytest.raises(UsageError, match="names no class"):
-        accepted_classes(folder.path)
+    assert accepted_classes(folder.path) == {}
 
 
 def test_merged_classes_are_one_to_a_second_round(folder):
-    name_classes(folder, ["new-1", "new-3", "cats"], "=violins")
-    assert accepted_classes(folder.path) == dict.fromkeys(["a", "b", "=f", "g\udcff"], "=violins")
-    assert column(folder.clusters, "name") == ["=violins", "=violins", "", "=violins", ""]
+    name_classes(folder, ["new-1", "new-3"], "=violins")
+    assert accepted_classes(folder.path) == dict.fromkeys(["a", "b", "=f"], "=violins")
+    assert column(folder.clusters, "name") == ["", "=violins", "", "=violins", ""]
     assert class_names(folder) == {
-        **dict.fromkeys(["a", "b", "c", "=f", "g\udcff"], "=violins"),
+        **dict.fromkeys(["a", "b", "c", "=f"], "=violins"),
         "d": "new-2",
         "e": "new-2",
+        "g\udcff": "cats",
     }
+
+
+def test_a_novel_class_may_be_a_known_one(folder):
+    name_classes(folder, ["new-1"], "cats")
+    assert accepted_classes(folder.path) == dict.fromkeys(["a", "b"], "cats")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name", "says"),
+    [
+        ("cats", "violins", "the known class 'cats' is named 'violins'"),
+        ("new-1", "new-2", "'new-1' is named 'new-2', which is another class"),
+    ],
+)
+def test_names_that_collide_are_refused_and_change_nothing(folder, cluster, name, says):
+    before = state(folder)
+    with pytest.raises(DataError, match=says):
+        name_classes(folder, [cluster], name)
+    if cluster != "cats":
+        with pytest.raises(DataError, match=f"is named '{name}', which is another class"):
+            split_off(folder, {"a"}, name)
+    assert state(folder) == before
+
+
+def test_single_images_are_labeled_for_the_next_round(folder):
+    rows = [["a", "", "new-1", 0.5, 0.1], ["=f", "", "new-3", 0.5, 0.2]]
+    write_csv(folder.to_label, LABEL_COLUMNS, rows)
+    name_classes(folder, ["new-2"], "violins")
+    label_images(folder, {"a", "g\udcff"}, " cellos ")
+    label_images(folder, {"=f"}, "new-2")
+    expected = {"a": "cellos", "g\udcff": "cellos", "=f": "violins"}
+    assert image_labels(folder) == expected
+    assert column(folder.to_label, "cluster") == ["new-1", "new-3", "cats"]
+    label_images(folder, {"a"}, "")
+    assert image_labels(folder).keys() == {"g\udcff", "=f"}
+    assert column(folder.original_to_label, "label") == ["", ""]
+    before = state(folder)
+    with pytest.raises(UsageError, match="'0 came with a class' came with a label"):
+        label_images(folder, {"a", "0 came with a class"}, "cellos")
+    assert state(folder) == before
+
+
+def test_labels_of_single_images_that_say_nothing_are_refused(folder):
+    write_csv(folder.to_label, LABEL_COLUMNS[:2], [["a", "new-1"]])
+    with pytest.raises(DataError, match="'a' is labeled 'new-1', a class without a name"):
+        image_labels(folder)
+    write_csv(folder.to_label, LABEL_COLUMNS[:2], [["a", "x"], ["a", ""], ["a", "y"]])
+    with pytest.raises(DataError, match="'a' is labeled 'x' and, in another row, 'y'"):
+        image_labels(folder)
 
 
 def test_split_images_are_a_class_and_sure_to_be_of_it(folder):

@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nearkin.commands.train import Run
 from nearkin.config import (
     OBJECTIVE_METHODS,
@@ -14,6 +16,7 @@ from nearkin.config import (
     option,
     suggestion,
 )
+from nearkin.data.labels import examples
 from nearkin.discovery.data import (
     BATCH_SIZE,
     DiscoveryData,
@@ -23,6 +26,7 @@ from nearkin.discovery.data import (
     open_discovery_data,
 )
 from nearkin.discovery.features import check_train_layers
+from nearkin.discovery.number import FEWEST
 from nearkin.discovery.outcome import build_outcome
 from nearkin.discovery.pipeline import Pipeline
 from nearkin.discovery.report import write_outcome
@@ -32,12 +36,15 @@ from nearkin.distributed import is_main_process, worker_group
 from nearkin.encoders.encoder import load
 from nearkin.errors import DataError, UsageError
 from nearkin.methods import method_class, parameters
+from nearkin.pace import count
 from nearkin.run.data import same_data, write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, clear, data_name, run_folder
+from nearkin.run.named import LABEL_COLUMNS
 from nearkin.run.opening import check_copies, kept_copy, open_run
 from nearkin.run.reporter import Reporter
 from nearkin.run.settings import checked_options, self_contained
+from nearkin.tables import write_csv
 from nearkin.types import UNKNOWN
 
 
@@ -56,7 +63,7 @@ def discover(
         return Run(run_folder(out, data, config.mode, again=True))
     # Everything that can be refused is, before the run folder is touched and time is spent.
     folder = run_folder(out, data, config.mode, again=resume or overwrite)
-    config = _checked(config, kept_copy(folder.start, config.from_run, resume=resume))
+    config = _checked(config, folder, resume=resume)
     check_share(data, config)
     check_copies(folder, config.copy_to, data, resume=resume)
     with open_run(
@@ -64,12 +71,13 @@ def discover(
         config,
         resume=resume,
         overwrite=overwrite,
-        encoders=[config.from_run],
+        encoders=[config.from_run, config.accept],
         reporter=reporter,
     ) as run:
         config, log = replace(run.config, val=division(data, run.config)[0]), run.log
         list_bad = partial(write_bad_files, folder.bad_files)
-        dataset = open_discovery_data(data, config, log.progress, list_bad)
+        kept = folder.accepted if resume and folder.accepted.exists() else None
+        dataset = open_discovery_data(data, config, log.progress, list_bad, kept)
         for line in dataset.lines():
             log.info(line)
         _check_sizes(dataset, config)
@@ -77,6 +85,8 @@ def discover(
         if overwrite:
             clear(folder)
         same_data(folder, dataset.parts)
+        if config.accept:
+            write_csv(folder.accepted, LABEL_COLUMNS, dataset.accepted.items())
         if folder.summary.exists():
             # Workers that torchrun or SLURM has started wait for a first process to end with.
             with worker_group(1, run_worker):
@@ -98,12 +108,10 @@ def _run(pipeline: Pipeline, dataset: DiscoveryData) -> None:
     write_outcome(build_outcome(pipeline, state, trained), pipeline.log)
 
 
-def _checked(config: DiscoverConfig, source: str | Path) -> DiscoverConfig:
-    """Return the settings, checked as far as possible without the data; `source` is an encoder."""
+def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> DiscoverConfig:
+    """Return the settings, checked as far as possible without the data."""
     if config.accept:
-        earlier, _ = RunFolder(Path(config.accept)).settings_of(DiscoverConfig)
-        if not (config.labeled or config.known):
-            config = replace(config, labeled=earlier.labeled, known=earlier.known)
+        config = _next_round(config)
     if bool(config.labeled) == bool(config.known):
         raise UsageError(
             "say which classes are known: either --labeled PATH, or --known A,B where the data "
@@ -117,13 +125,32 @@ def _checked(config: DiscoverConfig, source: str | Path) -> DiscoverConfig:
         )
     if method_class(config.method).uses_labels:
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
+    config = _with_objective(config)
     _check_tuned(config)
     if "num_novel_classes" in config.options:
         raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
-    if source:
+    if source := kept_copy(folder.start, config.from_run, resume=resume):
         encoder = load(source, allow_partial=config.allow_partial)
         check_train_layers(encoder, config.train_layers)
     return replace(config, options=_options(config))
+
+
+def _next_round(config: DiscoverConfig) -> DiscoverConfig:
+    """Return the settings with what is left out taken from the discovery that is accepted."""
+    if config.mode == "ncd":
+        raise UsageError(
+            "--accept leaves unlabeled images of the classes that it makes known, so --mode ncd "
+            "does not hold; leave it out"
+        )
+    run = RunFolder(Path(config.accept))
+    earlier, _ = run.settings_of(DiscoverConfig)
+    if not (config.labeled or config.known):
+        config = replace(config, labeled=earlier.labeled, known=earlier.known)
+    # The encoder as it was before it saw a label: trials hide some of the labels again.
+    encoders = (run.start, run.stage("features").path)
+    fitted = earlier.train_layers != "top"
+    encoder = next((path for path in encoders if fitted and path.exists()), run.path)
+    return replace(config, from_run=config.from_run or str(encoder))
 
 
 def _options(config: DiscoverConfig) -> dict[str, Value]:
@@ -145,6 +172,16 @@ def _options(config: DiscoverConfig) -> dict[str, Value]:
             f"unknown option {as_given(name)}.{near} `nearkin discover --help` lists them"
         )
     return {}
+
+
+def _with_objective(config: DiscoverConfig) -> DiscoverConfig:
+    """Return the settings with the one objective that takes known classes alone, if only these."""
+    if config.classes != 0:
+        return config
+    if config.mode == "ncd" or config.objective not in ("auto", "simgcd"):
+        other = "--mode ncd" if config.mode == "ncd" else f"--objective {config.objective}"
+        raise UsageError(f"{other} searches novel classes, and --classes 0 says there are none")
+    return replace(config, objective="simgcd")
 
 
 def _check_tuned(config: DiscoverConfig) -> None:
@@ -169,9 +206,26 @@ def _check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:
     """Refuse settings that ask for more images than there are."""
     rows = dataset.parts.train_rows
     unlabeled = int((dataset.label[rows] == UNKNOWN).sum())
+    if not unlabeled:
+        raise DataError(
+            f"all {len(rows)} images to learn from have a label, so nothing is left to discover; "
+            "give images without a label, or take `nearkin classify`"
+        )
     if config.classes != "auto" and config.classes > unlabeled:
         raise DataError(
             f"{config.classes} novel classes among {unlabeled} unlabeled images; give fewer "
             "with --classes, or more images"
+        )
+    if config.classes == "auto" and unlabeled < FEWEST:
+        raise DataError(
+            f"{unlabeled} unlabeled images to learn from, and counting classes takes {FEWEST}; "
+            "say how many classes there are with --classes, or give more images"
+        )
+    without = np.setdiff1d(np.arange(len(dataset.classes)), dataset.label[rows])
+    if len(without):
+        names = examples(dataset.classes[number] for number in without.tolist())
+        raise DataError(
+            f"all labeled images of {count(len(without), 'known class')} are held out ({names}); "
+            "label more images, or hold out fewer with --val"
         )
     batch_size(dataset, config)

@@ -223,6 +223,37 @@ def _purity(features: Features, cluster: Clusters) -> Numbers:
     return np.asarray((cluster[index.numpy()] == cluster[:, None]).mean(axis=1))
 
 
+def label_first(assignments: Assignments, learned: Clusters) -> Int[np.ndarray, " asked"]:
+    """Return the rows of the assignments whose labels would teach most, most useful first.
+
+    The least certain image of each class, by its margin (Scheffer, Decomain, Wrobel. Active hidden
+    Markov models for information extraction. IDA 2001), then the second of each, and so on: the
+    least certain ones of all may lie between the same two classes.
+
+    Args:
+        assignments: Of all images without a label.
+        learned: The images to learn from. A label of any other teaches nothing.
+    """
+    asked = np.flatnonzero(np.isin(assignments.rows, learned))
+    asked = asked[np.argsort(assignments.margin[asked], kind="stable")]
+    cluster, turn = assignments.cluster[asked], np.zeros(len(asked), np.int64)
+    for number in np.unique(cluster):
+        own = np.flatnonzero(cluster == number)
+        turn[own] = np.arange(len(own))
+    return asked[np.argsort(turn, kind="stable")]
+
+
+LABEL_COLUMNS: Final = ("path", "label", "cluster", "score", "margin")
+
+
+def label_table(assignments: Assignments, asked: Clusters) -> Iterator[list[Any]]:
+    """Yield plain values in the order of `LABEL_COLUMNS`; labels are for the user to fill in."""
+    paths, names = assignments.paths, assignments.class_names
+    for row in asked.tolist():
+        score, margin = float(assignments.score[row]), float(assignments.margin[row])
+        yield [paths[row], "", names[row], _rounded(score), _rounded(margin)]
+
+
 @dataclass(frozen=True)
 class Cluster:
     """A class with its unlabeled images, or a novel class that stayed empty.

@@ -97,7 +97,8 @@ class Clustering:
     """The classes that one approach finds, for all images."""
 
     joint: Int64[np.ndarray, " images"]  # Among all classes, known and novel
-    novel: Int64[np.ndarray, " images"]  # Among the novel classes, numbered as in `joint`
+    novel: Int64[np.ndarray, " images"]
+    """Among the novel classes, numbered as in `joint`; `joint` where there is no novel class."""
 
     def of(self, mode: Mode) -> Int64[np.ndarray, " images"]:
         """Return the classes that a mode puts unlabeled images in."""
@@ -108,11 +109,9 @@ def head_clustering(encoder: DiscoveryEncoder, method: Method[Any], num_known: i
     """Return the most probable classes by a method's heads."""
     features, heads = top_features(encoder, method), frozen_copy(heads_of(method))
     with torch.inference_mode():
-        joint, novel = (
-            class_probability(heads, features, num_known, disjoint).argmax(dim=1).numpy()
-            for disjoint in (False, True)
-        )
-    return Clustering(joint, novel)
+        every = [class_probability(heads, features, num_known, each) for each in (False, True)]
+    joint, novel = (probability.argmax(dim=1).numpy() for probability in every)
+    return Clustering(joint, novel if every[0].shape[1] > num_known else joint)
 
 
 def kmeans_clustering(
@@ -121,7 +120,7 @@ def kmeans_clustering(
     """Cluster the images to learn from by k-means; others go to the nearest center.
 
     `joint` clusters all of them, with labeled images fixed in their class; `novel` clusters the
-    unlabeled ones alone.
+    unlabeled ones alone, if there are any novel classes.
     """
     from sklearn.metrics import pairwise_distances_argmin
 
@@ -129,10 +128,13 @@ def kmeans_clustering(
     joint = constrained_kmeans(
         x[task.rows], task.label[task.rows], task.num_known + task.num_novel, seed=seed
     )
+    nearest = pairwise_distances_argmin(x, joint.centers)
+    if not task.num_novel:
+        return Clustering(nearest, nearest)
     no_labels = np.full(len(task.unlabeled), UNKNOWN)
     novel = constrained_kmeans(x[task.unlabeled], no_labels, task.num_novel, seed=seed)
     return Clustering(
-        pairwise_distances_argmin(x, joint.centers),
+        nearest,
         task.num_known + pairwise_distances_argmin(x, novel.centers),
     )
 

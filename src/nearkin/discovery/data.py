@@ -1,7 +1,7 @@
 """What a discovery is about: images, known classes, and how many novel ones to find."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from posixpath import basename
 from typing import Any, Final, Literal
@@ -26,8 +26,8 @@ from nearkin.distributed import num_processes
 from nearkin.errors import DataError, UsageError
 from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.run.folder import RunFolder, data_name
+from nearkin.run.named import image_labels, named_classes, read_edited
 from nearkin.run.settings import check_batch, known_classes, known_labels
-from nearkin.tables import read_csv
 from nearkin.types import UNKNOWN
 
 BATCH_SIZE: Final = 128
@@ -243,24 +243,85 @@ def accepted_classes(run: Path) -> dict[str, str]:
     folder = RunFolder(run)
     if not (folder.clusters.exists() and folder.assignments.exists()):
         raise UsageError(f"{run} is no finished discovery; --accept wants one")
-    named = {row["cluster"]: row["name"].strip() for row in read_csv(folder.clusters)}
-    if not any(named.values()):
-        raise UsageError(f"{folder.clusters} names no class; write names in the column name first")
+    names = named_classes(folder)
     return {
-        row["path"]: named[row["cluster"]]
-        for row in read_csv(folder.assignments)
-        if row["flag"] == "core" and named.get(row["cluster"])
+        row["path"]: names[row["cluster"]]
+        for row in read_edited(folder.assignments, ("path", "cluster", "flag"))
+        if row["flag"] == "core" and row["cluster"] in names
     }
 
 
-def accept(images: Images, run: Path) -> Images:
-    """Label the images of accepted classes too. Known classes keep their numbers."""
-    accepted, known = accepted_classes(run), class_names(images)
-    labels = [own or accepted.get(name, "") for name, own in zip(images.names, known, strict=True)]
-    label, classes = _numbered(labels, images.classes)
-    count = int((label != images.labels).sum())
-    note = f"{count} images of {len(set(accepted.values()))} classes accepted from {run}"
-    return replace(_noted(images, note), labels=label, classes=classes)
+def accepted_labels(run: Path, parts: Split, labeled: str) -> tuple[dict[str, str], Iterator[str]]:
+    """Return the labels that an earlier discovery gives a next one, by image path; and notes.
+
+    Those that it was given itself by the one before it; those of single images; and the names of
+    classes, for core images. A name is a guess about an image: it goes behind any label, and
+    labels none that is held out, since it would be scored as if it were true.
+
+    Args:
+        run: The earlier discovery.
+        parts: The images with the labels that they have by now.
+        labeled: Where these labels come from, for messages.
+    """
+    folder, images = RunFolder(run), parts.images
+    learned = {images.names[row] for row in parts.train_rows.tolist()}
+    of_classes, of_images = accepted_classes(run), image_labels(folder)
+    if not (of_images or named_classes(folder)):
+        raise UsageError(
+            f"{folder.clusters} names no class; write names in the column name first, or labels "
+            f"of single images in {folder.to_label.name}"
+        )
+    own = dict(zip(images.names, class_names(images), strict=True))
+    for path, label in of_images.items():
+        if own.get(path) and own[path] != label:
+            raise DataError(
+                f"{path!r} is labeled {own[path]!r} by {labeled} and {label!r} in "
+                f"{folder.to_label}; keep one of them"
+            )
+    of_earlier = read_accepted(folder.accepted) if folder.accepted.exists() else {}
+    guessed = {path: name for path, name in of_classes.items() if path in learned}
+    every = {**guessed, **of_earlier, **of_images}
+    labels = {path: label for path, label in every.items() if own.get(path) == ""}
+    if not labels:
+        raise DataError(
+            f"{run} labels none of these images: no image of a class with a name is flagged as "
+            f"core, or they are others; label single images in {folder.to_label.name}"
+        )
+    return labels, _accepted_notes(folder, labels, every, own)
+
+
+def _accepted_notes(
+    folder: RunFolder, labels: Mapping[str, str], every: Mapping[str, str], own: Mapping[str, str]
+) -> Iterator[str]:
+    """Describe the labels that are accepted, and what was named or labeled in vain."""
+    names = set(labels.values())
+    yield f"{len(labels)} images of {len(names)} classes accepted from {folder.path}"
+    unsure = sorted(set(named_classes(folder).values()) - names - set(own.values()))
+    if unsure:
+        yield (
+            f"warning: no image of {len(unsure)} named classes is flagged as core, such as "
+            f"{examples(unsure)}; they stay unknown, unless you label images of them in "
+            f"{folder.to_label.name}"
+        )
+    lost = sorted(every.keys() - own.keys())
+    if lost:
+        yield (
+            f"warning: {len(lost)} images labeled in {folder.path} are not among these, such as "
+            f"{examples(lost)}"
+        )
+
+
+def read_accepted(path: Path) -> dict[str, str]:
+    """Return the labels that a discovery was given by the one before it, by image path."""
+    return {row["path"]: row["label"] for row in read_edited(path, ("path", "label"))}
+
+
+def accept(images: Images, labels: Mapping[str, str]) -> Images:
+    """Label more images. Known classes keep their numbers."""
+    known = class_names(images)
+    every = [own or labels.get(name, "") for name, own in zip(images.names, known, strict=True)]
+    label, classes = _numbered(every, images.classes)
+    return replace(images, labels=label, classes=classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,6 +332,8 @@ class DiscoveryData:
     truth: Int64[np.ndarray, " images"] | None
     """True classes, for scoring only; known ones keep their numbers, others come after them."""
     names: tuple[str, ...]  # Of all true classes, or of the known ones if there is no truth
+    accepted: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Labels that come from an earlier discovery, by image path."""
 
     @property
     def images(self) -> Images:
@@ -325,33 +388,49 @@ def open_discovery_data(
     config: DiscoverConfig,
     on_progress: ProgressCallback = ignore_progress,
     on_open: Callable[[Images], None] = lambda _: None,
+    accepted: Path | None = None,
 ) -> DiscoveryData:
     """Open the data, find the known class of each image, and hold images out.
 
     The images that the run of the encoder held out are held out again, if it had the same data.
-    `on_open` gets the images before any are refused.
+    `on_open` gets the images before any are refused. `accepted` is what a resumed run has noted
+    of the labels that it accepts: names may have been changed since.
     """
     opened = open_readable(data, config, on_progress=on_progress, on_open=on_open)
     images = label_images(opened, config.labeled, config.known)
-    if config.accept:
-        images = accept(images, Path(config.accept))
+    parts, labels = split_images(images, *division(data, config), on_progress), dict[str, str]()
+    if accepted is not None:
+        labels = read_accepted(accepted)
+    elif config.accept:
+        where = config.labeled or "the data"
+        labels, notes = accepted_labels(Path(config.accept), parts, where)
+        parts = replace(parts, images=_noted(parts.images, *notes))
+    images = accept(parts.images, labels)
     truth, names = None, images.classes
     if config.truth:
         truth, names = truth_labels(images, config.truth, opened)
         if config.mode == "ncd":
             check_disjoint(images, truth)
-    return DiscoveryData(split_images(images, *division(data, config), on_progress), truth, names)
+    return DiscoveryData(replace(parts, images=images), truth, names, labels)
 
 
 def division(data: Any, config: DiscoverConfig | ClassifyConfig) -> tuple[float, int]:
     """Return the share of images to hold out, and the seed that decides which."""
-    run = RunFolder(Path(config.from_run))
-    if config.from_run and run.config.exists():
+    origin = _origin(config)
+    run = RunFolder(Path(origin))
+    if origin and run.config.exists():
         earlier, its_data = run.any_settings()
         # An image that the encoder was trained on is no held-out image of what follows.
         if its_data == data_name(data):
+            if isinstance(earlier, DiscoverConfig | ClassifyConfig):
+                return division(data, earlier)  # which may have been another's, too
             return float(earlier.val), earlier.seed
     return TrainConfig.val if config.val == "auto" else config.val, config.seed
+
+
+def _origin(config: DiscoverConfig | ClassifyConfig) -> str:
+    """Return the run that has held images out before: the one accepted, or that of the encoder."""
+    return (config.accept if isinstance(config, DiscoverConfig) else "") or config.from_run
 
 
 def check_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> None:
@@ -359,7 +438,7 @@ def check_share(data: Any, config: DiscoverConfig | ClassifyConfig) -> None:
     share, _ = division(data, config)
     if config.val not in ("auto", share):
         raise UsageError(
-            f"--val {config.val}, but {config.from_run} was made with --val {share} of the same "
+            f"--val {config.val}, but {_origin(config)} was made with --val {share} of the same "
             "images, and what it held out stays held out; leave --val out"
         )
 

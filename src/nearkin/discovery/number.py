@@ -25,6 +25,7 @@ from nearkin.pace import count
 from nearkin.tables import replace_text, usable
 from nearkin.types import UNKNOWN
 
+FEWEST: Final = 4  # Unlabeled images to count classes of
 ROWS: Final = 4000  # Images per repetition, at most
 SILHOUETTE_ROWS: Final = 1500
 """Images of these whose silhouettes are measured, which takes all distances between them."""
@@ -83,8 +84,8 @@ def number_of_novel_classes(
         most: The largest number tried; if None, one for 20 unlabeled images, at most 100.
     """
     unlabeled = int((label == UNKNOWN).sum())
-    if unlabeled < 4:
-        raise DataError(f"{unlabeled} unlabeled images; counting classes takes at least 4")
+    if unlabeled < FEWEST:
+        raise DataError(f"{unlabeled} unlabeled images; counting classes takes at least {FEWEST}")
     highest = min(unlabeled, ROWS // 2) - 1
     most = max(2, min(100, unlabeled // 20)) if most is None else most
     if not 2 <= most <= highest:

@@ -214,13 +214,18 @@ def calibrate(trials: Sequence[Trial], candidate: Candidate) -> Calibration | No
 def silhouettes(
     before: Float[Tensor, "images _"], predictions: Predictions, task: DiscoveryTask
 ) -> tuple[float, float]:
-    """Return silhouettes of k-means of unlabeled images, before and after learning from labels."""
+    """Return silhouettes of k-means of unlabeled images, before and after learning from labels.
+
+    In as many clusters as there are novel classes; without any, as there are known ones.
+    """
     rows = task.unlabeled[:: len(task.unlabeled) // SILHOUETTE_IMAGES + 1]
 
     def score(features: Float[Tensor, "images _"]) -> float:
         x = compact(features[torch.from_numpy(rows)])
         no_labels = np.full(len(x), UNKNOWN)
-        cluster = constrained_kmeans(x, no_labels, task.num_novel, seed=0, starts=4).cluster
+        cluster = constrained_kmeans(
+            x, no_labels, task.num_novel or task.num_known, seed=0, starts=4
+        ).cluster
         return mean_silhouette(x, cluster)
 
     return score(before), score(torch.from_numpy(predictions.features))

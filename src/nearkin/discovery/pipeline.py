@@ -1,7 +1,9 @@
 """The three stages of a discovery in order: features, known classes, all classes."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -221,6 +223,11 @@ class Pipeline:
     ) -> tuple[CachedFeatures, set[int]]:
         """Return the features of readable images, extracted once, and the rows of the others."""
         path, images = self.folder.cached_features, dataset.images
+        earlier = self._earlier_features(pretrained, dataset)
+        if earlier and not path.exists():
+            self.log.info(f"           features: from {earlier}")
+            features, bad = CachedFeatures.read(earlier, len(images))
+            features.write(path, bad)
         if not path.exists():
             views = f"{self.config.num_views} views of each"
             self.log.info(f"           features of {len(images)} images and {views}")
@@ -234,6 +241,19 @@ class Pipeline:
         reasons = {images.names[row]: reason for row, reason in bad.items()}
         write_bad_files(self.folder.bad_files, images, reasons)
         return features.subset(np.setdiff1d(np.arange(len(images)), list(bad))), set(bad)
+
+    def _earlier_features(self, pretrained: Encoder, dataset: DiscoveryData) -> Path | None:
+        """Return the features of the accepted discovery, if these are of the same views."""
+        run, views = RunFolder(Path(self.config.accept)), ("augment", "num_views", "seed")
+        if not (self.config.accept and run.cached_features.exists() and run.data.exists()):
+            return None
+        config, _ = run.settings_of(DiscoverConfig)
+        fingerprint = json.loads(run.data.read_text(encoding="utf-8"))["fingerprint"]
+        same = all(getattr(config, name) == getattr(self.config, name) for name in views)
+        same = same and fingerprint.startswith(f"{dataset.images.fingerprint}-")
+        # A finetuned encoder is another one than that of the features.
+        same = same and config.train_layers == "top" == self.config.train_layers
+        return run.cached_features if same and load(run.path).digest == pretrained.digest else None
 
     def _estimate(self, cached: CachedFeatures, dataset: DiscoveryData) -> NumberOfClasses | None:
         if self.config.classes != "auto":
@@ -275,7 +295,7 @@ class Pipeline:
             )
         chosen = best(trials) if trials else usual(config)
         if not trials:
-            self.log.info(f"           too few known classes to hide some: {chosen}")
+            self.log.info(f"           too few labels of known classes to hide some: {chosen}")
         return trials, chosen
 
     def train(self, state: DiscoveryState) -> TrainedMethods:
@@ -302,7 +322,9 @@ class Pipeline:
         options = chosen.options(config.mode, task.num_novel) | dict(config.options)
         self.log.info(f"stage 3/3  {task.num_novel} novel classes by {chosen}, {count} seeds")
         methods = [trained(f"{method}-{seed}", method, options, seed) for seed in range(count)]
-        baselines = baseline_options(chosen, options, task.num_novel) if config.baselines else {}
+        # Baselines are NCL's, which has a head for novel classes.
+        has_baselines = config.baselines and task.num_novel > 0
+        baselines = baseline_options(chosen, options, task.num_novel) if has_baselines else {}
         trained_baselines = {
             name: trained(name.replace(" ", "-"), "ncl", own) for name, own in baselines.items()
         }

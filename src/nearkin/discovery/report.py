@@ -1,6 +1,7 @@
 """The files of a finished discovery: tables, page and summary."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
@@ -11,7 +12,15 @@ import numpy as np
 
 from nearkin.data.copies import copy_to, file_names
 from nearkin.data.sheets import class_sheet
-from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS, Cluster, cluster_table
+from nearkin.discovery.assignments import (
+    CLUSTER_COLUMNS,
+    COLUMNS,
+    LABEL_COLUMNS,
+    Cluster,
+    cluster_table,
+    label_first,
+    label_table,
+)
 from nearkin.discovery.outcome import OURS, Outcome
 from nearkin.discovery.scores import Score, confusion, joint_match, novel_match
 from nearkin.discovery.trials import OBJECTIVES, candidates, mean_accuracy
@@ -33,6 +42,8 @@ CURVES: Final = {
     "gcd": "accuracy on known classes (GCD)",
 }
 """What each rule's estimate of the number of classes goes by."""
+TO_LABEL: Final = 100  # Images whose labels would teach most, in to_label.csv
+ON_PAGE: Final = 20  # Of these on the page
 WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
 
 
@@ -50,11 +61,13 @@ def write_outcome(outcome: Outcome, log: Logger) -> None:
 
 
 def _write_tables(outcome: Outcome, log: Logger) -> None:
-    """Write assignments.csv, clusters.csv, a sheet per class and, if requested, copies."""
+    """Write the three tables, a sheet per class and, if requested, copies."""
     folder, images = outcome.folder, outcome.dataset.images
     assignments, clusters = outcome.assignments, outcome.clusters
     write_csv(folder.assignments, COLUMNS, assignments.table())
     write_csv(folder.clusters, CLUSTER_COLUMNS, cluster_table(clusters, assignments))
+    asked = label_first(assignments, outcome.task.rows)[:TO_LABEL]
+    write_csv(folder.to_label, LABEL_COLUMNS, label_table(assignments, asked))
     folder.classes.mkdir(exist_ok=True)
     names = file_names([cluster.name for cluster in clusters])
     for cluster, name in zip(clusters, names, strict=True):
@@ -132,6 +145,7 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
         ),
         interval=None if estimate is None else (estimate.low, estimate.high),
         score_meaning=_confidence(outcome),
+        unsure=tuple(_unsure(outcome)),
         findings=tuple(finding.text for finding in outcome.findings),
         results=tuple(_results(outcome)),
         confusion=_confusion(outcome),
@@ -162,6 +176,14 @@ def _view(outcome: Outcome, cluster: Cluster, *, with_images: bool) -> ClassView
         merge=cluster.merge,
         truth=_truth(outcome, cluster),
     )
+
+
+def _unsure(outcome: Outcome) -> Iterator[Tile]:
+    """Yield the images whose labels would teach most, most useful first."""
+    assignments = outcome.assignments
+    paths, names = assignments.paths, assignments.class_names
+    for row in label_first(assignments, outcome.task.rows)[:ON_PAGE].tolist():
+        yield Tile(paths[row], "", float(assignments.score[row]), names[row])
 
 
 def _truth(outcome: Outcome, cluster: Cluster) -> str:
@@ -288,11 +310,12 @@ def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:
     run, data = outcome.folder.path, outcome.data
     return [
         (
-            f"Name the classes you accept, in the column name of {outcome.folder.clusters.name}.",
+            f"Name the classes you accept, in the column name of {outcome.folder.clusters.name}; "
+            f"label single images in {outcome.folder.to_label.name}.",
             "",
         ),
         (
-            "Discover more classes, with these as known ones.",
+            "Discover more classes, with these as known ones, from the same features.",
             f"nearkin discover {data} --accept {run}",
         ),
         ("Assign new images to these classes.", f"nearkin assign {run} NEW_IMAGES -o new.csv"),

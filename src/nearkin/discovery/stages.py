@@ -312,7 +312,9 @@ def run_worker_stage(data: Any) -> None:
         preprocessing = Preprocessing.from_dict(view)
         config, base = DiscoverConfig(**discovery), TrainConfig(**stage_config)
         label, learned, labeled, unlabeled = (np.array(each, np.int64) for each in rows)
-        images = open_discovery_data(data, config).without(set(bad_rows)).images
+        # Labels come with the task; those of an earlier discovery may have changed since.
+        dataset = open_discovery_data(data, replace(config, accept="", truth=""))
+        images = dataset.without(set(bad_rows)).images
         task = DiscoveryTask(label, learned, *classes)
         order = Streams(labeled, unlabeled, int(base.batch_size), base.seed)
         # Weights do not matter: the first process sends those of its method before the first step.

@@ -162,6 +162,8 @@ class Trials:
         every = folds(self.task.num_known, self.base.seed)
         for fold, hidden in enumerate(every[:num_folds]):
             hiding = self._hide(hidden)
+            if len(hiding.task.labeled) < 2:  # too few labels to hide some of them
+                continue
             init = None
             for candidate in tried:
                 path = self.folder / f"{self.mode}-{fold}-{candidate}.npz"

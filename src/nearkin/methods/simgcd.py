@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from nearkin.config import Count, Dim, DimOrZero, Fraction, Temperature, Weight
+from nearkin.config import CountOrZero, Dim, DimOrZero, Fraction, Temperature, Weight
 from nearkin.method import Defaults, HealthBounds, Method
 from nearkin.networks.branch import Branch
 from nearkin.networks.drop_path import views_of_batch
@@ -67,7 +67,7 @@ class SimGCD(Method[None]):
         backbone: nn.Module,
         *,
         num_known_classes: int,
-        num_novel_classes: Count = 5,
+        num_novel_classes: CountOrZero = 5,
         dim: Dim = 256,
         hidden_dim: DimOrZero = 2048,
         sup_weight: Fraction = 0.35,

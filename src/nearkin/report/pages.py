@@ -77,7 +77,7 @@ def _stored_report(folder: RunFolder, images: Images) -> Report:
     with usable(folder.page, f"{KINDS[folder.kind].verb} again"):
         report: Any = msgspec.json.decode(folder.page.read_bytes(), type=kind)
     groups = ("novel", "assigned") if kind is DiscoveryReport else ("classes",)
-    alone = () if kind is DiscoveryReport else ("unsure", "doubts")
+    alone = ("unsure",) if kind is DiscoveryReport else ("unsure", "doubts")
     views = [view for group in groups for view in getattr(report, group)]
     tiles = [tile for view in views for tile in (*view.core, *view.border)]
     tiles += [tile for group in alone for tile in getattr(report, group)]

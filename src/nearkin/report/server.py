@@ -49,6 +49,7 @@ NO_CONTENT_POLICY: Final = "default-src 'none'; base-uri 'none'; form-action 'no
 # Each calls the method of RunSite of the same name, with its fields as arguments.
 REQUESTS: Final = {
     "/name": defstruct("Name", [("clusters", list[str]), ("name", str)]),
+    "/label": defstruct("Label", [("numbers", list[int]), ("name", str)]),
     "/split": defstruct("Split", [("numbers", list[int]), ("name", str)]),
     "/export": defstruct("Export", [("folder", str), ("numbers", list[int] | None)]),
 }

@@ -37,19 +37,18 @@ from nearkin.report.page import html
 from nearkin.report.page.map import script
 from nearkin.report.pages import page_html
 from nearkin.run.folder import RunFolder, locked
-from nearkin.tables import read_csv, usable, whole, write_csv, write_whole, writing
+from nearkin.run.named import CLUSTER_COLUMNS, LABEL_COLUMNS, check_names, read_edited
+from nearkin.tables import whole, write_csv, write_whole, writing
 
 TOP: Final = 24  # images that a search returns
 LARGE: Final = 1600  # the longest side of an image at full size
 SMALL: Final = 96
 MAX_DECODERS: Final = 4  # images decoded at once: each may take hundreds of megabytes
 MAX_NAME: Final = 100  # characters of a class name
-CLUSTER_COLUMNS: Final = ("cluster", "name", "kind")
 ASSIGNMENT_COLUMNS: Final = ("path", "cluster", "flag")
-"""Columns that are required, of clusters.csv and assignments.csv."""
+"""Columns that are required of assignments.csv."""
 
 Json = Mapping[str, Any]  # plain values
-Row = dict[str, str]
 
 
 class RunSite:
@@ -140,6 +139,13 @@ class RunSite:
             name_classes(self._folder, clusters, name)
             return self.classes()
 
+    def label(self, numbers: list[int], name: str) -> Json:
+        """Label images for the next round; '' removes their labels. Then `classes`."""
+        paths = {self._images.names[row] for row in self._rows(numbers).tolist()}
+        with self._lock:
+            label_images(self._folder, paths, name)
+            return self.classes()
+
     def split(self, numbers: list[int], name: str) -> Json:
         """Make images a class of their own. Then `classes`."""
         paths = {self._images.names[row] for row in self._rows(numbers).tolist()}
@@ -197,12 +203,13 @@ def name_classes(folder: RunFolder, clusters: Collection[str], name: str) -> Non
     """Name clusters of clusters.csv; those of one name are one class, '' removes their names."""
     name = _valid(name)
     with _editing(folder):
-        rows = _read(folder.clusters, CLUSTER_COLUMNS)
+        rows = read_edited(folder.clusters, CLUSTER_COLUMNS)
         if unknown := set(clusters) - {row["cluster"] for row in rows}:
             raise UsageError(f"{folder.clusters} has no class {min(unknown)!r}; reload the page")
         for row in rows:
             if row["cluster"] in clusters:
                 row["name"] = name
+        check_names(folder.clusters, rows)
         _replace(folder.clusters, folder.original_clusters, rows)
 
 
@@ -213,8 +220,8 @@ def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
     """
     name = _valid(name)
     with _editing(folder):
-        clusters = _read(folder.clusters, CLUSTER_COLUMNS)
-        assignments = _read(folder.assignments, ASSIGNMENT_COLUMNS)
+        clusters = read_edited(folder.clusters, CLUSTER_COLUMNS)
+        assignments = read_edited(folder.assignments, ASSIGNMENT_COLUMNS)
         moved = [row for row in assignments if row["path"] in paths]
         if not moved or len(moved) < len(paths):
             others = set(paths) - {row["path"] for row in moved}
@@ -226,12 +233,30 @@ def split_off(folder: RunFolder, paths: Collection[str], name: str) -> str:
             row |= {"cluster": new, "flag": "core"}
         sizes = Counter(row["cluster"] for row in assignments)
         clusters.append({"cluster": new, "name": name, "kind": "novel"})
+        check_names(folder.clusters, clusters)
         for row in clusters:
             row["size"] = str(sizes[row["cluster"]])
         # In this order, an interruption leaves an empty class, never an image without one.
         _replace(folder.clusters, folder.original_clusters, clusters)
         _replace(folder.assignments, folder.original_assignments, assignments)
     return new
+
+
+def label_images(folder: RunFolder, paths: Collection[str], label: str) -> None:
+    """Label unlabeled images in to_label.csv, for the next round; '' removes their labels."""
+    label = _valid(label)
+    with _editing(folder):
+        assigned = _clusters(folder)
+        if not paths or (others := set(paths) - assigned.keys()):
+            which = f"{min(others)!r} came with a label" if paths else "no images are selected"
+            raise UsageError(f"{which}; select unlabeled images")
+        rows = read_edited(folder.to_label, LABEL_COLUMNS)
+        listed = {row["path"] for row in rows}
+        rows += [{"path": path, "cluster": assigned[path]} for path in sorted(set(paths) - listed)]
+        for row in rows:
+            if row["path"] in paths:
+                row["label"] = label
+        _replace(folder.to_label, folder.original_to_label, rows)
 
 
 def classes(folder: RunFolder, names: Sequence[str]) -> dict[str, Any]:
@@ -242,7 +267,7 @@ def classes(folder: RunFolder, names: Sequence[str]) -> dict[str, Any]:
     sizes = Counter(assigned.values())
     rows = [
         {key: row[key].strip() for key in CLUSTER_COLUMNS} | {"size": sizes[row["cluster"]]}
-        for row in _read(folder.clusters, CLUSTER_COLUMNS)
+        for row in read_edited(folder.clusters, CLUSTER_COLUMNS)
     ]
     cluster_of = {str(row): assigned[name] for row, name in enumerate(names) if name in assigned}
     return {"editable": True, "classes": rows, "cluster_of": cluster_of}
@@ -252,12 +277,16 @@ def class_names(folder: RunFolder) -> dict[str, str]:
     """Return the class name of every image that a run assigned to a class, by path."""
     if not is_discovery(folder):
         return _clusters(folder) if folder.assignments.exists() else {}
-    names = {r["cluster"]: display_name(r) for r in _read(folder.clusters, ("cluster", "name"))}
+    names = {
+        r["cluster"]: display_name(r) for r in read_edited(folder.clusters, ("cluster", "name"))
+    }
     return {path: names.get(cluster, cluster) for path, cluster in _clusters(folder).items()}
 
 
 def _clusters(folder: RunFolder) -> dict[str, str]:
-    return {row["path"]: row["cluster"] for row in _read(folder.assignments, ("path", "cluster"))}
+    return {
+        row["path"]: row["cluster"] for row in read_edited(folder.assignments, ("path", "cluster"))
+    }
 
 
 def _valid(name: str) -> str:
@@ -276,14 +305,6 @@ def _editing(folder: RunFolder) -> Iterator[None]:
         )
     with writing(folder.path, "free some space, or allow writing"), locked(folder):
         yield
-
-
-def _read(path: Path, required: Collection[str]) -> list[Row]:
-    with usable(path, "restore it, or discover again"):
-        rows = [dict(row) for row in read_csv(path)]
-        if rows and (absent := set(required) - rows[0].keys()):
-            raise ValueError(f"it has no column {min(absent)}")
-    return rows
 
 
 def _replace(path: Path, original: Path, rows: Sequence[Mapping[str, str]]) -> None:

@@ -88,8 +88,11 @@ class RunFolder:
     plots = _Entry("plots")  # The folder of plots and image sheets
     assignments = _Entry("assignments.csv")  # The class of every image that was not learned from
     clusters = _Entry("clusters.csv")  # The novel classes, with room for their names
+    to_label = _Entry("to_label.csv")  # Images whose labels would teach most, with room for them
+    accepted = _Entry("accepted.csv")  # Labels that come from the discovery before this one
     original_assignments = _Entry("original-assignments.csv")  # As the discovery wrote it
     original_clusters = _Entry("original-clusters.csv")  # Before the user's edits
+    original_to_label = _Entry("original-to_label.csv")
     exports = _Entry("exports")  # The folder of what the user has copied or exported
     classes = _Entry("classes")  # The folder of sheets, one per class
     classifier = _Entry("classifier.safetensors")  # Assigns classes to features
@@ -243,7 +246,9 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     """Summarize a discovery in lines: classes, scores beside the baselines, and warnings."""
     sizes = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "novel"]
     named = [cluster["size"] for cluster in summary["clusters"] if cluster["kind"] == "known"]
-    classes = f"{count(len(sizes), 'novel class')} of {min(sizes)} to {max(sizes)} images"
+    classes = count(len(sizes), "novel class")
+    if sizes:
+        classes += f" of {min(sizes)} to {max(sizes)} images"
     into = f", and {sum(named)} images of known classes" if named else ""
     return [
         f"found  {classes}{into}",

@@ -114,6 +114,7 @@ class DiscoveryReport:
     score_meaning: str  # what a score means, in a sentence
     assigned: tuple[ClassView, ...] = ()
     """Known classes with the unlabeled images assigned to them."""
+    unsure: tuple[Tile, ...] = ()  # images whose labels would teach most, most useful first
     interval: tuple[int, int] | None = None
     """Range of the estimates of the number of novel classes."""
     findings: tuple[str, ...] = ()  # what to know before using the classes, a sentence or two each
@@ -248,11 +249,18 @@ def _discovery_sections(report: DiscoveryReport) -> list[Section]:
     if report.assigned:
         assigned = BLOCKS.paragraphs(["Unlabeled images that were assigned to a known class."])
         assigned += _cards(report.assigned, "known", report.num_unlabeled)
+    unsure = BLOCKS.tiles(
+        "Label these first",
+        "The least certain image of each class, then the next of each: their labels would teach "
+        "the next round most. Below each, the class that it was put in.",
+        report.unsure,
+    )
     scores = Markup().join(map(BLOCKS.results, report.results)) + _confusion(report.confusion)
     return [
         ("Findings", BLOCKS.findings(report.findings)),
         ("Novel classes", novel),
         ("Known classes", assigned),
+        ("Images to look at", unsure),
         ("Confidence", BLOCKS.paragraphs([report.score_meaning, RELIABILITY])),
         ("Scores against the ground truth", scores),
         ("Number of classes", line_charts(report.num_novel_curves)),

@@ -162,8 +162,12 @@ function selectionForms(members) {
   const split = textForm("Name of the new class", "Make a new class", (text) => {
     return edit("/split", { numbers, name: text }, `${count(numbers.length, "image")} split off.`);
   });
+  const label = textForm("Label of the images", "Label for the next round", (text) => {
+    const done = text ? `labeled ${text}.` : "without a label now.";
+    return edit("/label", { numbers, name: text }, `${count(numbers.length, "image")} ${done}`);
+  }, { optional: true });
   const copy = exportForm("Copy images", numbers);
-  return runClasses?.editable ? [copy, split] : [copy];
+  return runClasses?.editable ? [copy, label, split] : [copy];
 }
 
 function connect() {

@@ -1,0 +1,80 @@
+"""What a person says about a discovery: names of its classes, and labels of single images."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+from nearkin.errors import DataError
+from nearkin.run.folder import RunFolder
+from nearkin.tables import read_csv, usable
+
+CLUSTER_COLUMNS: Final = ("cluster", "name", "kind")
+LABEL_COLUMNS: Final = ("path", "label")
+"""Columns that are required, of clusters.csv and of to_label.csv."""
+
+Row = dict[str, str]
+
+
+def read_edited(path: Path, required: Collection[str]) -> list[Row]:
+    """Return the rows of a table that people edit, or raise CheckpointError."""
+    with usable(path, "restore it, or discover again"):
+        rows = [dict(row) for row in read_csv(path)]
+        if rows and (absent := set(required) - rows[0].keys()):
+            raise ValueError(f"it has no column {min(absent)}")
+    return rows
+
+
+def check_names(path: Path, rows: Collection[Row]) -> None:
+    """Refuse names of classes in the rows of clusters.csv, `path`, that say two things.
+
+    Classes of one name are one class, and a novel class may have the name of a known one. But no
+    class may be called what another novel class is called by itself, and a known class keeps the
+    name of its labels.
+    """
+    kinds = {row["cluster"]: row["kind"] for row in rows}
+    for row in rows:
+        cluster, name = row["cluster"], row["name"].strip()
+        if name in ("", cluster):
+            continue
+        if kinds[cluster] == "known":
+            raise DataError(
+                f"{path}: the known class {cluster!r} is named {name!r}, but its labels say "
+                f"{cluster!r}; leave the name empty, or change the labels"
+            )
+        if kinds.get(name) == "novel":
+            raise DataError(
+                f"{path}: {cluster!r} is named {name!r}, which is another class; if they are one, "
+                "give both the same new name"
+            )
+
+
+def named_classes(folder: RunFolder) -> dict[str, str]:
+    """Return the name of each class that a person has named, by what it is called by itself."""
+    rows = read_edited(folder.clusters, CLUSTER_COLUMNS)
+    check_names(folder.clusters, rows)
+    return {row["cluster"]: name for row in rows if (name := row["name"].strip())}
+
+
+def image_labels(folder: RunFolder) -> Mapping[str, str]:
+    """Return the labels that a person has given to single images, by path.
+
+    What a named class is called by itself stands for its name.
+    """
+    if not folder.to_label.exists():
+        return {}
+    names, labels = named_classes(folder), dict[str, str]()
+    kinds = {row["cluster"]: row["kind"] for row in read_edited(folder.clusters, CLUSTER_COLUMNS)}
+    for row in read_edited(folder.to_label, LABEL_COLUMNS):
+        path, label = row["path"], row["label"].strip()
+        if label not in names and kinds.get(label) == "novel":
+            raise DataError(
+                f"{folder.to_label}: {path!r} is labeled {label!r}, a class without a name; name "
+                f"it in {folder.clusters.name}, or write another label"
+            )
+        label = names.get(label, label)
+        if label and labels.setdefault(path, label) != label:
+            raise DataError(
+                f"{folder.to_label}: {path!r} is labeled {labels[path]!r} and, in another row, "
+                f"{label!r}; keep one of them"
+            )
+    return labels
