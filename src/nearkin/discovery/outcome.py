@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from nearkin.config import DiscoverConfig
@@ -179,7 +179,7 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
     )
     write_encoder(folder.encoder, network, pretrained.details, pretrained.preprocessing)
     predictions = classifier.predict(cached, tuple(dataset.images.names), dataset.label)
-    reference = learned_reference(cached.center, predictions, task)
+    reference = learned_reference(cached.center, predictions.cluster, task)
     classifier = replace(classifier, reference=reference)
     classifier.write(folder.classifier)
     predictions = replace(predictions, unlike=reference.unlike(cached.center))
@@ -213,15 +213,18 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
 
 
 def learned_reference(
-    features: Float[Tensor, "images _"], predictions: Predictions, task: DiscoveryTask
+    features: Float[Tensor, "images _"],
+    cluster: Int64[np.ndarray, " images"],
+    task: DiscoveryTask,
 ) -> Reference:
     """Return what the encoder's features of the images of each class are like.
 
-    Only images that were learned from count, in the class of their label or in the assigned one.
+    Only images that were learned from count, in the class of their label or in the one, `cluster`,
+    that they were assigned to.
     """
-    cluster = np.where(task.label == UNKNOWN, predictions.cluster, task.label)[task.rows]
+    own = np.where(task.label == UNKNOWN, cluster, task.label)[task.rows]
     learned = features[torch.from_numpy(task.rows)].numpy()
-    return reference_of(learned, cluster, len(predictions.classes))
+    return reference_of(learned, own, task.num_known + task.num_novel)
 
 
 def positive_rate(folder: RunFolder) -> float:
