@@ -662,7 +662,7 @@ def test_images_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are_l
 def strangers(folder):
     """Images that are no digits: noise, in which no two neighbors are alike."""
     noise = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
-    save(folder, {f"noise-{row:02d}": image for row, image in enumerate(noise)})
+    save(folder, {f"noise-{row:02d}.png": image for row, image in enumerate(noise)})
     return folder
 
 
