@@ -5,7 +5,8 @@
 FOLDER holds the data (see `SETS`) and, in runs/NAME, an encoder trained on each without labels.
 CHECKOUTS, if given, holds checkouts NCL, UNO and SimGCD of the authors' code. Scored are images
 that were held out, of known and novel classes mixed. A row is written once its arm is done, so a
-stopped comparison goes on where it was. Protocol: docs/discovery.md.
+stopped comparison goes on where it was. Sets whose name ends in _tail have classes of very
+different size, and are run if they are named. Protocol: docs/discovery.md.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import official
@@ -72,6 +73,8 @@ class DataSet:
     novel: Novel
     per_class: tuple[int, int] | None = None
     """Images of each class to learn from and to hold out; None: all, a fifth held out."""
+    tail: float = 1.0
+    """How many times as many images to learn from the largest class has as the smallest."""
 
 
 SETS = {
@@ -80,7 +83,11 @@ SETS = {
     "cifar10": DataSet("cifar10.npz", last, (1000, 200)),
     "omniglot": DataSet("omniglot", alphabets),
     "caltech": DataSet("caltech99.tar", drawn),
+    "digits_tail": DataSet("digits", last, tail=50),
+    "cifar10_tail": DataSet("cifar10.npz", last, (1000, 200), tail=50),
 }
+WHOLE = [name for name, each in SETS.items() if each.tail == 1]
+FEWEST = 4  # Images to learn from that the smallest class of a tail keeps
 ARMS: Mapping[Mode, Mapping[str, tuple[str, dict[str, Value]]]] = {
     "ncd": {
         "base loss": ("ncl", BASE_LOSS),
@@ -108,10 +115,15 @@ class Bench:
     seed: int
     folder: Path
 
+    @property
+    def whole(self) -> str:
+        """The data set without a tail, whose encoder and features serve both."""
+        return self.name.removesuffix("_tail")
+
     @cached_property
     def encoder_file(self) -> Encoder:
         """The encoder that all seeds share."""
-        return load(self.folder / "runs" / self.name)
+        return load(self.folder / "runs" / self.whole)
 
     @cached_property
     def images(self) -> Images:
@@ -167,13 +179,28 @@ class Bench:
     @cached_property
     def encoder(self) -> FrozenEncoder:
         """The frozen encoder; what it sees is computed once and kept."""
-        path = self.folder / "features" / f"{self.name}-{self.seed}.safetensors"
+        path = self.folder / "features" / f"{self.whole}-{self.seed}.safetensors"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             drawn = ViewSettings(self.base.augment, VIEWS, self.seed)
             features, bad = extract_features(self.encoder_file, self.images, drawn, CPU, 0)
             features.write(path, bad)
         return FrozenEncoder(CachedFeatures.read(path, len(self.images))[0], CPU)
+
+    @cached_property
+    def learned(self) -> Int64[np.ndarray, " rows"]:
+        """The rows to learn from.
+
+        Of a long tail, each class has a fixed share of the images of the next larger one; the seed
+        draws which class is how large.
+        """
+        rows, count = np.flatnonzero(~self.held_out), len(self.images.classes)
+        rng, kept = np.random.default_rng(self.seed), list[Int64[np.ndarray, " some"]]()
+        for place, number in enumerate(rng.permutation(count)):
+            of = rng.permutation(rows[self.truth[rows] == number])
+            share = SETS[self.name].tail ** (-place / (count - 1))
+            kept.append(of[: max(FEWEST, round(share * len(of)))])
+        return np.sort(np.concatenate(kept))
 
     def task(self, mode: Mode) -> DiscoveryTask:
         """The task: novel classes are unlabeled, in mode gcd half of the known ones too."""
@@ -182,7 +209,7 @@ class Bench:
         if mode == "gcd":
             label[np.random.default_rng(self.seed).permutation(len(label)) % 2 == 0] = UNKNOWN
         label[self.held_out] = UNKNOWN
-        return DiscoveryTask(label, np.flatnonzero(~self.held_out), num_known, len(self.novel))
+        return DiscoveryTask(label, self.learned, num_known, len(self.novel))
 
 
 def scores(bench: Bench, task: DiscoveryTask, found: Clustering, mode: Mode) -> dict[str, float]:
@@ -224,36 +251,67 @@ def tuned(bench: Bench, task: DiscoveryTask, mode: Mode) -> tuple[dict[str, Cand
     return by_objective, best(trials).objective
 
 
-def rows_of(bench: Bench, mode: Mode, checkouts: Path | None, done: set[str]) -> Iterator[Row]:
+class Arm(NamedTuple):
+    """What an arm minimizes, and how it was chosen."""
+
+    candidate: Candidate
+    options: Mapping[str, Value]
+    chosen: int | None = None  # Whether `auto` takes it; None where nothing was tried
+    official: bool = False
+
+
+def every_arm(mode: Mode, done: set[str]) -> dict[str, Arm]:
+    """Return all candidates of the trials that are not `done`, without trials."""
+    every = candidates(DiscoverConfig(mode=mode))
+    return {str(each): Arm(each, {}) for each in every if str(each) not in done}
+
+
+def tuned_arms(
+    bench: Bench, task: DiscoveryTask, mode: Mode, checkouts: Path | None, done: set[str]
+) -> dict[str, Arm]:
+    """Return the arms that are not `done`, each with what hidden classes choose for it."""
+    arms = {name: arm for name, arm in ARMS[mode].items() if name not in done}
+    theirs = [name for name in official.ARMS[mode] if checkouts and name not in done]
+    if not arms and not theirs:
+        return {}
+    chosen, auto = tuned(bench, task, mode)
+    if mode == "ncd":  # it has the joint loss beside it
+        chosen["ncl"] = replace(chosen["joint_ncl"], objective="ncl")
+    ours = {
+        name: Arm(chosen[objective], more, int(objective == auto and not more))
+        for name, (objective, more) in arms.items()
+    }
+    return ours | {
+        name: Arm(chosen[official.ARMS[mode][name]], {}, 0, official=True) for name in theirs
+    }
+
+
+def rows_of(
+    bench: Bench, mode: Mode, checkouts: Path | None, done: set[str], *, tune: bool
+) -> Iterator[Row]:
     """Run the arms of one data set and seed that are not `done`."""
     task = bench.task(mode)
     common = {"mode": mode, "data": bench.name, "seed": bench.seed}
     if "k-means" not in done:
         found = kmeans_clustering(bench.encoder.cached.center, task, bench.seed)
         yield common | {"arm": "k-means"} | scores(bench, task, found, mode)
-    arms = {name: arm for name, arm in ARMS[mode].items() if name not in done}
-    theirs = [name for name in official.ARMS[mode] if checkouts and name not in done]
-    if not arms and not theirs:
+    arms = tuned_arms(bench, task, mode, checkouts, done) if tune else every_arm(mode, done)
+    if not arms:
         return
-    chosen, auto = tuned(bench, task, mode)
-    if mode == "ncd":  # it has the joint loss beside it
-        chosen["ncl"] = replace(chosen["joint_ncl"], objective="ncl")
     known = known_stage(bench.encoder, task, bench.base)
     known.try_out()
     init = stage_init(bench.encoder, known.method, task, bench.seed, "clusters")
-    for name in (*arms, *theirs):
-        objective, more = arms[name] if name in arms else (official.ARMS[mode][name], {})
-        started, candidate = time.perf_counter(), chosen[objective]
-        options = {**candidate.options(mode, task.num_novel), **more}
+    for name, arm in arms.items():
+        started, candidate = time.perf_counter(), arm.candidate
+        options = {**candidate.options(mode, task.num_novel), **arm.options}
         stage = class_stage(bench.encoder, task, bench.base, init, candidate.method, options)
-        if name in theirs and checkouts:
+        if arm.official and checkouts:
             stage = official.stage(stage, checkouts, candidate.value)
         stage.try_out()
         seconds = round(time.perf_counter() - started, 1)
         found = head_clustering(bench.encoder, stage.method, task.num_known)
         row = common | {"arm": name, "setting": candidate.value, "seconds": seconds}
-        is_auto = name in ARMS[mode] and objective == auto and not more
-        yield row | {"chosen": int(is_auto)} | scores(bench, task, found, mode)
+        yield row | {"chosen": arm.chosen} | scores(bench, task, found, mode)
 
 
 def main() -> None:
@@ -261,10 +319,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=WHOLE)
     parser.add_argument("--modes", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--checkouts", type=Path)
+    parser.add_argument(
+        "--untuned", action="store_true", help="run every candidate of the trials, without trials"
+    )
     options = parser.parse_args()
     rows: list[Row] = []
     if options.output.exists():
@@ -275,7 +336,7 @@ def main() -> None:
             for mode in options.modes:
                 key = mode, name, str(seed)
                 done = {r["arm"] for r in rows if (r["mode"], r["data"], str(r["seed"])) == key}
-                for row in rows_of(bench, mode, options.checkouts, done):
+                for row in rows_of(bench, mode, options.checkouts, done, tune=not options.untuned):
                     print({key: cell(value) for key, value in row.items()}, flush=True)
                     rows.append(row)
                     cells = [[cell(one.get(column, "")) for column in COLUMNS] for one in rows]

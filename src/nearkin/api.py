@@ -162,6 +162,7 @@ def discover(  # noqa: D417
     start: Literal["clusters", "random"] = "clusters",
     pair_rate: float | Auto = "auto",
     entropy_weight: float | Auto = "auto",
+    balance: float | Auto = "auto",
     num_seeds: int | Auto = "auto",
     seed: int = 0,
     baselines: bool = True,

@@ -497,6 +497,8 @@ class DiscoverConfig:
     """NCL: positive pairs, relative to those of equally large classes; auto: tuned."""
     entropy_weight: Annotated[float | Auto, Range(0, MAX)] = "auto"
     """SimGCD: weight of the mean-entropy term; auto: tuned by hiding known classes."""
+    balance: Annotated[float | Auto, Range(0, 1)] = "auto"
+    """UNO: how equal classes are kept in size, up to 1; auto: tuned by hiding known classes."""
     num_seeds: AutoCount = "auto"
     """Repetitions of the last stage, to see which classes are found again."""
     seed: Seed = 0

@@ -1,11 +1,14 @@
 """Which class an image belongs to and how sure that is, recomputed image by image."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from sklearn.datasets import load_digits
 
-from nearkin.discovery.assignments import COLUMNS, assign, label_first
+from nearkin.discovery.assignments import COLUMNS, assign, label_first, reference_of
 from nearkin.discovery.classifier import Calibration, Predictions
 from nearkin.tables import read_csv, write_csv
 from nearkin.types import UNKNOWN
@@ -205,6 +208,55 @@ def test_tiny_is_below_five_or_a_tenth_of_the_usual(sizes, tiny):
     assert flagged == tiny
     for number in tiny:
         assert (np.array(assigned.flag)[assigned.cluster == number] == "tiny-cluster").all()
+
+
+# Images like no class
+
+
+def pixels(classes, rows=slice(0, 40)):
+    """Pixels of digits as features, and their classes."""
+    x, y = load_digits(return_X_y=True)
+    chosen = np.concatenate([np.flatnonzero(y == number)[rows] for number in classes])
+    return x[chosen].astype(np.float32), y[chosen]
+
+
+def test_an_image_is_compared_with_the_means_of_its_class_without_itself_and_of_the_others():
+    features, cluster = pixels(range(4))
+    reference = reference_of(features, cluster, 5)
+    x = unit(features)
+    nearest = []
+    for row in range(len(x)):
+        others = np.arange(len(x)) != row
+        means = [unit(x[others & (cluster == number)].sum(axis=0)) for number in range(4)]
+        nearest.append(max(mean @ x[row] for mean in means))
+    whole = [unit(x[cluster == number].sum(axis=0)) for number in range(4)]
+    np.testing.assert_allclose(reference.means[:4], whole, atol=1e-6)
+    assert reference.min_similarity == pytest.approx(np.quantile(nearest, 0.01), abs=1e-6)
+    assert not reference.means[4].any()
+
+
+def test_new_images_of_the_classes_are_rarely_flagged_and_others_nearly_always():
+    features, cluster = pixels(range(1, 10), slice(0, 120))
+    reference = reference_of(features, cluster, 10)
+    genuine, _ = pixels(range(1, 10), slice(120, None))
+    rate = reference.unlike(torch.from_numpy(genuine)).mean()
+    assert 0 < rate < 0.05
+    transposed = genuine.reshape(-1, 8, 8).transpose(0, 2, 1).reshape(genuine.shape)
+    assert reference.unlike(torch.from_numpy(transposed)).mean() > 0.9
+
+
+def test_few_images_say_nothing_of_what_is_unlike():
+    features, cluster = pixels(range(2), slice(0, 9))
+    assert not reference_of(features, cluster, 2).unlike(torch.from_numpy(-features)).any()
+
+
+def test_an_image_like_no_class_is_flagged_whatever_else_it_is():
+    predictions = heaps([12, 12, 30, 30, 30])
+    unlike = np.arange(len(predictions.paths)) % 2 == 0
+    flag = assign(replace(predictions, unlike=unlike)).flag
+    expected = unlike[predictions.label == UNKNOWN].tolist()
+    assert [each == "unlike" for each in flag] == expected
+    assert "unlike" not in flags(predictions).values()
 
 
 # Extremes

@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from scipy.optimize import linear_sum_assignment
 from sklearn.datasets import load_digits
 
@@ -188,7 +190,7 @@ def test_columns_hold_what_they_say(finished, mode):
         assert float(row["agreement"]) in (0, 0.5, 1)  # two views
         assert row["nearest_known"] in known
         assert -1 <= float(row["similarity"]) <= 1
-        assert row["flag"] in ("", "core", "border", "maybe-known", "tiny-cluster")
+        assert row["flag"] in ("", "core", "border", "maybe-known", "tiny-cluster", "unlike")
 
 
 def test_the_table_of_classes_counts_the_assignments_and_has_room_for_names(finished):
@@ -286,6 +288,22 @@ def test_the_summary_is_whole_and_fits_the_tables(finished, mode, truth):
             assert 0 <= each["low"] <= each["value"] <= each["high"] <= 1 or "ARI" in each["name"]
             assert "images" in each["protocol"]
     assert set(summary["agreement"]) == set(summary["scores"]) - {"nearkin"}
+
+
+def test_the_summary_counts_the_flags_and_says_how_many_held_out_images_are_like_no_class(
+    finished, encoder
+):
+    summary, table = strict_json(finished / "summary.json"), rows(finished / "assignments.csv")
+    flags = Counter(row["flag"] for row in table if row["flag"])
+    assert summary["flags"] == dict(flags)
+    assert -1 < summary["min_similarity"] < 1
+    stated, test = summary["unlike"], held_out(encoder)
+    assert f"{summary['held_out']} held-out images" in stated["protocol"]
+    counted = sum(row["path"] in test for row in table if row["flag"] == "unlike")
+    assert counted <= round(stated["value"] * summary["held_out"])  # some have a label
+    assert 0 <= stated["low"] <= stated["value"] <= stated["high"] < 1
+    text = " ".join(Read((finished / "report.html").read_text(encoding="utf-8")).text)
+    assert f"{flags['unlike']} of {len(table)} unlabeled images are flagged as unlike" in text
 
 
 def chosen(summary):
@@ -602,6 +620,10 @@ def close(one, other):
         np.testing.assert_allclose(a, b, atol=2e-4)
 
 
+def unlike(table):
+    return [row["path"] for row in table if row["flag"] == "unlike"]
+
+
 def test_images_of_a_discovery_are_assigned_as_they_were(discovery, flat, tmp_path, capsys):
     table = tmp_path / "again.csv"
     assert run("assign", discovery, flat, "-o", table) == 0
@@ -611,6 +633,7 @@ def test_images_of_a_discovery_are_assigned_as_they_were(discovery, flat, tmp_pa
     mine = [row for row in everything if row["path"] in names(discovery)]
     for name in ("path", "cluster", "score", "margin", "entropy", "agreement"):
         assert [row[name] for row in mine] == [row[name] for row in known]
+    assert unlike(mine) == unlike(known)
     estimate = {line.rsplit(maxsplit=1)[0].strip(): int(line.rsplit(maxsplit=1)[1])
                for line in capsys.readouterr().out.splitlines()}  # fmt: skip
     assert estimate == Counter(row["cluster"] for row in everything)
@@ -638,6 +661,41 @@ def test_images_elsewhere_are_assigned_alike_and_those_that_cannot_be_read_are_l
     mine = [row for row in new if row["path"] in expected]
     assert len(mine) > 10
     close(mine, [expected[row["path"]] for row in mine])
+
+
+def strangers(folder):
+    """Images that are no digits: noise, in which no two neighbors are alike."""
+    noise = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    save(folder, {f"noise-{row:02d}.png": image for row, image in enumerate(noise)})
+    return folder
+
+
+def test_images_like_no_class_are_flagged(discovery, tmp_path):
+    data, table = strangers(tmp_path / "noise"), tmp_path / "new.csv"
+    assert run("assign", discovery, data, "-o", table) == 0
+    assert len(unlike(rows(table))) > 30
+    own = rows(discovery / "assignments.csv")
+    assert len(unlike(own)) < len(own) / 10
+
+
+def test_a_classifier_without_a_reference_flags_nothing(discovery, flat, tmp_path):
+    """As earlier discoveries have written it."""
+    out = tmp_path / "run"
+    shutil.copytree(discovery, out)
+    path = out / "classifier.safetensors"
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["nearkin"])
+    tensors = load_file(path)
+    assert tensors.pop("reference.means").shape[0] == len(header["classes"])
+    assert header.pop("min_similarity") < 1
+    save_file(tensors, path, {"nearkin": json.dumps(header)})
+    table, expected = tmp_path / "old.csv", tmp_path / "new.csv"
+    assert run("assign", out, strangers(tmp_path / "noise"), "-o", table) == 0
+    assert unlike(rows(table)) == []
+    for each, file in ((out, table), (discovery, expected)):
+        assert run("assign", each, flat, "-o", file) == 0
+    kept = [[{**row, "flag": ""} for row in rows(file)] for file in (table, expected)]
+    assert kept[0] == kept[1]
 
 
 def test_a_single_image_can_be_assigned(discovery, flat, tmp_path, capsys):

@@ -6,10 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.data.order import Order, Streams
+from nearkin.discovery.classifier import head_clustering
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import (
     CachedFeatures,
@@ -245,6 +247,30 @@ def test_cached_features_do_not_change(method):
     class_stage(encoder, task, base(), StageInit(known.method), method, {}).try_out()
     assert torch.equal(before.center, encoder.cached.center)
     assert torch.equal(before.views, encoder.cached.views)
+
+
+def test_classes_differ_the_more_in_size_the_less_balance_is_asked_for():
+    """Ten times as many digits 6 as 8 among the images without a label; 0 to 2 are known."""
+    x, y = load_digits(return_X_y=True)
+    sizes = {0: 30, 1: 30, 2: 30, 6: 120, 8: 12}
+    rows = np.concatenate([np.flatnonzero(y == c)[:n] for c, n in sizes.items()])
+    center = torch.from_numpy(x[rows] / 16).float()
+    noise = torch.randn(2, *center.shape, generator=torch.Generator().manual_seed(0))
+    encoder = FrozenEncoder(CachedFeatures(center, center + 0.1 * noise), CPU)
+    label = np.where(y[rows] < 3, y[rows], UNKNOWN)
+    task, settings = DiscoveryTask(label, np.arange(len(rows)), 3, 2), base(epochs=20)
+    known = known_stage(encoder, task, settings)
+    known.try_out()
+
+    def smaller(balance):
+        options = dict(balance=balance, num_heads=1, overclustering=0)
+        stage = class_stage(encoder, task, settings, StageInit(known.method), "uno", options)
+        stage.try_out()
+        found = head_clustering(encoder, stage.method, 3).novel[task.unlabeled]
+        return np.bincount(found, minlength=5)[3:].min()
+
+    assert smaller(1.0) > 50  # an even share is 66
+    assert smaller(0.3) < 25
 
 
 def test_the_known_classes_are_learned():

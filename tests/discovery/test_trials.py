@@ -33,8 +33,8 @@ CPU = torch.device("cpu")
 KNOWN, EACH, OTHERS = 5, 8, 30
 LEARNED = EACH - 1  # Of each known class in a trial; a fifth of them is for its score
 TRIED = {
-    "ncd": (Candidate("joint_ncl", 0.25), Candidate("uno")),
-    "gcd": (Candidate("simgcd", 0.5), Candidate("simgcd", 2.0), Candidate("uno")),
+    "ncd": (Candidate("joint_ncl", 0.25), Candidate("uno", 1.0)),
+    "gcd": (Candidate("simgcd", 0.5), Candidate("simgcd", 2.0), Candidate("uno", 1.0)),
 }
 MODES = ("ncd", "gcd")
 
@@ -246,7 +246,7 @@ def trial(candidate, accuracy, fold=0):
     return Trial(fold, candidate, accuracy, np.ones((1, 1)), np.ones(1, bool))
 
 
-UNO, LOW, HIGH = Candidate("uno"), Candidate("joint_ncl", 0.25), Candidate("joint_ncl", 0.5)
+UNO, LOW, HIGH = Candidate("uno", 1.0), Candidate("joint_ncl", 0.25), Candidate("joint_ncl", 0.5)
 
 
 def test_the_best_mean_over_the_folds_is_chosen():
@@ -263,10 +263,11 @@ def test_of_equally_good_candidates_the_first_is_chosen():
 def test_what_is_given_is_not_searched_for():
     auto = candidates(DiscoverConfig(known="a,b", mode="ncd"))
     values = OBJECTIVES["joint_ncl"].values
-    assert auto == [*(Candidate("joint_ncl", value) for value in values), UNO]
+    joint = [Candidate("joint_ncl", value) for value in values]
+    assert auto == [*joint, UNO, Candidate("uno", 0.5)]
     given = DiscoverConfig(known="a,b", mode="ncd", objective="ncl", pair_rate=0.3)
     assert candidates(given) == [Candidate("ncl", 0.3)]
-    assert candidates(replace(given, objective="uno", pair_rate="auto")) == [UNO]
+    assert candidates(replace(given, objective="uno", balance=1.0)) == [UNO]
 
 
 def test_without_trials_the_usual_candidate_is_one_of_those_that_would_be_tried():
@@ -289,8 +290,8 @@ def test_a_pair_rate_is_a_part_of_the_pairs_of_even_classes_and_never_more_than_
 
 
 def test_uno_labels_all_classes_where_unlabeled_images_may_be_of_known_ones():
-    assert UNO.options("ncd", 3) == {}
-    assert UNO.options("gcd", 3) == {"unlabeled": "all"}
+    assert UNO.options("ncd", 3) == {"balance": 1.0}
+    assert UNO.options("gcd", 3) == {"balance": 1.0, "unlabeled": "all"}
 
 
 def test_known_and_novel_images_count_alike_however_many_there_are():

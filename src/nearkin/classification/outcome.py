@@ -16,9 +16,8 @@ from nearkin.config import ClassifyConfig
 from nearkin.discovery.assignments import (
     Assignments,
     assign,
-    class_sums,
+    reference_of,
     typical,
-    unit_rows,
 )
 from nearkin.discovery.classifier import (
     BINS,
@@ -44,8 +43,6 @@ OURS: Final = "classifier"  # The result among the floors
 MAJORITY: Final = "majority class"
 NEIGHBORS: Final = "kNN, frozen features"
 LINEAR: Final = "linear probe, frozen features"
-MIN_REFERENCE: Final = 20  # Training images from which 99 % of them say something
-REFERENCE_SHARE: Final = 0.01
 SHARES: Final = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # Of the labels, beside all, that a curve shows
 DRAWS: Final = 3  # Times that such a share is drawn
 MAX_CURVE: Final = 10_000  # Training images up to which the curve is drawn: it takes 12 probes
@@ -244,28 +241,15 @@ def build_classifier(
         drawn=ViewSettings("ncl", num_views=0, seed=config.seed),
         kind="classification",
         pooling=trained.pooling,
-        reference=reference_of(features, data) if reference else None,
+        reference=_reference(features, data) if reference else None,
         digest=trained.encoder.digest,
     )
 
 
-def reference_of(features: Float[Tensor, "images dim"], data: LabeledData) -> Reference:
-    """Return the classes' mean directions, and how similar to them 99 % of training images are.
-
-    Each image is compared with the means without itself. Of too few images, all are taken to be
-    similar enough.
-    """
-    rows, labels = data.train_rows, data.train_labels[data.train_rows]
-    unit = unit_rows(features[torch.from_numpy(rows)].numpy())
-    sums = class_sums(unit, labels, data.num_classes)
-    means = unit_rows(sums)
-    similarity = unit @ means.T
-    own = (unit * unit_rows(sums[labels] - unit)).sum(axis=1)
-    similarity[np.arange(len(rows)), labels] = own
-    alone = np.bincount(labels)[labels] == 1
-    nearest = similarity.max(axis=1)[~alone]
-    enough = len(nearest) >= MIN_REFERENCE
-    return Reference(means, float(np.quantile(nearest, REFERENCE_SHARE)) if enough else -1.0)
+def _reference(features: Float[Tensor, "images dim"], data: LabeledData) -> Reference:
+    rows = data.train_rows
+    learned = features[torch.from_numpy(rows)].numpy()
+    return reference_of(learned, data.train_labels[rows], data.num_classes)
 
 
 def predictions_of(
@@ -275,7 +259,7 @@ def predictions_of(
     cached = CachedFeatures(features, features.new_zeros((0, *features.shape)))
     predictions = classifier.predict(cached, tuple(data.images.names), data.train_labels)
     return predictions, assign(
-        predictions, calibration=classifier.calibration, reference=classifier.reference
+        predictions, calibration=classifier.calibration, known_means=classifier.known_means
     )
 
 

@@ -94,7 +94,7 @@ def assign(
     readable, no_labels = images.subset(rows), np.full(len(rows), UNKNOWN)
     predictions = classifier.predict(cached.subset(rows), tuple(readable.names), no_labels)
     assigned = assignments.assign(
-        predictions, calibration=classifier.calibration, reference=classifier.reference
+        predictions, calibration=classifier.calibration, known_means=classifier.known_means
     )
     if output is not None:
         path = Path(output)

@@ -21,6 +21,8 @@ BORDER_MARGIN: Final = 0.2
 CORE_AGREEMENT: Final = 0.9
 BORDER_AGREEMENT: Final = 0.75
 MIN_SIZE: Final = 5  # Thresholds of the flags; see `assign`
+UNLIKE: Final = 0.01  # Share of the images learned from that would be flagged themselves
+MIN_REFERENCE: Final = 20  # Images from which 99 % of them say something
 SILHOUETTE_IMAGES: Final = 2000
 """The silhouette takes all distances, so of more images only some are compared."""
 SECOND_CHOICES: Final = 1 / 3
@@ -105,14 +107,14 @@ def assign(
     predictions: Predictions,
     *,
     calibration: Calibration | None = None,
-    reference: Reference | None = None,
+    known_means: Float[np.ndarray, "known dim"] | None = None,
 ) -> Assignments:
     """Return the most probable class of each image without a label, and how certain it is.
 
     The flag is the first of these that holds:
 
-    - `unlike`: its feature is less similar to the mean of any class than those of 99 % of the
-      images that a classification has learned from.
+    - `unlike`: by the encoder's features it is less similar to the mean of every class than 99 %
+      of the images that were learned from; see `reference_of`.
     - `tiny-cluster`: its novel class has fewer images than 5, or than a tenth of the median of
       the novel classes that have any.
     - `maybe-known`: its class is novel, but its feature is more similar to the mean of a known
@@ -124,7 +126,7 @@ def assign(
     Args:
         predictions: Of all images. Those with a label only give the means of known classes.
         calibration: Applied to the probabilities, which are too high as a rule.
-        reference: Instead of those means, and for the flag `unlike`.
+        known_means: Instead of those means.
     """
     from scipy.special import entr
 
@@ -140,12 +142,11 @@ def assign(
     if len(predictions.by_view):
         agreement = (predictions.by_view[:, rows] == cluster).mean(axis=0)
     purity = _purity(features, cluster)
-    if reference is None:
+    if known_means is None:
         nearest_known, similarity = nearest_known_class(predictions, features)
-        unlike = np.zeros(len(rows), bool)
     else:
-        nearest_known, similarity = most_similar(features, reference.means)
-        unlike = similarity < reference.min_similarity
+        nearest_known, similarity = most_similar(features, known_means)
+    unlike = np.zeros(len(rows), bool) if predictions.unlike is None else predictions.unlike[rows]
     novel, size = cluster >= predictions.num_known, np.bincount(cluster)
     novel_sizes = size[np.unique(cluster[novel])]
     usual = float(np.median(novel_sizes)) if len(novel_sizes) else 0.0
@@ -172,6 +173,28 @@ def assign(
         similarity=similarity,
         flag=tuple(flag.tolist()),
     )
+
+
+def reference_of(features: Features, cluster: Clusters, num_classes: int) -> Reference:
+    """Return the classes' mean directions, and how similar to them 99 % of these images are.
+
+    Each image is compared with the means without itself. Of too few images, all are taken to be
+    similar enough.
+
+    Args:
+        features: The encoder's, of the images that were learned from.
+        cluster: The class of each: its label, or the one that it was assigned to.
+        num_classes: Number of all classes; the mean of one without images is zeros.
+    """
+    x = unit_rows(features)
+    sums = class_sums(x, cluster, num_classes)
+    means = unit_rows(sums)
+    similarity = x @ means.T
+    similarity[np.arange(len(x)), cluster] = (x * unit_rows(sums[cluster] - x)).sum(axis=1)
+    alone = np.bincount(cluster)[cluster] == 1
+    nearest = similarity.max(axis=1)[~alone]
+    enough = len(nearest) >= MIN_REFERENCE
+    return Reference(means, float(np.quantile(nearest, UNLIKE)) if enough else -1.0)
 
 
 def nearest_known_class(predictions: Predictions, features: Features) -> tuple[Clusters, Numbers]:

@@ -49,6 +49,11 @@ class Reference:
     min_similarity: float
     """The cosine similarity to the nearest mean that 99 % of the images learned from exceed."""
 
+    def unlike(self, features: Float[Tensor, "n dim"]) -> Bool[np.ndarray, " n"]:
+        """Whether images are less similar to every class than those 99 %."""
+        similarity = torch.nn.functional.normalize(features, dim=1).numpy() @ self.means.T
+        return np.asarray(similarity.max(axis=1) < self.min_similarity)
+
     def check(self, num_classes: int, dim: int) -> None:
         """Raise an error if it is not of so many classes and features."""
         if self.means.shape != (num_classes, dim) or not -1.01 <= self.min_similarity <= 1.01:
@@ -312,6 +317,8 @@ class Predictions:
     label: Int[np.ndarray, " images"]  # Known classes, `UNKNOWN` for images without a label
     classes: tuple[str, ...]  # Names of all classes: the known ones, then new-1, new-2, ..
     num_known: int
+    unlike: Bool[np.ndarray, " images"] | None = None
+    """Whether an image is like no class; None where the classifier has no reference."""
 
     @property
     def cluster(self) -> Int[np.ndarray, " images"]:
@@ -333,7 +340,8 @@ class Classifier:
     kind: Kind = "discovery"
     pooling: AttentivePooling | None = None
     """What pools the encoder's tokens, where the classifier does not take its features."""
-    reference: Reference | None = None  # What images are to be like; none for a discovery
+    reference: Reference | None = None
+    """What the features of images are to be like; None for an earlier discovery."""
     digest: str = ""  # Of the encoder that it was trained with; "" where the file does not say
 
     @property
@@ -357,6 +365,12 @@ class Classifier:
                 f"and this one gives {fitting.dim}; {AGAIN[self.kind]}"
             )
         return fitting
+
+    @property
+    def known_means(self) -> Float[np.ndarray, "known dim"] | None:
+        """Mean features of the known classes, where the heads take those of the reference."""
+        classifies = self.kind == "classification"
+        return self.reference.means if classifies and self.reference is not None else None
 
     def _check_origin(self, encoder: Encoder) -> None:
         if self.digest not in ("", encoder.digest):
@@ -382,6 +396,7 @@ class Classifier:
                 label=label,
                 classes=self.classes,
                 num_known=self.num_known,
+                unlike=None if self.reference is None else self.reference.unlike(cached.center),
             )
 
     def _probability(self, features: Tensor) -> Tensor:

@@ -1,23 +1,31 @@
 """What a discovery found, beside the baselines."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from nearkin.config import DiscoverConfig
-from nearkin.discovery.assignments import Assignments, Cluster, assign, describe_clusters, typical
+from nearkin.discovery.assignments import (
+    Assignments,
+    Cluster,
+    assign,
+    describe_clusters,
+    reference_of,
+    typical,
+)
 from nearkin.discovery.classifier import (
     Calibration,
     Classifier,
     Clustering,
     Predictions,
+    Reference,
     all_class_names,
     fit_calibration,
     frozen_copy,
@@ -61,7 +69,7 @@ class Outcome:
     config: DiscoverConfig
     data: str
     state: DiscoveryState
-    calibration: Calibration | None
+    classifier: Classifier
     assignments: Assignments  # Of all images that came without a label
     clusters: list[Cluster]  # The classes of these images, and novel classes that stayed empty
     clusterings: Mapping[str, Clustering]  # Of the result, `OURS`, and of every baseline
@@ -100,6 +108,17 @@ class Outcome:
             name: self._known_scores(clustering) + self._truth_scores(clustering)
             for name, clustering in self.clusterings.items()
         }
+
+    @cached_property
+    def unlike(self) -> Score | None:
+        """The share of held-out images that are flagged as unlike; None if none is held out."""
+        rows, flagged = self.dataset.parts.test_rows, self.assignments.predictions.unlike
+        if flagged is None or not len(rows):
+            return None
+        count = int(flagged[rows].sum())
+        protocol = f"{len(rows)} held-out images; Wilson interval"
+        name = "flagged as unlike, held out"
+        return Score(name, count / len(rows), *wilson(count, len(rows)), protocol)
 
     def _known_scores(self, clustering: Clustering) -> list[Score]:
         rows = self.dataset.parts.test_rows
@@ -159,8 +178,11 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
         digest=Encoder(network, pretrained.preprocessing, pretrained.details).digest,
     )
     write_encoder(folder.encoder, network, pretrained.details, pretrained.preprocessing)
-    classifier.write(folder.classifier)
     predictions = classifier.predict(cached, tuple(dataset.images.names), dataset.label)
+    reference = learned_reference(cached.center, predictions.cluster, task)
+    classifier = replace(classifier, reference=reference)
+    classifier.write(folder.classifier)
+    predictions = replace(predictions, unlike=reference.unlike(cached.center))
     result, *other_seeds = [head_clustering(encoder, m, task.num_known) for m in trained.methods]
     assignments = assign(predictions, calibration=classifier.calibration)
     others = [clustering.of(config.mode)[assignments.rows] for clustering in other_seeds]
@@ -182,12 +204,27 @@ def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMet
         config=config,
         data=data_name(pipeline.data),
         state=state,
-        calibration=classifier.calibration,
+        classifier=classifier,
         assignments=assignments,
         clusters=describe_clusters(assignments, others),
         clusterings=clusterings,
         findings=state.findings + findings,
     )
+
+
+def learned_reference(
+    features: Float[Tensor, "images _"],
+    cluster: Int64[np.ndarray, " images"],
+    task: DiscoveryTask,
+) -> Reference:
+    """Return what the encoder's features of the images of each class are like.
+
+    Only images that were learned from count, in the class of their label or in the one, `cluster`,
+    that they were assigned to.
+    """
+    own = np.where(task.label == UNKNOWN, cluster, task.label)[task.rows]
+    learned = features[torch.from_numpy(task.rows)].numpy()
+    return reference_of(learned, own, task.num_known + task.num_novel)
 
 
 def positive_rate(folder: RunFolder) -> float:

@@ -82,7 +82,8 @@ def _write_tables(outcome: Outcome, log: Logger) -> None:
 
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Return all numbers as plain values."""
-    state, config, calibration = outcome.state, outcome.config, outcome.calibration
+    state, config, calibration = outcome.state, outcome.config, outcome.classifier.calibration
+    reference, flags = outcome.classifier.reference, outcome.assignments.flag
     tried = dict.fromkeys(trial.candidate for trial in state.trials)
     setting = OBJECTIVES[state.chosen.objective].setting
     return {
@@ -99,6 +100,9 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         **({setting: state.chosen.value} if setting else {}),
         "trials": {str(each): mean_accuracy(state.trials, each) for each in tried},
         "calibration": None if calibration is None else asdict(calibration),
+        "min_similarity": None if reference is None else reference.min_similarity,
+        "unlike": None if outcome.unlike is None else outcome.unlike._asdict(),
+        "flags": {flag: flags.count(flag) for flag in sorted(set(flags)) if flag},
         "scores": {
             name: [score._asdict() for score in scores] for name, scores in outcome.scores.items()
         },
@@ -201,7 +205,7 @@ def _truth(outcome: Outcome, cluster: Cluster) -> str:
 
 
 def _confidence(outcome: Outcome) -> str:
-    calibration = outcome.calibration
+    calibration = outcome.classifier.calibration
     if calibration is None:
         return (
             "A score is the classifier's largest output, not a probability: too few classes are "
@@ -303,7 +307,19 @@ def _protocol(outcome: Outcome) -> list[str]:
         f"Held out: {len(outcome.dataset.parts.test_rows)}.",
         f"The last epoch counts. The objective, {chosen}, {origin}; nothing was chosen by "
         "the labels of novel classes.",
+        _strangers(outcome),
     ]
+
+
+def _strangers(outcome: Outcome) -> str:
+    """Say how many images are flagged as unlike, and how often that is so of held-out ones."""
+    flags, held_out = outcome.assignments.flag, outcome.unlike
+    measured = "" if held_out is None else f" Of held-out images, {_cell(held_out)} are."
+    return (
+        f"{flags.count('unlike')} of {len(flags)} unlabeled images are flagged as unlike: less "
+        "similar to the mean of every class than 99 % of the images learned from. They may be of "
+        f"none of the classes.{measured}"
+    )
 
 
 def _next_steps(outcome: Outcome) -> list[tuple[str, str]]:

@@ -39,7 +39,7 @@ class Objective:
 
 NCL: Final = Objective(("ncd",), {}, "pair_rate", (0.25, 0.5, 0.75), default=0.5)
 OBJECTIVES: Final[dict[str, Objective]] = {
-    "uno": Objective(("gcd", "ncd")),
+    "uno": Objective(("gcd", "ncd"), {}, "balance", (1.0, 0.5), default=1.0),
     "joint_ncl": replace(NCL, options={"joint_weight": 1.0}),
     "ncl": NCL,
     "simgcd": Objective(("gcd",), {}, "entropy_weight", (0.5, 1.0, 2.0), default=1.0),
@@ -82,8 +82,8 @@ class Candidate:
     def __str__(self) -> str:
         """As in files and in the log.
 
-        >>> str(Candidate("ncl", 0.5)), str(Candidate("uno"))
-        ('ncl-0.5', 'uno')
+        >>> str(Candidate("ncl", 0.5)), str(Candidate("uno", 1.0))
+        ('ncl-0.5', 'uno-1')
         """
         return self.objective if self.value is None else f"{self.objective}-{self.value:g}"
 
