@@ -8,8 +8,6 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import silhouette_score
 from sklearn.preprocessing import normalize
 
-from nearkin.discovery import number
-from nearkin.discovery.number import number_of_novel_classes
 from nearkin.errors import DataError
 from nearkin.measures.matching import cluster_accuracy
 from nearkin.types import UNKNOWN
@@ -31,7 +29,7 @@ def blobs(seed, *, disjoint, each=60, classes=11, known=6, dim=16):
 @pytest.mark.parametrize("disjoint", MODES)
 def test_five_novel_blobs_beside_six_known_ones_are_counted(disjoint):
     x, label = blobs(0, disjoint=disjoint)
-    estimate = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
+    estimate = rules.three_rules(x, label, disjoint=disjoint, seed=0)
     assert estimate.estimates["silhouette"] == estimate.chosen == 5
     assert estimate.estimates["dtc"] in (5, 6, 7)
     assert estimate.estimates["gcd"] in (4, 5, 6)
@@ -40,10 +38,10 @@ def test_five_novel_blobs_beside_six_known_ones_are_counted(disjoint):
 
 def test_many_novel_classes_are_counted_on_a_draw_of_wide_features(monkeypatch):
     """Few known classes, mostly labeled: drawing them as often as the rest would drown it."""
-    monkeypatch.setattr(number, "ROWS", 600)
+    monkeypatch.setattr(rules, "ROWS", 600)
     x, label = blobs(0, disjoint=False, classes=24, known=4, dim=100, each=40)
     turn = np.arange(len(label)) % 7
-    estimate = number_of_novel_classes(
+    estimate = rules.three_rules(
         x[turn > 0], label[turn > 0], disjoint=False, seed=0, most=40
     )
     assert estimate.estimates == dict.fromkeys(RULES, 20)
@@ -52,7 +50,7 @@ def test_many_novel_classes_are_counted_on_a_draw_of_wide_features(monkeypatch):
 def test_curves_are_what_the_rules_look_at():
     """Clusters this far apart are the same, whoever looks for them."""
     x, label = blobs(1, disjoint=True)
-    estimate = number_of_novel_classes(x, label, disjoint=True, seed=0, most=9)
+    estimate = rules.three_rules(x, label, disjoint=True, seed=0, most=9)
     curves = {name: dict(curve) for name, curve in estimate.curves.items()}
     assert set(curves) == set(estimate.estimates) == RULES
     for curve in curves.values():
@@ -71,7 +69,7 @@ def test_curves_are_what_the_rules_look_at():
 
 def test_shared_classes_are_clustered_with_the_known_ones_in_place():
     x, label = blobs(1, disjoint=False)
-    estimate = number_of_novel_classes(x, label, disjoint=False, seed=0, most=9)
+    estimate = rules.three_rules(x, label, disjoint=False, seed=0, most=9)
     expected = silhouette_score(normalize(x), np.repeat(np.arange(11), 60))
     assert dict(estimate.curves["silhouette"])[5] == pytest.approx(expected, abs=1e-4)
 
@@ -81,7 +79,7 @@ def test_a_known_class_in_two_pieces_is_no_novel_class_to_the_gcd_rule(disjoint)
     """Its k-means does not know which rows belong together. There are twelve blobs."""
     x, label = blobs(2, disjoint=disjoint, classes=12, known=7)
     label = np.where(label > 0, label - 1, label)  # the second blob is of the first one's class
-    trial = number._gcd(number._draw(x, label, disjoint, 0), 6)
+    trial = rules._gcd(rules._draw(x, label, disjoint, 0), 6)
     assert trial.accuracy == pytest.approx(6 / 7)
     assert trial.novel == 5
 
@@ -89,21 +87,21 @@ def test_a_known_class_in_two_pieces_is_no_novel_class_to_the_gcd_rule(disjoint)
 @pytest.mark.parametrize(("tiny", "expected"), [(0.01, 5), (0.19, 5), (0.21, 4)])
 def test_a_tiny_cluster_is_no_class_to_the_dtc_rule(tiny, expected, monkeypatch):
     x, label = blobs(0, disjoint=True)
-    sample = number._draw(x[:-48], label[:-48], True, 0)  # a fifth of the last class is left
-    monkeypatch.setattr(number, "TINY", tiny)
-    assert number._dtc(sample, 5).novel == expected
+    sample = rules._draw(x[:-48], label[:-48], True, 0)  # a fifth of the last class is left
+    monkeypatch.setattr(rules, "TINY", tiny)
+    assert rules._dtc(sample, 5).novel == expected
 
 
 def search(accuracy, silhouette, *, most, monkeypatch=None):
     """Of 50 labeled rows, in three repetitions that all find this for k novel classes."""
 
     def rule(sample, k):
-        return number._Trial(accuracy(k), 50, silhouette(k), k)
+        return rules._Trial(accuracy(k), 50, silhouette(k), k)
 
     if monkeypatch:
-        monkeypatch.setattr(number, "_dtc", rule)
+        monkeypatch.setattr(rules, "_dtc", rule)
     x, label = blobs(0, disjoint=True, each=2)
-    return number._Search(rule, [number._draw(x, label, True, 0)] * 3, most)
+    return rules._Search(rule, [rules._draw(x, label, True, 0)] * 3, most)
 
 
 def perfect(k):
@@ -149,7 +147,7 @@ def test_only_directions_count_and_the_seed_decides():
     x, label = blobs(0, disjoint=True, each=20)
     length = np.linspace(0.01, 100, len(x), dtype=np.float32)[:, None]
     first, again, scaled, other = (
-        number_of_novel_classes(features, label, disjoint=True, seed=seed, most=8)
+        rules.three_rules(features, label, disjoint=True, seed=seed, most=8)
         for features, seed in ((x, 0), (x, 0), (x * length, 0), (x, 1))
     )
     assert first == again
@@ -162,7 +160,7 @@ def test_the_dtc_rule_fixes_some_classes_and_looks_for_the_others():
     label[label != UNKNOWN] += 3  # names do not matter, not even that some are not there
     held_out = set()
     for seed in range(12):
-        sample = number._draw(x, label, True, seed)
+        sample = rules._draw(x, label, True, seed)
         known, fixed = sample.label != UNKNOWN, sample.fixed != UNKNOWN
         assert sorted(set(sample.label[known])) == list(range(6))
         assert sorted(set(sample.fixed[fixed])) == list(range(4))
@@ -178,8 +176,8 @@ def test_a_draw_keeps_the_share_of_labeled_rows_and_all_classes(sizes, unlabeled
     label = np.repeat(np.arange(-1, len(sizes)), [unlabeled, *sizes])
     label = np.random.default_rng(seed).permutation(label)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(number, "ROWS", 48)
-        rows = number._rows(label, np.random.default_rng(seed)) if len(label) else label
+        patch.setattr(rules, "ROWS", 48)
+        rows = rules._rows(label, np.random.default_rng(seed)) if len(label) else label
     assert len(rows) == len(set(rows))
     drawn = [(label[rows] == c).sum() for c in range(-1, len(sizes))]
     share = min(max(sum(sizes) / max(len(label), 1), 1 / 8), 1 / 2)
@@ -213,7 +211,7 @@ ODD = {
 def test_odd_tables_have_an_answer(name, disjoint):
     """With fewer than two known classes there is nobody to learn from but the silhouette."""
     x, label = ODD[name][0], np.array(ODD[name][1])
-    estimate = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
+    estimate = rules.three_rules(x, label, disjoint=disjoint, seed=0)
     few = label.max() < 1
     assert set(estimate.estimates) == ({"silhouette"} if few else RULES)
     assert 1 <= estimate.low <= estimate.chosen <= estimate.high
@@ -231,5 +229,5 @@ def test_odd_tables_have_an_answer(name, disjoint):
 def test_what_cannot_be_counted_is_said_in_a_line(unlabeled, most, message):
     label = np.array([0] * 5 + [1] * 5 + [UNKNOWN] * unlabeled)
     with pytest.raises(DataError) as failure:
-        number_of_novel_classes(noise(len(label), 4), label, disjoint=True, seed=0, most=most)
+        rules.three_rules(noise(len(label), 4), label, disjoint=True, seed=0, most=most)
     assert str(failure.value) == message
