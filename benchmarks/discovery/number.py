@@ -45,7 +45,7 @@ TAIL = 10  # Images of the largest class for one of the smallest, in unequal tas
 SMALLEST = 4  # Images that a class has at least
 COLUMNS = (
     "part", "data", "mode", "tail", "task", "known", "labeled", "images", "true", "estimate",
-    "low", "high", "pairs", "dispersion", "rank", "seconds", "three_rules", "three_low",
+    "low", "high", "pairs", "dispersion", "seconds", "three_rules", "three_low",
     "three_high", "silhouette", "dtc", "gcd", "three_seconds",
 )  # fmt: skip
 Row = dict[str, Any]
@@ -173,7 +173,10 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     yield "| tasks | | median error | within | mean log error | three rules | within |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     groups = {f"{row['data']}, {row['mode']}" for row in rows}
-    chosen = {group: [r for r in rows if f"{r['data']}, {r['mode']}" == group] for group in sorted(groups)}
+    chosen = {
+        group: [r for r in rows if f"{r['data']}, {r['mode']}" == group]
+        for group in sorted(groups)
+    }
     for mode in ("ncd", "gcd"):
         for tail, word in ((0, "equal"), (1, "unequal")):
             of = [r for r in rows if r["mode"] == mode and int(r["tail"]) == tail]
@@ -185,8 +188,13 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _cells(rows: Sequence[Row]) -> Iterator[str]:
-    for chosen, low, high in (("estimate", "low", "high"), ("three_rules", "three_low", "three_high")):
-        of = [[float(row[c]) for c in (chosen, low, high, "true")] for row in rows if row.get(chosen)]
+    for chosen, low, high in (
+        ("estimate", "low", "high"),
+        ("three_rules", "three_low", "three_high"),
+    ):
+        of = [
+            [float(row[c]) for c in (chosen, low, high, "true")] for row in rows if row.get(chosen)
+        ]
         if of:
             yield f"{median(abs(x - true) / true for x, _, _, true in of):.0%}"
             yield f"{fmean(a <= true <= b for _, a, b, true in of):.0%}"

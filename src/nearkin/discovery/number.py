@@ -1,4 +1,4 @@
-"""The number of novel classes, by three rules that hidden known classes correct."""
+"""The number of novel classes, by two rules that hidden known classes correct."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -23,10 +23,11 @@ from nearkin.types import UNKNOWN
 
 ROWS: Final = 1200  # Unlabeled images that are looked at, and as many labeled ones, at most
 FOLDS: Final = 8  # Draws of known classes that are hidden, half of them each time
-DOUBT: Final = 0.5
-"""Error, on the scale of logarithms, that each rule is taken to have made in further folds."""
-DOUBT_FOLDS: Final = 2  # As many as these; their errors cancel
-LEAST_ERROR: Final = 0.1  # No rule is trusted more than this, however well it did
+LEAST_ERROR: Final = 0.1  # No rule is trusted more, however well it did; a tenth of the number
+DOUBT: Final = 0.6
+"""Error, on the scale of logarithms, that is taken to have been made in further folds, because
+hidden classes are fewer than novel ones may be, and folds share them."""
+DOUBT_FOLDS: Final = 4  # As many as these
 WIDTH: Final = 1.5  # Root mean squares of errors to either side that the interval reaches
 BINS: Final = 60  # Bins of cosines, with as many pairs each
 STEPS: Final = 300  # Of the likelihood of one share, which is concave
@@ -44,8 +45,8 @@ class NumberOfClasses:
     low: int
     high: int  # An interval that is to hold the number in four of five cases
     estimates: Mapping[str, int]
-    """By rule, corrected: `pairs`, `dispersion` and `rank`; or `silhouette`, where fewer than two
-    known classes have two labeled images."""
+    """By rule, corrected: `pairs` and `dispersion`; or `silhouette`, where fewer than two known
+    classes have two labeled images."""
     curves: Mapping[str, list[tuple[int, float]]]
     """The criterion of `dispersion` or `silhouette`, for each number tried."""
 
@@ -64,7 +65,7 @@ def number_of_novel_classes(
 ) -> NumberOfClasses:
     """Estimate the number of novel classes from what known classes look like.
 
-    Three rules measure the effective number of classes, 1 / sum of squared shares, which is their
+    Two rules measure the effective number of classes, 1 / sum of squared shares, which is their
     number where they are equally large:
 
     - `pairs`: cosines of pairs of unlabeled images are a mixture of those of pairs of one class
@@ -73,14 +74,12 @@ def number_of_novel_classes(
     - `dispersion`: as many clusters as leave the scatter within them, by k-means, that k-means of
       labeled images leaves at their true number; where the mean scatter within known classes is
       a sphere.
-    - `rank`: k centers span k - 1 directions, so it is one more than the effective rank,
-      trace(B)^2 / trace(B^2), of the scatter of unlabeled images beyond that within known classes.
 
     Then half of the known classes are hidden, in several draws, and counted as if they were novel.
-    Each rule is corrected by its mean error, on the scale of logarithms; rules are averaged with
-    weights that are one over their mean squared error; and the interval is as wide as the errors
-    of that average. Last, the effective number becomes a number by what known classes have of
-    both, so novel classes are taken to be as unequal in size as labeled images are.
+    Each rule is corrected by its mean error, on the scale of logarithms; both are averaged, with
+    weights that are one over the square of the variance that is left; and the interval is as wide
+    as the errors of that average. Last, the effective number becomes a number by what known
+    classes have of both, so novel classes are taken to be as unequal in size as labeled ones are.
 
     In mode gcd, images of known classes are left out before, as far as they can be told: those
     nearer to a known class than the distance at which as many images of known classes are farther
@@ -112,7 +111,9 @@ def number_of_novel_classes(
     return _corrected(task, disjoint, _inequality(sizes), generator)
 
 
-def _balanced(label: Int[np.ndarray, " n"], generator: np.random.Generator) -> Int[np.ndarray, " m"]:
+def _balanced(
+    label: Int[np.ndarray, " n"], generator: np.random.Generator
+) -> Int[np.ndarray, " m"]:
     """Draw labeled rows, evenly over the classes that have two or more."""
     order = generator.permutation(np.flatnonzero(label != UNKNOWN))
     order = order[label[order].argsort(kind="stable")]
@@ -164,10 +165,14 @@ class _Task:
         return np.asarray((left * weight[:, None]).T @ left)
 
     def whitened(self) -> "_Task":
-        """The same where the scatter within known classes is nearly a sphere."""
+        """The same where the scatter within known classes is nearly a sphere, if there is any."""
         scatter = self.within()
-        mean = max(np.trace(scatter) / len(scatter), np.finfo(float).tiny)
-        value, vector = np.linalg.eigh((1 - SPHERE) * scatter + SPHERE * mean * np.eye(len(scatter)))
+        mean = np.trace(scatter) / len(scatter)
+        if mean < np.finfo(np.float32).eps ** 2:
+            return self
+        value, vector = np.linalg.eigh(
+            (1 - SPHERE) * scatter + SPHERE * mean * np.eye(len(scatter))
+        )
         turn = vector / np.sqrt(value)
         return _Task(self.x @ turn, self.labeled @ turn, self.label)
 
@@ -281,15 +286,8 @@ def _scatter(x: Float[np.ndarray, "n dim"], k: int) -> float:
     return inertia / max(len(x) - k, 1)
 
 
-def _rank(task: _Task) -> float:
-    white = task.whitened()
-    between = np.atleast_2d(np.cov(white.x.T)) - white.within()
-    square = float((between**2).sum())
-    return log(1 + max(np.trace(between), 0) ** 2 / square) if square else 0.0
-
-
 Rule = Callable[[_Task], float]
-RULES: Final[Mapping[str, Rule]] = {"pairs": _pairs, "dispersion": _dispersion, "rank": _rank}
+RULES: Final[Mapping[str, Rule]] = {"pairs": _pairs, "dispersion": _dispersion}
 """The logarithm of the effective number of classes, by each rule."""
 
 
@@ -310,22 +308,17 @@ def _corrected(
     if len(task.size) >= 4:
         folds = [task.hide(disjoint, generator) for _ in range(FOLDS)]
         errors = np.array([_count(fold, disjoint)[0] - log(true) for fold, true in folds])
-    folds_and_doubt = len(errors) + DOUBT_FOLDS
-    bias = errors.sum(axis=0) / folds_and_doubt
-
-    def mean_square(error: Float[np.ndarray, "folds *rules"]) -> Float[np.ndarray, "*rules"]:
-        total = (error**2).sum(axis=0) + DOUBT_FOLDS * DOUBT**2
-        return np.asarray(total / folds_and_doubt)
-
-    weight = 1 / (mean_square(errors - bias) + LEAST_ERROR**2)
-    weight /= weight.sum()
+    bias = errors.sum(axis=0) / max(len(errors), 1)
+    errors -= bias
+    variance = (errors**2).sum(axis=0) / max(len(errors), 1) + LEAST_ERROR**2
+    weight = variance**-2 / (variance**-2).sum()
     rules = found - bias + log(inequality)
-    middle = float(rules @ weight)
-    reach = WIDTH * sqrt(mean_square((errors - bias) @ weight) + LEAST_ERROR**2)
-    most = len(task.x)
+    middle, squares = float(rules @ weight), float(((errors @ weight) ** 2).sum())
+    doubted = (squares + DOUBT_FOLDS * DOUBT**2) / (len(errors) + DOUBT_FOLDS)
+    reach = WIDTH * sqrt(doubted + LEAST_ERROR**2)
 
     def number(logarithm: float, rounding: Callable[[float], int] = round) -> int:
-        return min(max(1, rounding(exp(logarithm))), most)
+        return min(max(1, rounding(exp(logarithm))), len(task.x))
 
     return NumberOfClasses(
         number(middle),
