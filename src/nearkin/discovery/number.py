@@ -22,9 +22,9 @@ from nearkin.tables import replace_text, usable
 from nearkin.types import UNKNOWN
 
 ROWS: Final = 1200  # Unlabeled images that are looked at, and as many labeled ones, at most
-FOLDS: Final = 8  # Draws of known classes that are hidden, half of them each time
+FOLDS: Final = 8  # Draws of known classes that are hidden
 LEAST_ERROR: Final = 0.1  # No rule is trusted more, however well it did; a tenth of the number
-DOUBT: Final = 0.6
+DOUBT: Final = {"ncd": 0.6, "gcd": 1.0}
 """Error, on the scale of logarithms, that is taken to have been made in further folds, because
 hidden classes are fewer than novel ones may be, and folds share them."""
 DOUBT_FOLDS: Final = 4  # As many as these
@@ -75,7 +75,8 @@ def number_of_novel_classes(
       labeled images leaves at their true number; where the mean scatter within known classes is
       a sphere.
 
-    Then half of the known classes are hidden, in several draws, and counted as if they were novel.
+    Then known classes are hidden, in several draws, and counted as if they were novel: half of
+    them, or fewer in mode gcd, as large a share of the images as seems to be of novel classes.
     Each rule is corrected by its mean error, on the scale of logarithms; both are averaged, with
     weights that are one over the square of the variance that is left; and the interval is as wide
     as the errors of that average. Last, the effective number becomes a number by what known
@@ -123,7 +124,7 @@ def _balanced(
     drawn = order[several][turn[several].argsort(kind="stable")][:ROWS]
     # The last turn may be cut short; where it is the second, classes of one row are left.
     _, back, size = np.unique(label[drawn], return_inverse=True, return_counts=True)
-    return drawn[size[back] > 1]
+    return np.asarray(drawn[size[back] > 1])
 
 
 def _effective(size: Int[np.ndarray, " classes"]) -> float:
@@ -156,7 +157,7 @@ class _Task:
         """Of the labeled images of each class."""
         total = np.zeros((len(self.size), self.x.shape[1]))
         np.add.at(total, self.label, self.labeled)
-        return total / self.size[:, None]
+        return np.asarray(total / self.size[:, None])
 
     def within(self) -> Float[np.ndarray, "dim dim"]:
         """Scatter within known classes, all of which count alike."""
@@ -176,8 +177,11 @@ class _Task:
         turn = vector / np.sqrt(value)
         return _Task(self.x @ turn, self.labeled @ turn, self.label)
 
-    def novel(self) -> "_Task":
-        """The same with those unlabeled images only that seem to be of no known class."""
+    def novel(self) -> tuple["_Task", float]:
+        """The same with those unlabeled images only that seem to be of no known class.
+
+        Also return the share of the unlabeled images that are of none.
+        """
         white = self.whitened()
         means, size = white.means, white.size[white.label]
         away = _squares(white.labeled, means)
@@ -187,20 +191,24 @@ class _Task:
         away[own] = np.inf
         known, hidden = with_own.min(axis=1), away.min(axis=1)
         weight = 1 / size / len(means)
-        order = np.append(known, hidden).argsort()
+        both: Float[np.ndarray, " twice"] = np.append(known, hidden)
+        order = both.argsort()
         # Going outwards, from all known ones too far and no hidden one near to the opposite.
-        excess = np.cumsum(np.append(weight, weight)[order])
-        cut = np.append(known, hidden)[order][min(excess.searchsorted(1), len(order) - 1)]
-        far = _squares(white.x, means).min(axis=1) > cut
-        return _Task(self.x[far], self.labeled, self.label)
+        near = np.cumsum(np.append(weight, weight)[order])
+        cut = float(both[order[min(int(near.searchsorted(1)), len(order) - 1)]])
+        far, wrong = _squares(white.x, means).min(axis=1) > cut, float(weight[known > cut].sum())
+        share = (far.mean() - wrong) / (1 - 2 * wrong) if wrong < 1 / 2 else 1.0
+        return _Task(self.x[far], self.labeled, self.label), float(np.clip(share, 0, 1))
 
-    def hide(self, disjoint: bool, generator: np.random.Generator) -> tuple["_Task", float]:
-        """Hide half of the known classes; also return their effective number.
+    def hide(
+        self, classes: int, disjoint: bool, generator: np.random.Generator
+    ) -> tuple["_Task", float]:
+        """Hide some known classes; also return their effective number.
 
         In mode gcd, half of the other labeled images are hidden too, as far as two are left.
         """
         count = len(self.size)
-        hidden = np.isin(self.label, generator.permutation(count)[: count // 2])
+        hidden = np.isin(self.label, generator.permutation(count)[:classes])
         unlabeled = hidden.copy()
         if not disjoint:
             order = generator.permutation(len(self.label))
@@ -291,30 +299,34 @@ RULES: Final[Mapping[str, Rule]] = {"pairs": _pairs, "dispersion": _dispersion}
 """The logarithm of the effective number of classes, by each rule."""
 
 
-def _count(task: _Task, disjoint: bool) -> tuple[Float[np.ndarray, " rules"], _Task]:
-    """Apply all rules; also return the task without what seems to be of known classes."""
-    novel = task if disjoint else task.novel()
-    if len(novel.x) < 4:
-        return np.zeros(len(RULES)), novel
-    return np.array([rule(novel) for rule in RULES.values()]), novel
+def _count(task: _Task) -> Float[np.ndarray, " rules"]:
+    few = len(task.x) < 4
+    return np.array([0.0 if few else rule(task) for rule in RULES.values()])
 
 
 def _corrected(
     task: _Task, disjoint: bool, inequality: float, generator: np.random.Generator
 ) -> NumberOfClasses:
     """Apply the rules, corrected by their errors on hidden classes."""
-    found, novel = _count(task, disjoint)
+    known = len(task.size)
+    novel, share = (task, 1.0) if disjoint else task.novel()
+    found = _count(novel)
     errors = np.zeros((0, len(RULES)))
-    if len(task.size) >= 4:
-        folds = [task.hide(disjoint, generator) for _ in range(FOLDS)]
-        errors = np.array([_count(fold, disjoint)[0] - log(true) for fold, true in folds])
+    if known >= 4:
+        # As large a share of the unlabeled images is hidden as seems to be novel: with half of
+        # the images of other classes, h of k classes are 2 h / (k + h) of them.
+        hidden = max(2, min(known // 2, round(share * known / (2 - share))))
+        folds = [task.hide(hidden, disjoint, generator) for _ in range(FOLDS)]
+        novels = [(fold if disjoint else fold.novel()[0], true) for fold, true in folds]
+        errors = np.array([_count(fold) - log(true) for fold, true in novels])
     bias = errors.sum(axis=0) / max(len(errors), 1)
     errors -= bias
     variance = (errors**2).sum(axis=0) / max(len(errors), 1) + LEAST_ERROR**2
     weight = variance**-2 / (variance**-2).sum()
     rules = found - bias + log(inequality)
+    doubt = DOUBT["ncd" if disjoint else "gcd"]
     middle, squares = float(rules @ weight), float(((errors @ weight) ** 2).sum())
-    doubted = (squares + DOUBT_FOLDS * DOUBT**2) / (len(errors) + DOUBT_FOLDS)
+    doubted = (squares + DOUBT_FOLDS * doubt**2) / (len(errors) + DOUBT_FOLDS)
     reach = WIDTH * sqrt(doubted + LEAST_ERROR**2)
 
     def number(logarithm: float, rounding: Callable[[float], int] = round) -> int:
