@@ -279,7 +279,7 @@ def test_the_first_paragraph_says_what_was_asked_and_found():
         "1 image of 14 known classes (k0, k1, k2, k3, k4, k5, k6, k7, k8, k9, k10, k11 and 2 "
         "more) came with a label; 1,200 came without. Of these, 1,150 were clustered into 2 novel "
         "classes, and 50 were assigned to known classes. The number of novel classes was "
-        "estimated by silhouette; estimates range from 2 to 4."
+        "estimated by silhouette; the interval is 2 to 4."
     )
     assert Read(report_page(discovery)).texts_in("h1") == ["2 novel classes in cats"]
 

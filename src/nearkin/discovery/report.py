@@ -37,11 +37,10 @@ from nearkin.tables import read_numbers, write_csv
 from nearkin.types import UNKNOWN
 
 CURVES: Final = {
+    "dispersion": "scatter within clusters, 1: as within known classes",
     "silhouette": "silhouette of the clusters",
-    "dtc": "accuracy on held-out known classes (DTC)",
-    "gcd": "accuracy on known classes (GCD)",
 }
-"""What each rule's estimate of the number of classes goes by."""
+"""What the estimate of the number of classes goes by."""
 TO_LABEL: Final = 100  # Images whose labels would teach most, in to_label.csv
 ON_PAGE: Final = 20  # Of these on the page
 WITH_IMAGES: Final = 60  # Classes shown with images; of more, the largest
@@ -145,7 +144,9 @@ def build_report(outcome: Outcome) -> DiscoveryReport:
         novel=tuple(views["novel"]),
         assigned=tuple(views["known"]),
         num_novel_source=(
-            "given with --classes" if estimate is None else "estimated by three rules"
+            "given with --classes"
+            if estimate is None
+            else f"estimated by {' and '.join(estimate.estimates)}"
         ),
         interval=None if estimate is None else (estimate.low, estimate.high),
         score_meaning=_confidence(outcome),

@@ -304,7 +304,7 @@ def _lead(report: DiscoveryReport) -> str:
     source = f"The number of novel classes was {report.num_novel_source}"
     if report.interval is not None:
         low, high = report.interval
-        source += f"; estimates range from {low} to {high}"
+        source += f"; the interval is {low} to {high}"
     return f"{data} {result} {source}."
 
 
