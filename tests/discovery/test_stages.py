@@ -488,7 +488,7 @@ def test_a_finetuned_encoder_extracts_features_by_the_trained_network(finetuned)
     encoder = make()
     known = known_stage(encoder, task, base(epochs=1))
     known.try_out()
-    cached, layer = encoder.features(known.method)
+    cached, layer = encoder.features(known.method, with_views=True)
     method = Encoder(known.method.backbone, 8, {})
     expected, _ = extract_features(
         method, encoder.images, ViewSettings("characters", 2, 0), CPU, 0
