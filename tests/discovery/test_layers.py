@@ -3,7 +3,6 @@
 import shutil
 import tomllib
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
 from nearkin.discovery.data import DiscoveryTask
 from nearkin.discovery.features import FinetunedEncoder
-from nearkin.discovery.layers import PlannedStage, last_block, network_seconds, planned_time
+from nearkin.discovery.layers import PlannedStage, last_block, planned_time, time_network
 from nearkin.discovery.stages import known_stage
 from nearkin.encoders.encoder import Encoder
 from nearkin.networks.backbone import build_backbone
@@ -186,7 +185,6 @@ def test_steps_are_timed_unless_the_time_is_obviously_too_short():
     planned = PlannedStage(stage, 2)
     assert planned.num_views == 2 * 3 * 32 * len(stage.method.views)
     before = {name: tensor.clone() for name, tensor in stage.method.state_dict().items()}
-    seconds = partial(network_seconds, encoder, [planned])
-    assert seconds(limit=0.0) > 0
-    assert seconds(limit=1e9) > 0
+    assert time_network(encoder, [planned], limit=0.0).seconds > 0
+    assert time_network(encoder, [planned], limit=1e9).seconds > 0
     assert all(torch.equal(x, before[name]) for name, x in stage.method.state_dict().items())

@@ -6,7 +6,7 @@ Else a layer on top of frozen features, which takes seconds (see `features`).
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -83,9 +83,16 @@ class PlannedStage:
         return self.epochs * order.steps_per_epoch * order.batch_size * len(views)
 
 
-def network_seconds(
+class NetworkTime(NamedTuple):
+    """How long the trainings of a network take, beside whatever else the machine does."""
+
+    seconds: float
+    busy: str = ""  # What other processes do to it; see `EpochTime`
+
+
+def time_network(
     encoder: FinetunedEncoder, stages: Sequence[PlannedStage], limit: float
-) -> float:
+) -> NetworkTime:
     """Estimate how long it takes here to train a network, and to encode all images by it.
 
     A few steps of each stage are timed; where it is obvious that all of them would take longer
@@ -94,14 +101,14 @@ def network_seconds(
     each_image = seconds_per_image(encoder)
     views = sum(each.num_views for each in stages)
     if each_image * views > OBVIOUS * limit:
-        return each_image * views
+        return NetworkTime(each_image * views)
     # Each network encodes all images, the one of the result their views as well.
     passes = encoder.config.num_views + sum(each.number for each in stages)
-    trained = sum(
-        each.epochs * time_epoch(each.stage.config, each.stage.method, [each.stage.feed]).seconds
-        for each in stages
-    )
-    return trained + each_image * passes * len(encoder.images)
+    trainings = [each.stage for each in stages]
+    epochs = [time_epoch(one.config, one.method, [one.feed]) for one in trainings]
+    trained = sum(each.epochs * epoch.seconds for each, epoch in zip(stages, epochs, strict=True))
+    busiest = max(epochs, key=lambda epoch: epoch.slowdown)
+    return NetworkTime(trained + each_image * passes * len(encoder.images), busiest.busy)
 
 
 def seconds_per_image(encoder: FinetunedEncoder) -> float:

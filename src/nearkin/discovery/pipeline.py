@@ -22,10 +22,10 @@ from nearkin.discovery.findings import Finding, early_findings
 from nearkin.discovery.layers import (
     PlannedStage,
     last_block,
-    network_seconds,
     planned_time,
     pretraining_time,
     time_left,
+    time_network,
 )
 from nearkin.discovery.number import NumberOfClasses, estimate_number
 from nearkin.discovery.stages import (
@@ -352,9 +352,12 @@ class Pipeline:
         # Each stage once more with known classes hidden.
         stages = PlannedStage(known, 2), PlannedStage(last, results + 1)
         left = time_left(planned, self.log.seconds)
-        needed = network_seconds(state.encoder, stages, left)
+        assert isinstance(state.encoder, FinetunedEncoder)
+        needed, busy = time_network(state.encoder, stages, left)
         layers = state.config.train_layers
         text = f"training {layers} takes about {span(needed)}, {span(left)} of {planned} are left"
+        if busy:
+            self.log.info(f"warning: the machine is busy: {busy}")
         if needed > left:
             text += f"; so --train-layers top, for {layers} give more --max-time or name it"
         self.log.info(f"           {text}")
