@@ -80,8 +80,11 @@ class Arm:
         """Score images of known classes, some of which were hidden."""
         task = self.bench.task(self.mode)
         with TemporaryDirectory() as folder:
-            common = self.mode, Path(folder), {}, "clusters", self.train
-            (trial,) = Trials(self.encoder, task, self.base, *common).run([self.candidate], 1)
+            where = Path(folder)
+            every = Trials(
+                self.encoder, task, self.base, self.mode, where, {}, "clusters", train=self.train
+            )
+            (trial,) = every.run([self.candidate], num_folds=1)
         return {"all": trial.accuracy}
 
     @property
