@@ -479,12 +479,14 @@ class DiscoverConfig:
     """Whether that encoder may lack some weights, or have others left over."""
     method: str = "simclr"
     """Method that trains an encoder without labels: a name, FILE.py:NAME or module:NAME."""
-    train_layers: str = "top"
-    """What learns from labels: `top`, a layer on the frozen encoder; `all`; or named parts."""
+    train_layers: str = "auto"
+    """What learns from labels: top, a layer on the frozen encoder; all; or a part by its name."""
     known_epochs: AutoCount = "auto"
     """Epochs over the labeled images, in the second stage."""
     epochs: AutoCount = "auto"
     """Epochs over the unlabeled images, in the third stage."""
+    max_time: str = ""
+    """Length of the whole run, such as 45m or 2h; decides what is trained, and how long."""
     batch_size: Annotated[int | Auto, Range(4, MAX)] = "auto"
     """Images per step, half of them labeled."""
     lr_milestones: str = ""
@@ -533,6 +535,8 @@ class DiscoverConfig:
     def __post_init__(self) -> None:
         """Refuse values that cannot be carried out, before anything is read."""
         check_settings(self)
+        if self.max_time:
+            seconds(self.max_time)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ class Pace:
         self._newest = self.clock() - self._paused, done
         if not self._marks or self._newest[0] - self._marks[-1][0] >= 1:
             self._marks.append(self._newest)
-        return [*self.speed, f"{_span(self.clock() - self._began)} so far"]
+        return [*self.speed, f"{span(self.clock() - self._began)} so far"]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -89,11 +89,15 @@ class Pace:
             return []
         rate = (done - first) / (now - then)
         left, images = (self.total - done) / rate, rate * self.images
-        return [f"{_span(left)} left", f"{images:.{0 if images >= 10 else 1}f} img/s"]
+        return [f"{span(left)} left", f"{images:.{0 if images >= 10 else 1}f} img/s"]
 
 
-def _span(seconds: float) -> str:
-    """Format seconds as h:mm:ss."""
+def span(seconds: float) -> str:
+    """Format seconds as h:mm:ss.
+
+    >>> span(754), span(4000)
+    ('12:34', '1:06:40')
+    """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -135,7 +135,7 @@ def encoder(tmp_path_factory, arrays):
     return out
 
 
-SHORT = words("-q --batch-size 16 --num-views 2 --known-epochs 10")
+SHORT = words("-q --batch-size 16 --num-views 2 --known-epochs 10 --train-layers top")
 FEW = [*SHORT, *words("--num-seeds 1 --no-baselines --epochs 2 --classes 2")]
 LEAST = [*FEW, *words("--objective simgcd --entropy-weight 1")]
 LEAST_NCD = [*FEW, *words("--objective ncl --pair-rate 1")]

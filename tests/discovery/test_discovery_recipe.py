@@ -124,6 +124,7 @@ def learning(path, tmp_path):
     shared = ("epochs", "lr_milestones", "augment", "batch_size", "seed")
     base = TrainConfig(
         **{name: getattr(config, name) for name in shared},
+        image_size=SIDE,
         precision="fp32",
         workers=0,
         cache="off",

@@ -27,6 +27,7 @@ from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
+from nearkin.run.settings import resolve
 from nearkin.types import UNKNOWN
 
 CPU = torch.device("cpu")
@@ -425,7 +426,7 @@ def finetuned():
 
     def encoder(layers="all"):
         config = DiscoverConfig(train_layers=layers, num_views=2)
-        return FinetunedEncoder(pretrained, images, config, base(cache="off"), CPU)
+        return FinetunedEncoder(pretrained, images, config, base(cache="off", image_size=8), CPU)
 
     label = np.where(np.arange(40) < 20, np.arange(40) % 2, UNKNOWN)
     return encoder, DiscoveryTask(label, np.arange(40), 2, 2)
@@ -467,6 +468,17 @@ def test_a_whole_network_may_be_trained(finetuned):
 def test_unknown_layers_are_refused_and_the_existing_ones_named(finetuned, named):
     with pytest.raises(UsageError, match=rf"--train-layers {named} .*: 0, 2, 4, 6$"):
         finetuned[0](named)
+
+
+def test_a_network_learns_from_views_as_small_as_those_of_its_pretraining():
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
+    images = open_images(pixels)
+    settings = resolve(TrainConfig(backbone="small", batch_size=4), images, CPU)
+    pretrained = Encoder(build_backbone("small", 32), 32, {})
+    encoder = FinetunedEncoder(pretrained, images, DiscoverConfig(), settings, CPU)
+    order = Streams(np.zeros(0, np.int64), np.arange(8), 4, 0)
+    batch = next(encoder.feed(order, METHODS["simgcd"], np.full(8, UNKNOWN)).between(0, 1))
+    assert {view.shape for view in batch.views} == {(4, 3, 24, 24)}
 
 
 def test_freezing_leaves_named_parts_to_learn():
@@ -514,7 +526,7 @@ def test_a_finetuned_encoder_extracts_features_by_the_trained_network(finetuned)
     encoder = make()
     known = known_stage(encoder, task, base(epochs=1))
     known.try_out()
-    cached, layer = encoder.features(known.method)
+    cached, layer = encoder.features(known.method, with_views=True)
     method = Encoder(known.method.backbone, 8, {})
     expected, _ = extract_features(
         method, encoder.images, ViewSettings("characters", 2, 0), CPU, 0

@@ -51,7 +51,7 @@ def trained(tmp_path_factory, data):
 def discovered(tmp_path_factory, data, trained):
     settings = DiscoverConfig(
         known="0,1,2,3,4", truth="data", classes=5, mode="ncd", known_epochs=10, epochs=2,
-        num_views=2, objective="ncl", pair_rate=1.0,
+        num_views=2, objective="ncl", pair_rate=1.0, train_layers="top",
         from_run=str(trained.path),
     )  # fmt: skip
     return discover(data, settings, out=tmp_path_factory.mktemp("runs") / "found").folder

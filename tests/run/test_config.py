@@ -137,6 +137,8 @@ def test_every_setting_has_a_default_and_a_sentence(kind):
         ({"known_epochs": 0}, "--known-epochs 0 is not at least 1"),
         ({"num_seeds": 0}, "--num-seeds 0 is not at least 1"),
         ({"batch_size": 3}, "--batch-size 3 is not at least 4"),
+        ({"max_time": "soon"}, "--max-time soon is not a duration; write it as 45m or 2h"),
+        ({"max_time": "0h"}, "--max-time 0h is not a duration"),
         ({"num_views": 1}, "--num-views 1 is not from 2 to 64"),
         ({"num_views": 65}, "--num-views 65 is not from 2 to 64"),
         ({"entropy_weight": -0.1}, "--entropy-weight -0.1 is not at least 0"),
@@ -189,6 +191,7 @@ CHANGED = dict(
     train_layers="layer4",
     epochs=200,
     known_epochs=100,
+    max_time="2h",
     lr_milestones="0.85",
     batch_size=64,
     objective="simgcd",
@@ -262,7 +265,8 @@ def test_every_setting_that_contradicts_the_discovery_that_is_continued_is_named
     with pytest.raises(UsageError) as refused:
         continued(DiscoverConfig(**CHANGED), DiscoverConfig())
     named = set(re.findall(r"--([a-z-]+) [^-;]* became", str(refused.value)))
-    free = {"devices", "workers", "max_bad"}  # they do not touch the result
+    # They do not touch the result, or are planned when a run begins.
+    free = {"devices", "workers", "max_bad", "max_time"}
     every = {entry.name for entry in fields(DiscoverConfig)} - free - {"from_run"} | {"from"}
     assert named == {name.replace("_", "-") for name in every}
 

@@ -275,7 +275,7 @@ class FineTuner:
             weight_decay=WEIGHT_DECAY,
             seed=self.config.seed,
             evaluate_every=candidate.epochs,
-            precision=precision_of(self.device),  # type: ignore[arg-type]
+            precision=precision_of(self.device),
             workers=self.workers,
             cache=self.config.cache,
             save_every=self.config.save_every,

@@ -57,6 +57,7 @@ def demo(
         known="0,1,2,3,4",
         truth="data",
         from_run=str(trained.path),
+        train_layers="top",  # in seconds
         epochs=30,
         num_views=4,
     )

@@ -127,6 +127,7 @@ def _checked(config: DiscoverConfig, folder: RunFolder, *, resume: bool) -> Disc
         raise UsageError(f"--method {config.method} learns from labels; the first stage has none")
     config = _with_objective(config)
     _check_tuned(config)
+    _check_time(config)
     if "num_novel_classes" in config.options:
         raise UsageError("--num-novel-classes is an option of nearkin train; give --classes here")
     if source := kept_copy(folder.start, config.from_run, resume=resume):
@@ -200,6 +201,15 @@ def _check_tuned(config: DiscoverConfig) -> None:
                 f"{option(name)} is a setting of {' and '.join(owners)}; --mode {config.mode} "
                 f"tries {' and '.join(sorted(tried))}"
             )
+
+
+def _check_time(config: DiscoverConfig) -> None:
+    """Refuse a time where nothing is left to plan."""
+    if config.max_time and config.from_run and config.train_layers != "auto":
+        raise UsageError(
+            f"--max-time {config.max_time} has nothing to plan: --from gives the encoder, and "
+            "--train-layers says what learns from labels; leave one of the three out"
+        )
 
 
 def _check_sizes(dataset: DiscoveryData, config: DiscoverConfig) -> None:

@@ -82,7 +82,7 @@ def top_features(
     encoder: DiscoveryEncoder, method: Method[Any], rows: Int64[np.ndarray, " n"] | None = None
 ) -> Float[Tensor, "n dim"]:
     """Return the features of images, by default of all, that a method's heads take."""
-    cached, layer = encoder.features(method)
+    cached, layer = encoder.features(method, with_views=False)
     center = cached.center if rows is None else cached.center[torch.from_numpy(rows)]
     return apply_layer(frozen_copy(layer), center)
 

@@ -447,5 +447,6 @@ def batch_size(dataset: DiscoveryData, config: DiscoverConfig) -> int:
     """Return the batch size of the stages that learn from labels, or refuse the requested one."""
     count, processes = len(dataset.parts.train_rows), num_processes(config.devices)
     batch = min(BATCH_SIZE, count) if config.batch_size == "auto" else config.batch_size
-    check_batch(batch, count, 1 if config.train_layers == "top" else processes)
+    # On top of a frozen encoder the first process trains alone, and `auto` may come to that.
+    check_batch(batch, count, 1 if config.train_layers in ("auto", "top") else processes)
     return batch

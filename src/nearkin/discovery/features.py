@@ -27,6 +27,7 @@ from nearkin.method import Method
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import trainable_layer
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
+from nearkin.run.settings import view_sides
 from nearkin.tables import usable, write_whole
 from nearkin.types import Batch
 
@@ -169,8 +170,11 @@ class FrozenEncoder:
         views = self.cached.views.to(self.device)
         return CachedViews(views, order=order, num_views=len(kind.views), labels=label)
 
-    def features(self, method: Method[Any]) -> tuple[CachedFeatures, nn.Module]:
+    def features(
+        self, method: Method[Any], *, with_views: bool
+    ) -> tuple[CachedFeatures, nn.Module]:
         """Return the cached features, and the layer that `method` trained on them."""
+        del with_views  # they are there
         return self.cached, method.backbone
 
 
@@ -196,7 +200,8 @@ class FinetunedEncoder:
         return network
 
     def feed(self, order: BatchOrder, kind: type[Method[Any]], label: np.ndarray) -> Feed:
-        """Return batches of augmented images."""
+        """Return batches of augmented images, in views as large as those of `nearkin train`."""
+        (side,) = view_sides(self.base)
         return Batches(
             self.images,
             views_of(self.base.augment, kind.views, more=kind.more_views),
@@ -206,12 +211,15 @@ class FinetunedEncoder:
             workers=int(self.base.workers),
             cache=self.base.cache,
             labels=label,
-        )
+        ).resized(side)
 
-    def features(self, method: Method[Any]) -> tuple[CachedFeatures, nn.Module]:
+    def features(
+        self, method: Method[Any], *, with_views: bool
+    ) -> tuple[CachedFeatures, nn.Module]:
         """Return features by the method's network; no layer comes on top of them."""
         encoder = Encoder(method.backbone, self.pretrained.preprocessing, {})
-        drawn = ViewSettings(self.base.augment, self.config.num_views, self.base.seed)
+        num_views = self.config.num_views if with_views else 0
+        drawn = ViewSettings(self.base.augment, num_views, self.base.seed)
         workers = int(self.base.workers)
         features, _ = extract_features(encoder, self.images, drawn, self.device, workers)
         return features, nn.Identity()
@@ -222,7 +230,7 @@ DiscoveryEncoder = FrozenEncoder | FinetunedEncoder
 
 def check_train_layers(encoder: Encoder, layers: str) -> None:
     """Refuse layers that a network does not have, before anything is trained."""
-    if layers not in ("top", "all"):
+    if layers not in ("auto", "top", "all"):
         freeze(copy.deepcopy(encoder.backbone), layers)
 
 
@@ -231,6 +239,8 @@ def freeze(network: Backbone, layers: str) -> None:
     names = [name for name, _ in network.body.named_parameters()]
     if not any(name.startswith(layers) for name in names):
         parts = ", ".join(dict.fromkeys(name.split(".")[0] for name in names))
-        raise UsageError(f"--train-layers {layers} is top, all or a part of the network: {parts}")
+        raise UsageError(
+            f"--train-layers {layers} is auto, top, all or a part of the network: {parts}"
+        )
     for name, parameter in network.body.named_parameters():
         parameter.requires_grad_(name.startswith(layers))

@@ -161,10 +161,10 @@ class Outcome:
 
 def build_outcome(pipeline: Pipeline, state: DiscoveryState, trained: TrainedMethods) -> Outcome:
     """Classify all images by the first seed, write its encoder and classifier, and compare it."""
-    config, folder = pipeline.config, pipeline.folder
+    config, folder = state.config, pipeline.folder
     dataset, task, encoder = state.dataset, state.task, state.encoder
     method = trained.methods[0]
-    cached, layer = encoder.features(method)
+    cached, layer = encoder.features(method, with_views=True)
     pretrained = state.pretrained
     network = pretrained.backbone if encoder is state.frozen else method.backbone
     classifier = Classifier(

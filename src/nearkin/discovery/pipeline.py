@@ -21,9 +21,18 @@ from nearkin.discovery.features import (
     extract_features,
 )
 from nearkin.discovery.findings import Finding, early_findings
+from nearkin.discovery.layers import (
+    PlannedStage,
+    last_block,
+    planned_time,
+    pretraining_time,
+    time_left,
+    time_network,
+)
 from nearkin.discovery.number import NumberOfClasses, estimate_number
 from nearkin.discovery.stages import (
     Stage,
+    StageInit,
     class_stage,
     known_stage,
     shared_with_workers,
@@ -43,20 +52,23 @@ from nearkin.discovery.trials import (
 )
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.method import Method
+from nearkin.pace import span
 from nearkin.report.pages import write_page
 from nearkin.run.data import write_bad_files
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder, data_name, opened
 from nearkin.run.opening import resumed_settings
 from nearkin.run.reporter import Logger
-from nearkin.run.settings import resolve
+from nearkin.run.settings import precision_of, resolve
 from nearkin.training.session import train_encoder
 from nearkin.training.start import write_start
 from nearkin.types import UNKNOWN
 
 SEEDS: Final = 3
 """Trainings of the last stage on top of a frozen encoder; a finetuned one is trained once."""
-SHARED: Final = ("val", "seed", "device", "devices", "workers", "cache", "scan", "max_bad")
+SHARED: Final = (
+    "val", "seed", "device", "devices", "workers", "cache", "scan", "max_bad", "max_time",
+)  # fmt: skip
 """Settings that the first stage takes over."""
 BASE_LOSS: Final[dict[str, Value]] = {
     "novel_weight": 0.0,
@@ -75,6 +87,7 @@ BASELINES: Final[dict[str, dict[str, Value]]] = {
 class DiscoveryState:
     """What stands before the first training on labels."""
 
+    config: DiscoverConfig  # It says what learns from labels, also where that was `auto`
     dataset: DiscoveryData
     pretrained: Encoder
     base: TrainConfig  # Settings that all later trainings share
@@ -101,6 +114,13 @@ def baseline_options(
     return {name: {**shared, **changed} for name, changed in BASELINES.items()}
 
 
+def num_seeds(config: DiscoverConfig) -> int:
+    """Return how often the last stage is trained, where it is known what learns."""
+    if config.num_seeds != "auto":
+        return config.num_seeds
+    return SEEDS if config.train_layers == "top" else 1
+
+
 class TrainedMethods(NamedTuple):
     """The methods of the last stage."""
 
@@ -123,6 +143,8 @@ class Pipeline:
 
     def prepare(self, dataset: DiscoveryData) -> DiscoveryState:
         """Train or load the encoder, estimate the number of classes, and tune by trials."""
+        if planned := planned_time(self.config, self.device):
+            self.log.info(f"plan   {planned} in all; for another time, give --max-time 2h")
         pretrained = self._pretrained(dataset)
         check_train_layers(pretrained, self.config.train_layers)
         base = self._base(pretrained, dataset)
@@ -131,10 +153,6 @@ class Pipeline:
         # Whatever the later stages train, the number of classes is estimated and the setting is
         # tuned on frozen features: a trial takes seconds there, and needs no second encoder.
         frozen = FrozenEncoder(cached, self.device)
-        encoder: DiscoveryEncoder = frozen
-        if self.config.train_layers != "top":
-            images = dataset.images
-            encoder = FinetunedEncoder(pretrained, images, self.config, base, self.device)
         estimate = self._estimate(cached, dataset)
         task = self._task(dataset, estimate)
         # Warnings of what is clear already come before time is spent on training.
@@ -148,12 +166,13 @@ class Pipeline:
         for finding in findings:
             self.log.info(f"warning: {finding.text}")
         trials, chosen = self._chosen(frozen, task, base)
-        return DiscoveryState(
+        state = DiscoveryState(
+            config=replace(self.config, cache=base.cache, train_layers="top", max_time=""),
             dataset=dataset,
             pretrained=pretrained,
             base=base,
             frozen=frozen,
-            encoder=encoder,
+            encoder=frozen,
             estimate=estimate,
             task=task,
             findings=findings,
@@ -161,6 +180,7 @@ class Pipeline:
             chosen=chosen,
             bad_rows=bad_rows,
         )
+        return self._with_layers(state)
 
     def _pretrained(self, dataset: DiscoveryData) -> Encoder:
         """Stage 1: an encoder that has seen no label."""
@@ -187,6 +207,7 @@ class Pipeline:
         ):
             settings = resumed_settings(folder, settings)
             settings = resolve(settings, parts.train, self.device)
+            settings = replace(settings, max_time=pretraining_time(settings.max_time))
             with resource_errors(int(settings.batch_size)):
                 train_encoder(folder, settings, parts, data=self.data, device=self.device, log=log)
                 write_page(folder, parts.images)
@@ -197,7 +218,7 @@ class Pipeline:
         return {name: getattr(self.config, name) for name in names}
 
     def _base(self, pretrained: Encoder, dataset: DiscoveryData) -> TrainConfig:
-        """Resolve the settings that all later stages share."""
+        """Resolve the settings that all later stages share, on top of a frozen encoder."""
         config = self.config
         requested = TrainConfig(
             method="ncl",
@@ -206,7 +227,7 @@ class Pipeline:
             epochs=1,  # each stage has a length of its own
             **self._shared("augment", "seed", "devices", "workers", "cache"),
             # On cached features a step is so short that a lower precision gains no time.
-            precision="fp32" if config.train_layers == "top" else "auto",
+            precision="fp32",
         )
         resolved = resolve(requested, dataset.parts.train, self.device)
         # A resumed run may find more or less room for a cache, and cached photos are other pixels.
@@ -298,11 +319,84 @@ class Pipeline:
             self.log.info(f"           too few labels of known classes to hide some: {chosen}")
         return trials, chosen
 
+    def _with_layers(self, state: DiscoveryState) -> DiscoveryState:
+        """Return the state in which `--train-layers` learn from labels."""
+        layers = self.config.train_layers
+        if layers == "auto":
+            layers = self._layers(state)
+        if layers != "top":
+            state = self._finetuned(state, layers)
+        # From here on a resumed run has no choice.
+        self.folder.write_settings(state.config, data_name(self.data))
+        return state
+
+    def _finetuned(self, state: DiscoveryState, layers: str) -> DiscoveryState:
+        """Return the state in which layers of the network itself learn."""
+        config = replace(state.config, train_layers=layers)
+        base = replace(state.base, precision=precision_of(self.device))
+        images = state.dataset.images
+        encoder = FinetunedEncoder(state.pretrained, images, config, base, self.device)
+        return replace(state, config=config, base=base, encoder=encoder)
+
+    def _layers(self, state: DiscoveryState) -> str:
+        """Return the last block, if time allows and hidden classes are found as well; or `top`."""
+        block = last_block(state.pretrained.backbone)
+        if not block or not state.trials:
+            why = "the network has no blocks" if state.trials else "no known class can be hidden"
+            self.log.info(f"           --train-layers top: {why}")
+            return "top"
+        finetuned = self._finetuned(state, block)
+        # What was begun had time enough, whatever is measured where a run is resumed.
+        begun = self.folder.stage("calibration-known").path.exists()
+        if not begun and not self._fits(finetuned):
+            return "top"
+        (trial,) = self._calibrating(finetuned)
+        (frozen,) = (each for each in state.trials if each.repeats(trial))
+        layers = block if trial.accuracy >= frozen.accuracy else "top"
+        self.log.info(
+            f"           --train-layers {layers}: {trial.accuracy:.1%} accuracy on hidden known "
+            f"classes if {block} is trained, {frozen.accuracy:.1%} if a layer on top is"
+        )
+        return layers
+
+    def _fits(self, state: DiscoveryState) -> bool:
+        """Whether all trainings of the network fit into the time that is left."""
+        planned = planned_time(self.config, self.device)
+        if not planned:
+            return True
+        known = self._known_stage(state)
+        init = StageInit(known.method)
+        method, options = state.chosen.method, self._options(state)
+        last = class_stage(state.encoder, state.task, state.base, init, method, options)
+        results = num_seeds(state.config) + len(BASELINES) * state.config.baselines
+        # Each stage once more with known classes hidden.
+        stages = PlannedStage(known, 2), PlannedStage(last, results + 1)
+        left = time_left(planned, self.log.seconds)
+        assert isinstance(state.encoder, FinetunedEncoder)
+        needed, busy = time_network(state.encoder, stages, left)
+        layers = state.config.train_layers
+        text = f"training {layers} takes about {span(needed)}, {span(left)} of {planned} are left"
+        if busy:
+            self.log.info(f"warning: the machine is busy: {busy}")
+        if needed > left:
+            text += f"; so --train-layers top, for {layers} give more --max-time or name it"
+        self.log.info(f"           {text}")
+        return needed <= left
+
+    def _known_stage(self, state: DiscoveryState) -> Stage:
+        base = replace(state.base, epochs=state.config.known_epochs)
+        return known_stage(state.encoder, state.task, base)
+
+    def _options(self, state: DiscoveryState) -> dict[str, Value]:
+        """Return the options of the method of the last stage."""
+        own = state.chosen.options(state.config.mode, state.task.num_novel)
+        return own | dict(state.config.options)
+
     def train(self, state: DiscoveryState) -> TrainedMethods:
         """Train stages 2 and 3, and the baselines of stage 3."""
-        config, task = self.config, state.task
+        config, task = state.config, state.task
         self.log.info(f"stage 2/3  {task.num_known} known classes")
-        known = known_stage(state.encoder, task, replace(state.base, epochs=config.known_epochs))
+        known = self._known_stage(state)
         self._train(known, "known", state)
         init = stage_init(state.encoder, known.method, task, config.seed, config.start)
 
@@ -315,11 +409,8 @@ class Pipeline:
             self._train(stage, name, state)
             return stage.method
 
-        count = config.num_seeds
-        if count == "auto":
-            count = SEEDS if config.train_layers == "top" else 1
-        chosen, method = state.chosen, state.chosen.method
-        options = chosen.options(config.mode, task.num_novel) | dict(config.options)
+        chosen, method, options = state.chosen, state.chosen.method, self._options(state)
+        count = num_seeds(config)
         self.log.info(f"stage 3/3  {task.num_novel} novel classes by {chosen}, {count} seeds")
         methods = [trained(f"{method}-{seed}", method, options, seed) for seed in range(count)]
         # Baselines are NCL's, which has a head for novel classes.
@@ -335,7 +426,7 @@ class Pipeline:
 
         Probabilities of a network that is trained itself differ from those on top of a frozen one.
         """
-        config, folder = self.config, self.folder.stage("calibration").path
+        config, folder = state.config, self.folder.stage("calibration").path
         if config.train_layers == "top" or not state.trials:
             return state.trials
         self.log.info("           calibration: the network, with some known classes hidden")
@@ -354,6 +445,6 @@ class Pipeline:
 
     def _train(self, stage: Stage, name: str, state: DiscoveryState) -> None:
         workers = shared_with_workers(
-            stage, self.config, state.pretrained.preprocessing, state.bad_rows
+            stage, state.config, state.pretrained.preprocessing, state.bad_rows
         )
         stage.run(self.folder.stage(name), self.log, workers)

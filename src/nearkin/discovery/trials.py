@@ -126,6 +126,10 @@ class Trial:
     """Of the unlabeled images that were learned from."""
     correct: Bool[np.ndarray, " images"]  # Whether the most probable class of these is right
 
+    def repeats(self, other: "Trial") -> bool:
+        """Whether another trial searches for the same classes by the same candidate."""
+        return (self.fold, self.candidate) == (other.fold, other.candidate)
+
 
 def folds(num_known: int, seed: int) -> list[Int64[np.ndarray, " hidden"]]:
     """Return the classes that each fold hides; no folds if fewer than two would remain known.

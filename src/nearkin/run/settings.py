@@ -369,10 +369,9 @@ def check_batch(batch: int, num_images: int, processes: int) -> None:
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def precision_of(device: torch.device) -> str:
+def precision_of(device: torch.device) -> Literal["fp32", "bf16"]:
     """The name of the arithmetic that the device computes natively."""
-    native = native_precision(device)
-    return next(name for name, dtype in PRECISIONS.items() if dtype == native)
+    return "bf16" if native_precision(device) == PRECISIONS["bf16"] else "fp32"
 
 
 def _or(value: Any, automatic: Callable[[], Any]) -> Any:
