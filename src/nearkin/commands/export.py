@@ -332,9 +332,10 @@ def _write_graph(
             theirs = torch.cat([run(part) for part in of_side])
         compared = _equal if format == "torch-export" else _within
         result = compared(own, theirs, program, network.output)
-        batches = f"batches of {' and '.join(sorted({str(len(part)) for part in of_side}))}"
+        batches = sorted({len(part) for part in of_side})
         lines.append(
-            f"{network.output} of {sample.what}, {side} px, {batches}: {result}, by {program}"
+            f"{network.output} of {sample.what}, {side} px, batches of {batches[0]} to "
+            f"{batches[-1]}: {result}, by {program}"
         )
     return lines
 
