@@ -60,7 +60,8 @@ def test_nothing_is_evaluated_or_unpickled(path):
             assert not name.endswith(".extractall")
             keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
             assert keywords.get("allow_pickle", "False") == "False"
-            assert keywords.get("shell", "False") == "False"
+            names_one = name == "app.install_completion"  # such as bash; starts none
+            assert names_one or keywords.get("shell", "False") == "False"
             if name == "torch.load":
                 assert keywords["weights_only"] == "True"
 
