@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Collection
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
@@ -138,8 +138,11 @@ def _declared(group: str) -> EntryPoints:
     return entry_points(group=f"nearkin.{group}")
 
 
-def _owned(group: str, name: str, built_in: bool) -> EntryPoint | None:
-    """The entry point of that name, if there is one; a name has one owner."""
+def _owned(group: str, name: str, built_in: bool) -> Any:
+    """The entry point of that name, or None; a name has one owner.
+
+    It is no `EntryPoint` of Python's where a library has loaded its own importlib_metadata.
+    """
     points = list(_declared(group).select(name=name))
     if len(points) + built_in > 1:
         owners = [point.dist.name if point.dist else point.value for point in points]

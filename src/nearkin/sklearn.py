@@ -22,8 +22,10 @@ from nearkin.evaluation.embeddings import encode_images
 from nearkin.method import Method
 
 
-class SelfSupervisedEncoder(  # type: ignore[misc]  # scikit-learn has no types
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
+class SelfSupervisedEncoder(
+    ClassNamePrefixFeaturesOutMixin,  # type: ignore[misc]  # scikit-learn has no types
+    TransformerMixin,  # type: ignore[misc]
+    BaseEstimator,  # type: ignore[misc]
 ):
     """Trains an encoder on images without labels, and turns images into its features.
 
