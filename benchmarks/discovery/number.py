@@ -221,7 +221,8 @@ def main() -> None:
         if name not in sets:
             sets[name] = features(options.folder, name)
         drawn = draw_task(sets[name], name, options.part, task["mode"], task["tail"] == 1, seed)
-        rows.append(task | run(drawn, task["mode"], seed))
+        three = seed % 1000 < THREE_RULES
+        rows.append(task | run(drawn, task["mode"], seed, three))
         print({key: value for key, value in rows[-1].items() if key != "part"}, flush=True)
         write_csv(options.output, COLUMNS, [[row.get(c, "") for c in COLUMNS] for row in rows])
     for line in summary([row for row in rows if row["part"] == options.part]):
