@@ -5,8 +5,8 @@
 FOLDER is that of compare.py: the data, and an encoder of each in runs/NAME. Features are computed
 once, of images as they are. A row is written once its task is done, so a stopped benchmark goes on
 where it was. `--part design` has the tasks that the estimate was built on, `--part report` those
-that docs/discovery.md reports; they share no classes. `--rules N` also applies the three rules of
-rules.py to each N-th task, which takes a minute or more each. Protocol: docs/discovery.md.
+that docs/discovery.md reports; they share no classes. On the first tasks of each data set, the
+three rules of rules.py are beside the estimate. Protocol: docs/discovery.md.
 """
 
 import argparse
@@ -37,6 +37,7 @@ SOURCES: dict[Part, dict[str, int]] = {
     "report": {"fashion": 20, "caltech": 20, "omniglot": 20},
 }
 """Data sets of each part, and tasks of each; half of them in either mode."""
+THREE_RULES = 8  # Tasks of each data set to which these are applied; they take long
 PER_CLASS = 2000  # Images of each class whose features are computed, at most
 MOST_NOVEL, FEWEST_KNOWN = 120, 4
 FEWEST, MOST = 10, 1000  # Images of a class, of the largest ones if classes are unequal
@@ -169,39 +170,34 @@ def tasks(part: Part, sets: Sequence[str]) -> Iterator[Row]:
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield a Markdown table: by data set and mode, balanced or not, and of all."""
-    yield "| tasks | | median error | within | mean log error | three rules | within |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
-    groups = {f"{row['data']}, {row['mode']}" for row in rows}
-    chosen: dict[str, Sequence[Row]] = {
-        group: [r for r in rows if f"{r['data']}, {r['mode']}" == group]
-        for group in sorted(groups)
-    }
+    """Yield a Markdown table by data set and mode, then one beside the three rules."""
+    yield "| | tasks | median error | log error | within |"
+    yield "|" + " --- |" * 5
+    for name in ("", *dict.fromkeys(row["data"] for row in rows)):
+        for mode in ("ncd", "gcd"):
+            of = [r for r in rows if r["mode"] == mode and name in ("", r["data"])]
+            yield f"| {name or 'all'}, {mode} | {_cells(of)} |"
+    for tail, word in ((0, "equal"), (1, "unequal")):
+        yield f"| {word} | {_cells([row for row in rows if int(row['tail']) == tail])} |"
+    yield f"| all | {_cells(rows)} |"
+    both = [row for row in rows if row.get("three_rules")]
     for mode in ("ncd", "gcd"):
-        for tail, word in ((0, "equal"), (1, "unequal")):
-            of = [r for r in rows if r["mode"] == mode and int(r["tail"]) == tail]
-            chosen[f"{mode}, {word}"] = of
-        chosen[f"all {mode}"] = [row for row in rows if row["mode"] == mode]
-    for name, of in (chosen | {"all": rows}).items():
-        if of:
-            yield f"| {name} | {len(of)} | {' | '.join(_cells(of))} |"
+        of = [row for row in both if row["mode"] == mode]
+        yield f"| {mode}, beside the three rules | {_cells(of)} |"
+        yield f"| {mode}, their median | {_cells(of, 'three_rules', 'three_')} |"
+        for rule in ("silhouette", "dtc", "gcd"):
+            yield f"| {mode}, {rule} | {_cells(of, rule, 'three_')} |"
 
 
-def _cells(rows: Sequence[Row]) -> Iterator[str]:
-    for chosen, low, high in (
-        ("estimate", "low", "high"),
-        ("three_rules", "three_low", "three_high"),
-    ):
-        of = [
-            [float(row[c]) for c in (chosen, low, high, "true")] for row in rows if row.get(chosen)
-        ]
-        if of:
-            yield f"{median(abs(x - true) / true for x, _, _, true in of):.0%}"
-            yield f"{fmean(a <= true <= b for _, a, b, true in of):.0%}"
-            if chosen == "estimate":
-                yield f"{fmean(abs(log(x / true)) for x, _, _, true in of):.2f}"
-        else:
-            yield from ("", "")
+def _cells(rows: Sequence[Row], chosen: str = "estimate", prefix: str = "") -> str:
+    columns = chosen, f"{prefix}low", f"{prefix}high", "true"
+    of = [[float(row[column]) for column in columns] for row in rows]
+    if not of:
+        return "0 | | | "
+    error = median(abs(x - true) / true for x, _, _, true in of)
+    logs = fmean(abs(log(x / true)) for x, _, _, true in of)
+    within = fmean(low <= true <= high for _, low, high, true in of)
+    return f"{len(of)} | {error:.0%} | {logs:.2f} | {within:.0%}"
 
 
 def main() -> None:
@@ -211,7 +207,6 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--part", choices=list(SOURCES), default="report")
     parser.add_argument("--sets", nargs="+", choices=list(SETS))
-    parser.add_argument("--rules", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[Row] = []
@@ -226,7 +221,7 @@ def main() -> None:
         if name not in sets:
             sets[name] = features(options.folder, name)
         drawn = draw_task(sets[name], name, options.part, task["mode"], task["tail"] == 1, seed)
-        three = options.rules > 0 and seed // 4 % options.rules == 0
+        three = seed % 1000 < THREE_RULES
         rows.append(task | run(drawn, task["mode"], seed, three))
         print({key: value for key, value in rows[-1].items() if key != "part"}, flush=True)
         write_csv(options.output, COLUMNS, [[row.get(c, "") for c in COLUMNS] for row in rows])

@@ -46,7 +46,7 @@ def task(seed=0, **shape):
 def test_novel_blobs_are_counted(novel, disjoint):
     x, label = blobs(novel, disjoint=disjoint, novel=novel, each=40)
     estimate = number_of_novel_classes(x, label, disjoint=disjoint, seed=0)
-    assert estimate.chosen == pytest.approx(novel, rel=0.3, abs=1)
+    assert estimate.chosen == pytest.approx(novel, rel=0.3, abs=2)
     assert estimate.low <= novel <= estimate.high
 
 
