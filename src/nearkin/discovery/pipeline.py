@@ -273,7 +273,7 @@ class Pipeline:
         same = all(getattr(config, name) == getattr(self.config, name) for name in views)
         same = same and fingerprint.startswith(f"{dataset.images.fingerprint}-")
         # A finetuned encoder is another one than that of the features.
-        same = same and config.train_layers == "top" == self.config.train_layers
+        same = same and config.train_layers == "top"
         return run.cached_features if same and load(run.path).digest == pretrained.digest else None
 
     def _estimate(self, cached: CachedFeatures, dataset: DiscoveryData) -> NumberOfClasses | None:
@@ -339,7 +339,7 @@ class Pipeline:
         return replace(state, config=config, base=base, encoder=encoder)
 
     def _layers(self, state: DiscoveryState) -> str:
-        """Return the last block, if time allows and hidden classes are found as well; or `top`."""
+        """Return the last block, if time allows and hidden classes are found better; or `top`."""
         block = last_block(state.pretrained.backbone)
         if not block or not state.trials:
             why = "the network has no blocks" if state.trials else "no known class can be hidden"
@@ -352,7 +352,8 @@ class Pipeline:
             return "top"
         (trial,) = self._calibrating(finetuned)
         (frozen,) = (each for each in state.trials if each.repeats(trial))
-        layers = block if trial.accuracy >= frozen.accuracy else "top"
+        # Not at a tie: a layer on top is one of three seeds, and takes seconds for new labels.
+        layers = block if trial.accuracy > frozen.accuracy else "top"
         self.log.info(
             f"           --train-layers {layers}: {trial.accuracy:.1%} accuracy on hidden known "
             f"classes if {block} is trained, {frozen.accuracy:.1%} if a layer on top is"
