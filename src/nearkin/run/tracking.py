@@ -94,7 +94,7 @@ def wandb(run: RunToTrack) -> Iterator[Tracker]:
     try:
         yield Tracker(
             f"wandb sync {Path(tracked.dir).parent}" if tracked.offline else str(tracked.url),
-            lambda step, metrics: tracked.log(dict(metrics), step=step),
+            lambda step, metrics: tracked.log(dict(metrics), step=step, commit=True),
             lambda _, measures: tracked.summary.update(dict(measures)),
         )
     except BaseException:
