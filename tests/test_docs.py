@@ -25,8 +25,8 @@ def test_a_page_names_files_that_exist(page):
     assert missing <= {"benchmarks/throughput.py"}  # the command of an old measurement
 
 
-def test_the_tree_of_the_readme_is_that_of_the_package():
-    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("    src/nearkin/\n")[1]
+def test_the_tree_is_that_of_the_package():
+    tree = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("    src/nearkin/\n")[1]
     written = set(re.findall(r"\b(\w+(?:/|\.py))", tree.split("\n\n")[0]))
     package = (ROOT / "src" / "nearkin").iterdir()
     rooms = {path.name + "/" * path.is_dir() for path in package if path.suffix in ("", ".py")}
