@@ -38,7 +38,7 @@ SOURCES: dict[Part, dict[str, int]] = {
 }
 """Data sets of each part, and tasks of each; half of them in either mode."""
 THREE_RULES = 8  # Tasks of each data set to which these are applied; they take long
-PER_CLASS = 2000  # Images of each class whose features are computed, at most
+PER_CLASS = 1200  # Images of each class whose features are computed, at most
 MOST_NOVEL, FEWEST_KNOWN = 120, 4
 FEWEST, MOST = 10, 1000  # Images of a class, of the largest ones if classes are unequal
 FEWEST_LABELED = 8
