@@ -208,7 +208,7 @@ class Record:
         measured = self._evaluated(done) if due else {}
         row = {"step": done, "epoch": done / self.per_epoch, "lr": lr, **values, **measured}
         self.journal.append(row)
-        self.lead.on_row(row)
+        self.lead.on_row({name: row[name] for name in self.journal.columns if name in row})
         self.epoch.append(row)
         if done % self.per_epoch == 0:
             means = _means(self.epoch, values)
