@@ -30,6 +30,7 @@ Edges = Mapping[tuple[str, str], int]
 
 ROOMS = {
     "cli": "parse arguments, call one command, print",
+    "sklearn": "a training as a transformer of scikit-learn",
     "api": "the same commands from Python, typed",
     "testing": "common tests for a method of your own",
     "commands": "one module per verb: open the run, call the rooms below, write files",

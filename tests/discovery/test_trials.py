@@ -264,7 +264,7 @@ def test_what_is_given_is_not_searched_for():
     auto = candidates(DiscoverConfig(known="a,b", mode="ncd"))
     values = OBJECTIVES["joint_ncl"].values
     joint = [Candidate("joint_ncl", value) for value in values]
-    assert auto == [*joint, UNO, Candidate("uno", 0.5)]
+    assert auto == [*joint, UNO]
     given = DiscoverConfig(known="a,b", mode="ncd", objective="ncl", pair_rate=0.3)
     assert candidates(given) == [Candidate("ncl", 0.3)]
     assert candidates(replace(given, objective="uno", balance=1.0)) == [UNO]
