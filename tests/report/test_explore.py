@@ -26,7 +26,7 @@ from nearkin.discovery.assignments import CLUSTER_COLUMNS, COLUMNS
 from nearkin.discovery.data import accepted_classes
 from nearkin.encoders.encoder import load, write_encoder
 from nearkin.run.folder import RunFolder
-from nearkin.tables import write_csv
+from nearkin.tables import read_csv, write_csv
 
 HOSTILE = "<img src=x onerror=alert(1)>.png"
 LIMIT = 240
@@ -228,6 +228,20 @@ def test_classes_are_named_merged_and_split_in_the_run(page, explored):
         assert "from 0 to 13" in page.refused("/split", {"numbers": [number], "name": ""}, 400)
 
 
+def labels_of(run):
+    return {row["path"]: row["label"] for row in read_csv(RunFolder(run).to_label) if row["label"]}
+
+
+def test_images_are_labeled_for_the_next_round(page, explored):
+    run, _ = explored
+    page.post("/label", {"numbers": [3, 4], "name": HOSTILE})
+    assert labels_of(run) == {"02.png": HOSTILE, "03.png": HOSTILE}
+    page.post("/label", {"numbers": [4], "name": ""})
+    assert labels_of(run) == {"02.png": HOSTILE}
+    assert "from 0 to 13" in page.refused("/label", {"numbers": [14], "name": "x"}, 400)
+    assert labels_of(run) == {"02.png": HOSTILE}
+
+
 def test_nothing_is_changed_while_another_command_writes(page, explored):
     before = page.get("/classes")
     with RunFolder(explored[0]).lock.open("a+") as lock:
@@ -286,7 +300,7 @@ def browser():
         yield browser
 
 
-def test_a_browser_may_do_on_the_page_all_that_the_page_needs(browser, page, data):
+def test_a_browser_may_do_on_the_page_all_that_the_page_needs(browser, page, data, explored):
     """Policy, cookie and origins are as real browsers want them."""
     window = OpenPage(browser, page.origin + page.start)
     window.find("#map-classes summary").click()
@@ -300,6 +314,13 @@ def test_a_browser_may_do_on_the_page_all_that_the_page_needs(browser, page, dat
     window.find("#map-panel").get_by_text("Nearest neighbors").wait_for()
     loaded = "[...document.querySelectorAll('#map-panel img')].every((one) => one.naturalWidth)"
     window.until(loaded)
+    window.find("#map-canvas").focus()
+    for key in ("ArrowRight", "Space"):
+        window.page.keyboard.press(key)
+    window.find("#map-selection").get_by_label("Label of the images").fill("cellos")
+    window.find("#map-selection").get_by_text("Label for the next round").click()
+    window.find("#map-status").get_by_text("1 image labeled cellos").wait_for()
+    assert "cellos" in labels_of(explored[0]).values()
     assert window.complaints == []
     assert all(url.startswith((page.origin, "blob:")) for url in window.requests)
 

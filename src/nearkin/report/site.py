@@ -250,7 +250,9 @@ def label_images(folder: RunFolder, paths: Collection[str], label: str) -> None:
         if not paths or (others := set(paths) - assigned.keys()):
             which = f"{min(others)!r} came with a label" if paths else "no images are selected"
             raise UsageError(f"{which}; select unlabeled images")
-        rows = read_edited(folder.to_label, LABEL_COLUMNS)
+        # Discoveries of earlier releases have no such table yet.
+        there = folder.to_label.exists()
+        rows = read_edited(folder.to_label, LABEL_COLUMNS) if there else []
         listed = {row["path"] for row in rows}
         rows += [{"path": path, "cluster": assigned[path]} for path in sorted(set(paths) - listed)]
         for row in rows:
@@ -309,7 +311,7 @@ def _editing(folder: RunFolder) -> Iterator[None]:
 
 def _replace(path: Path, original: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """Write a table with its own columns and any of the user's; keep the first version."""
-    if not original.exists():
+    if path.exists() and not original.exists():
         write_whole(original, path.read_bytes())
     columns = list(rows[0])
     with whole(path) as partial:
