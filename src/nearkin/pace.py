@@ -95,7 +95,7 @@ class Pace:
 def span(seconds: float) -> str:
     """Format seconds as h:mm:ss.
 
-    >>> span(754), span(4000)
+    >>> span(754.0), span(4000.0)
     ('12:34', '1:06:40')
     """
     minutes, rest = divmod(round(seconds), 60)

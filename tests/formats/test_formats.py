@@ -76,6 +76,9 @@ def test_a_run_is_measured_and_compared(release, capsys):
 
 def test_the_settings_of_a_run_are_a_configuration(release, tmp_path):
     typed = ["--out", str(tmp_path / "again"), "--epochs", "1", "--quiet", "--no-report"]
+    # In bf16 the gradient of this network's last depthwise convolution may not be finite: its
+    # kernel reads memory that nobody has written (docs/reliability.md, "Limits of libraries").
+    typed += ["--precision", "fp32"]
     config = str(release / "train" / "config.toml")
     assert main(["train", str(release / "images.npz"), "--config", config, *typed]) == 0
 

@@ -132,7 +132,7 @@ def test_every_setting_has_a_default_and_a_sentence(kind):
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ({"classes": 1}, "--classes 1 is not at least 2"),
+        ({"classes": -1}, "--classes -1 is not at least 0"),
         ({"epochs": 0}, "--epochs 0 is not at least 1"),
         ({"known_epochs": 0}, "--known-epochs 0 is not at least 1"),
         ({"num_seeds": 0}, "--num-seeds 0 is not at least 1"),
