@@ -34,6 +34,7 @@ for check in check_estimator(strips, on_fail=None, on_skip=None):
 """
 
 
+@pytest.mark.slow
 def test_every_check_of_scikit_learn_passes():
     """In a process without the type checks of the tests: one check passes wrong types."""
     command = [sys.executable, "-W", "error", "-c", CHECKS]

@@ -19,7 +19,8 @@ from nearkin.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 # In this order: the first makes the run that the others use.
-PAGES = ["docs/start", "docs/loss", "docs/augmentations", "docs/after"]
+PAGES = ["docs/start", "docs/augmentations", "docs/after"]
+LONG = [pytest.param(page, marks=pytest.mark.slow) for page in ("docs/loss", "README")]
 FENCE = re.compile(r"```(python|toml)\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"^    (nearkin [^#\n]*)", re.MULTILINE)
 BLOCK = re.compile(f"{FENCE.pattern}|{COMMAND.pattern}", re.DOTALL | re.MULTILINE)
@@ -69,7 +70,7 @@ def run(command):
         assert main(words) == 0
 
 
-@pytest.mark.parametrize("page", [*PAGES, pytest.param("README", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("page", [*PAGES, *LONG])
 def test_every_block_of_a_tutorial_runs(page):
     some = list(blocks(page))
     assert some

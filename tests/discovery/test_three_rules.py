@@ -19,6 +19,8 @@ from nearkin.types import UNKNOWN
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "discovery"))
 rules = importlib.import_module("rules")
 
+pytestmark = pytest.mark.slow  # of a benchmark, whose rules are no longer part of the package
+
 MODES = [True, False]
 RULES = {"silhouette", "dtc", "gcd"}
 
