@@ -43,6 +43,8 @@ def demo(
 ) -> Demo:
     """Train on digits without labels; then discover 5 to 9 as novel classes, with 0 to 4 labeled.
 
+    The number of novel classes is given: `--classes auto` would find 4 of these 5.
+
     Args:
         out: The folder of the two run folders, `train` and `discover`.
         overwrite: Replace an earlier demo in this folder.
@@ -56,6 +58,7 @@ def demo(
     config = DiscoverConfig(
         known="0,1,2,3,4",
         truth="data",
+        classes=5,
         from_run=str(trained.path),
         train_layers="top",  # in seconds
         epochs=30,
