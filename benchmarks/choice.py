@@ -1,0 +1,229 @@
+"""Rank trainings without labels, and score the ranking by the labels: docs/choice.md.
+
+    python benchmarks/choice.py run DATA_DIR -o docs/results/choice.jsonl [--minutes 60]
+    python benchmarks/choice.py table docs/results/choice.jsonl
+
+`run` trains methods x settings x data sets in a random order, good settings and poor ones, and appends a
+row for each encoder: its settings, the label-free measures of its features and of its embedding, and its kNN.
+The same command continues after an interruption. DATA_DIR holds cifar10.npz and fashion10k.npz. `table`
+prints what the page shows. Labels are read for kNN only.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from nearkin.config import TrainConfig
+from nearkin.data.opening import open_images
+from nearkin.data.split import Split, split_images
+from nearkin.encoders.encoder import Encoder
+from nearkin.encoders.projector import Projected
+from nearkin.errors import NearkinError
+from nearkin.evaluation.embeddings import encode_images
+from nearkin.evaluation.evaluate import label_free
+from nearkin.evaluation.measures import knn, num_neighbors
+from nearkin.method import Method
+from nearkin.methods import METHODS
+from nearkin.networks.branch import as_backbone
+from nearkin.run.settings import augment_for, resolve, stored_views
+from nearkin.training.fit import optimizer_for, training_steps
+from nearkin.training.session import build
+from nearkin.types import UNKNOWN
+
+CPU: Final = torch.device("cpu")
+IMAGES: Final = 4_000  # Of each data set, with those that kNN is scored on
+HELD_OUT: Final = 0.6
+RANKED_BY: Final = 500  # Images of both parts that the label-free measures are of
+SIZES: Final = {"cifar10": 16, "fashion": 16, "digits": 8}  # Side of the images in pixels
+EPOCHS: Final = {"cifar10": 5, "fashion": 5, "digits": 16}
+PARTS: Final = (0.25, 0.5, 0.75)  # Of a training, after which its checkpoints are measured too
+FOLLOWED: Final = ("auto", "rate x 10")  # Arms whose checkpoints are measured
+
+ARMS: Final[dict[str, dict[str, Any]]] = {
+    "auto": {},
+    "seed 1": {"seed": 1},
+    "rate x 10": {"lr": 10.0},
+    "rate x 100": {"lr": 100.0},
+    "rate / 30": {"lr": 1 / 30},
+    "decay x 1000": {"weight_decay": 1000.0},
+    "a quarter as long": {"epochs": 0.25},
+    "batch 32": {"batch_size": 32},
+    "shifts only": {"augment": "ncl_cifar"},
+    "strong colors": {"augment": "simclr"},
+}
+"""Settings that differ from `auto`; those that are multiples of it are floats."""
+OWN_ARMS: Final[dict[str, dict[str, dict[str, Any]]]] = {
+    "simclr": {"temperature 0.02": {"temperature": 0.02}, "temperature 2": {"temperature": 2.0}},
+    "moco": {"temperature 0.02": {"temperature": 0.02}, "temperature 1": {"temperature": 1.0}},
+    "simsiam": {
+        "no stop-gradient": {"stop_gradient": False},
+        "no predictor": {"predictor": False},
+    },
+    "byol": {"momentum 0": {"momentum": 0.0}, "momentum 0.999": {"momentum": 0.999}},
+    "vicreg": {"no variance term": {"variance": 0.0}, "no covariance term": {"covariance": 0.0}},
+}
+"""Options of the method that differ from `auto`."""
+
+Row = dict[str, Any]
+
+
+def plan(seed: int = 0) -> list[tuple[str, str, str]]:
+    """Return data set, method and arm of every training, in a random order."""
+    trainings = [
+        (data, method, arm)
+        for data in SIZES
+        for method, own in OWN_ARMS.items()
+        for arm in (*ARMS, *own)
+    ]
+    random.Random(seed).shuffle(trainings)
+    return trainings
+
+
+def parts_of(data: str, folder: Path) -> Split:
+    """Open some images of a data set, and hold some out."""
+    source = {"cifar10": folder / "cifar10.npz", "fashion": folder / "fashion10k.npz"}
+    images = open_images(str(source.get(data, data))).spread(IMAGES)
+    unsplit = replace(images, splits=np.full(len(images), ""))
+    return split_images(unsplit, HELD_OUT, 0)
+
+
+def config_for(data: str, method: str, arm: str, parts: Split) -> TrainConfig:
+    """Return the `auto` settings of a small network, changed by the arm."""
+    changed, options = ARMS.get(arm, {}), OWN_ARMS[method].get(arm, {})
+    given = {name: value for name, value in changed.items() if not isinstance(value, float)}
+    epochs = round(EPOCHS[data] * changed.get("epochs", 1))
+    asked = TrainConfig(
+        method=method, backbone="tiny", image_size=SIZES[data], epochs=epochs,
+        workers=0, options=options, **{"batch_size": 64, **given},
+    )  # fmt: skip
+    usual = resolve(asked, parts.train, CPU)
+    scaled = {
+        name: getattr(usual, name) * changed[name]
+        for name in ("lr", "weight_decay")
+        if name in changed
+    }
+    return replace(usual, **scaled)
+
+
+class Remembering(nn.Module):
+    """A network that computes the features of a batch only once: both layers are of the same."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.known: dict[bytes, Tensor] = {}
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        key = sha256(images.contiguous().numpy().tobytes()).digest()
+        if key not in self.known:
+            self.known[key] = self.network(images)
+        return self.known[key]
+
+
+def measured(method: Method[Any], data: str, parts: Split) -> Row:
+    """Return the label-free measures of features and embedding, and kNN of the features."""
+    views = stored_views(augment_for(METHODS["simclr"].defaults, parts.images, SIZES[data]))
+    some = parts.images.spread(RANKED_BY)
+    unlabeled = replace(some, labels=np.full(len(some), UNKNOWN))
+    settings: dict[str, Any] = {"seed": 0, "workers": 0, "augment": views, "device": CPU}
+    backbone, projector = deepcopy((method.backbone, method.online.projector))  # mode and all
+    encoder, body = Encoder(backbone, SIZES[data], {}), Remembering(backbone)
+
+    def free(network: nn.Module) -> dict[str, float]:
+        ranked = Encoder(as_backbone(network, SIZES[data]), SIZES[data], {})
+        measures = label_free(ranked, unlabeled, **settings)
+        return {name: round(measure.value, 5) for name, measure in measures.items()}
+
+    bank, queries = (
+        encode_images(encoder, each, device=CPU, workers=0) for each in (parts.train, parts.test)
+    )
+    score = knn(bank, queries, k=num_neighbors(len(bank)))
+    return {
+        "features": free(body),
+        "embedding": free(Projected(body, projector)),
+        "knn": round(score.value, 5),
+        "low": round(score.low or 0.0, 5),
+        "high": round(score.high or 0.0, 5),
+        "protocol": score.protocol,
+    }
+
+
+def rows_of(data: str, name: str, arm: str, parts: Split, commit: str) -> Iterator[Row]:
+    """Train once; yield a row at the end and, of the arms that are followed, on the way."""
+    config = config_for(data, name, arm, parts)
+    method, batches = build(config, parts.train, CPU)
+    total = int(config.epochs) * batches.order.steps_per_epoch
+    due = {round(part * total): part for part in (PARTS if arm in FOLLOWED else ())} | {total: 1.0}
+    settings = {
+        key: getattr(config, key)
+        for key in ("seed", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "options")
+    }
+    started = time.process_time()
+    row: Row = {"data": data, "method": name, "arm": arm, "settings": settings, "commit": commit}
+    try:
+        steps = training_steps(
+            config, method, optimizer_for(method, config), batches.between(0, total),
+            start=0, total=total,
+        )  # fmt: skip
+        for done, _ in steps:
+            if done in due:
+                spent = round(time.process_time() - started, 1)
+                yield row | {"progress": due[done], "cpu": spent} | measured(method, data, parts)
+    except NearkinError as error:  # a divergence, which needs no measure to be seen
+        yield row | {"progress": 1.0, "failed": str(error)}
+
+
+def run(options: argparse.Namespace) -> None:
+    """Take the missing trainings, for so many minutes."""
+    torch.set_num_threads(1)
+    end = time.monotonic() + 60 * options.minutes
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    parts = {data: parts_of(data, options.data) for data in SIZES}
+    done = {(row["data"], row["method"], row["arm"]) for row in read(options.output)}
+    for training in plan():
+        if training in done or time.monotonic() > end:
+            continue
+        rows = list(rows_of(*training, parts[training[0]], commit))
+        with options.output.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        print(*training, rows[-1].get("knn"), rows[-1].get("cpu"), flush=True)
+
+
+def read(path: Path) -> list[Row]:
+    """Read the rows, if there are any."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def main() -> None:
+    """Train, or print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    commands = parser.add_subparsers(required=True)
+    trained = commands.add_parser("run")
+    trained.add_argument("data", type=Path)
+    trained.add_argument("-o", "--output", type=Path, required=True)
+    trained.add_argument("--minutes", type=float, default=60.0)
+    trained.set_defaults(do=run)
+    options = parser.parse_args()
+    options.do(options)
+
+
+if __name__ == "__main__":
+    main()
