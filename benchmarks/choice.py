@@ -3,10 +3,10 @@
     python benchmarks/choice.py run DATA_DIR -o docs/results/choice.jsonl [--minutes 60]
     python benchmarks/choice.py table docs/results/choice.jsonl
 
-`run` trains methods x settings x data sets in a random order, good settings and poor ones, and appends a
-row for each encoder: its settings, the label-free measures of its features and of its embedding, and its kNN.
-The same command continues after an interruption. DATA_DIR holds cifar10.npz and fashion10k.npz. `table`
-prints what the page shows. Labels are read for kNN only.
+`run` trains methods x settings x data sets in a random order, good settings and poor ones, and
+appends a row for each encoder: its settings, the label-free measures of its features and of its
+embedding, and its kNN. The same command continues after an interruption. DATA_DIR holds
+cifar10.npz and fashion10k.npz. `table` prints what the page shows. Labels are read for kNN only.
 """
 
 import argparse
