@@ -114,8 +114,8 @@ def rank(
             values[name] = {name: measure.value for name, measure in measures.items()}
     if len(values) < 2:
         raise UsageError(
-            f"{runs[0]} keeps one checkpoint, so there is nothing to choose; give several runs, "
-            "or train with a smaller --save-every, which keeps the last three"
+            f"{runs[0]} keeps {len(values)} sound checkpoints, so there is nothing to choose; give "
+            "several runs, or train with a --save-every: the last three are kept"
         )
     protocol = (
         f"features of the backbone, {min(len(images), GEOMETRY_IMAGES)} of {len(images)} images, "
