@@ -239,16 +239,17 @@ def compare(
         data: The images to rank by, if they are no longer where they were.
         output: Also make a page, such as compare.html.
     """
-    if rank_by is None:
-        if data is not None:
-            raise UsageError("a comparison reads no images; --data goes with --rank-by")
-        result = nearkin.compare(runs, output=output)
-        return show(result.to_dict(), json, result.lines())
-    if output is not None:
+    if rank_by is None and data is not None:
+        raise UsageError("a comparison reads no images; --data goes with --rank-by")
+    if rank_by is not None and output is not None:
         raise UsageError("--rank-by makes no page; leave out --output")
     with Terminal(json) as terminal:
-        ranking = nearkin.rank(runs, data, by=rank_by, reporter=terminal)
-    return show(ranking.to_dict(), json, ranking.lines())
+        result = (
+            nearkin.compare(runs, output=output)
+            if rank_by is None
+            else nearkin.rank(runs, data, by=rank_by, reporter=terminal)
+        )
+    show(result.to_dict(), json, result.lines())
 
 
 @app.command

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
 
-from nearkin.config import Criterion, suggestion
+from nearkin.config import Criterion
 from nearkin.data.images import Images
 from nearkin.data.opening import open_images
 from nearkin.distributed import available_cpus, choose_device
 from nearkin.encoders.encoder import Encoder, load
 from nearkin.errors import UsageError
-from nearkin.evaluation.choice import CRITERIA, Ranking
+from nearkin.evaluation.choice import Ranking
 from nearkin.evaluation.evaluate import label_free
 from nearkin.evaluation.measures import GEOMETRY_IMAGES
 from nearkin.methods import METHODS
@@ -82,20 +82,15 @@ def rank(
         reporter: Receives progress.
 
     Raises:
-        UsageError: If there is no such criterion, nothing to choose from, a run that has no
-            encoder, or runs of different images.
+        UsageError: If there is nothing to choose from, a run that has no encoder, or runs of
+            different images.
     """
-    if by not in get_args(Criterion):
-        known = ", ".join(CRITERIA)
-        raise UsageError(f"by is {by}, none of {known}.{suggestion(by, CRITERIA)}")
     if len({Path(run).resolve() for run in runs}) < max(1, len(runs)):
         raise UsageError("nothing to rank; give different runs, or one with several checkpoints")
     finished = _of_one_kind(runs)
     images = _images_of(finished, data)
     folders = [run.folder for run in finished]
-    sizes = [int(folder.encoder_settings()[0].image_size) for folder in folders]
-    side = min(*sizes, int(np.median(images.sizes.min(axis=1))))
-    augment = str(augment_for(METHODS["simclr"].defaults, images, side))
+    augment = _augment_of_all(folders, images)
     encoders = _of_runs(folders, backbone) if runs[1:] else _at_checkpoints(folders[0], backbone)
     log, where = reporter or Silent(), choose_device(device)
     values, dims = dict[str, dict[str, float]](), set[int]()
@@ -114,7 +109,7 @@ def rank(
             values[name] = {name: measure.value for name, measure in measures.items()}
     if len(values) < 2:
         raise UsageError(
-            f"{runs[0]} keeps {len(values)} sound checkpoints, so there is nothing to choose; give "
+            f"{runs[0]} keeps {len(values)} sound checkpoints, too few to choose from; give "
             "several runs, or train with a --save-every: the last three are kept"
         )
     protocol = (
@@ -155,6 +150,13 @@ def _images_of(runs: Sequence[FinishedRun], data: Any) -> Images:
             "of those there are now"
         )
     return images
+
+
+def _augment_of_all(folders: Sequence[RunFolder], images: Images) -> str:
+    """Return the augmentation that a training on these images would choose, for all alike."""
+    sizes = [int(folder.encoder_settings()[0].image_size) for folder in folders]
+    side = min(*sizes, int(np.median(images.sizes.min(axis=1))))
+    return str(augment_for(METHODS["simclr"].defaults, images, side))
 
 
 def _of_runs(
