@@ -42,6 +42,7 @@ from nearkin.method import Method
 from nearkin.methods import METHODS
 from nearkin.networks.branch import Backbone, as_backbone
 from nearkin.run.settings import augment_for, resolve, stored_views
+from nearkin.tables import read_csv
 from nearkin.training.fit import optimizer_for, training_steps
 from nearkin.training.session import build
 from nearkin.types import UNKNOWN
@@ -237,14 +238,19 @@ class Ranked(NamedTuple):
 Statistic = Callable[[Ranked], float]
 
 
+def constant(runs: Ranked) -> bool:
+    """Return whether one side does not vary, as in a draw of the same run again and again."""
+    return min(np.ptp(runs.quality), np.ptp(runs.knn)) == 0
+
+
 def spearman(runs: Ranked) -> float:
     """Return the rank correlation; 0 if one side is constant."""
-    return float(np.nan_to_num(stats.spearmanr(runs.quality, runs.knn).statistic))
+    return 0.0 if constant(runs) else float(stats.spearmanr(runs.quality, runs.knn).statistic)
 
 
 def kendall(runs: Ranked) -> float:
     """Return tau-b; 0 if one side is constant."""
-    return float(np.nan_to_num(stats.kendalltau(runs.quality, runs.knn).statistic))
+    return 0.0 if constant(runs) else float(stats.kendalltau(runs.quality, runs.knn).statistic)
 
 
 def regret(runs: Ranked) -> float:
@@ -278,12 +284,13 @@ def ranked(rows: Sequence[Row], layer: str, criterion: Criterion) -> Ranked:
     )
 
 
-def cell(runs: Ranked, of: Statistic) -> str:
+def cell(title: str, runs: Ranked, of: Statistic) -> str:
     """Return a statistic with its 95 % percentile interval over draws of runs."""
     rng = np.random.default_rng(0)
     draws = [of(runs.at(rng.integers(len(runs.knn), size=len(runs.knn)))) for _ in range(DRAWS)]
     low, high = np.quantile(draws, [0.025, 0.975])
-    return f"{of(runs):.2f} [{low:.2f}, {high:.2f}]"
+    digits = 3 if "regret" in title else 2
+    return f"{of(runs):.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def table(options: argparse.Namespace) -> None:
@@ -298,26 +305,79 @@ def table(options: argparse.Namespace) -> None:
         data: [row for row in some if row["knn"] >= np.median([r["knn"] for r in some])]
         for data, some in ends.items()
     }
-    print_table("Spearman", ends, spearman)
+    print_table("Spearman", ends, spearman, LAYERS)
     print_table("Kendall", ends, kendall)
     print_table("Spearman within a method, mean", ends, within(spearman))
     print_table("Spearman in the upper half", upper, spearman)
-    print_table("regret", ends, regret)
+    print_table("regret", ends, regret, LAYERS)
     print_table("regret within a method, mean", ends, within(regret))
     print_checkpoints(rows)
+    print_choices(ends)
+    print_recorded(options.rows.parents[1])
 
 
-def print_table(title: str, rows: Mapping[str, Sequence[Row]], of: Statistic) -> None:
-    """Print a row for each criterion and layer, a column for each data set."""
-    print(f"\n| {title} | layer | {' | '.join(rows)} |\n|{'---|' * (len(rows) + 2)}")
-    for criterion in CRITERIA:
-        for layer in LAYERS:
-            cells = [cell(ranked(some, layer, criterion), of) for some in rows.values()]
-            print(f"| {criterion} | {layer} | {' | '.join(cells)} |")
+def print_table(
+    title: str,
+    rows: Mapping[str, Sequence[Row]],
+    of: Statistic,
+    layers: Sequence[str] = LAYERS[:1],
+) -> None:
+    """Print a row for each criterion and layer, a column for each data set, and their mean."""
+    print(f"\n| {title} | {' | '.join(rows)} | mean |\n|{'---|' * (len(rows) + 2)}")
+    for layer in layers:
+        for criterion in CRITERIA:
+            print_line(title, f"{criterion}, {layer}", of, each_ranked(rows, layer, criterion))
     if "regret" in title:
         mean = within(blind) if "within" in title else blind
-        cells = [cell(ranked(some, LAYERS[0], "rankme"), mean) for some in rows.values()]
-        print(f"| any run | - | {' | '.join(cells)} |")
+        print_line(title, "any run", mean, each_ranked(rows, LAYERS[0], "rankme"))
+
+
+def each_ranked(
+    rows: Mapping[str, Sequence[Row]], layer: str, criterion: Criterion
+) -> list[Ranked]:
+    """Return what a criterion says of the runs of each data set."""
+    return [ranked(some, layer, criterion) for some in rows.values()]
+
+
+def print_line(title: str, name: str, of: Statistic, data: Sequence[Ranked]) -> None:
+    """Print a statistic of each data set, with intervals, and the mean."""
+    cells = " | ".join(cell(title, runs, of) for runs in data)
+    print(f"| {name} | {cells} | {np.mean([of(runs) for runs in data]):.3f} |")
+
+
+def print_choices(rows: Mapping[str, Sequence[Row]]) -> None:
+    """Print which run each criterion takes, by its features, beside the best and the worst."""
+    for data, some in rows.items():
+        order = sorted(some, key=lambda row: -float(row["knn"]))
+        chosen = {"best": order[0], "worst": order[-1]}
+        for criterion in CRITERIA:
+            chosen[criterion] = some[int(ranked(some, "features", criterion).quality.argmax())]
+        print(f"\n{data}")
+        for name, row in chosen.items():
+            place = order.index(row) + 1
+            values = ", ".join(
+                f"{k} {row['features'].get(k, 0):.3g}" for k, _ in CRITERIA.values()
+            )
+            print(
+                f"{name}: {row['method']}, {row['arm']}: kNN {row['knn']:.3f}, {place}., {values}"
+            )
+
+
+def print_recorded(docs: Path) -> None:
+    """Print the same of the effective rank in runs that were recorded before, for other ends."""
+    files = {"embedding": "effective_rank", "features": "effective_rank_features"}
+    for path in (*sorted(docs.glob("health/[cf]*.csv")), *sorted(docs.glob("ablations/*.csv"))):
+        rows = [row for row in read_csv(path) if row.get("knn") and row["arm"] != "untrained"]
+        for layer, column in files.items():
+            known = [row for row in rows if row.get(column)]
+            if known:
+                runs = Ranked(
+                    np.array([float(row[column]) for row in known]),
+                    np.array([float(row["knn"]) for row in known]),
+                    np.array([row.get("method", path.stem) for row in known]),
+                )
+                print(f"| {path.parent.name}/{path.stem} | {layer} | {len(known)} |", end=" ")
+                print(f"{cell('Spearman', runs, spearman)} | {cell('regret', runs, regret)} |")
 
 
 def print_checkpoints(rows: Sequence[Row]) -> None:

@@ -94,6 +94,15 @@ def test_no_label_is_read(runs, data):
     assert label_free(encoder, images, **settings) == label_free(encoder, other, **settings)
 
 
+def test_all_see_the_same_views_whatever_they_were_trained_on(tmp_path, data):
+    same = network(1)
+    a = run(tmp_path / "a", data, same, augment="simclr")
+    b = run(tmp_path / "b", data, same, augment="ncl_cifar", seed=3)
+    ranking = nearkin.rank([a, b], by="agreement", workers=0)
+    assert ranking.values["a"] == ranking.values["b"]
+    assert ranking.order == ["a", "b"]
+
+
 @pytest.mark.parametrize("by", CRITERIA)
 def test_the_best_value_is_first_and_what_was_not_measured_last(by):
     name, _ = CRITERIA[by]
