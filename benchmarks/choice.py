@@ -82,7 +82,7 @@ OWN_ARMS: Final[dict[str, dict[str, dict[str, Any]]]] = {
 """Options of the method that differ from `auto`."""
 
 LAYERS: Final = ("features", "embedding")
-FEWEST: Final = 6  # Runs of a method that a statistic within methods takes
+FEWEST: Final = 5  # Runs of a method that a statistic within methods takes
 DRAWS: Final = 1_000
 
 Row = dict[str, Any]
@@ -152,7 +152,8 @@ def measured(method: Method[Any], data: str, parts: Split) -> Row:
     unlabeled = replace(some, labels=np.full(len(some), UNKNOWN))
     settings: dict[str, Any] = {"seed": 0, "workers": 0, "augment": views, "device": CPU}
     backbone, projector = deepcopy((method.backbone, method.online.projector))  # mode and all
-    encoder, body = Encoder(backbone, SIZES[data], {}), Remembering(backbone)
+    encoder = Encoder(backbone, SIZES[data], {})
+    body = as_backbone(Remembering(backbone), SIZES[data])
 
     def free(network: nn.Module) -> dict[str, float]:
         ranked = Encoder(as_backbone(network, SIZES[data]), SIZES[data], {})
@@ -240,7 +241,7 @@ Statistic = Callable[[Ranked], float]
 
 def constant(runs: Ranked) -> bool:
     """Return whether one side does not vary, as in a draw of the same run again and again."""
-    return min(np.ptp(runs.quality), np.ptp(runs.knn)) == 0
+    return bool(min(np.ptp(runs.quality), np.ptp(runs.knn)) == 0)
 
 
 def spearman(runs: Ranked) -> float:

@@ -60,7 +60,7 @@ def rank(
     runs: Sequence[str | Path],
     data: Any = None,
     *,
-    by: Criterion = "effective-rank",
+    by: Criterion = "view-retrieval",
     backbone: nn.Module | None = None,
     device: str = "auto",
     workers: int | Literal["auto"] = "auto",
