@@ -83,7 +83,7 @@ OWN_ARMS: Final[dict[str, dict[str, dict[str, Any]]]] = {
 
 LAYERS: Final = ("features", "embedding")
 FEWEST: Final = 5  # Runs of a method that a statistic within methods takes
-DRAWS: Final = 1_000
+DRAWS: Final = 500
 
 Row = dict[str, Any]
 
