@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from torch import nn
 
 from nearkin.config import DiscoverConfig, TrainConfig
 from nearkin.data.opening import open_images
@@ -27,6 +28,7 @@ from nearkin.encoders.encoder import Encoder
 from nearkin.errors import DataError, UsageError
 from nearkin.methods import METHODS
 from nearkin.networks.backbone import build_backbone
+from nearkin.networks.branch import Backbone
 from nearkin.run.settings import resolve
 from nearkin.types import UNKNOWN
 
@@ -486,6 +488,12 @@ def test_freezing_leaves_named_parts_to_learn():
     freeze(network, "2")
     learn = {name for name, p in network.body.named_parameters() if p.requires_grad}
     assert learn == {n for n, _ in network.body.named_parameters() if n.startswith("2.")}
+    deep = Backbone(nn.Sequential(*(nn.Linear(2, 2) for _ in range(11))), 2)
+    freeze(deep, "1")
+    assert [n for n, p in deep.body.named_parameters() if p.requires_grad] == [
+        "1.weight",
+        "1.bias",
+    ]
 
 
 def test_extracted_features_are_a_function_of_the_seed(finetuned):

@@ -235,12 +235,16 @@ def check_train_layers(encoder: Encoder, layers: str) -> None:
 
 
 def freeze(network: Backbone, layers: str) -> None:
-    """Fix all parameters but those whose names start with `layers`; without any, refuse."""
+    """Fix all parameters but those of the part called `layers`; without any, refuse."""
+
+    def learns(name: str) -> bool:
+        return f"{name}.".startswith(f"{layers}.")  # block 1 is not block 10
+
     names = [name for name, _ in network.body.named_parameters()]
-    if not any(name.startswith(layers) for name in names):
+    if not any(map(learns, names)):
         parts = ", ".join(dict.fromkeys(name.split(".")[0] for name in names))
         raise UsageError(
             f"--train-layers {layers} is auto, top, all or a part of the network: {parts}"
         )
     for name, parameter in network.body.named_parameters():
-        parameter.requires_grad_(name.startswith(layers))
+        parameter.requires_grad_(learns(name))
