@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+NUMBERS = ("given", "auto")
 NOISE = 60.0  # Standard deviation, of gray values from 0 to 255
 
 
