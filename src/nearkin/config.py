@@ -480,7 +480,8 @@ class DiscoverConfig:
     method: str = "simclr"
     """Method that trains an encoder without labels: a name, FILE.py:NAME or module:NAME."""
     train_layers: str = "auto"
-    """What learns from labels: top, a layer on the frozen encoder; all; or a part by its name."""
+    """What learns from labels: top, a layer on the frozen encoder; all, or a part by its name;
+    or that part and the layer, as layer4,top."""
     known_epochs: AutoCount = "auto"
     """Epochs over the labeled images, in the second stage."""
     epochs: AutoCount = "auto"

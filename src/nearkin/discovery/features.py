@@ -32,7 +32,7 @@ from nearkin.tables import usable, write_whole
 from nearkin.types import Batch
 
 CHOICE: Final = 254  # The view number whose draws choose among the cached views
-LAYER_DIM: Final = 256  # Output dimension of the layer trained on top of a frozen encoder
+LAYER_DIM: Final = 256  # Output dimension of the layer trained on top of an encoder
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +162,7 @@ class FrozenEncoder:
 
     def backbone(self, seed: int) -> Backbone:
         """Return an untrained layer on top of the encoder."""
-        with seeded(seed, torch.device("cpu")):
-            return trainable_layer(self.cached.center.shape[1], LAYER_DIM)
+        return top_layer(self.cached.center.shape[1], seed)
 
     def feed(self, order: BatchOrder, kind: type[Method[Any]], label: np.ndarray) -> Feed:
         """Return batches of cached features."""
@@ -180,7 +179,10 @@ class FrozenEncoder:
 
 @dataclass(frozen=True, eq=False)
 class FinetunedEncoder:
-    """An encoder of which all or some layers are trained, on new views at every step."""
+    """An encoder of which all or some layers are trained, on new views at every step.
+
+    With `top` among `--train-layers`, they come below a layer like that on a frozen encoder.
+    """
 
     pretrained: Encoder
     images: Images
@@ -193,11 +195,22 @@ class FinetunedEncoder:
 
     def backbone(self, seed: int) -> Backbone:
         """Return a copy of the pretrained network, with all but the named layers fixed."""
-        del seed
         network = copy.deepcopy(self.pretrained.backbone)
-        if self.config.train_layers != "all":
-            freeze(network, self.config.train_layers)
-        return network
+        part, has_top = split_layers(self.config.train_layers)
+        if part != "all":
+            freeze(network, part)
+        if not has_top:
+            return network
+        layer = top_layer(network.feature_dim, seed)
+        return Backbone(nn.Sequential(network, layer.body), layer.feature_dim)
+
+    def parts(self, method: Method[Any]) -> tuple[Backbone, nn.Module]:
+        """Return a method's network, and the layer on top of it that its heads take."""
+        if not split_layers(self.config.train_layers)[1]:
+            return method.backbone, nn.Identity()
+        network, layer = method.backbone.body.children()
+        assert isinstance(network, Backbone)
+        return network, Backbone(layer, method.backbone.feature_dim)
 
     def feed(self, order: BatchOrder, kind: type[Method[Any]], label: np.ndarray) -> Feed:
         """Return batches of augmented images, in views as large as those of `nearkin train`."""
@@ -216,22 +229,40 @@ class FinetunedEncoder:
     def features(
         self, method: Method[Any], *, with_views: bool
     ) -> tuple[CachedFeatures, nn.Module]:
-        """Return features by the method's network; no layer comes on top of them."""
-        encoder = Encoder(method.backbone, self.pretrained.preprocessing, {})
+        """Return features by the method's network, and the layer on top of it."""
+        network, layer = self.parts(method)
+        encoder = Encoder(network, self.pretrained.preprocessing, {})
         num_views = self.config.num_views if with_views else 0
         drawn = ViewSettings(self.base.augment, num_views, self.base.seed)
         workers = int(self.base.workers)
         features, _ = extract_features(encoder, self.images, drawn, self.device, workers)
-        return features, nn.Identity()
+        return features, layer
 
 
 DiscoveryEncoder = FrozenEncoder | FinetunedEncoder
 
 
+def top_layer(features: int, seed: int) -> Backbone:
+    """Return the layer that is trained on top of an encoder, as a seed draws it."""
+    with seeded(seed, torch.device("cpu")):
+        return trainable_layer(features, LAYER_DIM)
+
+
+def split_layers(layers: str) -> tuple[str, bool]:
+    """Return the part of the network that learns, and whether a layer on top of it does.
+
+    >>> split_layers("layer4,top"), split_layers("layer4")
+    (('layer4', True), ('layer4', False))
+    """
+    part = layers.removesuffix(",top")
+    return part, part != layers
+
+
 def check_train_layers(encoder: Encoder, layers: str) -> None:
     """Refuse layers that a network does not have, before anything is trained."""
-    if layers not in ("auto", "top", "all"):
-        freeze(copy.deepcopy(encoder.backbone), layers)
+    part, _ = split_layers(layers)
+    if layers not in ("auto", "top") and part != "all":
+        freeze(copy.deepcopy(encoder.backbone), part)
 
 
 def freeze(network: Backbone, layers: str) -> None:
@@ -244,7 +275,8 @@ def freeze(network: Backbone, layers: str) -> None:
     if not any(map(learns, names)):
         parts = ", ".join(dict.fromkeys(name.split(".")[0] for name in names))
         raise UsageError(
-            f"--train-layers {layers} is auto, top, all or a part of the network: {parts}"
+            f"--train-layers {layers} is auto, top, all or a part of the network: {parts}; "
+            f"with a layer on top of it: {parts.split(', ')[-1]},top"
         )
     for name, parameter in network.body.named_parameters():
         parameter.requires_grad_(learns(name))

@@ -339,13 +339,14 @@ class Pipeline:
         return replace(state, config=config, base=base, encoder=encoder)
 
     def _layers(self, state: DiscoveryState) -> str:
-        """Return the last block, if time allows and hidden classes are found better; or `top`."""
+        """Return the last block and `top`, if time allows and hidden classes gain; or `top`."""
         block = last_block(state.pretrained.backbone)
         if not block or not state.trials:
             why = "the network has no blocks" if state.trials else "no known class can be hidden"
             self.log.info(f"           --train-layers top: {why}")
             return "top"
-        finetuned = self._finetuned(state, block)
+        trained = f"{block},top"
+        finetuned = self._finetuned(state, trained)
         # What was begun had time enough, whatever is measured where a run is resumed.
         begun = self.folder.stage("calibration-known").path.exists()
         if not begun and not self._fits(finetuned):
@@ -353,10 +354,10 @@ class Pipeline:
         (trial,) = self._calibrating(finetuned)
         (frozen,) = (each for each in state.trials if each.repeats(trial))
         # Not at a tie: a layer on top is one of three seeds, and takes seconds for new labels.
-        layers = block if trial.accuracy > frozen.accuracy else "top"
+        layers = trained if trial.accuracy > frozen.accuracy else "top"
         self.log.info(
             f"           --train-layers {layers}: {trial.accuracy:.1%} accuracy on hidden known "
-            f"classes if {block} is trained, {frozen.accuracy:.1%} if a layer on top is"
+            f"classes if {block} is trained too, {frozen.accuracy:.1%} if only a layer on top is"
         )
         return layers
 
