@@ -66,6 +66,8 @@ from nearkin.types import UNKNOWN
 
 SEEDS: Final = 3
 """Trainings of the last stage on top of a frozen encoder; a finetuned one is trained once."""
+GAIN: Final = 0.01
+"""Accuracy on hidden classes by which a network must beat a layer on top: one trial is no surer."""
 SHARED: Final = (
     "val", "seed", "device", "devices", "workers", "cache", "scan", "max_bad", "max_time",
 )  # fmt: skip
@@ -354,7 +356,7 @@ class Pipeline:
         (trial,) = self._calibrating(finetuned)
         (frozen,) = (each for each in state.trials if each.repeats(trial))
         # Not at a tie: a layer on top is one of three seeds, and takes seconds for new labels.
-        layers = trained if trial.accuracy > frozen.accuracy else "top"
+        layers = trained if trial.accuracy > frozen.accuracy + GAIN else "top"
         self.log.info(
             f"           --train-layers {layers}: {trial.accuracy:.1%} accuracy on hidden known "
             f"classes if {block} is trained too, {frozen.accuracy:.1%} if only a layer on top is"
