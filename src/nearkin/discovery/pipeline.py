@@ -67,7 +67,7 @@ from nearkin.types import UNKNOWN
 SEEDS: Final = 3
 """Trainings of the last stage on top of a frozen encoder; a finetuned one is trained once."""
 GAIN: Final = 0.01
-"""Accuracy on hidden classes by which a network must beat a layer on top: one trial is no surer."""
+"""Accuracy on hidden classes by which a network must beat a layer on top, as trials vary."""
 SHARED: Final = (
     "val", "seed", "device", "devices", "workers", "cache", "scan", "max_bad", "max_time",
 )  # fmt: skip
