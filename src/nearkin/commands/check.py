@@ -174,7 +174,10 @@ def augmentation_warnings(images: Images, augment: Augment) -> list[str]:
     straight = _accuracy(small, small, sample.labels)
     mirrored = _accuracy(small, small.flip(3), sample.labels)
     warnings = []
-    if (view.jitter * (view.hue + view.saturation) or view.gray) and by_color > (1 + chance) / 2:
+    recolors = sample.num_channels == 3 and (
+        view.jitter * (view.hue + view.saturation) or view.gray
+    )
+    if recolors and by_color > (1 + chance) / 2:
         warnings.append(
             f"mean color alone predicts {by_color:.0%} of the labels, and augmentation {augment} "
             "changes it; try --augment characters"

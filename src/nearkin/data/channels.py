@@ -8,6 +8,7 @@ as of an animation, and any other is bad.
 
 import io
 import logging
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +34,16 @@ from nearkin.data.decode import (
 from nearkin.data.decode import header as eight_bit_header
 
 TIFF: Final = (b"II", b"MM")
+BIG: Final = (b"\x2b\0", b"\0\x2b")  # BigTIFF, in either order of bytes
+ERRORS: Final = (
+    ArithmeticError,
+    LookupError,
+    OSError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
 DEEP: Final = ("uint16", "int16")  # Integers beside 8 bits that arrays may hold
 NEEDS_TIFFFILE: Final = "needs pip install 'nearkin[tiff]'"
 MAX_DECODED: Final = 2**30  # Bytes of one image
@@ -112,7 +123,9 @@ def as_color(pixels: np.ndarray) -> np.ndarray:
 def header(encoded: bytes, *, whole: bool = True) -> Header:
     """As `decode.header`, of images of any channels; `whole` unless it is but the beginning."""
     if encoded.startswith(TIFF):
-        return _tiff_header(encoded, whole)
+        # Tags may be wrong in many ways, and make sense to Pillow.
+        with suppress(*ERRORS):
+            return _tiff_header(encoded, whole)
     known = eight_bit_header(encoded)
     # Behind the length, name and size of a PNG's first chunk: its bits, and 0 for gray.
     deep = known.format == "PNG" and encoded[24:26] == b"\x10\0"
@@ -131,7 +144,8 @@ def _tiff_header(encoded: bytes, whole: bool) -> Header:
         raise BadImage("too-small")
     if not (depth.startswith(GRAY) or find_spec("tifffile")):
         raise BadImage(NEEDS_TIFFFILE)
-    return Header(f"TIFF of {depth}", *(size[::-1] if _turn(tags) in SWAPPED else size))
+    turned = tags.get(ORIENTATION) in SWAPPED
+    return Header(f"TIFF of {depth}", *(size[::-1] if turned else size))
 
 
 def _tiff_depth(encoded: bytes, tags: ImageFileDirectory_v2) -> str:
@@ -155,24 +169,12 @@ def _tiff_depth(encoded: bytes, tags: ImageFileDirectory_v2) -> str:
 
 def _tags(encoded: bytes) -> ImageFileDirectory_v2:
     """The tags of a TIFF's first page, also where Pillow does not know such images."""
-    try:
-        file = io.BytesIO(encoded)
-        is_big = encoded[2:4] in (b"\x2b\0", b"\0\x2b")
-        tags = ImageFileDirectory_v2(file.read(16 if is_big else 8))
-        file.seek(tags.next)
-        with quiet:
-            tags.load(file)
-            values = [tags.get(tag) for tag in (WIDTH, HEIGHT)]
-    except Exception as error:  # of many kinds, by what is damaged
-        raise BadImage("not-an-image") from error
-    if not all(isinstance(value, int) for value in values):
-        raise BadImage("not-an-image")
+    file = io.BytesIO(encoded)
+    tags = ImageFileDirectory_v2(file.read(16 if encoded[2:4] in BIG else 8))
+    file.seek(tags.next)
+    with quiet:
+        tags.load(file)
     return tags
-
-
-def _turn(tags: ImageFileDirectory_v2) -> object:
-    """The orientation of a TIFF, 1 to 8."""
-    return tags.get(ORIENTATION, 1)
 
 
 @contextmanager
@@ -246,7 +248,7 @@ def _decoded(content: bytes) -> np.ndarray:
         pixels: np.ndarray = series.asarray()
         place = max(map(series.axes.find, "CS"))
     last = pixels if place < 0 else np.moveaxis(pixels, place, -1)
-    return _upright(last.reshape(height, width, count), _turn(_tags(content)))
+    return _upright(last.reshape(height, width, count), _tags(content).get(ORIENTATION))
 
 
 def _upright(pixels: np.ndarray, turn: object) -> np.ndarray:
