@@ -124,7 +124,7 @@ class Preprocessing:
         depth, count = images.depth, images.num_channels
         fits = bool(self.low) == bool(depth) and count == len(self.mean)
         if len(images) and not fits and not (depth.startswith(GRAY) and not self.low):
-            takes = f"{len(self.low)} channels of more" if self.low else named("")
+            takes = f"{len(self.low)} channels in a range of their own" if self.low else named("")
             raise DataError(f"images are {named(depth)}, and the encoder takes {takes}; {OTHER}")
         return replace(images, channels=self.channels)
 
