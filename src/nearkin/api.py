@@ -100,7 +100,8 @@ def train(  # noqa: D417 (the settings are described by the data class)
 
     Args:
         data: A folder, a table, an archive, an .npz, a name such as `digits`, or arrays: uint8
-            images of shape (n, height, width, 3), or a pair of images and labels.
+            images of shape (n, height, width, 3), or of other channels (docs/data.md), or a pair
+            of images and labels.
         out: The run folder; `runs/DATA-METHOD` if None.
         resume: Continue the run that is in `out`.
         overwrite: Replace the run that is in `out`.

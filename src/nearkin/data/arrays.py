@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from nearkin.data.decode import eight_bits
+from nearkin.data.channels import array_pixels
 from nearkin.data.images import Arrays
 from nearkin.data.labels import Row
 from nearkin.data.sources import Listing
@@ -49,7 +49,7 @@ def list_arrays(where: str, parts: Sequence[Part]) -> Listing:
 
 def _images(where: str, pixels: np.ndarray) -> np.ndarray:
     try:
-        return eight_bits(pixels, 4)
+        return array_pixels(pixels, 4)
     except (TypeError, ValueError) as error:
         raise DataError(f"{where}: {error}") from error
 

@@ -33,9 +33,9 @@ def copy_to(
 ) -> int:
     """Write a copy of each image into the folder of its class; return the number of copies.
 
-    Encoded images keep their bytes, pixels become a PNG. The folders that an image was in become
-    a part of its name. Unreadable images are left out. `data` are the folders of the images,
-    which must not hold the copies.
+    Encoded images keep their bytes, pixels become a PNG or, if they are not RGB of 8 bits, a
+    .npy. The folders that an image was in become a part of its name. Unreadable images are left
+    out. `data` are the folders of the images, which must not hold the copies.
     """
     check_destination(folder, data)
     members: defaultdict[str, list[int]] = defaultdict(list)
@@ -104,19 +104,22 @@ def _safe(name: str) -> tuple[str, str]:
 
 
 def _names(images: Images, rows: Iterable[int]) -> list[str]:
-    return [images.names[row] + ".png" * (images.kinds[row] == "array") for row in rows]
+    suffix = ".npy" if images.channels else ".png"
+    return [images.names[row] + suffix * images.kinds[row].startswith("array") for row in rows]
 
 
 def _copy(images: Images, row: int, path: Path) -> bool:
     """Write an image to a new file; return whether it could be read."""
     try:
-        content = images.read(row)
+        content = images.stored(row)
     except BadImage:
         return False
     with path.open("xb") as file:
         try:
             if isinstance(content, bytes):
                 file.write(content)
+            elif path.suffix == ".npy":
+                np.save(file, content)
             else:
                 Image.fromarray(content).save(file, "PNG")
             file.flush()

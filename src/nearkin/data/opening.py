@@ -154,5 +154,5 @@ def _annotated(images: Images, listing: Listing, labels: str) -> Images:
         groups=annotations.grouped(),
         splits=np.array(annotations.splits, np.str_),
         classes=classes,
-        notes=notes,
+        notes=(*images.notes, *notes),
     )

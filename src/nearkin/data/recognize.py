@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nearkin.data.arrays import is_name
+from nearkin.data.channels import named
 from nearkin.data.decode import BadImage
 from nearkin.data.images import COLUMNS, Arrays, BadFile, Folder, Images, Source, digest, in_bytes
 from nearkin.data.labels import (
@@ -51,6 +52,9 @@ def union(first: Images, second: Images, prefix: str) -> Images:
     Classes of one name become one; groups stay separate.
     """
     added = [prefix + name for name in second.names]
+    if first.depth != second.depth and len(first) and len(second):
+        one, other = named(first.depth), named(second.depth)
+        raise DataError(f"images are {one}, and others {other}; convert some of them")
     duplicates = sorted(set(added).intersection(first.names))
     if duplicates:
         raise DataError(
@@ -74,6 +78,7 @@ def union(first: Images, second: Images, prefix: str) -> Images:
         names=tuple(names[row] for row in rows),
         classes=classes,
         source=Either(first.source, second.source, prefix, frozenset(added)),
+        channels=first.channels,
         key="\0".join((first.key, prefix, second.key)) if first.key and second.key else "",
         bad=tuple(sorted((*first.bad, *second_bad), key=lambda bad: in_bytes(bad.name))),
         notes=first.notes + second.notes,
@@ -90,7 +95,7 @@ def copies(images: Images, rows: Iterable[int]) -> list[list[int]]:
     for row, size in enumerate(sizes):
         if size in candidates and count[size] > 1:
             with suppress(BadImage):
-                groups.setdefault((size, digest(images.read(row))), []).append(row)
+                groups.setdefault((size, digest(images.stored(row))), []).append(row)
     return [
         group for group in groups.values() if len(group) > 1 and not requested.isdisjoint(group)
     ]

@@ -97,7 +97,7 @@ def extract_features(
     batches = tracked(crops, count, "features", on_progress)
     center = encode(network, (to_input(batch.to(device)) for batch in batches))
     augmented = Batches(
-        images,
+        encoder.preprocessing.applied(images),
         views_of(drawn.augment, ("strong",)),
         image_size=encoder.image_size,
         order=Order(count, 1, drawn.seed),
@@ -216,7 +216,7 @@ class FinetunedEncoder:
         """Return batches of augmented images, in views as large as those of `nearkin train`."""
         (side,) = view_sides(self.base)
         return Batches(
-            self.images,
+            self.pretrained.preprocessing.applied(self.images),
             views_of(self.base.augment, kind.views, more=kind.more_views),
             image_size=self.pretrained.image_size,
             order=order,
