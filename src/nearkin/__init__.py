@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nearkin.commands.assign import assign as assign
     from nearkin.commands.check import check as check
     from nearkin.commands.compare import compare as compare
+    from nearkin.commands.compare import rank as rank
     from nearkin.commands.demo import demo as demo
     from nearkin.commands.embed import embed_parts as embed_parts
     from nearkin.commands.evaluate import evaluate as evaluate
@@ -79,6 +80,7 @@ _HOMES = {name: f"commands.{name}" for name in _COMMANDS} | {
     "list_backbones": "commands.info",
     "list_methods": "commands.info",
     "load": "encoders.encoder",
+    "rank": "commands.compare",
     "train": "api",
     "write_report": "commands.report",
 }

@@ -56,6 +56,10 @@ PROTOCOLS: Final[Mapping[str, str]] = {
     "labelfree": "what needs no labels: view retrieval, geometry, RankMe, alpha-ReQ and LiDAR",
 }
 FULL: Final = "full"
+Criterion = Literal[
+    "effective-rank", "rankme", "agreement", "view-retrieval", "lidar", "alpha-req"
+]
+"""What encoders are ranked by without labels."""
 NativeFormat = Literal["safetensors", "timm", "torchvision", "huggingface"]
 """Formats of `nearkin export` that are an encoder's weights, in the files of a library."""
 GraphFormat = Literal["onnx", "torch-export"]

@@ -9,7 +9,7 @@ from cyclopts.completion.detect import ShellDetectionError
 import nearkin
 from nearkin.cli.app import ENCODER, Flag, Images, app, is_only_process, show
 from nearkin.cli.terminal import Terminal
-from nearkin.config import FULL, PROTOCOLS, ExportFormat
+from nearkin.config import FULL, PROTOCOLS, Criterion, ExportFormat
 from nearkin.errors import OutputError, UsageError
 
 Json = Annotated[Flag, Parameter(help="Print the result as JSON.")]
@@ -223,14 +223,32 @@ def explore(
 
 
 @app.command
-def compare(*runs: Path, output: Output | None = None, json: Json = False) -> None:
+def compare(
+    *runs: Path,
+    rank_by: Criterion | None = None,
+    data: str | None = None,
+    output: Output | None = None,
+    json: Json = False,
+) -> None:
     """Compare finished runs: their measures, and the settings that differ.
 
     Args:
         runs: Run folders, all trainings or all discoveries.
+        rank_by: Rank encoders without reading a label: those of several runs, or the checkpoints
+            of one.
+        data: The images to rank by, if they are no longer where they were.
         output: Also make a page, such as compare.html.
     """
-    result = nearkin.compare(runs, output=output)
+    if rank_by is None and data is not None:
+        raise UsageError("a comparison reads no images; --data goes with --rank-by")
+    if rank_by is not None and output is not None:
+        raise UsageError("--rank-by makes no page; leave out --output")
+    with Terminal(json) as terminal:
+        result = (
+            nearkin.compare(runs, output=output)
+            if rank_by is None
+            else nearkin.rank(runs, data, by=rank_by, reporter=terminal)
+        )
     show(result.to_dict(), json, result.lines())
 
 

@@ -1,11 +1,37 @@
-"""`nearkin compare`: finished runs side by side."""
+"""`nearkin compare`: finished runs side by side, or ranked without labels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
+from torch import nn
+
+from nearkin.config import Criterion
+from nearkin.data.images import Images
+from nearkin.data.opening import open_images
+from nearkin.distributed import available_cpus, choose_device
+from nearkin.encoders.encoder import Encoder, load
 from nearkin.errors import UsageError
-from nearkin.report.comparison import KINDS, Comparison, read_finished, side_by_side
+from nearkin.evaluation.choice import Ranking
+from nearkin.evaluation.evaluate import label_free
+from nearkin.evaluation.measures import GEOMETRY_IMAGES
+from nearkin.methods import METHODS
+from nearkin.pace import under
+from nearkin.report.comparison import (
+    KINDS,
+    Comparison,
+    FinishedRun,
+    read_finished,
+    short_names,
+    side_by_side,
+)
+from nearkin.run.failures import resource_errors
+from nearkin.run.folder import RunFolder, data_name
+from nearkin.run.reporter import Reporter, Silent
+from nearkin.run.settings import augment_for
 from nearkin.tables import replace_text, writing
+from nearkin.training.checkpoint import backbone_states
 
 
 def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> Comparison:
@@ -22,6 +48,79 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
     """
     if len({Path(run).resolve() for run in runs}) < max(2, len(runs)):
         raise UsageError("nothing to compare; give two or more different runs")
+    finished = _of_one_kind(runs)
+    comparison = side_by_side(finished)
+    if output is not None:
+        with writing(Path(output)):
+            replace_text(Path(output), comparison.page())
+    return comparison
+
+
+def rank(
+    runs: Sequence[str | Path],
+    data: Any = None,
+    *,
+    by: Criterion = "view-retrieval",
+    backbone: nn.Module | None = None,
+    device: str = "auto",
+    workers: int | Literal["auto"] = "auto",
+    reporter: Reporter | None = None,
+) -> Ranking:
+    """Rank the encoders of finished runs, or the checkpoints of one run, without labels.
+
+    All are measured anew, on the same images and the same augmented views of them. No label is
+    read. docs/choice.md has what such a ranking is worth.
+
+    Args:
+        runs: Run folders of trainings or frozen encoders of the same images, held out alike or
+            not; or a single one, whose checkpoints are ranked.
+        data: Their images, if they are no longer where they were.
+        by: The measure that decides; the others stand beside it.
+        backbone: The network of the runs, if it was given one from Python; untrained.
+        device: Where to compute.
+        workers: Processes that decode photographs; `auto`: one per CPU.
+        reporter: Receives progress.
+
+    Raises:
+        UsageError: If there is nothing to choose from, a run that has no encoder, or runs of
+            different images.
+    """
+    if len({Path(run).resolve() for run in runs}) < max(1, len(runs)):
+        raise UsageError("nothing to rank; give different runs, or one with several checkpoints")
+    finished = _of_one_kind(runs)
+    images = _images_of(finished, data)
+    folders = [run.folder for run in finished]
+    augment = _augment_of_all(folders, images)
+    encoders = _of_runs(folders, backbone) if runs[1:] else _at_checkpoints(folders[0], backbone)
+    log, where = reporter or Silent(), choose_device(device)
+    values, dims = dict[str, dict[str, float]](), set[int]()
+    with resource_errors():
+        for name, encoder in encoders:
+            dims.add(encoder.dim)
+            measures = label_free(
+                encoder,
+                images,
+                seed=0,
+                workers=available_cpus() if workers == "auto" else workers,
+                augment=augment,
+                device=where,
+                on_progress=under(name, log.progress),
+            )
+            values[name] = {name: measure.value for name, measure in measures.items()}
+    if len(values) < 2:
+        raise UsageError(
+            f"{runs[0]} keeps {len(values)} sound checkpoints, too few to choose from; give "
+            "several runs, or train with a --save-every: the last three are kept"
+        )
+    protocol = (
+        f"features of the backbone, {min(len(images), GEOMETRY_IMAGES)} of {len(images)} images, "
+        f"trained on or not, and views of them by {augment}"
+    )
+    spread = f"Features have {min(dims)} to {max(dims)} dimensions: of more, ranks can be larger."
+    return Ranking(by, values, protocol, [spread] if len(dims) > 1 else [])
+
+
+def _of_one_kind(runs: Sequence[str | Path]) -> list[FinishedRun]:
     finished = [read_finished(run) for run in runs]
     kinds = {run.kind: run.folder for run in finished}
     if len(kinds) > 1:
@@ -29,8 +128,53 @@ def compare(runs: Sequence[str | Path], *, output: str | Path | None = None) -> 
         raise UsageError(
             f"{one.path} is a {one.kind} and {other.path} a {other.kind}; give runs of one kind"
         )
-    comparison = side_by_side(finished)
-    if output is not None:
-        with writing(Path(output)):
-            replace_text(Path(output), comparison.page())
-    return comparison
+    return finished
+
+
+def _images_of(runs: Sequence[FinishedRun], data: Any) -> Images:
+    """Open the images that all of these runs are of, without their labels."""
+    first = runs[0]
+    stored = first.folder.encoder_settings()[1]
+    for run in runs:
+        if run.images != first.images:
+            raise UsageError(
+                f"{first.folder.path} and {run.folder.path} are of different images, so their "
+                "measures do not compare; give runs of the same images"
+            )
+    if data is None and stored == data_name(None) and not Path(stored).exists():
+        raise UsageError(f"{first.folder.path} keeps no images; give them as data")
+    images = open_images(stored if data is None else data, labels="none")
+    if images.fingerprint != first.images:
+        raise UsageError(
+            f"the images of {first.folder.path} have changed since; bring them back, or rank runs "
+            "of those there are now"
+        )
+    return images
+
+
+def _augment_of_all(folders: Sequence[RunFolder], images: Images) -> str:
+    """Return the augmentation that a training on these images would choose, for all alike."""
+    sizes = [int(folder.encoder_settings()[0].image_size) for folder in folders]
+    side = min(*sizes, int(np.median(images.sizes.min(axis=1))))
+    return str(augment_for(METHODS["simclr"].defaults, images, side))
+
+
+def _of_runs(
+    folders: Sequence[RunFolder], backbone: nn.Module | None
+) -> Iterator[tuple[str, Encoder]]:
+    """Yield the encoder of each run."""
+    for name, folder in zip(short_names(folders), folders, strict=True):
+        yield name, load(folder.path, backbone=backbone)
+
+
+def _at_checkpoints(
+    folder: RunFolder, backbone: nn.Module | None
+) -> Iterator[tuple[str, Encoder]]:
+    """Yield the encoder of a training at each of its checkpoints, the oldest first."""
+    config, _ = folder.settings()
+    if config.lora:
+        raise UsageError(f"{folder.path} was trained with --lora; give several finished runs")
+    encoder = load(folder.path, backbone=backbone)
+    for name, state in backbone_states(folder.checkpoints):
+        encoder.backbone.load_state_dict(state)
+        yield name, encoder

@@ -26,7 +26,12 @@ from nearkin.evaluation.floors import (
     stored_or_taken,
 )
 from nearkin.evaluation.kept import KeptShare, kept_shares, plain_shares, stored_shares
-from nearkin.evaluation.measures import Measure, geometry_rows, num_neighbors
+from nearkin.evaluation.measures import (
+    GEOMETRY_IMAGES,
+    Measure,
+    geometry_rows,
+    num_neighbors,
+)
 from nearkin.evaluation.protocols import ENTRIES, QUICK, Entry, Inputs, chosen
 from nearkin.evaluation.verdict import StartComparison, compare_with_start, stored_comparison
 from nearkin.evaluation.views import ImageViews, pixel_encoder, second_view
@@ -260,6 +265,25 @@ def evaluate_split(
     evaluation = _evaluation(tables, taken, protocol, task.k)
     sizes = {name: len(part) for name, part in encoded.items()}  # no test where none is held out
     return replace(evaluation, sizes=sizes), embeddings
+
+
+def label_free(
+    encoder: Encoder,
+    images: Images,
+    *,
+    seed: int,
+    workers: int,
+    augment: Augment,
+    device: torch.device,
+    on_progress: ProgressCallback = ignore_progress,
+) -> dict[str, Measure]:
+    """Take the measures of the protocol `labelfree`, by name; those that fail are missing.
+
+    Of at most `GEOMETRY_IMAGES` images, evenly spread, whichever split they are of.
+    """
+    task = _Task({"train": images.spread(GEOMETRY_IMAGES)}, seed, workers, augment, device)
+    taken = task.take(encoder, ENTRIES["labelfree"], on_progress)
+    return {m.name: m for of in taken.values() if not isinstance(of, str) for m in of}
 
 
 Computed = tuple[Embeddings, Mapping[str, np.ndarray]]

@@ -193,6 +193,12 @@ class ComparedMeasure:
         return plain | ({"paired": [list(each) for each in self.paired]} if self.paired else {})
 
 
+def short_names(folders: Sequence[RunFolder]) -> list[str]:
+    """Return the names of run folders, or whole paths if two are equal."""
+    short = [folder.path.resolve().name for folder in folders]
+    return short if len(set(short)) == len(short) else [str(folder.path) for folder in folders]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Runs of one kind side by side."""
@@ -205,8 +211,7 @@ class Comparison:
     @property
     def names(self) -> list[str]:
         """Folder names of the runs, or whole paths if two are equal."""
-        short = [run.folder.path.resolve().name for run in self.runs]
-        return short if len(set(short)) == len(short) else [str(r.folder.path) for r in self.runs]
+        return short_names([run.folder for run in self.runs])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""

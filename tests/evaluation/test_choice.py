@@ -1,0 +1,225 @@
+"""Encoders ranked without labels: the measures, the order, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import nearkin
+from nearkin.cli import main
+from nearkin.config import DiscoverConfig, TrainConfig
+from nearkin.data.opening import open_images
+from nearkin.encoders.encoder import load, write_encoder
+from nearkin.errors import UsageError
+from nearkin.evaluation.choice import CRITERIA, Ranking
+from nearkin.evaluation.embeddings import encode_images
+from nearkin.evaluation.evaluate import label_free
+from nearkin.measures.geometry import effective_rank
+from nearkin.measures.spectrum import alpha_req, rankme
+from nearkin.methods.simclr import SimCLR
+from nearkin.networks.backbone import build_backbone
+from nearkin.run.folder import RunFolder
+from nearkin.training import checkpoint
+
+CPU = torch.device("cpu")
+PIXELS = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "images.npz"
+    np.savez(path, x=PIXELS, y=np.arange(60) % 3)
+    return path
+
+
+def network(seed):
+    torch.manual_seed(seed)
+    return build_backbone("tiny", 8)
+
+
+def run(path, data, backbone, *, pixels=None, checkpoints=(), **settings):
+    """A finished run of a training that has left this network."""
+    folder = RunFolder(path)
+    folder.path.mkdir()
+    config = TrainConfig(image_size=8, **settings)
+    folder.write_settings(config, str(data))
+    write_encoder(folder.encoder, backbone, {"backbone": "tiny", "image_size": 8})
+    folder.write_summary({"measures": {"encoder": {}}})
+    images = open_images(str(data) if pixels is None else pixels)
+    folder.data.write_text(json.dumps({"fingerprint": f"{images.fingerprint}-split"}))
+    for step, network in enumerate(checkpoints, start=1):
+        method = SimCLR(network)
+        optimizer = torch.optim.SGD(method.parameters(), lr=0.1)
+        checkpoint.save(folder.checkpoints, step, method, optimizer)
+    return path
+
+
+def constant():
+    """A network that gives the same features for all images."""
+    backbone = network(0)
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.zero_()
+    return backbone
+
+
+@pytest.fixture
+def runs(tmp_path, data):
+    return [run(tmp_path / "a", data, constant()), run(tmp_path / "b", data, network(1), seed=1)]
+
+
+def test_a_ranking_has_the_measures_of_the_features_and_their_order(runs, data):
+    ranking = nearkin.rank(runs, by="effective-rank", workers=0)
+    for path in runs:
+        features = encode_images(load(path), open_images(str(data)), device=CPU, workers=0).tensor
+        values = ranking.values[path.name]
+        assert values["effective rank"] == pytest.approx(float(effective_rank(features)))
+        assert values["RankMe"] == pytest.approx(float(rankme(features)))
+    assert ranking.order == ["b", "a"]
+    assert ranking.best == "b"
+    assert ranking.values["b"]["effective rank"] > ranking.values["a"]["effective rank"]
+    assert "60 of 60 images" in ranking.protocol
+
+
+def test_no_label_is_read(runs, data):
+    ranking = nearkin.rank(runs, workers=0).to_dict()
+    assert nearkin.rank(runs, PIXELS, workers=0).order == [
+        each["name"] for each in ranking["order"]
+    ]
+    encoder, images = load(runs[1]), open_images(str(data))
+    settings = {"seed": 0, "workers": 0, "augment": "characters", "device": CPU}
+    other = open_images((PIXELS, np.arange(60) % 7))
+    assert (images.labels != other.labels).any()
+    assert label_free(encoder, images, **settings) == label_free(encoder, other, **settings)
+
+
+def test_all_see_the_same_views_whatever_they_were_trained_on(tmp_path, data):
+    same = network(1)
+    a = run(tmp_path / "a", data, same, augment="simclr")
+    b = run(tmp_path / "b", data, same, augment="ncl_cifar", seed=3)
+    ranking = nearkin.rank([a, b], by="agreement", workers=0)
+    assert ranking.values["a"] == ranking.values["b"]
+    assert ranking.order == ["a", "b"]
+
+
+@pytest.mark.parametrize("by", CRITERIA)
+def test_the_best_value_is_first_and_what_was_not_measured_last(by):
+    name, _ = CRITERIA[by]
+    values = {"none": {}, "low": {name: 0.25}, "one": {name: 1.0}, "high": {name: 4.0}}
+    order = ["one", "low", "high"] if by == "alpha-req" else ["high", "one", "low"]
+    ranking = Ranking(by, values, "images", [])
+    assert ranking.order == [*order, "none"]
+    rows = [line.split() for line in ranking.lines()]
+    assert [row[0] for row in rows[1:5]] == ranking.order
+    assert ranking.lines()[0].startswith(f"by {name}")
+    assert rows[4][1:] == ["-"] * len(CRITERIA)
+
+
+def test_alpha_req_is_best_at_one():
+    ranking = Ranking("alpha-req", {"a": {"alpha-ReQ": 0.5}, "b": {"alpha-ReQ": 1.4}}, "", [])
+    assert ranking.best == "b"
+
+
+def test_features_without_a_spectrum_come_last(runs):
+    ranking = nearkin.rank(runs, by="alpha-req", workers=0)
+    assert "alpha-ReQ" in ranking.values["b"]
+    assert "alpha-ReQ" not in ranking.values["a"]
+    assert ranking.order == ["b", "a"]
+
+
+def test_the_checkpoints_of_one_run_are_ranked(tmp_path, data):
+    networks = [constant(), network(1), network(2)]
+    path = run(tmp_path / "run", data, networks[-1], checkpoints=networks)
+    ranking = nearkin.rank([path], by="rankme", workers=0)
+    images = open_images(str(data))
+    assert list(ranking.values) == ["ckpt-00000001", "ckpt-00000002", "ckpt-00000003"]
+    assert ranking.order[-1] == "ckpt-00000001"
+    features = encode_images(load(path), images, device=CPU, workers=0).tensor
+    last = ranking.values["ckpt-00000003"]
+    assert last["RankMe"] == pytest.approx(float(rankme(features)))
+    assert "alpha-ReQ" not in last or last["alpha-ReQ"] == pytest.approx(
+        float(alpha_req(features))
+    )
+
+
+def test_a_damaged_checkpoint_is_left_out(tmp_path, data):
+    path = run(tmp_path / "run", data, network(0), checkpoints=[network(n) for n in range(3)])
+    (RunFolder(path).checkpoints / "ckpt-00000002.pt").write_bytes(b"half")
+    assert len(nearkin.rank([path], workers=0).values) == 2
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_single_run_needs_several_checkpoints(tmp_path, data, count):
+    path = run(tmp_path / "run", data, network(0), checkpoints=[network(0)] * count)
+    with pytest.raises(UsageError, match=f"keeps {count} sound checkpoints"):
+        nearkin.rank([path], workers=0)
+
+
+def test_runs_of_different_images_are_refused(tmp_path, runs):
+    other = run(tmp_path / "c", "x", network(2), pixels=PIXELS[:50])
+    with pytest.raises(UsageError, match="are of different images"):
+        nearkin.rank([*runs, other])
+
+
+def test_images_that_have_changed_are_refused(runs):
+    with pytest.raises(UsageError, match="have changed"):
+        nearkin.rank(runs, PIXELS[:50])
+
+
+def test_a_run_that_is_not_finished_is_refused(tmp_path, runs):
+    RunFolder(runs[1]).summary.unlink()
+    with pytest.raises(UsageError, match="is not finished"):
+        nearkin.rank(runs)
+
+
+def test_a_run_without_an_encoder_is_refused(runs):
+    RunFolder(runs[1]).encoder.unlink()
+    with pytest.raises(UsageError, match="encoder"):
+        nearkin.rank(runs, workers=0)
+
+
+def test_a_discovery_is_refused(tmp_path, runs, data):
+    folder = RunFolder(tmp_path / "d")
+    folder.path.mkdir()
+    folder.classifier.touch()
+    folder.write_settings(DiscoverConfig(known="a,b"), str(data))
+    folder.write_summary({"novel": 3, "scores": {}})
+    folder.data.write_text(json.dumps({"fingerprint": "aa-bb"}))
+    with pytest.raises(UsageError, match="give runs of one kind"):
+        nearkin.rank([*runs, folder.path])
+    with pytest.raises(UsageError, match="is a discovery"):
+        nearkin.rank([folder.path])
+
+
+def test_features_of_different_dimensions_are_noted(tmp_path, runs, data):
+    wide = run(tmp_path / "wide", data, network(0))
+    folder = RunFolder(wide)
+    torch.manual_seed(0)
+    details = {"backbone": "small", "image_size": 8}
+    write_encoder(folder.encoder, build_backbone("small", 8), details)
+    assert "128 to 256 dimensions" in nearkin.rank([*runs, wide], workers=0).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rank-by", "rank"], "--rank-by"),
+        (["--rank-by", "lidar", "-o", "x.html"], "makes no page"),
+        (["--data", "photos"], "goes with --rank-by"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(runs, capsys, arguments, message):
+    assert main(["compare", *map(str, runs), *arguments]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error: ")
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_the_command_line_ranks(runs, capsys):
+    assert main(["compare", *map(str, runs), "--rank-by", "effective-rank", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in shown["order"]] == ["b", "a"]
+    with pytest.raises(UsageError, match="nothing to rank"):
+        nearkin.rank([])
