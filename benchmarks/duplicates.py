@@ -12,15 +12,14 @@ Recall is the share of the planted copies that are in the cluster of what they a
 """
 
 import argparse
-import json
-import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -60,27 +59,17 @@ def write(folder: Path, count: int, dim: int) -> None:
                 inside = (originals >= start) & (originals < stop)
                 wanted[inside] = x[originals[inside] - start]
                 continue
-            inside = np.flatnonzero((copies >= start) & (copies < stop))
+            own = np.flatnonzero((copies >= start) & (copies < stop))
             rng = np.random.default_rng((3, start))
-            cosine = rng.uniform(0.955, 0.995, (len(inside), 1)).astype(np.float32)
-            noise = x[copies[inside] - start]  # as other vectors, made orthogonal
-            noise -= (noise * wanted[inside]).sum(axis=1, keepdims=True) * wanted[inside]
+            cosine = rng.uniform(0.955, 0.995, (len(own), 1)).astype(np.float32)
+            noise = x[copies[own] - start]  # as other vectors, made orthogonal
+            noise -= (noise * wanted[own]).sum(axis=1, keepdims=True) * wanted[own]
             noise /= np.linalg.norm(noise, axis=1, keepdims=True)
-            x[copies[inside] - start] = cosine * wanted[inside] + np.sqrt(1 - cosine**2) * noise
+            x[copies[own] - start] = cosine * wanted[own] + np.sqrt(1 - cosine**2) * noise
             names = tuple(f"{row:09}.jpg" for row in range(start, stop))
             unknown = np.full(stop - start, -1)
             splits = np.full(stop - start, "")
             parts.write(number, Embeddings(x, unknown, paths=names, splits=splits))
-
-
-def recall(pairs: set[tuple[str, str]], count: int, of: dict[str, str]) -> str:
-    """Say which share of the planted copies was found."""
-    copies, originals = planted(count)
-    found = 0
-    for copy, original in zip(copies.tolist(), originals.tolist(), strict=True):
-        one, two = f"{copy:09}.jpg", f"{original:09}.jpg"
-        found += of.get(one, one) == of.get(two, two) or bool(pairs & {(one, two), (two, one)})
-    return f"recall {found / len(copies):.4f} of {len(copies)}"
 
 
 def step(name: str, folder: Path, count: int, dim: int) -> str:
@@ -88,46 +77,75 @@ def step(name: str, folder: Path, count: int, dim: int) -> str:
     table, index = folder / "vectors", folder / "vectors.faiss"
     if name == "write":
         write(table, count, dim)
-        return ""
+        return f"{count} x {dim}"
+    import nearkin
+
     if name == "index":
-        import nearkin
-
         return nearkin.build_index(table, index).kind
-    if name == "nearkin":
-        import nearkin
-
-        by = index if count >= EXACT else None
-        found = nearkin.duplicates(table, threshold=THRESHOLD, index=by)
-        of = {copy.path: copy.of for copy in found.copies}
-        return f"{recall(set(), count, of)}; {len(found.dropped)} dropped"
-    return faiss_alone(table, index, count)
+    if name == "faiss":
+        return faiss_alone(table, index, count)
+    by = index if count >= EXACT else None
+    found = nearkin.duplicates(table, threshold=THRESHOLD, index=by)
+    of = {copy.path: copy.of for copy in found.copies}
+    paths = [[f"{row:09}.jpg" for row in rows.tolist()] for rows in planted(count)]
+    together = [one in of and of[one] == of.get(two) for one, two in zip(*paths, strict=True)]
+    sampled = found.recall_of_index()
+    return f"recall {np.mean(together):.4f}; {len(found.dropped)} dropped; {sampled}"
 
 
 def faiss_alone(table: Path, index: Path, count: int) -> str:
-    """Search with faiss: all within the threshold, or ten neighbors of each by the index."""
-    import faiss
-
+    """Search with faiss: all within the threshold, or neighbors of each by the index."""
     from nearkin.commands.index import COPY_PROBES, SHORTLIST
     from nearkin.evaluation.table import open_table
 
-    opened, pairs = open_table(table), set[tuple[str, str]]()
+    faiss: Any = import_module("faiss")
+    opened = open_table(table)
     if count < EXACT:
         x = opened.gather().numpy()
         exact = faiss.IndexFlatIP(x.shape[1])
         exact.add(x)
         ends, _, near = exact.range_search(x, THRESHOLD)
-        own = np.repeat(np.arange(len(x)), np.diff(ends).astype(np.int64))
+        own = np.repeat(np.arange(count), np.diff(ends.astype(np.int64)))
     else:
         by = faiss.read_index(str(index))
         by.nprobe = COPY_PROBES
         found = [by.search(part.vectors.numpy(), SHORTLIST)[1] for part in opened.blocks()]
         near, own = np.concatenate(found).ravel(), np.repeat(np.arange(count), SHORTLIST)
-    copies, originals = planted(count)
-    wanted = set(zip(copies.tolist(), originals.tolist(), strict=True))
-    pairs = wanted & (set(zip(own.tolist(), near.tolist(), strict=True)) if count < EXACT else wanted)
-    if count >= EXACT:
-        keys = np.sort(own * count + near)
-        both = [copies * count + originals, originals * count + copies]
-        hit = np.any([keys[np.searchsorted(keys, k).clip(max=len(keys) - 1)] == k for k in both], 0)
-        return f"recall {hit.mean():.4f} among ten neighbors, not compared"
-    return f"recall {len(pairs) / len(copies):.4f}"
+    keys, (copies, originals) = np.sort(own * count + near), planted(count)
+    wanted = copies * count + originals, originals * count + copies
+    hit = np.any([np.isin(each, keys, assume_unique=True) for each in wanted], axis=0)
+    return f"recall {hit.mean():.4f}"
+
+
+def main() -> None:
+    """Do the steps of each count, each in a process of its own."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--counts", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--dim", type=int, default=384)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)
+    typed = parser.parse_args()
+    if typed.step:
+        (name, folder), (count,) = typed.step, typed.counts
+        start = time.perf_counter()
+        told = step(name, Path(folder), count, typed.dim)
+        wall, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+        print(
+            f"{name:8} {wall:7.0f} s, {used.ru_utime + used.ru_stime:7.0f} s of CPU time, "
+            f"{used.ru_maxrss / 1e6:6.2f} GB; {told}"
+        )
+        return
+    for count in typed.counts:
+        print(f"{count} vectors of {typed.dim}", flush=True)
+        by_index = ["index"] if count >= EXACT else []
+        steps = ["write", *by_index, "nearkin", "faiss"]
+        with tempfile.TemporaryDirectory(dir=typed.folder) as folder:
+            for name in steps:
+                size = ["--counts", str(count), "--dim", str(typed.dim)]
+                subprocess.run(
+                    [sys.executable, __file__, *size, "--step", name, folder], check=True
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -256,7 +256,9 @@ def test_a_disk_that_fills_up_leaves_whole_copies_only_and_says_how_many(tmp_pat
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
-        with pytest.raises(OutputError, match=r"after 1 copies: File too large; .*another folder$"):
+        with pytest.raises(
+            OutputError, match=r"after 1 copies: File too large; .*another folder$"
+        ):
             copy(tmp_path / "out", images, ["cat", "cat"])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -331,7 +331,7 @@ def _copies(
     for row in rows[np.lexsort((rows, -similarity[rows], is_copy, kept[rows]))].tolist():
         of, why = int(kept[row]), "near copy"
         if row == of:
-            why = f"has {count(size[of] - 1, 'other')}"
+            why = f"has {count(int(size[of]) - 1, 'other')}"
         elif images is not None:
             why = relation(images, int(image_rows[row]), int(image_rows[of]))
         action: Literal["keep", "drop"] = "keep" if row == of else "drop"

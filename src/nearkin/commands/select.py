@@ -3,25 +3,22 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float
 
 from nearkin.commands.vectors import Vectors, check_new, open_vectors
 from nearkin.config import Auto
 from nearkin.data.labels import match, read_table
 from nearkin.discovery.assignments import LABEL_COLUMNS
 from nearkin.errors import UsageError
-from nearkin.measures.selection import diverse, interleave, least_certain, typical
+from nearkin.measures.selection import Rule, ranked
 from nearkin.run.failures import resource_errors
 from nearkin.run.folder import RunFolder
 from nearkin.run.named import Row, read_edited
 from nearkin.run.reporter import Reporter
 from nearkin.tables import usable, write_csv, writing
-
-Rule = Literal["typical", "diverse", "uncertain", "mixture", "random"]
-Rows = Int[np.ndarray, " rows"]
 
 
 @dataclass(frozen=True)
@@ -71,10 +68,10 @@ def select(
         data: Images: those to embed, or those that the vectors are of.
         num: How many.
         output: A new .csv like to_label.csv of a discovery.
-        rule: `typical`: see `nearkin.measures.selection.typical`; `diverse`: k-center greedy;
-            `uncertain`: least margin, one of each class in turn, by assignments.csv of a
+        rule: `typical`: of each cluster the image with the closest neighbors; `diverse`: k-center
+            greedy; `uncertain`: least margin, one of each class in turn, by assignments.csv of a
             classification or discovery; `mixture`: these three in turn, the last if there is
-            such a run; `random`.
+            such a run; `random`. See `nearkin.measures.selection`.
         labeled: A table with columns path and label: images that have a label already.
         vectors: Of `data` by the encoder `source`, instead of computing them.
         image_size: Side of the images in pixels that features are computed with.
@@ -110,29 +107,28 @@ def select(
         paths = table.texts("path")
         pool = np.flatnonzero(np.array(table.texts("split"), np.str_) != "test")
         names = [paths[row] for row in pool.tolist()]
-        has_label = _labels(names, labeled, assigned)
-        known, free = np.flatnonzero(has_label), np.flatnonzero(~has_label)
-        sure = {
-            place: assigned[names[place]] for place in free.tolist() if names[place] in assigned
-        }
-        most = len(sure) if rule == "uncertain" else len(free)
-        if num > most:
-            raise UsageError(f"--num {num}, but only {most} images have no label; give fewer")
-        orders = {
-            "typical": lambda: typical(table.gather(pool), known, num, seed=seed),
-            "diverse": lambda: diverse(table.gather(pool), known, num, seed=seed),
-            "uncertain": lambda: _uncertain(sure),
-            "random": lambda: np.random.default_rng(seed).permutation(free),
-        }
-        rules = ["typical", "diverse", *["uncertain"] * bool(sure)]
-        parts = [orders[each]() for each in (rules if rule == "mixture" else [rule])]
-        chosen = [names[place] for place in interleave(*parts)[:num].tolist()]
+        has_label, margin = _labels(names, labeled, assigned), _margins(names, assigned)
+        possible = ~has_label & (np.isfinite(margin) if rule == "uncertain" else True)
+        if num > possible.sum():
+            raise UsageError(
+                f"--num {num}, but only {possible.sum()} images have no label; give fewer"
+            )
+        clusters = [assigned[name]["cluster"] if name in assigned else "" for name in names]
+        order = ranked(
+            rule,
+            table.gather(pool),
+            np.flatnonzero(has_label),
+            num,
+            seed=seed,
+            margin=margin if assigned else None,
+            cluster=np.unique(clusters, return_inverse=True)[1],
+        )
+        chosen = tuple(names[row] for row in order[:num].tolist())
     if output is not None:
         with writing(Path(output)):
             write_csv(Path(output), LABEL_COLUMNS, _table(chosen, assigned))
-    return Selected(
-        tuple(chosen), rule, len(free), len(known), None if output is None else Path(output)
-    )
+    where = None if output is None else Path(output)
+    return Selected(chosen, rule, int((~has_label).sum()), int(has_label.sum()), where)
 
 
 def _assigned(opened: Vectors) -> dict[str, Row]:
@@ -142,7 +138,8 @@ def _assigned(opened: Vectors) -> dict[str, Row]:
         return {}
     rows = read_edited(folder.assignments, ("path", "cluster", "score", "margin"))
     with usable(folder.assignments, "restore it, or classify or discover again"):
-        return {row["path"]: row for row in rows if float(row["margin"] or "nan") < np.inf}
+        _margins([row["path"] for row in rows], {row["path"]: row for row in rows})
+    return {row["path"]: row for row in rows}
 
 
 def _labels(
@@ -156,11 +153,10 @@ def _labels(
     return np.array([name in given or bool(assigned and name not in assigned) for name in names])
 
 
-def _uncertain(sure: Mapping[int, Row]) -> Rows:
-    """Return the places of assigned images by `least_certain`."""
-    margin = np.array([float(row["margin"]) for row in sure.values()])
-    _, cluster = np.unique([row["cluster"] for row in sure.values()], return_inverse=True)
-    return np.asarray(np.array(list(sure), np.int64)[least_certain(margin, cluster)])
+def _margins(names: Sequence[str], assigned: Mapping[str, Row]) -> Float[np.ndarray, " names"]:
+    """Return the margin of each image that a run has assigned; NaN for others."""
+    margins = (assigned[name]["margin"] if name in assigned else "" for name in names)
+    return np.array([float(margin or "nan") for margin in margins])
 
 
 def _table(paths: Sequence[str], assigned: Mapping[str, Row]) -> Iterator[list[str]]:

@@ -1,6 +1,6 @@
 """Rows that stand for others: one of a set of copies, typical, spread and uncertain ones."""
 
-from typing import Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from nearkin.pace import ProgressCallback, ignore_progress
 from nearkin.types import UNKNOWN
 
 Rows = Int[np.ndarray, " rows"]
+Rule = Literal["typical", "diverse", "uncertain", "mixture", "random"]
 
 ROUNDING: Final = 1e-6  # Of a cosine in float32: equal vectors may be so far below 1
 CLUSTERS: Final = 500  # Of `typical`, at most, as in its paper
@@ -53,7 +54,7 @@ def keep_one(
                     later = later[(kept[free[later]] < 0).numpy()]
                     kept[free[later]], similarity[free[later]] = row, inside[place, later]
         new = free[kept[free] == free]
-        for other in blocks(len(x) - own.stop, side):
+        for other in blocks(len(x) - own.stop if len(new) else 0, side):
             rows = slice(own.stop + other.start, own.stop + other.stop)
             matrix = product(x[new], x[rows].T)
             alike = matrix >= least
@@ -66,7 +67,7 @@ def keep_one(
 
 def typical(
     features: Float[Tensor, "n dim"], labeled: Rows, num: int, *, seed: int
-) -> Int[np.ndarray, " n"]:
+) -> Int[np.ndarray, " unlabeled"]:
     """Return all unlabeled rows, those first that stand for most others, one per cluster in turn.
 
     TypiClust (Hacohen, Dekel, Weinshall. Active learning on a budget: opposite strategies suit
@@ -102,7 +103,7 @@ def typical(
 @torch.no_grad()
 def diverse(
     features: Float[Tensor, "n dim"], labeled: Rows, num: int, *, seed: int
-) -> Int[np.ndarray, " num"]:
+) -> Int[np.ndarray, " unlabeled"]:
     """Return unlabeled rows, each the farthest from all labeled rows and those before it.
 
     k-center greedy (Sener & Savarese. Active learning for convolutional neural networks: a
@@ -142,7 +143,47 @@ def least_certain(
     return np.asarray(order[np.argsort(turn, kind="stable")])
 
 
-def interleave(*orders: Rows) -> Int[np.ndarray, " union"]:
+def ranked(
+    rule: Rule,
+    features: Float[Tensor, "n dim"],
+    labeled: Rows,
+    num: int,
+    *,
+    seed: int,
+    margin: Float[np.ndarray, " n"] | None = None,
+    cluster: Int[np.ndarray, " n"] | None = None,
+) -> Int[np.ndarray, " selected"]:
+    """Return unlabeled rows by a rule, the one to label first in front; `num` or more.
+
+    Args:
+        rule: One of the functions here; `uncertain` is `least_certain`; `mixture` is these three
+            in turn, the last if there are margins; or `random`.
+        features: Of any length.
+        labeled: Rows that have a label.
+        num: How many rows are to be labeled.
+        seed: Decides what is drawn, and where k-means starts.
+        margin: What a classifier says of each row; NaN where it says nothing.
+        cluster: The class that it puts each row in.
+    """
+    if rule == "mixture":
+        rules: list[Rule] = ["typical", "diverse"]
+        rules += ["uncertain"] * (margin is not None)
+        certain: dict[str, Any] = {"seed": seed, "margin": margin, "cluster": cluster}
+        return interleave(*(ranked(each, features, labeled, num, **certain) for each in rules))
+    if rule == "typical":
+        return typical(features, labeled, num, seed=seed)
+    if rule == "diverse":
+        return diverse(features, labeled, num, seed=seed)
+    free = np.setdiff1d(np.arange(len(features)), labeled)
+    if rule == "random":
+        return np.random.default_rng(seed).permutation(free)
+    if margin is None or cluster is None:
+        raise ValueError("no margins to be uncertain by")
+    free = free[np.isfinite(margin[free])]
+    return np.asarray(free[least_certain(margin[free], cluster[free])])
+
+
+def interleave(*orders: Int[np.ndarray, " _"]) -> Int[np.ndarray, " union"]:
     """Return the rows of several orders, one of each in turn, each row once.
 
     >>> interleave(np.array([1, 2, 3]), np.array([3, 4, 5]))
