@@ -30,7 +30,7 @@ from nearkin.run.reporter import Reporter, Silent
 from nearkin.tables import aligned, replace_text, write_csv, writing
 
 PRECISION: Final = 0.99  # Of the threshold that is chosen by default
-HELD: Final = 250_000  # Pairs, or images, whose vectors are in memory at once beside an index
+HELD: Final = 250_000  # Pairs whose vectors are compared at once beside an index
 SAMPLE: Final = 1_000  # Images by which the recall of an index is estimated
 
 
@@ -270,7 +270,7 @@ def _compare_likely(
 ) -> tuple[Rows, Float[np.ndarray, " rows"]]:
     """Do the same by an index: within connected components of the copies that it leads to.
 
-    Vectors are in memory for `HELD` pairs or images at once, or for one whole component.
+    In memory are the vectors of `HELD` pairs, then those of all images that have a copy.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -289,20 +289,13 @@ def _compare_likely(
     rows, place = np.unique(np.concatenate(pairs), return_inverse=True)
     if not len(rows):
         return kept, similarity
-    left, right = place.reshape(-1, 2).T
+    x, (left, right) = table.gather(rows), place.reshape(-1, 2).T
     edges = coo_array((np.ones(len(left), bool), (left, right)), (len(rows),) * 2)
     component = connected_components(edges, directed=False)[1]
-    order = np.argsort(component, kind="stable")
-    clusters = np.split(rows[order], np.flatnonzero(np.diff(component[order])) + 1)
-    batch = np.cumsum([len(cluster) for cluster in clusters]) // HELD
-    for number in np.unique(batch):
-        together = [clusters[each] for each in np.flatnonzero(batch == number)]
-        rows = np.sort(np.concatenate(together))
-        x = table.gather(rows)
-        for cluster in together:
-            members = cluster[np.argsort(rank[cluster])]
-            own, cosine = keep_one(x[np.searchsorted(rows, members)], threshold)
-            kept[members], similarity[members] = members[own], cosine
+    order = np.lexsort((rank[rows], component))
+    for members in np.split(order, np.flatnonzero(np.diff(component[order])) + 1):
+        own, cosine = keep_one(x[members], threshold)
+        kept[rows[members]], similarity[rows[members]] = rows[members][own], cosine
     return kept, similarity
 
 
