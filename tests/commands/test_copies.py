@@ -144,10 +144,11 @@ def test_precision_and_recall_are_of_images_that_did_not_choose_the_threshold(fo
     assert estimate.by_edit["re-encoded as JPEG, quality 40 to 90"] > 0.9
 
 
-def test_copies_are_copied_into_a_new_folder(planted, vectors, tmp_path, capsys):
+def test_copies_are_copied_into_a_new_folder(planted, vectors, tmp_path, monkeypatch, capsys):
     found = nearkin.duplicates(vectors, planted[0], threshold=0.9995, apply=tmp_path / "kept")
     kept = sum(path.is_file() for path in (tmp_path / "kept").rglob("*"))
     assert kept == found.num_images - len(found.dropped)
+    monkeypatch.setenv("NEARKIN_PRECISION", "bf16")  # of trainings
     assert main(["duplicates", str(vectors), "--threshold=.9995", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert {copy["path"] for copy in printed["copies"] if copy["action"] == "drop"}

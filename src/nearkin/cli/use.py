@@ -165,7 +165,7 @@ def neighbors(
     show([result.to_dict() for result in results], json, lines)
 
 
-@app.command
+@app.command(config=())  # NEARKIN_PRECISION is that of a training's numbers
 def duplicates(
     source: Source,
     data: DataOf = None,
