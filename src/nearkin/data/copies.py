@@ -60,14 +60,14 @@ def check_destination(folder: Path, data: Iterable[str]) -> None:
         if root.is_dir() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(root)):
             raise UsageError(
                 f"{folder} lies inside {root}, where the next run would read the copies too; "
-                "choose a --copy-to outside"
+                "choose one outside"
             )
     try:
         occupied = folder.is_symlink() or (folder.exists() and any(folder.iterdir()))
     except OSError as error:
         raise _unwritable(folder, error) from error
     if occupied:
-        raise OutputError(f"{folder} is a link or not empty; give --copy-to a new folder")
+        raise OutputError(f"{folder} is a link or not empty; give a new folder")
 
 
 def file_names(names: Iterable[str]) -> list[str]:
@@ -132,5 +132,5 @@ def _copy(images: Images, row: int, path: Path) -> bool:
 def _unwritable(folder: Path, error: OSError, when: str = "") -> OutputError:
     why = error.strerror or error
     return OutputError(
-        f"cannot write to {folder}{when}: {why}; make room, or choose another --copy-to"
+        f"cannot write to {folder}{when}: {why}; make room, or choose another folder"
     )

@@ -18,6 +18,7 @@ from nearkin.pace import ProgressCallback, ignore_progress
 
 SIDE: Final = 16  # Side of a thumbnail; larger ones tell resized copies apart
 DIGEST: Final = 32  # Bytes of a SHA-256
+MAX_SIDE: Final = 2**16  # Above any JPEG's, so that all of its pixels are decoded
 
 
 def thumbnails(
@@ -87,6 +88,20 @@ def duplicates(images: Images, on_progress: ProgressCallback = ignore_progress) 
         num_exact=len(images) - len(first),
         num_near=len(first) - len(np.unique(copies)),
     )
+
+
+def relation(images: Images, row: int, other: int) -> str:
+    """Say what two images have in common: `same bytes`, `same pixels`, or less: `near copy`."""
+    if (images.sizes[row] != images.sizes[other]).any():
+        return "near copy"
+    try:
+        pair = [images.read(each) for each in (row, other)]
+        if digest(pair[0]) == digest(pair[1]):
+            return "same bytes"
+        a, b = (np.asarray(as_image(content, min_side=MAX_SIDE)) for content in pair)
+    except BadImage:
+        return "near copy"
+    return "same pixels" if np.array_equal(a, b) else "near copy"
 
 
 def _pairs(groups: Int64[np.ndarray, " images"]) -> Int64[np.ndarray, "images 2"]:
