@@ -474,7 +474,7 @@ def test_unknown_layers_are_refused_and_the_existing_ones_named(finetuned, named
         finetuned[0](named)
 
 
-def test_a_network_learns_from_views_as_small_as_those_of_its_pretraining():
+def test_a_network_learns_from_views_of_the_size_that_images_are_encoded_at():
     pixels = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8)
     images = open_images(pixels)
     settings = resolve(TrainConfig(backbone="small", batch_size=4), images, CPU)
@@ -482,7 +482,7 @@ def test_a_network_learns_from_views_as_small_as_those_of_its_pretraining():
     encoder = FinetunedEncoder(pretrained, images, DiscoverConfig(), settings, CPU)
     order = Streams(np.zeros(0, np.int64), np.arange(8), 4, 0)
     batch = next(encoder.feed(order, METHODS["simgcd"], np.full(8, UNKNOWN)).between(0, 1))
-    assert {view.shape for view in batch.views} == {(4, 3, 24, 24)}
+    assert {view.shape for view in batch.views} == {(4, 3, 32, 32)}
 
 
 def test_freezing_leaves_named_parts_to_learn():

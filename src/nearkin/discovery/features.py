@@ -27,7 +27,6 @@ from nearkin.method import Method
 from nearkin.networks.branch import Backbone
 from nearkin.networks.heads import trainable_layer
 from nearkin.pace import ProgressCallback, ignore_progress, tracked
-from nearkin.run.settings import view_sides
 from nearkin.tables import usable, write_whole
 from nearkin.types import Batch
 
@@ -213,8 +212,10 @@ class FinetunedEncoder:
         return network, Backbone(layer, method.backbone.feature_dim)
 
     def feed(self, order: BatchOrder, kind: type[Method[Any]], label: np.ndarray) -> Feed:
-        """Return batches of augmented images, in views as large as those of `nearkin train`."""
-        (side,) = view_sides(self.base)
+        """Return batches of augmented images, in views of the size that images are encoded at.
+
+        At the smaller size of views in `nearkin train`, what heads learn holds less at that size.
+        """
         return Batches(
             self.pretrained.preprocessing.applied(self.images),
             views_of(self.base.augment, kind.views, more=kind.more_views),
@@ -224,7 +225,7 @@ class FinetunedEncoder:
             workers=int(self.base.workers),
             cache=self.base.cache,
             labels=label,
-        ).resized(side)
+        )
 
     def features(
         self, method: Method[Any], *, with_views: bool
