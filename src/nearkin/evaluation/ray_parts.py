@@ -140,11 +140,14 @@ def check_ray() -> None:
         UsageError: If Ray is not installed, or the address is none.
         WorkerError: If the cluster does not answer.
     """
+    address = os.environ.get(ADDRESS, "")
+    if address not in ("", "auto", "local"):
+        _check_answer(address)
     if find_spec("ray") is None:
         raise UsageError(INSTALL)
-    address = os.environ.get(ADDRESS, "")
-    if address in ("", "auto", "local"):
-        return
+
+
+def _check_answer(address: str) -> None:
     try:
         place = urlsplit(f"//{address}")
         host, port = place.hostname, place.port
