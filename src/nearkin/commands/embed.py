@@ -140,7 +140,7 @@ def embed_parts(
 
     Raises:
         UsageError: If `shard` or `part` makes no sense, or Ray is not installed.
-        WorkerError: If the Ray cluster does not answer, or is lost. What is written stays.
+        WorkerError: If the Ray cluster does not answer, or fails. What is written stays.
         DataError: If none of the images can be read.
         OutputError: If the folder is of something else, or cannot be written.
     """
@@ -204,7 +204,7 @@ def _made_on_ray(
     """Let the actors of a Ray cluster make parts; yield the name and the images of each."""
     if not parts:
         return
-    events = run_on_ray(job, parts, available_cpus(), job.device)
+    events = run_on_ray(job, parts, available_cpus())
     log.info(next(events)["plan"])
     pace = Pace(len(parts), shard)
     for done, event in enumerate(events, 1):

@@ -6,6 +6,7 @@ is a process of its own: Ray ends the process whose cluster loses its head.
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -101,13 +102,14 @@ class PartActor:
 
         folder, encoder, images = self._opened
         workers = self._job.workers
-        return folder.compute(
+        made: Iterator[tuple[str, int]] = folder.compute(
             [number],
             encoder,
             images,
             device=choose_device(self._job.device),
             workers=self._cpus if workers == "auto" else int(workers),
         )
+        return made
 
     @cached_property
     def _opened(self) -> Any:
@@ -164,24 +166,23 @@ def _check_answer(address: str) -> None:
         ) from error
 
 
-def run_on_ray(job: PartJob | None, parts: Sequence[int], cpus: int, device: str) -> Iterator[Any]:
+def run_on_ray(job: PartJob, parts: Sequence[int], cpus: int) -> Iterator[Any]:
     """Make parts on the cluster at RAY_ADDRESS, or on one that is started on this machine.
 
     Args:
-        job: What the parts are made from; if None, the cluster is only looked at.
+        job: What the parts are made from.
         parts: Their numbers.
         cpus: How many CPUs a cluster has that is started here.
-        device: Where the actors compute.
 
     Yields:
         `{"plan": text}`, what is going to be done; then `{"name": text, "images": number}` after
         each part.
 
     Raises:
-        WorkerError: If the cluster is lost. What is written stays.
+        WorkerError: If the cluster fails. What is written stays.
         NearkinError: If an actor cannot make its part.
     """
-    order = {"job": job and asdict(job), "parts": list(parts), "cpus": cpus, "device": device}
+    order = {"job": asdict(job), "parts": list(parts), "cpus": cpus}
     with (
         tempfile.TemporaryFile("w+") as ordered,
         tempfile.TemporaryFile() as messages,  # of Ray, which are many
@@ -201,7 +202,7 @@ def run_on_ray(job: PartJob | None, parts: Sequence[int], cpus: int, device: str
                 yield from map(_received, driver.stdout or ())
                 if driver.wait():
                     raise WorkerError(
-                        f"the Ray cluster was lost ({_last_line(messages)}); the parts that are "
+                        f"the Ray cluster failed ({_last_line(messages)}); the parts that are "
                         "written stay, and the same command makes the others"
                     )
             finally:
@@ -224,7 +225,8 @@ def _last_line(messages: IO[bytes]) -> str:
     messages.seek(0)
     lines = messages.read().decode(errors="replace").strip().splitlines()
     said = lines[-1] if lines else "it gave no reason"
-    return said.rpartition("] ")[2].partition(". ")[0][:200]  # without the time and advice
+    # Without the time, the place in Ray's source, and advice.
+    return re.sub(r"^\[.*?\] (\S+:\d+: )?", "", said).partition(". ")[0][:200]
 
 
 def drive() -> None:
@@ -240,9 +242,8 @@ def drive() -> None:
             events.write(f"{_error(error)}\n")
 
 
-def _run(
-    job: Mapping[str, Any] | None, parts: Sequence[int], cpus: int, device: str
-) -> Iterator[str]:
+def _run(job: Mapping[str, Any], parts: Sequence[int], cpus: int) -> Iterator[str]:
+    """Let a pool of actors make parts; yield events."""
     import ray
     import ray.data
 
@@ -250,10 +251,8 @@ def _run(
     own = {"num_cpus": cpus, "include_dashboard": False} if address == "local" else {}
     ray.init(address, log_to_driver=False, logging_level="ERROR", **own)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    pool = ActorPool.of(nodes, len(parts), device)
+    pool = ActorPool.of(nodes, len(parts), job["device"])
     yield json.dumps({"plan": pool.line(len(nodes), len(parts))})
-    if job is None:
-        return
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_no_progress_timeout_s = -1  # a part may take an hour
