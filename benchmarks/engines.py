@@ -13,7 +13,8 @@ median of the shares of the bare loop, one per round.
 
 Rows count from the end of the first part to that of the last, and of the loop likewise: without
 the start of processes, the search for files and the loading of encoders, which are seconds and do
-not grow with the rows.
+not grow with the rows. Each is also given by second of CPU time, of all processes that take part,
+Ray's own included: that is what a core of its own would give, if others have the machine.
 """
 
 import argparse
@@ -65,22 +66,48 @@ class Files(Dataset[Tensor]):
         return tensor
 
 
-class Times(Silent):
-    """When each part was written."""
+class Marks(Silent):
+    """The time, and the CPU time, at which each part was there."""
 
     def __init__(self) -> None:
-        self.marks: list[float] = []
+        self.marks: list[tuple[float, float]] = []
+
+    def mark(self) -> None:
+        """Note both."""
+        self.marks.append((time.perf_counter(), cpu_seconds()))
 
     def info(self, text: str) -> None:
-        """Note the time of a part."""
+        """Note the end of a part."""
         if text.startswith("part "):
-            self.marks.append(time.perf_counter())
+            self.mark()
+
+    def rows_per_second(self, shard: int) -> tuple[float, float]:
+        """Rows per second and per second of CPU time, after the first part."""
+        first, last = self.marks[0], self.marks[-1]
+        rows = shard * (len(self.marks) - 1)
+        return rows / (last[0] - first[0]), rows / (last[1] - first[1])
 
 
-def bare(encoder: Path, folder: Path, shard: int, size: int) -> float:
-    """Rows per second of a loop by hand, after the first `shard` of them."""
-    network = load(encoder)
-    batch, marks, rows = images_at_once(size, CPU), [], 0
+def cpu_seconds() -> float:
+    """CPU time of this process and all that descend from it, those that have ended included."""
+    parents, ticks = dict[str, str](), dict[str, int]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(") ")[2].split()
+        except OSError:  # it has just ended
+            continue
+        parents[path.parent.name] = fields[1]
+        ticks[path.parent.name] = sum(map(int, fields[11:15]))
+    ours, grown = set[str](), {str(os.getpid())}
+    while grown != ours:
+        ours, grown = grown, grown | {pid for pid in parents if parents[pid] in grown}
+    return sum(ticks[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
+
+
+def bare(encoder: Path, folder: Path, shard: int, size: int) -> Marks:
+    """A loop by hand."""
+    network, marks = load(encoder), Marks()
+    batch, rows = images_at_once(size, CPU), 0
     files = Files(sorted(folder.iterdir()), size)
     vectors = []
     with torch.inference_mode():
@@ -88,18 +115,18 @@ def bare(encoder: Path, folder: Path, shard: int, size: int) -> float:
             vectors.append(network(images))
             rows += len(images)
             if rows % shard == 0:
-                marks.append(time.perf_counter())
-    return shard * (len(marks) - 1) / (marks[-1] - marks[0])
+                marks.mark()
+    return marks
 
 
 def embed(
     encoder: Path, folder: Path, shard: int, engine: Literal["local", "ray"], output: Path
-) -> float:
-    """Rows per second of `embed_parts`, after the first part."""
-    times = Times()
+) -> Marks:
+    """Parts of a new folder."""
+    marks = Marks()
     shutil.rmtree(output, ignore_errors=True)
-    embed_parts(encoder, folder, output, shard=shard, engine=engine, reporter=times)
-    return shard * (len(times.marks) - 1) / (times.marks[-1] - times.marks[0])
+    embed_parts(encoder, folder, output, shard=shard, engine=engine, reporter=marks)
+    return marks
 
 
 def main() -> None:
@@ -121,17 +148,23 @@ def main() -> None:
             shutil.copy(path, folder / f"{path.parent.name}-{path.name}")
         details = {"backbone": "resnet18", "image_size": options.size}
         write_encoder(encoder, build_backbone("resnet18", options.size), details)
-        shares: dict[str, list[float]] = {"local": [], "ray": []}
+        shares: dict[Literal["local", "ray"], list[tuple[float, float]]] = {"local": [], "ray": []}
         for number in range(options.rounds):
             alone = bare(encoder, folder, options.shard, options.size)
-            print(f"round {number + 1}: bare {alone:.1f} rows/s", end="", flush=True)
-            for engine in ("local", "ray"):
-                rows = embed(encoder, folder, options.shard, engine, output)
-                shares[engine].append(rows / alone)
-                print(f", {engine} {rows:.1f} ({rows / alone:.3f})", end="", flush=True)
-            print(flush=True)
+            wall, cpu = alone.rows_per_second(options.shard)
+            print(f"round {number + 1}: bare {wall:.1f} rows/s, {cpu:.1f} of CPU", flush=True)
+            for engine, each in shares.items():
+                marks = embed(encoder, folder, options.shard, engine, output)
+                own, used = marks.rows_per_second(options.shard)
+                each.append((own / wall, used / cpu))
+                print(
+                    f"         {engine} {own:.1f} rows/s ({own / wall:.3f}), {used:.1f} of CPU "
+                    f"({used / cpu:.3f})",
+                    flush=True,
+                )
     for engine, each in shares.items():
-        print(f"{engine}: median {statistics.median(each):.3f} of {options.rounds} rounds")
+        walls, cpus = map(statistics.median, zip(*each, strict=True))
+        print(f"{engine}: median {walls:.3f} by time, {cpus:.3f} by CPU time")
 
 
 if __name__ == "__main__":
