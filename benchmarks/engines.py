@@ -3,8 +3,8 @@
     python benchmarks/engines.py FOLDER [--count 256] [--shard 32] [--rounds 5] [--size 224]
 
 FOLDER holds JPEG files; the network is a ResNet-18 with random weights. The three take turns, each
-in all CPUs that this process may use, so that a busy machine slows all alike. What counts is the
-median of the shares of the bare loop, one per round.
+in all CPUs that this process may use. What counts is the median of the shares of the bare loop,
+one per round.
 
 - bare: what one writes by hand: a DataLoader that opens, resizes and crops files by Pillow and
   torchvision, with a worker per CPU, and the network on batches of the same size.
