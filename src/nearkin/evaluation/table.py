@@ -317,11 +317,16 @@ class PartFolder:
     ) -> Iterator[tuple[str, int]]:
         """Write these parts of the embeddings of all images, with only one of them in memory.
 
+        A part that another process has written meanwhile is not made again.
+
         Yields:
             After each part, its name and how many images it has.
         """
         for number in numbers:
             name = f"part {number + 1} of {self.note.num_parts}"
+            if self.files[number].exists():
+                yield name, _read_footer(self.files[number])[0]
+                continue
             with resource_errors():
                 embeddings = encode_images(
                     encoder,
