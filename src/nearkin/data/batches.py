@@ -32,7 +32,7 @@ from nearkin.data.views import (
     sample_views,
 )
 from nearkin.distributed import rows_of_rank, to_device
-from nearkin.errors import DataError
+from nearkin.errors import DataError, NearkinError
 from nearkin.types import UNKNOWN, Batch
 
 SUBSTITUTE: Final = 255
@@ -129,6 +129,7 @@ class ViewSampler(Dataset[Crops]):
     def load(self, epoch: int, rows: np.ndarray) -> Crops:
         """The crops of these photographs, or of their substitutes, in one epoch."""
         bad, readable, cropped = dict[int, str](), [], []
+        self.images.warm(rows.tolist())
         for row in rows.tolist():
             for candidate in self.candidates(epoch, row):
                 boxes = [params.box[0] for params in self.sample(epoch, np.array([candidate]))]
@@ -329,6 +330,7 @@ def center_crops(
     size = view.image_size
     pixels = np.full((len(rows), size, size, 3), MIDDLE_GRAY, np.uint8)
     bad: dict[int, str] = {}
+    images.warm(rows)
     for position, row in enumerate(rows):
         try:
             pixels[position] = view.pixels(images.read(row))
@@ -430,6 +432,11 @@ def prefetch(
             for item in _with_timeout(items, processes, seconds):
                 yield item
                 step += 1
+        except NearkinError as error:
+            if processes:  # torch puts the traceback of the worker into the message
+                kind = type(error).__name__
+                raise type(error)(str(error).strip().rpartition(f"{kind}: ")[2]) from None
+            raise
         except (RuntimeError, ConnectionError, EOFError) as error:
             _kill(processes)  # torch only asks them to end, and waits
             if replaced or not worker_lost(error):

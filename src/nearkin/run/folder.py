@@ -23,8 +23,9 @@ from nearkin.config import (
     suggestion,
     to_toml,
 )
+from nearkin.data.remote import is_url
 from nearkin.data.sources import MARKER
-from nearkin.errors import OutputError, UsageError
+from nearkin.errors import OutputError, UsageError, redacted
 from nearkin.extensions import absolute
 from nearkin.pace import count
 from nearkin.tables import aligned, remove_partial, replace_text, usable
@@ -223,9 +224,14 @@ def neighboring_runs(path: Path) -> list[str]:
 
 
 def data_name(data: Any) -> str:
-    """Return the name of the data in files: their full path, reference or name, or `arrays`."""
+    """Return the name of the data in files: their full path, reference or name, or `arrays`.
+
+    An address is named without password and signature.
+    """
     if not isinstance(data, str | Path):
         return "arrays"
+    if is_url(str(data)):
+        return redacted(str(data))
     return str(Path(data).resolve()) if Path(data).exists() else absolute(str(data))
 
 
