@@ -2,11 +2,20 @@
 
 import hashlib
 import http.client
+import io
+import tarfile
 import threading
 import time
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+from pyarrow import parquet
+
+from nearkin.cli import main
 
 OWN = ("content-length", "transfer-encoding", "connection", "date", "server")
 
@@ -101,3 +110,65 @@ def serving(store):
         threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
         yield server.server_address
         server.shutdown()
+
+
+def jpeg(seed, size=(90, 80)):
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG")
+    return file.getvalue()
+
+
+IMAGES = {f"{('cat', 'dog')[n % 2]}/{n:02}.jpg": jpeg(n, (80 + n, 70)) for n in range(8)}
+
+
+def tar(members):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as packed:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            packed.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def parquet_bytes(columns):
+    file = io.BytesIO()
+    parquet.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+def shards():
+    names = sorted(IMAGES)
+    return {f"{n:06}.tar": tar({name: IMAGES[name] for name in names[n::2]}) for n in range(2)}
+
+
+FORMS = {
+    "photos/": {f"photos/{name}": content for name, content in IMAGES.items()},
+    "photos.tar": {"photos.tar": tar(IMAGES)},
+    "shards/": {f"shards/{name}": content for name, content in shards().items()},
+    "shards/{000000..000001}.tar": {
+        f"shards/{name}": content for name, content in shards().items()
+    },
+    "photos/list.csv": {f"photos/{name}": content for name, content in IMAGES.items()}
+    | {"photos/list.csv": b"path,label\n" + "".join(f"{n},{n[:3]}\n" for n in IMAGES).encode()},
+    "table.parquet": {
+        "table.parquet": parquet_bytes(
+            {"image": list(IMAGES.values()), "label": [name[:3] for name in IMAGES]}
+        )
+    },
+    "arrays.npz": {},
+}
+
+
+def error_of(capsys, *arguments):
+    code = main(list(arguments))
+    lines = capsys.readouterr().err.strip().splitlines()
+    return code, lines[-1]
+
+
+def local(tmp_path, files):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path

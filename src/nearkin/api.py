@@ -88,6 +88,7 @@ def train(  # noqa: D417 (the settings are described by the data class)
     compile: Literal["auto", "off", "on", "graphs"] = "auto",
     workers: int | Auto = "auto",
     cache: Literal["auto", "ram", "disk", "off"] = "auto",
+    shuffle_window: int | Auto = "auto",
     chunk_size: int = 0,
     grad_checkpointing: bool = False,
     save_every: int | Auto = "auto",

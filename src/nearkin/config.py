@@ -394,6 +394,8 @@ class TrainConfig:
     """Processes that decode image files."""
     cache: Literal["auto", "ram", "disk", "off"] = "auto"
     """Where decoded image files are kept, at twice the side of a view."""
+    shuffle_window: AutoCountOrZero = "auto"
+    """Images mixed at a time; 0: all; auto: fewer for shards in a store that exceed its cache."""
     chunk_size: Annotated[int, Range(0, MAX)] = 0
     """Images in one pass through the networks, to save memory; 0: the whole batch."""
     grad_checkpointing: bool = False

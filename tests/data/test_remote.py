@@ -2,15 +2,11 @@
 
 import io
 import shutil
-import tarfile
 import time
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from PIL import Image
-from pyarrow import parquet
-from stores import Store, serving
+from stores import FORMS, IMAGES, Store, error_of, local, serving, tar
 
 from nearkin.cli import main
 from nearkin.data import remote
@@ -29,62 +25,6 @@ def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(remote, "TIMEOUT", 0.5)
     remote._failed.clear()
     return folder / "nearkin" / "remote"
-
-
-def jpeg(seed, size=(90, 80)):
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG")
-    return file.getvalue()
-
-
-IMAGES = {f"{('cat', 'dog')[n % 2]}/{n:02}.jpg": jpeg(n, (80 + n, 70)) for n in range(8)}
-
-
-def tar(members):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as packed:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            packed.addfile(info, io.BytesIO(content))
-    return file.getvalue()
-
-
-def parquet_bytes(columns):
-    file = io.BytesIO()
-    parquet.write_table(pa.table(columns), file)
-    return file.getvalue()
-
-
-def shards():
-    names = sorted(IMAGES)
-    return {f"{n:06}.tar": tar({name: IMAGES[name] for name in names[n::2]}) for n in range(2)}
-
-
-FORMS = {
-    "photos/": {f"photos/{name}": content for name, content in IMAGES.items()},
-    "photos.tar": {"photos.tar": tar(IMAGES)},
-    "shards/": {f"shards/{name}": content for name, content in shards().items()},
-    "shards/{000000..000001}.tar": {
-        f"shards/{name}": content for name, content in shards().items()
-    },
-    "photos/list.csv": {f"photos/{name}": content for name, content in IMAGES.items()}
-    | {"photos/list.csv": b"path,label\n" + "".join(f"{n},{n[:3]}\n" for n in IMAGES).encode()},
-    "table.parquet": {
-        "table.parquet": parquet_bytes(
-            {"image": list(IMAGES.values()), "label": [name[:3] for name in IMAGES]}
-        )
-    },
-    "arrays.npz": {},
-}
-
-
-def local(tmp_path, files):
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    return tmp_path
 
 
 def npz():
@@ -238,12 +178,6 @@ def test_what_failed_is_not_asked_for_again_at_once():
         for _ in range(3):
             images.warm(range(8))
         assert store.requests.count(("GET", "/photos/cat/04.jpg")) == 1
-
-
-def error_of(capsys, *arguments):
-    code = main(list(arguments))
-    lines = capsys.readouterr().err.strip().splitlines()
-    return code, lines[-1]
 
 
 @pytest.mark.parametrize(

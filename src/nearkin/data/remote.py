@@ -162,8 +162,6 @@ _failed: dict[tuple[str, int], tuple[float, str]] = {}  # When, and why, by addr
 
 def _fetch(url: str, start: int, stop: int) -> bytes:
     """These bytes of a file: a RemoteError if only it fails, a DataError if the store does."""
-    if start == stop:
-        return b""
     when, reason = _failed.get((url, start), (-REMEMBERED, ""))
     if time.monotonic() - when < REMEMBERED:
         raise RemoteError(reason)
@@ -221,6 +219,8 @@ class RemoteFile:
     def read(self, offset: int, count: int) -> bytes:
         """These bytes, of the blocks that hold them; a RemoteError if they cannot be had."""
         stop = min(offset + count, self.size)
+        if stop <= offset:
+            return b""
         if not cache_limit():
             return _fetch(self.url, offset, stop)
         return b"".join(self._part(number, offset, stop) for number in blocks(offset, stop))
@@ -283,8 +283,7 @@ class _Raw(io.RawIOBase):
         return self.position
 
     def readinto(self, buffer: Any) -> int:
-        count = min(len(buffer), max(self.file.size - self.position, 0))
-        content = self.file.read(self.position, count)
+        content = self.file.read(self.position, len(buffer))
         buffer[: len(content)] = content
         self.position += len(content)
         return len(content)

@@ -32,13 +32,14 @@ from jaxtyping import Int64
 
 from nearkin.data.cache import cache_folder
 from nearkin.data.columns import COLUMN_TABLES, Cell, list_column
-from nearkin.data.images import BadFile, Folder, Source, in_bytes
+from nearkin.data.images import BadFile, Folder, Images, Source, in_bytes
 from nearkin.data.labels import File, Row, examples, read_table
 from nearkin.data.remote import (
     THREADS,
     RemoteError,
     RemoteFile,
     blocks,
+    cache_limit,
     files_below,
     remote_files,
     warm,
@@ -419,6 +420,13 @@ class Archive:
                 return file.read(count)
         opened = _opened(archive, self.modified)  # a reference, or the cache might close it
         return os.pread(opened.descriptor, count, offset)
+
+
+def window_for(images: Images) -> int:
+    """What `shuffle_window` is by itself: half of the cache, where shards in a store exceed it."""
+    source, limit, total = images.source, cache_limit(), int(images.num_bytes.sum())
+    remote = isinstance(source, Archive) and isinstance(source.archives[0], RemoteFile)
+    return max(1, len(images) * limit // (2 * total)) if remote and 0 < limit < total else 0
 
 
 def is_shard(name: str) -> bool:
