@@ -11,6 +11,7 @@ from stores import FORMS, IMAGES, Store, error_of, local, serving, tar
 from nearkin.cli import main
 from nearkin.data import remote
 from nearkin.data.opening import open_images
+from nearkin.data.recognize import recognize
 from nearkin.errors import DataError, UsageError, redacted
 
 pytest.importorskip("aiohttp", reason="https:// needs aiohttp")
@@ -267,6 +268,25 @@ def test_secrets_are_shown_nowhere(tmp_path, cache, capsys, monkeypatch):
         for secret in ("hunter2", "c0ffee"):
             assert not [text for text in texts if secret in text]
             assert not [content for content in written if secret.encode() in content]
+
+
+def test_settings_that_are_stored_hold_no_secret(capsys):
+    code, said = error_of(capsys, "train", "digits", "--labels", "https://me:pw@host/t.csv?sig=1")
+    assert code == 2
+    assert "--labels https://host/t.csv: password or signature" in said
+
+
+def test_labels_lie_in_a_store_too(tmp_path):
+    labels = "path,label\n" + "".join(f"{name},{name[-5]}\n" for name in IMAGES)
+    with serving(Store({"labels.csv": labels.encode()} | FORMS["photos.tar"])) as (host, port):
+        folder = local(tmp_path, IMAGES)
+        images = open_images(folder, labels=f"http://{host}:{port}/labels.csv")
+        assert images.classes == tuple("01234567")
+        by_path = recognize(open_images(folder), f"http://{host}:{port}/labels.csv")
+        assert by_path.classes == {name: name[-5] for name in IMAGES}
+        known = recognize(open_images(folder), f"http://{host}:{port}/photos.tar")
+        assert len(known.outside) == 8
+        assert known.prefix == f"http://{host}:{port}/photos.tar/"
 
 
 @pytest.mark.parametrize("url", ["https://me:pw@host/a?sig=1#x", "https://host/a"])

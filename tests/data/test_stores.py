@@ -21,7 +21,7 @@ QUICK = (
     "--batch-size",
     "4",
     "--epochs",
-    "3",
+    "2",
     "--val",
     "0",
     "--no-report",
@@ -171,7 +171,7 @@ def test_a_store_that_goes_away_in_a_training(store, tmp_path, monkeypatch, caps
     assert said.startswith("error: s3://photos/: the store does not answer any more; what is done")
     done = [path.name for path in (tmp_path / "cut" / "checkpoints").glob("ckpt-*")]
     assert done
-    assert max(done) < "ckpt-00000030.pt"  # of 48 steps
+    assert max(done) < "ckpt-00000020.pt"  # of 32 steps
     store.fault = lambda _method, _path: ""
     remote._failed.clear()
     assert main(["train", "s3://photos/many", *quick, "-o", "cut", "--resume"]) == 0
@@ -190,6 +190,22 @@ def test_a_store_that_goes_away_in_a_training(store, tmp_path, monkeypatch, caps
     assert not [
         content for content in written if b"AKIAHUNTER2" in content or b"c0ffee" in content
     ]
+
+
+def test_workers_say_in_one_line_that_a_store_went_away(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(remote, "BLOCK", 20_000)
+    monkeypatch.setenv("NEARKIN_REMOTE_CACHE", "150K")
+    upload(many_shards())
+    monkeypatch.chdir(tmp_path)
+    more = ("--save-every", "1", "--workers", "2", "--cache", "off", "-o", "run", "--epochs", "9")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    store.fault = lambda _method, _path: "503" if list(checkpoints.glob("ckpt-*")) else ""
+    assert main(["train", "s3://photos/many", *QUICK, *more]) == 3
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said == (
+        "error: s3://photos/: the store does not answer any more; what is done is kept: give the "
+        "same command again, a run's with --resume"
+    )
 
 
 def test_workers_read_a_bucket_with_the_same_bits(store, tmp_path, monkeypatch):
