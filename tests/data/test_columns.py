@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 from nearkin.data.opening import open_images
 from nearkin.errors import DataError
+from nearkin.run.folder import data_name, run_folder
 
 
 @pytest.fixture(autouse=True)
@@ -229,6 +230,8 @@ def test_shards_by_a_pattern_with_labels_in_json(tmp_path, monkeypatch):
     assert list(open_images("shards/00000{0,3}.tar").names)[2] == "000003.tar/0001.png"
     with pytest.raises(DataError, match=r"2 of 6 shards do not exist.*000004.tar"):
         open_images("shards/{000000..000005}.tar")
+    assert data_name("shards/{0,1}.tar") == str(tmp_path / "shards" / "{0,1}.tar")
+    assert run_folder(None, "shards/{0,1}.tar", "simclr", again=False).path.name == "shards-simclr"
     with pytest.raises(DataError, match="no range"):
         open_images("shards/{a..b}.tar")
 

@@ -129,7 +129,8 @@ class ViewSampler(Dataset[Crops]):
     def load(self, epoch: int, rows: np.ndarray) -> Crops:
         """The crops of these photographs, or of their substitutes, in one epoch."""
         bad, readable, cropped = dict[int, str](), [], []
-        self.images.warm(rows.tolist())
+        cached = self.source
+        self.images.warm(cached.undecoded(rows) if isinstance(cached, Cache) else rows.tolist())
         for row in rows.tolist():
             for candidate in self.candidates(epoch, row):
                 boxes = [params.box[0] for params in self.sample(epoch, np.array([candidate]))]

@@ -9,7 +9,7 @@ import io
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,8 +21,9 @@ from urllib.parse import urlsplit
 from nearkin.data.cache import cache_folder
 from nearkin.errors import DataError, UsageError, redacted
 
-BLOCK: Final = 2**22
-"""Bytes of a request at most, and of a file of the cache. Images of a shard lie side by side."""
+BLOCK: Final = 2**20
+"""Bytes of a request at most, and of a file of the cache; a slow network has to send `THREADS`
+of them within `TIMEOUT`."""
 THREADS: Final = 16  # Requests of a process at once
 ATTEMPTS: Final = 5
 PAUSE = 1.0  # Seconds before the second attempt; each further one waits twice as long
@@ -229,7 +230,7 @@ class RemoteFile:
         """The bytes of one block between these places of the file."""
         first, last = number * BLOCK, min((number + 1) * BLOCK, self.size)
         start, end = max(offset - first, 0), min(stop, last) - first
-        path = self._path(number)
+        path = self.path(number)
         with suppress(OSError), path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == last - first:
                 file.seek(start)
@@ -238,7 +239,8 @@ class RemoteFile:
         _keep(path, block)
         return block[start:end]
 
-    def _path(self, number: int) -> Path:
+    def path(self, number: int) -> Path:
+        """Where a block lies in the cache, if it does."""
         scheme, rest = self.url.split("://", 1)
         netloc, slash, path = rest.partition("/")
         address = f"{scheme}://{netloc.rpartition('@')[2]}{slash}{path}"
@@ -252,17 +254,18 @@ def blocks(offset: int, stop: int) -> range:
     return range(offset // BLOCK, -(-stop // BLOCK))
 
 
-def warm(needed: Collection[tuple[RemoteFile, int]]) -> None:
+def warm(needed: Iterable[tuple[RemoteFile, int]]) -> None:
     """Fetch blocks of files into the cache at once; what fails shows when it is read."""
+    missing = [(file, n) for file, n in needed if cache_limit() and not file.path(n).exists()]
 
     def touch(place: tuple[RemoteFile, int]) -> None:
         file, number = place
         with suppress(RemoteError):
             file.read(number * BLOCK, 1)
 
-    if needed and cache_limit():
+    if missing:
         with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(touch, needed))
+            list(pool.map(touch, missing))
 
 
 class _Raw(io.RawIOBase):

@@ -196,7 +196,7 @@ class Objects:
     def warm(self, names: Sequence[str]) -> None:
         """Fetch these files at once."""
         files = map(self._file, names)
-        warm([(file, number) for file in files for number in blocks(0, file.size)])
+        warm((file, number) for file in files for number in blocks(0, file.size))
 
     def _file(self, name: str) -> RemoteFile:
         row = bisect_left(self.names, in_bytes(name), key=in_bytes)

@@ -24,7 +24,7 @@ from nearkin.config import (
     to_toml,
 )
 from nearkin.data.remote import is_url
-from nearkin.data.sources import MARKER
+from nearkin.data.sources import MARKER, is_pattern
 from nearkin.errors import OutputError, UsageError, redacted
 from nearkin.extensions import absolute
 from nearkin.pace import count
@@ -232,6 +232,8 @@ def data_name(data: Any) -> str:
         return "arrays"
     if is_url(str(data)):
         return redacted(str(data))
+    if is_pattern(str(data)):
+        return str(Path(data).expanduser().absolute())
     return str(Path(data).resolve()) if Path(data).exists() else absolute(str(data))
 
 
@@ -279,7 +281,9 @@ def run_folder(out: str | Path | None, data: Any, name: str, *, again: bool) -> 
     """
     if out is not None:
         return RunFolder(Path(out))
-    stem = Path(data_name(data)).name.split(".")[0].replace(":", "-")
+    named = data_name(data)
+    shown = named.partition("{")[0].rstrip("/-_") if is_pattern(named) else named
+    stem = Path(shown).name.split(".")[0].replace(":", "-")
     path = first = Path("runs") / f"{stem}-{name}"
     newest, number = None, 1
     while path.exists() and (not path.is_dir() or _occupied(RunFolder(path))):
