@@ -132,7 +132,7 @@ MARKER: Final = ".nearkin-run"
 
 
 def list_folder(root: Path) -> Listing:
-    """Find the images below a folder or, where it holds none, in the .tar files below it.
+    """Find the images below a folder or, where it holds none, in the shards below it.
 
     Hidden files and folders and the folders of runs are skipped. A link is followed only to a
     target inside the folder. Every folder is entered once, real ones before links to them, which
@@ -424,9 +424,9 @@ class Archive:
 
 def window_for(images: Images) -> int:
     """What `shuffle_window` is by itself: half of the cache, where shards in a store exceed it."""
-    source, limit, total = images.source, cache_limit(), int(images.num_bytes.sum())
-    remote = isinstance(source, Archive) and isinstance(source.archives[0], RemoteFile)
-    return max(1, len(images) * limit // (2 * total)) if remote and 0 < limit < total else 0
+    shards = images.source.archives if isinstance(images.source, Archive) else ()
+    total, limit = sum(s.size for s in shards if isinstance(s, RemoteFile)), cache_limit()
+    return max(1, len(images) * limit // (2 * total)) if 0 < limit < total else 0
 
 
 def is_shard(name: str) -> bool:
