@@ -184,7 +184,7 @@ def test_what_failed_is_not_asked_for_again_at_once():
 @pytest.mark.parametrize(
     ("path", "fault", "line"),
     [
-        ("/no/such.tar", "", "nothing is there; check the spelling"),
+        ("/no/such.tar?sig=c0ffee", "", "/no/such.tar: nothing is there; check the spelling"),
         ("/empty/", "", "nothing is there; check the spelling"),
         ("/photos.tar", "403", "access denied; set the credentials"),
         ("/photos.tar", "503", "the store does not answer; check the address"),
@@ -242,6 +242,7 @@ def test_names_that_differ_by_case_alone_are_two_images(tmp_path):
         }
 
 
+@pytest.mark.slow
 def test_secrets_are_shown_nowhere(tmp_path, cache, capsys, monkeypatch):
     """A password, and the signature of an address, are sent, and written nowhere."""
     monkeypatch.chdir(tmp_path)
