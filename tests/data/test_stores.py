@@ -197,7 +197,7 @@ def test_workers_say_in_one_line_that_a_store_went_away(store, tmp_path, monkeyp
     monkeypatch.setenv("NEARKIN_REMOTE_CACHE", "150K")
     upload(many_shards())
     monkeypatch.chdir(tmp_path)
-    more = ("--save-every", "1", "--workers", "2", "--cache", "off", "-o", "run", "--epochs", "9")
+    more = ("--save-every", "1", "--workers", "2", "--cache", "off", "-o", "run")
     checkpoints = tmp_path / "run" / "checkpoints"
     store.fault = lambda _method, _path: "503" if list(checkpoints.glob("ckpt-*")) else ""
     assert main(["train", "s3://photos/many", *QUICK, *more]) == 3
