@@ -38,7 +38,8 @@ from nearkin.errors import UsageError
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
 
-OTHER_VARIABLES: Final = ("NEARKIN_TORCHVISION", "NEARKIN_TRACEBACK")  # they are no settings
+OTHER_VARIABLES: Final = ("NEARKIN_REMOTE_CACHE", "NEARKIN_TORCHVISION", "NEARKIN_TRACEBACK")
+"""They are no settings."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,9 +197,9 @@ def _test(
     workers: int,
     on_progress: ProgressCallback,
 ) -> CopyTest | None:
-    """Test thresholds on copies; None without an encoder or images."""
+    """Test thresholds on copies; None without an encoder or images of 8 bits."""
     encoder = opened.encoder()
-    if encoder is None or images is None:
+    if encoder is None or images is None or images.channels is not None:
         return None
     return copy_test(
         opened.table,
@@ -217,8 +217,8 @@ def _chosen(test: CopyTest | None, precision: float | None) -> float:
     """Return the threshold that has the precision."""
     if test is None:
         raise UsageError(
-            "a precision is measured with an encoder on images; give RUN, or ENCODER and DATA, or "
-            "a --threshold"
+            "a precision is measured with an encoder on images of 8 bits; give RUN, or ENCODER and "
+            "DATA, or a --threshold"
         )
     return test.threshold(PRECISION if precision is None else precision)
 

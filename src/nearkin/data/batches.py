@@ -33,7 +33,7 @@ from nearkin.data.views import (
     sample_views,
 )
 from nearkin.distributed import rows_of_rank, to_device
-from nearkin.errors import DataError, UsageError
+from nearkin.errors import DataError, NearkinError, UsageError
 from nearkin.types import UNKNOWN, Batch
 
 SUBSTITUTE: Final = 255
@@ -135,6 +135,8 @@ class ViewSampler(Dataset[Crops]):
     def load(self, epoch: int, rows: np.ndarray) -> Crops:
         """The crops of these photographs, or of their substitutes, in one epoch."""
         bad, readable, cropped = dict[int, str](), [], []
+        cached = self.source
+        self.images.warm(cached.undecoded(rows) if isinstance(cached, Cache) else rows.tolist())
         for row in rows.tolist():
             for candidate in self.candidates(epoch, row):
                 boxes = [params.box[0] for params in self.sample(epoch, np.array([candidate]))]
@@ -350,6 +352,7 @@ def center_crops(
     shape = len(rows), size, size, images.num_channels
     pixels = np.full(shape, gray, np.uint8 if plain else np.float32)
     bad: dict[int, str] = {}
+    images.warm(rows)
     for position, row in enumerate(rows):
         try:
             pixels[position] = view.pixels(images.read(row))
@@ -453,6 +456,11 @@ def prefetch(
             for item in _with_timeout(items, processes, seconds):
                 yield item
                 step += 1
+        except NearkinError as error:
+            if processes:  # torch puts the traceback of the worker into the message
+                kind = type(error).__name__
+                raise type(error)(str(error).strip().rpartition(f"{kind}: ")[2]) from None
+            raise
         except (RuntimeError, ConnectionError, EOFError) as error:
             _kill(processes)  # torch only asks them to end, and waits
             if replaced or not worker_lost(error):

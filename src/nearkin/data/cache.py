@@ -104,6 +104,11 @@ class Cache:
             self._verified[row] = True
         return pixels.reshape(height, width, 3)
 
+    def undecoded(self, rows: Int64[np.ndarray, " rows"]) -> list[int]:
+        """Those of some rows whose pixels no process has written yet."""
+        checksums = self._bytes[: 4 * len(self.images)].view(np.uint32)
+        return [row for row in rows.tolist() if not checksums[row]]
+
     def _decode(self, row: int, width: int, height: int) -> UInt8[np.ndarray, "_ _ 3"]:
         image = as_image(self.images.read(row), min_side=min(width, height))
         return np.array(image.resize((width, height), Image.Resampling.BICUBIC))

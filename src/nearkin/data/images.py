@@ -158,6 +158,11 @@ class Images:
         """Channels of the pixels: three, if they are RGB or gray."""
         return 3 if self.channels is None else len(self.channels.low)
 
+    def warm(self, rows: Sequence[int]) -> None:
+        """Fetch these images at once, if they lie in a store, before they are read one by one."""
+        if hasattr(self.source, "warm"):
+            self.source.warm([self.names[row] for row in rows])
+
     def subset(self, rows: Shaped[np.ndarray, " rows"]) -> "Images":
         """The images in these ascending rows, with the same classes."""
         if (np.diff(rows) <= 0).any():
@@ -192,13 +197,16 @@ class Images:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A SHA-256 of all names and sizes in bytes and, of arrays, all pixels. Not of labels."""
+        """A SHA-256 of all names and sizes in bytes and, of arrays, all pixels. Not of labels.
+
+        Of files in a store, also of their tags (ETags).
+        """
         whole = hashlib.sha256()
-        custom = isinstance(self.source, CustomSource)
+        tagged = isinstance(self.source, CustomSource) or getattr(self.source, "tagged", False)
         for row, (name, kind) in enumerate(zip(self.names, self.kinds, strict=True)):
             whole.update(in_bytes(name) + b"\0%d\n" % self.num_bytes[row])
-            if custom:
-                whole.update(b"%d\n" % self.modified[row])  # a checksum of the content
+            if tagged:  # what stands for the time of the last write is a checksum
+                whole.update(b"%d\n" % self.modified[row])
             elif kind.startswith("array"):
                 whole.update(content_bytes(self.stored(row)))
         return whole.hexdigest()
@@ -209,7 +217,7 @@ def read(source: Source, name: str, limit: int | None = None) -> bytes | np.ndar
     try:
         return source.read(name, limit)
     except OSError as error:
-        raise BadImage("unreadable") from error
+        raise BadImage(getattr(error, "reason", "unreadable")) from error
 
 
 def content_bytes(image: bytes | np.ndarray) -> bytes:

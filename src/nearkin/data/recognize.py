@@ -19,14 +19,16 @@ from nearkin.data.images import COLUMNS, Arrays, BadFile, Folder, Images, Source
 from nearkin.data.labels import (
     TABLES,
     Annotations,
+    File,
     annotations_from_folders,
     examples,
     read_table,
 )
 from nearkin.data.opening import open_images
+from nearkin.data.remote import is_url, remote_file
 from nearkin.data.scan import scan
 from nearkin.data.sources import list_files
-from nearkin.errors import DataError
+from nearkin.errors import DataError, redacted
 from nearkin.types import UNKNOWN
 
 
@@ -118,7 +120,10 @@ def recognize(images: Images, labeled: str) -> Recognized:
     Rows with an empty label are ignored.
     """
     data = _Data(images)
-    return _table(data, Path(labeled)) if is_table(labeled) else _images(data, labeled)
+    if not is_table(labeled):
+        return _images(data, labeled)
+    table = remote_file(labeled) if is_url(labeled) else Path(labeled).expanduser()
+    return _table(data, table)
 
 
 def is_table(where: str) -> bool:
@@ -176,13 +181,12 @@ class _Data:
         return None
 
 
-def _table(data: _Data, path: Path) -> Recognized:
-    table = path.expanduser()
-    rows = {name: row.label for name, row in read_table(table, ("path", "label")).items()}
+def _table(data: _Data, path: File) -> Recognized:
+    rows = {name: row.label for name, row in read_table(path, ("path", "label")).items()}
     labeled = {name: label for name, label in rows.items() if label}
     if not labeled:
         raise DataError(f"{path}: none of {len(rows)} rows has a label; fill some of them in")
-    folder = str(table.resolve().parent)
+    folder = str(path.resolve().parent) if isinstance(path, Path) else ""
     names = {path: data.find(folder, path) for path in labeled}
     missing = [path for path, name in names.items() if name is None]
     if missing:
@@ -200,7 +204,7 @@ def _table(data: _Data, path: Path) -> Recognized:
                 "keep one of them"
             )
     outside = {name.removeprefix("/") for name in classes if name.startswith("/")}
-    listing = replace(list_files(Path("/"), outside), key=f"{table.resolve()}\0labeled")
+    listing = replace(list_files(Path("/"), outside), key=f"{path}\0labeled")
     return Recognized(classes, scan(listing), "/")
 
 
@@ -209,6 +213,8 @@ def _images(data: _Data, labeled: str) -> Recognized:
     if not any(labels):
         raise DataError(f"{labeled}: carries no labels; give class folders, or a table")
     start = labeled if is_name(labeled) else str(Path(labeled).expanduser().resolve())
+    if is_url(labeled):
+        start = redacted(labeled).rstrip("/")
     prefix = f"{start}/"
 
     def place(name: str) -> str:

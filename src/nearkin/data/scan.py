@@ -178,7 +178,9 @@ def scan(
         kind = f"up-to-{decoded_pixels}" if full else "headers"
         what = "decoding all images" if full else "looking at all files"
         values = partial(_scan_file, listing, decoded_pixels)
-        fill(columns, listing, kind, values, what, on_progress)
+        # That a store has failed says nothing of the file.
+        retried = "sizes" if getattr(listing.source, "tagged", False) else ""
+        fill(columns, listing, kind, values, what, on_progress, retried=retried)
     kinds[sizes.prod(axis=1, dtype=np.int64) > MAX_PIXELS] = b"too-large"
     formats = np.strings.partition(kinds, b" of ")[0]
     good = np.isin(formats, np.array((*FORMATS, "array"), np.bytes_))

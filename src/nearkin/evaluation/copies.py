@@ -78,6 +78,7 @@ class EditedSource:
         """An edited image's pixels; `BadImage` where it cannot be read."""
         del limit
         image = as_image(read(self.source, name), min_side=LARGEST_SIDE)
+        assert isinstance(image, Image.Image)  # only RGB of 8 bits is edited
         rng = np.random.default_rng((self.seed, zlib.crc32(name.encode(errors="surrogatepass"))))
         return np.asarray(EDITS[self.edit_of[name]](image, rng))
 

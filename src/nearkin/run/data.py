@@ -94,7 +94,9 @@ def _differences(then: Mapping[str, int], now: Mapping[str, int]) -> str:
         "of another size": {name for name in now.keys() & then.keys() if now[name] != then[name]},
     }
     changes = [f"{len(names)} {kind} ({min(names)!r})" for kind, names in kinds.items() if names]
-    return ", ".join(changes) or "the same files, held out otherwise"
+    return (
+        ", ".join(changes) or "the same names and sizes, with other contents or held out otherwise"
+    )
 
 
 def write_bad_files(

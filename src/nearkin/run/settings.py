@@ -32,6 +32,7 @@ from nearkin.data.augmentations import AUGMENTATIONS, Augment, augmentation
 from nearkin.data.batches import CenterCrops
 from nearkin.data.cache import cache_for, free_disk, free_memory
 from nearkin.data.images import Images
+from nearkin.data.sources import window_for
 from nearkin.data.views import View
 from nearkin.distributed import cpus_per_process, native_precision, num_processes
 from nearkin.errors import DataError, UsageError
@@ -279,6 +280,7 @@ def resolve(config: TrainConfig, images: Images, device: torch.device) -> TrainC
             config.cache,
             lambda: cache_for(images, size, memory=free_memory() // processes, disk=free_disk()),
         ),
+        shuffle_window=_or(config.shuffle_window, lambda: window_for(images)),
         options=method_options(
             config.method, config.options, len(images), batch, config.chunk_size
         ),

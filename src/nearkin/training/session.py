@@ -180,7 +180,8 @@ def build(
     method = method.to(device).to(memory_format=torch.channels_last)
     if config.chunk_size:
         set_chunk_size(method, config.chunk_size, int(config.batch_size))
-    order = Order(len(images), int(config.batch_size), config.seed)
+    window = 0 if config.shuffle_window == "auto" else config.shuffle_window  # of an older run
+    order = Order(len(images), int(config.batch_size), config.seed, window)
     batches = Batches(
         images,
         views_of(config.augment, method.views, more=method.more_views),
