@@ -217,8 +217,8 @@ def _chosen(test: CopyTest | None, precision: float | None) -> float:
     """Return the threshold that has the precision."""
     if test is None:
         raise UsageError(
-            "a precision is measured with an encoder on images of 8 bits; give RUN, or ENCODER and "
-            "DATA, or a --threshold"
+            "a precision is measured with an encoder on images of 8 bits; give RUN, or ENCODER "
+            "and DATA, or a --threshold"
         )
     return test.threshold(PRECISION if precision is None else precision)
 
