@@ -70,7 +70,7 @@ class CopiesFound:
         """Lines of text."""
         dropped = self.dropped
         kinds = Counter(copy.why for copy in dropped)
-        which = ", ".join(f"{number} {why}" for why, number in kinds.most_common())
+        which = ", ".join(f"{why}: {number}" for why, number in kinds.most_common())
         kept = count(len(self.copies) - len(dropped), "other")
         lines = [
             f"{self.num_images} images, of which {len(dropped)} are copies of {kept}"
